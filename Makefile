@@ -1,0 +1,53 @@
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export QUERY
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast lint format bench docs soak clean lock
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## Make .venv with the locked versions (uv if present, else pip); skipped when up to date
+
+$(STAMP): pyproject.toml requirements/dev.txt scripts/setup_env.sh
+	@scripts/setup_env.sh $(VENV)
+	@touch $@
+
+demo: install ## Embed the verses of a book with Airflow and Spark: make demo QUERY="a time to laugh"
+	@$(BIN)/airflow-geneva doctor --path .demo
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python dags_examples/demo.py $${QUERY:+--query "$$QUERY"}
+
+test: install ## Run all tests but the long ones
+	@$(BIN)/python -m pytest
+
+test-fast: install ## Run the tests that need no Spark, no Airflow and no killing
+	@$(BIN)/python -m pytest -m "not spark and not airflow and not crash and not slow and not soak"
+
+soak: install ## Run all tests with many more examples and kills (takes hours)
+	@GENEVA_SOAK=1 $(BIN)/python -m pytest -m ""
+
+lint: install ## Check format, lint and types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: install ## Format the code and mend what can be mended
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: install ## Measure against pylance alone, and write docs/benchmarks.md
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench
+
+docs: install ## Build the documentation into site/, warnings are errors
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+lock: install ## Resolve requirements/dev.txt again, keeping what still fits (needs uv)
+	@command -v uv >/dev/null || { echo "lock: uv is not on PATH. Install it: pip install uv" >&2; exit 1; }
+	@uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.10 \
+		--custom-compile-command "make lock" --quiet --output-file requirements/dev.txt
+
+clean: ## Remove what was built and computed, but not .venv
+	rm -rf .demo site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

@@ -1,0 +1,54 @@
+"""Computed columns and materialized views of Lance tables, kept up to date by Airflow on Spark."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from airflow_geneva.database import Database, connect
+    from airflow_geneva.errors import GenevaError
+    from airflow_geneva.table import Table
+    from airflow_geneva.udf import UDF, Fail, Retry, Skip, udf
+
+__all__ = ["UDF", "Database", "Fail", "GenevaError", "Retry", "Skip", "Table", "connect", "udf"]
+
+# The package's metadata is built from this line, so a zip of the package on sys.path knows its version too.
+__version__ = "0.1.0"
+
+# Every Airflow process imports this package to read the provider's description: nothing is loaded before it is used.
+_HOMES = {
+    "Database": "airflow_geneva.database",
+    "Fail": "airflow_geneva.udf",
+    "GenevaError": "airflow_geneva.errors",
+    "Retry": "airflow_geneva.udf",
+    "Skip": "airflow_geneva.udf",
+    "Table": "airflow_geneva.table",
+    "UDF": "airflow_geneva.udf",
+    "connect": "airflow_geneva.database",
+    "udf": "airflow_geneva.udf",
+}
+
+
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value: object) -> None:
+        # Importing the module airflow_geneva.udf would otherwise rebind `airflow_geneva.udf`, the decorator, to it.
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""Compute it: read a range, map it, keep checkpoints."""

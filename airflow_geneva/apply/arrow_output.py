@@ -1,0 +1,194 @@
+"""What UDFs return, as an Arrow array of exactly the type that was declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.annotations import is_list
+
+
+class OutputMismatch(TypeError):
+    """An output that does not fit the declared type; `row_index` is its place, if it is known."""
+
+    def __init__(self, message: str, row_index: int | None = None) -> None:
+        super().__init__(message)
+        self.row_index = row_index
+
+
+def array_from_values(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
+    """Make an array of one Python or NumPy value a row; None is NULL, and so is a key that a struct's dict lacks.
+
+    Raises:
+        OutputMismatch: a value does not fit, with the first such row.
+    """
+    try:
+        return _convert(values, data_type)
+    except (pa.ArrowException, OutputMismatch, TypeError, ValueError, OverflowError, AttributeError) as error:
+        for row, value in enumerate(values):
+            try:
+                _convert([value], data_type)
+            except (pa.ArrowException, OutputMismatch, TypeError, ValueError, OverflowError, AttributeError) as alone:
+                raise OutputMismatch(str(alone), row) from alone
+        raise OutputMismatch(str(error)) from error
+
+
+def array_from_result(result: Any, data_type: pa.DataType) -> pa.Array:
+    """Make an array of what an array or record-batch UDF returned: an Arrow or NumPy array, or a batch for a struct.
+
+    Raises:
+        OutputMismatch: it is something else, or its values do not fit the type.
+    """
+    if isinstance(result, pa.RecordBatch) and pa.types.is_struct(data_type):
+        result = result.to_struct_array()
+    if isinstance(result, np.ndarray):
+        if result.ndim == 0:
+            raise OutputMismatch("a NumPy array without dimensions is not one value a row")
+        values: Any = result if result.ndim == 1 and result.dtype != object else list(result)
+        return array_from_values(values, data_type)
+    if isinstance(result, pa.ChunkedArray):
+        result = result.combine_chunks() if result.num_chunks != 1 else result.chunk(0)
+    if not isinstance(result, pa.Array):
+        raise OutputMismatch("expected a pa.Array or a NumPy array")
+    if result.type == data_type:
+        return result
+    if not _castable(result.type, data_type):
+        raise OutputMismatch(f"expected {data_type}")
+    try:
+        return result.cast(data_type, safe=True)
+    except pa.ArrowException as error:
+        raise OutputMismatch(str(error)) from error
+
+
+def _convert(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
+    if isinstance(values, np.ndarray):
+        made = pa.array(values)
+        if not _castable(made.type, data_type):
+            raise OutputMismatch(f"a NumPy array of {values.dtype} is not {data_type}")
+        return made.cast(data_type, safe=True)
+    if is_list(data_type) and _is_primitive(data_type.value_type):
+        made = _stack(values, data_type)
+        if made is not None:
+            return made
+    if _needs_look(data_type):
+        _look(values, data_type)
+    try:
+        made = pa.array(values, data_type)
+    except pa.ArrowException:
+        # Arrow takes NumPy arrays of one dimension only, and dates only in the unit of the column.
+        made = pa.array([_to_python(value) for value in values], data_type)
+    if isinstance(made, pa.ChunkedArray):
+        raise OutputMismatch("one batch has more than 2 GB of output: set a smaller batch_size, or a large_ type")
+    return made
+
+
+def _stack(values: Sequence[Any], data_type: pa.DataType) -> pa.Array | None:
+    """Lists from NumPy vectors without looking at their items, or None where the values are something else."""
+    vectors = [value for value in values if value is not None]
+    kinds = set(map(type, vectors))
+    if np.ndarray not in kinds:
+        return None
+    dimensions = {vector.ndim for vector in vectors if isinstance(vector, np.ndarray)} - {1}
+    if dimensions:
+        raise OutputMismatch(f"expected a list of numbers, got a NumPy array of {dimensions.pop()} dimensions")
+    first = vectors[0]
+    if len(kinds) > 1 or first.dtype.kind not in "iufb" or any(vector.dtype != first.dtype for vector in vectors):
+        return None
+    lengths = [0 if value is None else len(value) for value in values]
+    mask = pa.array([value is None for value in values]) if len(vectors) < len(values) else None
+    if pa.types.is_fixed_size_list(data_type):
+        size = data_type.list_size
+        for row, value in enumerate(values):
+            if value is not None and len(value) != size:
+                raise OutputMismatch(f"expected a list of {size} values, got an array of {len(value)}", row)
+        hole = np.zeros(size, first.dtype)
+        flat = np.concatenate([hole if value is None else value for value in values])
+        return pa.FixedSizeListArray.from_arrays(_numbers(flat, data_type.value_type), type=data_type, mask=mask)
+    large = pa.types.is_large_list(data_type)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64() if large else pa.int32())
+    make = pa.LargeListArray.from_arrays if large else pa.ListArray.from_arrays
+    return make(offsets, _numbers(np.concatenate(vectors), data_type.value_type), type=data_type, mask=mask)
+
+
+def _numbers(flat: np.ndarray[Any, Any], value_type: pa.DataType) -> pa.Array:
+    made = pa.array(flat)
+    if not _castable(made.type, value_type):
+        raise OutputMismatch(f"a NumPy array of {flat.dtype} does not hold {value_type}")
+    return made.cast(value_type, safe=True)
+
+
+def _look(values: Any, data_type: pa.DataType) -> None:
+    """Find what Arrow would let pass: numbers that lose their fraction, and keys that a struct does not have."""
+    if pa.types.is_integer(data_type) or pa.types.is_temporal(data_type):
+        kinds = set(map(type, values))
+        if np.ndarray in kinds:
+            kinds |= {value.dtype.type for value in values if isinstance(value, np.ndarray)}
+        for kind in kinds:
+            if issubclass(kind, (float, np.floating)):
+                raise OutputMismatch(f"a {kind.__name__} is not {data_type}")
+    elif is_list(data_type):
+        if _needs_look(data_type.value_type):
+            _look(list(chain.from_iterable(value for value in values if value is not None)), data_type.value_type)
+    elif pa.types.is_struct(data_type):
+        rows = [value for value in values if isinstance(value, dict)]
+        names = {field.name for field in data_type}
+        for row in rows:
+            if not row.keys() <= names:
+                unknown = sorted(map(str, row.keys() - names))
+                raise OutputMismatch(f"the keys {unknown!r} are not fields of the struct, which has {sorted(names)!r}")
+        for field in data_type:
+            if _needs_look(field.type):
+                _look([row.get(field.name) for row in rows], field.type)
+
+
+def _needs_look(data_type: pa.DataType) -> bool:
+    if is_list(data_type):
+        return _needs_look(data_type.value_type)
+    return bool(pa.types.is_integer(data_type) or pa.types.is_temporal(data_type) or pa.types.is_struct(data_type))
+
+
+def _to_python(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.astype("datetime64[us]").tolist() if value.dtype.kind == "M" else value.tolist()
+    if isinstance(value, dict):
+        return {key: _to_python(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_python(item) for item in value]
+    return value
+
+
+_FAMILIES: tuple[Callable[[pa.DataType], bool], ...] = (
+    lambda t: pa.types.is_integer(t) or pa.types.is_floating(t) or pa.types.is_decimal(t),
+    lambda t: pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t),
+    lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t) or pa.types.is_binary_view(t),
+    pa.types.is_timestamp,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_duration,
+)
+
+
+def _is_primitive(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_boolean(data_type))
+
+
+def _castable(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a cast changes only how values are held: Arrow would also parse and print numbers."""
+    if found == wanted or pa.types.is_null(found):
+        return True
+    if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
+        return (found.tz is None) == (wanted.tz is None)
+    if pa.types.is_dictionary(found) or pa.types.is_dictionary(wanted):
+        plain_found = found.value_type if pa.types.is_dictionary(found) else found
+        plain_wanted = wanted.value_type if pa.types.is_dictionary(wanted) else wanted
+        return _castable(plain_found, plain_wanted)
+    if is_list(found) and is_list(wanted):
+        return _castable(found.value_type, wanted.value_type)
+    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
+        types = {field.name: field.type for field in wanted}
+        return all(field.name in types and _castable(field.type, types[field.name]) for field in found)
+    return any(family(found) and family(wanted) for family in _FAMILIES)

@@ -1,0 +1,231 @@
+"""Run a UDF over ranges of a fragment, and keep checkpoints of what is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.apply.mapper import Mapper
+from airflow_geneva.apply.reader import Rows, read_rows, rows_per_read, windows
+from airflow_geneva.apply.sizing import bounds
+from airflow_geneva.checkpoint.fragment import RowIds, range_batch
+from airflow_geneva.checkpoint.ranges import Offsets, Ranges
+from airflow_geneva.checkpoint.store import CheckpointStore, single_batch
+from airflow_geneva.errors import UdfError
+from airflow_geneva.faults import fault_point
+from airflow_geneva.plan.values import FragmentWork, Work
+
+if TYPE_CHECKING:
+    import lance
+
+    from airflow_geneva.udf import UDF
+
+_FLUSH_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """The outcome of one step.
+
+    Args:
+        start, end: physical offsets the step accounts for.
+        offsets: rows the UDF ran on.
+        row_ids: their row ids.
+        values: their values.
+        looked_at: all rows of the step that were due, those a filter did not select included.
+    """
+
+    start: int
+    end: int
+    offsets: Offsets
+    row_ids: RowIds
+    values: pa.Array
+    looked_at: Ranges
+
+
+@dataclass
+class _Pending:
+    """Steps since the last checkpoint of a fragment."""
+
+    store: CheckpointStore
+    work: Work
+    fragment: FragmentWork
+    steps: list[Computed] = field(default_factory=list)
+    since: float = field(default_factory=time.monotonic)
+    rows: int = 0
+    bytes: int = 0
+
+    def add(self, step: Computed) -> None:
+        self.steps.append(step)
+        self.rows += len(step.offsets)
+        self.bytes += step.values.nbytes
+
+    def is_due(self, interval: float, least: int, most: int | None) -> bool:
+        if most is not None and self.rows >= most:
+            return True
+        waited = time.monotonic() - self.since >= interval
+        return (waited and self.rows >= least) or self.bytes >= _FLUSH_BYTES
+
+    def flush(self) -> None:
+        """Write everything since the last checkpoint as one."""
+        if self.steps:
+            looked_at = Ranges.from_pairs(pair for step in self.steps for pair in step.looked_at)
+            values = pa.concat_arrays([step.values for step in self.steps])
+            batch = range_batch(
+                values,
+                np.concatenate([step.offsets for step in self.steps]),
+                np.concatenate([step.row_ids for step in self.steps]),
+                looked_at,
+                self.work.job_id,
+            )
+            key = self.work.key(self.fragment).range(self.steps[0].start, self.steps[-1].end)
+            self.store[key] = batch
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the steps: something more lasting holds them."""
+        self.steps, self.rows, self.bytes, self.since = [], 0, 0, time.monotonic()
+
+
+class Applier:
+    """Runs one UDF over fragments of one table version.
+
+    Args:
+        dataset: the table at ``work.version``.
+        store: where checkpoints go.
+        work: the job.
+        udf: its loaded UDF.
+        on_rows: told the number of rows after every step, for progress.
+    """
+
+    def __init__(
+        self,
+        dataset: lance.LanceDataset,
+        store: CheckpointStore,
+        work: Work,
+        udf: UDF,
+        on_rows: Callable[[int], None] = lambda rows: None,
+    ) -> None:
+        sizing = work.sizing
+        self.dataset = dataset
+        self.store = store
+        self.work = work
+        self.on_rows = on_rows
+        self.mapper = Mapper(udf, work.inputs)
+        self.row_by_row = udf.form == "scalar"
+        self.batch_size = sizing.batch_size or udf.batch_size
+        self.interval = sizing.checkpoint_interval
+        self.sizer, self.most = bounds(
+            sizing.checkpoint_size or udf.checkpoint_size,
+            sizing.min_checkpoint_size or udf.min_checkpoint_size,
+            sizing.max_checkpoint_size or udf.max_checkpoint_size,
+            self.interval,
+        )
+
+    def compute(
+        self, fragment: FragmentWork, live: Ranges, run: Ranges, keep_last: bool = True
+    ) -> Iterator[Computed]:  # fmt: skip
+        """Run the UDF on the live, selected rows of ``run``, in physical order.
+
+        Args:
+            fragment: the fragment.
+            live: its live offsets.
+            run: physical offsets to run.
+            keep_last: write a checkpoint of the last steps too; not needed when the caller stages the whole fragment.
+
+        Raises:
+            UdfError: the UDF failed; what was computed before is checkpointed.
+            StorageError: a checkpoint cannot be written.
+        """
+        pending = _Pending(self.store, self.work, fragment)
+        try:
+            for rows in self._read(fragment, live, run):
+                for step in self._steps(fragment, rows, run, pending):
+                    pending.add(step)
+                    fault_point("apply.step")
+                    yield step
+                    if pending.is_due(self.interval, self.sizer.least, self.most):
+                        pending.flush()
+        except BaseException:
+            pending.flush()
+            raise
+        if keep_last:
+            pending.flush()
+
+    def _read(self, fragment: FragmentWork, live: Ranges, run: Ranges) -> Iterator[Rows]:
+        batch_rows = rows_per_read(fragment.files, self.batch_size)
+        for window in windows(run):
+            yield from read_rows(
+                self.dataset, fragment.files, live, window, self.work.inputs, self.work.where, batch_rows
+            )
+
+    def _steps(self, fragment: FragmentWork, rows: Rows, run: Ranges, pending: _Pending) -> Iterator[Computed]:
+        due = run.mask(rows.offsets)
+        chosen = due if rows.selected is None else due & rows.selected
+        at, count, start = 0, len(rows.offsets), rows.start
+        while at < count or (count == 0 and start < rows.end):
+            until = min(count, at + self._step_rows(pending))
+            end = rows.end if until == count else int(rows.offsets[until])
+            yield self._step(fragment, rows, slice(at, until), (start, end), due, chosen, pending)
+            at, start = until, end
+
+    def _step_rows(self, pending: _Pending) -> int:
+        size = self.sizer.rows
+        if self.batch_size is not None:
+            size = min(size, self.batch_size) if self.row_by_row else self.batch_size
+        if self.most is not None:
+            size = min(size, max(self.most - pending.rows, 1))
+        return size
+
+    def _step(
+        self,
+        fragment: FragmentWork,
+        rows: Rows,
+        part: slice,
+        span: tuple[int, int],
+        due: np.ndarray,
+        chosen: np.ndarray,
+        pending: _Pending,
+    ) -> Computed:
+        offsets, ids, batch = rows.offsets[part], rows.row_ids[part], rows.columns[part]
+        looked_at, mask = Ranges.from_offsets(offsets[due[part]]), chosen[part]
+        if not mask.all():
+            offsets, ids = offsets[mask], ids[mask]
+            batch = single_batch(pa.Table.from_batches([batch]).filter(pa.array(mask)))
+        began = time.monotonic()
+        try:
+            values = self.mapper(batch)
+        except UdfError as error:
+            raise self._explained(fragment, error, span, offsets, ids, pending) from error
+        self.sizer.record(len(offsets), time.monotonic() - began)
+        self.on_rows(len(offsets))
+        return Computed(span[0], span[1], offsets, ids, values, looked_at)
+
+    def _explained(
+        self,
+        fragment: FragmentWork,
+        error: UdfError,
+        span: tuple[int, int],
+        offsets: Offsets,
+        ids: RowIds,
+        pending: _Pending,
+    ) -> UdfError:
+        """Name the row, and keep the rows of the failing step that were done."""
+        if error.row_index is None:
+            where = f"rows {span[0]} to {span[1]} of fragment {fragment.id}"
+        else:
+            offset = int(offsets[error.row_index])
+            where = f"row {offset} of fragment {fragment.id} (row address {fragment.id << 32 | offset})"
+        if error.row_index and error.computed is not None:
+            done = offsets[: error.row_index]
+            end = int(offsets[error.row_index])
+            values = error.computed
+            pending.add(Computed(span[0], end, done, ids[: error.row_index], values, Ranges.from_offsets(done)))
+            self.on_rows(len(done))
+        table = self.work.table_name
+        return UdfError(f"Computing {table}.{self.work.column} failed at {where}: {error}", error.row_index)

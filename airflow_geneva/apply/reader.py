@@ -1,0 +1,113 @@
+"""Read the inputs of physical row ranges of one fragment, in order and in bounded batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from airflow_geneva.checkpoint.fragment import RowIds
+from airflow_geneva.checkpoint.ranges import Offsets, Ranges
+from airflow_geneva.plan.manifest import FragmentFiles, open_fragment
+
+if TYPE_CHECKING:
+    import lance
+
+SELECTED = "__geneva_backfill_selected"
+_READ_BYTES = 32 << 20
+_READ_ROWS = 16_384
+_SMALL_GAP = 1_024
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Live rows that were read, with where they lie.
+
+    Args:
+        start, end: the physical offsets this batch accounts for; rows missing between them are deleted.
+        offsets: physical offsets of the rows.
+        row_ids: their row ids.
+        columns: the columns asked for.
+        selected: the filter's verdict by row, or None without a filter.
+    """
+
+    start: int
+    end: int
+    offsets: Offsets
+    row_ids: RowIds
+    columns: pa.RecordBatch
+    selected: npt.NDArray[np.bool_] | None
+
+
+def rows_per_read(files: FragmentFiles, batch_size: int | None) -> int:
+    """Rows per read, so that a batch holds some megabytes whatever the width of a row."""
+    width = max(files.bytes // max(files.physical_rows, 1), 1)
+    return max(1, min(_READ_ROWS if batch_size is None else max(batch_size, 1_024), _READ_BYTES // width))
+
+
+def windows(wanted: Ranges) -> list[tuple[int, int]]:
+    """The ranges to read so that every wanted row is in one; small gaps are read over, large ones skipped."""
+    found: list[tuple[int, int]] = []
+    for start, end in wanted:
+        if found and start - found[-1][1] <= _SMALL_GAP:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def read_rows(
+    dataset: lance.LanceDataset,
+    files: FragmentFiles,
+    live: Ranges,
+    window: tuple[int, int],
+    columns: Sequence[str],
+    where: str | None,
+    batch_rows: int,
+) -> Iterator[Rows]:
+    """Read the live rows of one window.
+
+    Args:
+        live: live offsets of the fragment at the dataset's version.
+        window: physical ``[start, end)``.
+        columns: top-level columns to read; may be empty.
+        where: filter to be evaluated by row, not applied.
+        batch_rows: most rows per batch.
+    """
+    start, end = window
+    before = len(live.within(0, start))
+    count = len(live.within(start, end))
+    if count == 0:
+        return
+    wanted: Any = list(columns)
+    if where is not None:
+        # An expression needs a real column beside it.
+        names = list(columns) or [dataset.schema.names[0]]
+        wanted = {**{name: f"`{name}`" for name in names}, SELECTED: f"({where})"}
+    scanner = open_fragment(dataset, files.id).scanner(
+        columns=wanted,
+        offset=before,
+        limit=count,
+        batch_size=batch_rows,
+        batch_readahead=4,
+        with_row_id=True,
+        with_row_address=True,
+    )
+    position = start
+    left = count
+    for batch in scanner.to_batches():
+        if batch.num_rows == 0:
+            continue
+        left -= batch.num_rows
+        offsets = batch.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF
+        until = end if left == 0 else int(offsets[-1]) + 1
+        selected = None
+        if where is not None:
+            selected = batch.column(SELECTED).fill_null(False).to_numpy(zero_copy_only=False)
+        kept = batch.select(list(columns))
+        yield Rows(position, until, offsets, batch.column("_rowid").to_numpy(), kept, selected)
+        position = until

@@ -1,0 +1,56 @@
+"""How many rows to compute before looking at the clock (adaptive sizing of seed 000)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST_ROWS = 100
+_GROWTH = 10
+
+
+@dataclass
+class CheckpointSizer:
+    """Starts small, grows with the measured speed, and stays within its bounds.
+
+    Args:
+        seconds: how long one step should take.
+        least, most: bounds in rows; equal bounds switch adaptation off.
+    """
+
+    seconds: float
+    least: int = 1
+    most: int | None = None
+    rows: int = FIRST_ROWS
+
+    def __post_init__(self) -> None:
+        self.rows = self._clamp(self.rows)
+
+    def record(self, rows: int, seconds: float) -> None:
+        """Learn from a step of ``rows`` rows that took ``seconds``."""
+        if rows <= 0 or self.least == self.most:
+            return
+        fitting = int(rows * self.seconds / seconds) if seconds > 0 else rows * _GROWTH
+        self.rows = self._clamp(min(fitting, rows * _GROWTH))
+
+    def _clamp(self, rows: int) -> int:
+        rows = max(rows, self.least, 1)
+        return rows if self.most is None else min(rows, self.most)
+
+
+def bounds(
+    checkpoint_size: int | None, least: int | None, most: int | None, interval: float
+) -> tuple[CheckpointSizer, int | None]:
+    """The sizer of a task, and the most rows one checkpoint may cover.
+
+    Args:
+        checkpoint_size: most rows of a checkpoint; also caps ``most`` when that is larger.
+        least, most: ``min_checkpoint_size`` and ``max_checkpoint_size``.
+        interval: seconds between checkpoints.
+    """
+    caps = [size for size in (checkpoint_size, most) if size is not None]
+    cap = min(caps) if caps else None
+    floor = least or 1
+    if cap is not None:
+        floor = min(floor, cap)
+    # A step is a part of the interval, so that a checkpoint is late by little.
+    return CheckpointSizer(interval / 4, floor, cap), cap

@@ -1,0 +1,1 @@
+"""What has been computed: the store, its keys, and the state of a column."""

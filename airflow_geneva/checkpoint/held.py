@@ -1,0 +1,191 @@
+"""Which rows of a fragment are already computed somewhere in the store, and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.checkpoint.fragment import (
+    VALUE,
+    RowIds,
+    StagedFragment,
+    read_range,
+    read_staged,
+)
+from airflow_geneva.checkpoint.keys import FragmentKey, parse_key
+from airflow_geneva.checkpoint.ranges import Offsets, Ranges
+from airflow_geneva.checkpoint.store import CheckpointStore
+
+RowIdLookup = Callable[[], tuple[Offsets, RowIds]]
+"""Gives the live rows of the fragment at hand: physical offsets and row ids, in physical order."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeldPiece:
+    """Computed rows of one fragment that lie in one file.
+
+    Args:
+        source: key of a range checkpoint, or file name of a staged data file.
+        staged: whether ``source`` is a staged data file.
+        offsets: physical offsets in the fragment at hand, ascending.
+        positions: where in the file their values are.
+        job_id: the job that computed them ("" when several did).
+    """
+
+    source: str
+    staged: bool
+    offsets: Offsets
+    positions: Offsets
+    job_id: str
+
+    def only(self, keep: Ranges) -> HeldPiece:
+        mask = keep.mask(self.offsets)
+        return HeldPiece(self.source, self.staged, self.offsets[mask], self.positions[mask], self.job_id)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Everything usable that the store has for one fragment.
+
+    Args:
+        pieces: computed rows, no row twice.
+        looked_at: rows of this very fragment known to need no further look under the filter.
+    """
+
+    pieces: tuple[HeldPiece, ...]
+    looked_at: Ranges
+
+    @property
+    def computed(self) -> Ranges:
+        return Ranges.from_offsets(np.concatenate([p.offsets for p in self.pieces])) if self.pieces else Ranges.empty()
+
+    @property
+    def done(self) -> Ranges:
+        """Rows for which nothing is left to run."""
+        return self.computed | self.looked_at
+
+
+NOTHING_HELD = Held((), Ranges.empty())
+
+
+class KeyIndex:
+    """The keys below one prefix, listed once, by fragment.
+
+    Args:
+        store: the checkpoint store.
+        prefix: see :attr:`airflow_geneva.checkpoint.keys.WorkIdentity.prefix`.
+        places: the (srcfiles, fragment id) of interest, or None for all; a few are listed faster than all.
+    """
+
+    def __init__(self, store: CheckpointStore, prefix: str, places: Iterable[tuple[str, int]] | None = None) -> None:
+        self.store = store
+        self.prefix = prefix
+        self._keys: dict[tuple[str, int], list[str]] = {}
+        # Texts that end at a folder's edge, so that no other folder is listed.
+        wanted = (
+            [f"{prefix}_srcfiles-"] if places is None else {f"{prefix}_srcfiles-{source}_frag-" for source, _ in places}
+        )
+        for key in (key for start in wanted for key in store.list_keys(start)):
+            parsed = parse_key(key)
+            if parsed is not None and parsed.fragment.prefix == prefix:
+                self._keys.setdefault((parsed.fragment.srcfiles, parsed.fragment.fragment), []).append(key)
+
+    def __contains__(self, place: tuple[str, int]) -> bool:
+        return place in self._keys
+
+    def places(self) -> set[tuple[str, int]]:
+        """All (srcfiles, fragment id) that have checkpoints."""
+        return set(self._keys)
+
+    def keys_at(self, place: tuple[str, int]) -> list[str]:
+        return self._keys.get(place, [])
+
+    def staged_at(self, place: tuple[str, int]) -> StagedFragment | None:
+        """The fragment checkpoint of a place, if there is a readable one."""
+        key = str(FragmentKey(self.prefix, *place))
+        return read_staged(self.store, key) if key in self._keys.get(place, ()) else None
+
+    def held(
+        self,
+        place: tuple[str, int],
+        ancestors: Iterable[tuple[str, int]],
+        wanted: Ranges,
+        row_ids: RowIdLookup,
+        staged_usable: Callable[[StagedFragment], bool],
+    ) -> Held:
+        """Find computed rows among the wanted ones.
+
+        Args:
+            place: (srcfiles, id) of the fragment at hand; its checkpoints match by physical offset.
+            ancestors: places of fragments it was compacted from; theirs match by row id.
+            wanted: physical offsets of interest.
+            row_ids: called at most once, and only when ancestors have checkpoints.
+            staged_usable: whether a staged data file is there to be read.
+        """
+        pieces: list[HeldPiece] = []
+        looked_at = Ranges.empty()
+        open_rows = wanted
+        lookup: tuple[Offsets, RowIds] | None = None
+        for where_from in [place, *ancestors]:
+            for key in self.keys_at(where_from):
+                if not open_rows:
+                    return Held(tuple(pieces), looked_at)
+                found = self._piece(key, staged_usable)
+                if found is None:
+                    continue
+                piece, ids, seen = found
+                if where_from == place:
+                    looked_at = looked_at | (seen & wanted)
+                else:
+                    lookup = lookup or row_ids()
+                    piece = _moved(piece, ids, lookup)
+                piece = piece.only(open_rows)
+                if len(piece.offsets):
+                    pieces.append(piece)
+                    open_rows = open_rows - Ranges.from_offsets(piece.offsets)
+        return Held(tuple(pieces), looked_at)
+
+    def _piece(
+        self, key: str, staged_usable: Callable[[StagedFragment], bool]
+    ) -> tuple[HeldPiece, RowIds, Ranges] | None:
+        parsed = parse_key(key)
+        if parsed is None:
+            return None
+        if parsed.range is not None:
+            content = read_range(self.store, key)
+            if content is None:
+                return None
+            positions = np.arange(len(content.offsets), dtype=np.int64)
+            return HeldPiece(key, False, content.offsets, positions, content.job_id), content.row_ids, content.looked_at
+        staged = read_staged(self.store, key)
+        if staged is None or not staged_usable(staged):
+            return None
+        offsets = staged.computed.offsets()
+        job_id = staged.by_job[0][0] if len(staged.by_job) == 1 else ""
+        return HeldPiece(staged.file, True, offsets, offsets, job_id), staged.row_ids, staged.looked_at
+
+
+def _moved(piece: HeldPiece, ids: RowIds, lookup: tuple[Offsets, RowIds]) -> HeldPiece:
+    """Follow rows by their ids into the fragment they live in now."""
+    offsets, live_ids = lookup
+    order = np.argsort(ids, kind="stable")
+    if len(order) == 0:
+        return HeldPiece(piece.source, piece.staged, offsets[:0], piece.positions[:0], piece.job_id)
+    at = np.minimum(np.searchsorted(ids[order], live_ids), len(order) - 1)
+    hit = ids[order][at] == live_ids
+    return HeldPiece(piece.source, piece.staged, offsets[hit], piece.positions[order][at[hit]], piece.job_id)
+
+
+def read_values(store: CheckpointStore, piece: HeldPiece) -> pa.Array:
+    """Values of a piece of a range checkpoint, in the order of its offsets.
+
+    Raises:
+        KeyError: the checkpoint is damaged or gone since it was found.
+    """
+    values = store.read(piece.source, [VALUE]).column(VALUE)
+    if len(piece.positions) == len(values) and np.array_equal(piece.positions, np.arange(len(values))):
+        return values
+    return values.take(pa.array(piece.positions))

@@ -1,0 +1,111 @@
+"""The identity of a checkpoint: which work it stands for (seed 000, as corrected in the design)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+# No "-": every marker of a key ends in one, so a name can never look like a marker.
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.]")
+_SUFFIX = re.compile(
+    r"^(?P<prefix>.*)_srcfiles-(?P<srcfiles>[0-9a-f]{32})_frag-(?P<fragment>\d+)(?P<range>_range-\d+-\d+)?$"
+)
+_NAME_LENGTH = 60
+
+
+def md5(text: str) -> str:
+    """Hex digest that names a user-given string in a key."""
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def key_part(name: str) -> str:
+    """A user-given name as it may stand in a key: readable, short, without separators, and still unique."""
+    clean = _UNSAFE.sub("-", name)[:_NAME_LENGTH]
+    return clean if clean == name else f"{clean}.{md5(name)[:8]}"
+
+
+@dataclass(frozen=True)
+class WorkIdentity:
+    """What makes two pieces of work the same, fragments aside.
+
+    Args:
+        udf: name of the UDF.
+        version: its code version.
+        column: the output column.
+        where: the frozen filter text, or None.
+        uri: normalized URI of the table.
+    """
+
+    udf: str
+    version: str
+    column: str
+    where: str | None
+    uri: str
+
+    @property
+    def prefix(self) -> str:
+        """The key up to and including the uri part; what XCom calls the checkpoint prefix."""
+        return (
+            f"udf-{key_part(self.udf)}_ver-{key_part(self.version)}_col-{key_part(self.column)}"
+            f"_where-{md5(self.where or '')}_uri-{md5(self.uri)}"
+        )
+
+
+@dataclass(frozen=True)
+class FragmentKey:
+    """The place of one fragment's checkpoints below a prefix.
+
+    Args:
+        prefix: see :attr:`WorkIdentity.prefix`.
+        srcfiles: hash of the data files of inputs and ``where`` columns.
+        fragment: destination fragment id.
+    """
+
+    prefix: str
+    srcfiles: str
+    fragment: int
+
+    def __str__(self) -> str:
+        return f"{self.prefix}_srcfiles-{self.srcfiles}_frag-{self.fragment}"
+
+    def range(self, start: int, end: int) -> str:
+        """Key of the checkpoint of physical offsets ``[start, end)``."""
+        return f"{self}_range-{start}-{end}"
+
+
+@dataclass(frozen=True)
+class ParsedKey:
+    """A key read back, from the right, so that names may hold any of its words."""
+
+    fragment: FragmentKey
+    range: tuple[int, int] | None
+
+
+def parse_key(key: str) -> ParsedKey | None:
+    """Read a fragment or range key; None for any other text."""
+    match = _SUFFIX.match(key)
+    if match is None:
+        return None
+    span = match["range"]
+    bounds = tuple(int(part) for part in span.rsplit("-", 2)[1:]) if span else None
+    found = FragmentKey(match["prefix"], match["srcfiles"], int(match["fragment"]))
+    return ParsedKey(found, (bounds[0], bounds[1]) if bounds else None)
+
+
+_FOLDERS = ("_where-", "_srcfiles-", "_frag-", "_range-")
+
+
+def key_to_path(key: str) -> str:
+    """Lay a key out as folders, split from the right, so that names stay short and listable by prefix."""
+    path, rest = "", key
+    for marker in reversed(_FOLDERS):
+        head, found, tail = rest.rpartition(marker)
+        if found:
+            path, rest = f"/{marker[1:]}{tail}{path}", head
+    return f"{rest}{path}.lance"
+
+
+def path_to_key(path: str) -> str:
+    """The key that :func:`key_to_path` laid out."""
+    return path.removesuffix(".lance").replace("/", "_")

@@ -1,0 +1,149 @@
+"""Sets of physical row offsets, kept as sorted disjoint half-open ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Offsets = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """A set of row offsets within one fragment.
+
+    Args:
+        starts: first offset of each range, ascending.
+        ends: one past the last offset of each range; ``ends[i] < starts[i + 1]``.
+    """
+
+    starts: Offsets
+    ends: Offsets
+
+    @staticmethod
+    def empty() -> Ranges:
+        return _EMPTY
+
+    @staticmethod
+    def of(start: int, end: int) -> Ranges:
+        """All offsets of ``[start, end)``."""
+        if end <= start:
+            return _EMPTY
+        return Ranges(np.array([start], np.int64), np.array([end], np.int64))
+
+    @staticmethod
+    def from_pairs(pairs: Iterable[Sequence[int]]) -> Ranges:
+        """The union of half-open pairs in any order, overlapping or not."""
+        items = sorted((int(a), int(b)) for a, b in pairs if b > a)
+        if not items:
+            return _EMPTY
+        merged = [list(items[0])]
+        for start, end in items[1:]:
+            if start <= merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], end)
+            else:
+                merged.append([start, end])
+        table = np.array(merged, np.int64)
+        return Ranges(table[:, 0].copy(), table[:, 1].copy())
+
+    @staticmethod
+    def from_offsets(offsets: npt.ArrayLike) -> Ranges:
+        """The set of the given offsets, which may come in any order and repeat."""
+        sorted_offsets = np.asarray(offsets, np.int64)
+        if len(sorted_offsets) == 0:
+            return _EMPTY
+        steps = np.diff(sorted_offsets)
+        if len(steps) and steps.min() <= 0:
+            sorted_offsets = np.unique(sorted_offsets)
+            steps = np.diff(sorted_offsets)
+        breaks = np.flatnonzero(steps != 1)
+        starts = sorted_offsets[np.concatenate(([0], breaks + 1))]
+        ends = sorted_offsets[np.concatenate((breaks, [len(sorted_offsets) - 1]))] + 1
+        return Ranges(starts, ends)
+
+    def __len__(self) -> int:
+        """Number of offsets, not of ranges."""
+        return int((self.ends - self.starts).sum())
+
+    def __bool__(self) -> bool:
+        return len(self.starts) > 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ranges):
+            return NotImplemented
+        return np.array_equal(self.starts, other.starts) and np.array_equal(self.ends, other.ends)
+
+    def __hash__(self) -> int:
+        return hash((self.starts.tobytes(), self.ends.tobytes()))
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+
+    def __repr__(self) -> str:
+        return f"Ranges({list(self)})"
+
+    def __or__(self, other: Ranges) -> Ranges:
+        if not self or not other:
+            return self or other
+        return _sweep(self, other, 1)
+
+    def __and__(self, other: Ranges) -> Ranges:
+        if not self or not other:
+            return _EMPTY
+        return _sweep(self, other, 2)
+
+    def __sub__(self, other: Ranges) -> Ranges:
+        if not self or not other:
+            return self
+        low, high = int(self.starts[0]), int(self.ends[-1])
+        gap_starts = np.concatenate(([min(low, int(other.starts[0]))], other.ends))
+        gap_ends = np.concatenate((other.starts, [max(high, int(other.ends[-1]))]))
+        keep = gap_ends > gap_starts
+        return self & Ranges(gap_starts[keep], gap_ends[keep])
+
+    def offsets(self) -> Offsets:
+        """Every offset, ascending."""
+        lengths = self.ends - self.starts
+        if len(lengths) == 0:
+            return np.empty(0, np.int64)
+        before = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+        return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(self.starts - before, lengths)
+
+    def mask(self, offsets: Offsets) -> npt.NDArray[np.bool_]:
+        """For each given offset, whether it is in the set."""
+        if not self:
+            return np.zeros(len(offsets), np.bool_)
+        at = np.searchsorted(self.starts, offsets, side="right") - 1
+        return (at >= 0) & (offsets < self.ends[np.maximum(at, 0)])
+
+    def within(self, start: int, end: int) -> Ranges:
+        """The part of the set that lies in ``[start, end)``."""
+        return self & Ranges.of(start, end)
+
+    def contains(self, other: Ranges) -> bool:
+        """Whether every offset of the other set is in this one."""
+        return not (other - self)
+
+    def pairs(self) -> list[list[int]]:
+        """The ranges as a list of ``[start, end]``, for JSON."""
+        return [[start, end] for start, end in self]
+
+
+_EMPTY = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def _sweep(left: Ranges, right: Ranges, depth: int) -> Ranges:
+    """Offsets that lie in at least ``depth`` of the two sets."""
+    points = np.concatenate((left.starts, right.starts, left.ends, right.ends))
+    steps = np.concatenate((np.ones(len(left.starts) + len(right.starts)), -np.ones(len(left.ends) + len(right.ends))))
+    # At one point openings come before closings, so that touching ranges merge in a union.
+    order = np.lexsort((-steps, points))
+    points, level = points[order], np.cumsum(steps[order])
+    inside = level >= depth
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], inside, [False])).astype(np.int8)))
+    starts, ends = points[edges[0::2]], points[edges[1::2]]
+    keep = ends > starts
+    return Ranges(starts[keep], ends[keep])

@@ -1,0 +1,152 @@
+"""A column's state: which rows hold whose values, as facts about immutable data files.
+
+A fact says "in a fragment made of exactly these input and output files, these physical rows hold the value of this UDF
+version". Data files never change, so a fact never becomes wrong: it only stops matching. Ledgers are therefore written
+before the commit they announce, the state is their union, and a job that died needs no recovery.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.storage import Storage
+
+_FOLD_AFTER = 16
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing known about every fragment with a given signature.
+
+    Args:
+        signature: hash of the relevant data files, see :mod:`airflow_geneva.plan.manifest`.
+        what: ``computed:<udf version>``, or ``where:<md5>:<udf version>`` for rows that were looked at under a filter
+            and are computed if it selects them.
+        rows: physical offsets, or None for all physical rows.
+        at: table version at which the fact was established.
+    """
+
+    signature: str
+    what: str
+    rows: Ranges | None
+    at: int
+
+
+def computed_by(version: str) -> str:
+    return f"computed:{version}"
+
+
+def looked_at(where_hash: str, version: str) -> str:
+    return f"where:{where_hash}:{version}"
+
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("signature", pa.string()),
+        pa.field("what", pa.string()),
+        pa.field("rows", pa.list_(pa.uint32())),
+        pa.field("at", pa.int64()),
+    ]
+)
+
+
+@dataclass
+class ColumnState:
+    """All facts about one column, by signature."""
+
+    facts: dict[str, list[Fact]] = field(default_factory=dict)
+    ledgers: list[str] = field(default_factory=list)
+
+    def computed(self, signature: str, physical_rows: int) -> dict[str, Ranges]:
+        """Rows of a fragment that hold a value, by UDF version."""
+        found: dict[str, Ranges] = {}
+        for fact in self.facts.get(signature, ()):
+            kind, _, version = fact.what.partition(":")
+            if kind == "computed":
+                rows = Ranges.of(0, physical_rows) if fact.rows is None else fact.rows
+                found[version] = found[version] | rows if version in found else rows
+        return found
+
+    def looked_at(self, signature: str, where_hash: str, version: str, physical_rows: int) -> Ranges:
+        """Rows of a fragment that were looked at under a filter."""
+        wanted = looked_at(where_hash, version)
+        found = Ranges.empty()
+        for fact in self.facts.get(signature, ()):
+            if fact.what == wanted:
+                found = found | (Ranges.of(0, physical_rows) if fact.rows is None else fact.rows)
+        return found
+
+    def covers_all(self, signature: str, version: str) -> bool:
+        """Whether every physical row of such a fragment is known to be computed by a version; the quick way."""
+        wanted = computed_by(version)
+        return any(fact.rows is None and fact.what == wanted for fact in self.facts.get(signature, ()))
+
+
+def state_store(checkpoints: Storage, field_id: int) -> LanceCheckpointStore:
+    """Where the ledgers of one column lie, below ``_checkpoints``."""
+    return LanceCheckpointStore(checkpoints.folder("state", f"field-{field_id}"))
+
+
+def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
+    """Fold all ledgers of a column; damaged ones count as absent, which costs work and never correctness."""
+    store = state_store(checkpoints, field_id)
+    keys = store.list_keys()
+    batches: dict[str, pa.RecordBatch] = {}
+    covered: set[str] = set()
+    for key in [k for k in keys if k.startswith("fold.")] + [k for k in keys if k.startswith("ledger.")]:
+        if key in covered:
+            continue
+        try:
+            batches[key] = store[key]
+        except KeyError:
+            continue
+        covered.update(json.loads((batches[key].schema.metadata or {}).get(b"covers", b"[]")))
+    state = ColumnState(ledgers=[key for key in batches if key not in covered])
+    for key in state.ledgers:
+        for fact in _read(batches[key]):
+            state.facts.setdefault(fact.signature, []).append(fact)
+    return state
+
+
+def append_ledger(checkpoints: Storage, field_id: int, job_id: str, facts: Sequence[Fact]) -> None:
+    """Write one immutable ledger; nothing when there is nothing to say."""
+    if facts:
+        store = state_store(checkpoints, field_id)
+        store[f"ledger.{job_id}.{uuid.uuid4().hex[:12]}"] = _batch(facts, {"job_id": job_id})
+
+
+def fold_ledgers(checkpoints: Storage, field_id: int, live: Iterable[str] | None = None) -> None:
+    """Put many ledgers into one document that names them; they stay for whoever is reading them.
+
+    Args:
+        live: signatures worth keeping, or None to keep all.
+    """
+    state = load_state(checkpoints, field_id)
+    if len(state.ledgers) < _FOLD_AFTER:
+        return
+    keep = None if live is None else set(live)
+    facts = [fact for signature, group in state.facts.items() if keep is None or signature in keep for fact in group]
+    if facts:
+        covers = json.dumps(state.ledgers)
+        state_store(checkpoints, field_id)[f"fold.{uuid.uuid4().hex[:12]}"] = _batch(facts, {"covers": covers})
+
+
+def _batch(facts: Sequence[Fact], metadata: dict[str, str]) -> pa.RecordBatch:
+    rows = [None if f.rows is None else [bound for pair in f.rows for bound in pair] for f in facts]
+    columns = [[f.signature for f in facts], [f.what for f in facts], rows, [f.at for f in facts]]
+    arrays = [pa.array(values, schema_field.type) for values, schema_field in zip(columns, _SCHEMA, strict=True)]
+    return pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
+
+
+def _read(batch: pa.RecordBatch) -> Iterator[Fact]:
+    signatures, whats, rows, ats = (batch.column(name).to_pylist() for name in _SCHEMA.names)
+    for signature, what, flat, at in zip(signatures, whats, rows, ats, strict=True):
+        pairs = None if flat is None else Ranges.from_pairs(zip(flat[0::2], flat[1::2], strict=True))
+        yield Fact(signature, what, pairs, at)

@@ -1,0 +1,138 @@
+"""A key-value store of record batches (the interface of seed 001)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
+from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.faults import fault_point
+from airflow_geneva.storage import Storage, is_engine_error, join
+
+
+class CheckpointStore(ABC):
+    """Keys to record batches; a value is there whole or not at all."""
+
+    @abstractmethod
+    def __setitem__(self, key: str, value: pa.RecordBatch) -> None: ...
+
+    @abstractmethod
+    def __getitem__(self, key: str) -> pa.RecordBatch: ...
+
+    @abstractmethod
+    def __contains__(self, key: str) -> bool: ...
+
+    @abstractmethod
+    def list_keys(self, prefix: str | None = None) -> list[str]: ...
+
+    def read(self, key: str, columns: Sequence[str]) -> pa.RecordBatch:
+        """Some columns of a batch.
+
+        Raises:
+            KeyError: nothing usable is stored under the key.
+        """
+        return self[key].select(list(columns))
+
+
+class InMemoryCheckpointStore(CheckpointStore):
+    """A store that lives as long as its process."""
+
+    def __init__(self) -> None:
+        self._batches: dict[str, pa.RecordBatch] = {}
+
+    def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
+        self._batches[key] = value
+
+    def __getitem__(self, key: str) -> pa.RecordBatch:
+        return self._batches[key]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._batches
+
+    def list_keys(self, prefix: str | None = None) -> list[str]:
+        return sorted(key for key in self._batches if key.startswith(prefix or ""))
+
+
+class LanceCheckpointStore(CheckpointStore):
+    """One Lance file per key below a folder; damaged and half-written files count as absent.
+
+    Args:
+        root: folder of the checkpoints, a path or an object-store URI.
+        storage_options: credentials and settings for pylance's object stores.
+    """
+
+    def __init__(self, root: str | Storage, storage_options: Mapping[str, str] | None = None) -> None:
+        self.storage = root if isinstance(root, Storage) else Storage.at(root, storage_options)
+
+    def __repr__(self) -> str:
+        return f"LanceCheckpointStore({self.storage.root!r})"
+
+    def _path(self, key: str) -> str:
+        if "/" in key or "\\" in key or not key or key.startswith("."):
+            raise InvalidInput(f"{key!r} cannot be a checkpoint key: it would leave its folder.")
+        return key_to_path(key)
+
+    def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
+        """Store a batch.
+
+        Raises:
+            StorageError: the store is full, read-only or unreachable.
+        """
+        path = self._path(key)
+        fault_point("checkpoint.write")
+        try:
+            # Not as a context manager: that would publish the partial file when the body raises.
+            writer = self.storage.session.open_writer(path, schema=value.schema)
+            writer.write_batch(value)
+            writer.close()
+        except BaseException as error:
+            if not is_engine_error(error):
+                raise
+            place = join(self.storage.root, path)
+            raise StorageError(f"Cannot write checkpoint {place}: {error}. Check space and permissions.") from error
+        fault_point("checkpoint.written")
+
+    def __getitem__(self, key: str) -> pa.RecordBatch:
+        return self._read(key, None)
+
+    def read(self, key: str, columns: Sequence[str]) -> pa.RecordBatch:
+        return self._read(key, list(columns))
+
+    def _read(self, key: str, columns: list[str] | None) -> pa.RecordBatch:
+        try:
+            reader = self.storage.session.open_reader(self._path(key), columns=columns)
+            table = reader.read_all(batch_size=1 << 24).to_table()
+        except BaseException as error:
+            if not is_engine_error(error):
+                raise
+            raise KeyError(key) from error
+        return single_batch(table)
+
+    def __contains__(self, key: str) -> bool:
+        try:
+            self.storage.session.open_reader(self._path(key))
+        except BaseException as error:
+            if not is_engine_error(error):
+                raise
+            return False
+        return True
+
+    def list_keys(self, prefix: str | None = None) -> list[str]:
+        """Keys that start with a prefix, sorted; only the folders that can hold them are listed."""
+        text = prefix or ""
+        folder = key_to_path(text).removesuffix(".lance").rpartition("/")[0] if text else ""
+        found = (path_to_key(name) for name in self.storage.list_files(folder) if name.endswith(".lance"))
+        return sorted(key for key in found if key.startswith(text))
+
+
+def single_batch(table: pa.Table) -> pa.RecordBatch:
+    """The rows of a table as one record batch, schema metadata kept."""
+    combined = table.combine_chunks().to_batches()
+    if len(combined) == 1:
+        return combined[0]
+    if not combined:
+        return pa.RecordBatch.from_pylist([], schema=table.schema)
+    return pa.concat_batches(combined)

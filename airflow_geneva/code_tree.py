@@ -1,0 +1,242 @@
+"""Source files as syntax trees: where a function or class is defined, and which outside names it reads.
+
+Only the standard library is imported: any Python can load it, and gives the same answers.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from airflow_geneva.errors import InvalidInput
+
+
+class Source:
+    """A source file, parsed.
+
+    Attributes:
+        imports: dotted names that `from ... import ...` statements bind, by the name they bind.
+        changed_globals: module-level names that functions of the file assign to.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.tree = ast.parse(text)
+        self.imports: dict[str, str] = {}
+        self.changed_globals: set[str] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Global):
+                self.changed_globals.update(node.names)
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    dotted = f"{'.' * node.level}{node.module or ''}.{alias.name}"
+                    self.imports.setdefault(alias.asname or alias.name, dotted)
+
+    @staticmethod
+    def read(filename: str | None, namespace: dict[str, Any], label: str) -> Source:
+        """Parse a source file; a notebook cell or a file inside a zip is found through `linecache` and `namespace`."""
+        linecache.checkcache(filename or "")
+        text = "".join(linecache.getlines(filename or "", namespace))
+        if not text:
+            raise InvalidInput(f"the source of {label} is not available")
+        try:
+            return _parse(text)
+        except SyntaxError as error:
+            raise InvalidInput(f"the source of {label} cannot be parsed: {error}") from error
+
+    def functions(self, function: types.FunctionType) -> list[ast.AST]:
+        """Nodes that stand where the function was defined: one, or several lambdas on one line."""
+        code = function.__code__
+        kinds = ast.Lambda if code.co_name == "<lambda>" else (ast.FunctionDef, ast.AsyncFunctionDef)
+        return [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, kinds)
+            and getattr(node, "name", code.co_name) == code.co_name
+            and min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]) == code.co_firstlineno
+        ]
+
+    def classes(self, cls: type, method_lines: list[int]) -> list[ast.AST]:
+        """Nodes that define a class of this qualified name, only those with one of its methods if there are several."""
+        found: list[ast.AST] = []
+        for name, node in _classes(self.tree, ""):
+            inside = any(node.lineno <= line <= (node.end_lineno or node.lineno) for line in method_lines)
+            if name == cls.__qualname__ and (inside or not method_lines):
+                found.append(node)
+        return found
+
+
+@functools.lru_cache(maxsize=16)
+def _parse(text: str) -> Source:
+    return Source(text)
+
+
+def _classes(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield prefix + child.name, child
+            yield from _classes(child, f"{prefix}{child.name}.")
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _classes(child, f"{prefix}{child.name}.<locals>.")
+        else:
+            yield from _classes(child, prefix)
+
+
+def significant_fields(node: ast.AST, top: bool) -> Iterator[tuple[str, Any]]:
+    """Fields of a node that say what it does: not empty ones, docstrings, or the decorators of the `top` definition.
+
+    Newer Pythons add fields (`type_params`); they are empty wherever older Pythons can read the code.
+    """
+    for name, value in ast.iter_fields(node):
+        if name in ("ctx", "type_comment") or (top and name == "decorator_list"):
+            continue
+        if name == "body" and isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            value = value[1:] if _is_docstring(value[0] if value else None) else value
+        if name == "values" and isinstance(node, ast.JoinedStr):
+            value = list(_merge_strings(value))
+        if value is None or value == [] or (name == "format_spec" and not value.values):
+            continue
+        yield name, value
+
+
+def _is_docstring(statement: ast.stmt | None) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def _merge_strings(parts: list[ast.expr]) -> Iterator[ast.expr]:
+    """Join neighbouring literal parts of an f-string: Pythons before and after 3.12 cut them differently."""
+    text = ""
+    for part in parts:
+        if isinstance(part, ast.Constant):
+            text += str(part.value)
+            continue
+        if text:
+            yield ast.Constant(text)
+        text = ""
+        yield part
+    if text:
+        yield ast.Constant(text)
+
+
+def free_names(definition: ast.AST) -> set[str]:
+    """Names that a function, lambda or class reads from outside itself; annotations and its decorators do not count."""
+    scope = _Scope()
+    if isinstance(definition, ast.ClassDef):
+        scope.class_(definition)
+    elif isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        scope.function(definition)
+    return scope.used | scope.nested
+
+
+def assigned_outside(definition: ast.AST) -> set[str]:
+    """Names of the enclosing functions that a function declares `nonlocal`."""
+    return {name for node in ast.walk(definition) if isinstance(node, ast.Nonlocal) for name in node.names}
+
+
+class _Scope(ast.NodeVisitor):
+    """Names read and bound in one scope; `nested` are names that its inner functions leave free."""
+
+    def __init__(self, comprehension_in: _Scope | None = None) -> None:
+        self.used: set[str] = set()
+        self.nested: set[str] = set()
+        self.bound: set[str] = set()
+        self.outer: set[str] = set()
+        self.comprehension_in = comprehension_in
+
+    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
+        for default in [*node.args.defaults, *node.args.kw_defaults]:
+            if default is not None:
+                self.visit(default)
+        inner = _Scope()
+        inner.bound.update(parameter.name for parameter in getattr(node, "type_params", []))
+        for argument in ast.walk(node.args):
+            if isinstance(argument, ast.arg):
+                inner.bound.add(argument.arg)
+        for statement in node.body if isinstance(node.body, list) else [node.body]:
+            inner.visit(statement)
+        self.nested |= inner._free(inner.used | inner.nested)
+
+    def class_(self, node: ast.ClassDef) -> None:
+        for outside in [*node.bases, *node.keywords]:
+            self.visit(outside)
+        inner = _Scope()
+        for statement in node.body:
+            inner.visit(statement)
+        # A method does not see the names of its class body.
+        self.nested |= inner._free(inner.used) | inner.nested
+
+    def _free(self, names: set[str]) -> set[str]:
+        return (names - self.bound) | (names & self.outer)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        (self.used if isinstance(node.ctx, ast.Load) else self.bound).add(node.id)
+
+    def visit_Global(self, node: ast.Global | ast.Nonlocal) -> None:
+        self.outer.update(node.names)
+        self.used.update(node.names)
+
+    visit_Nonlocal = visit_Global
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.bound.add(node.name)
+        for decorator in node.decorator_list:
+            self.visit(decorator)
+        self.function(node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self.function(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.bound.add(node.name)
+        for decorator in node.decorator_list:
+            self.visit(decorator)
+        self.class_(node)
+
+    def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
+        self.visit(node.generators[0].iter)
+        inner = _Scope(comprehension_in=self)
+        for child in ast.iter_child_nodes(node):
+            inner.visit(child)
+        self.nested |= inner._free(inner.used | inner.nested)
+
+    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        scope = self
+        while scope.comprehension_in is not None:
+            scope = scope.comprehension_in
+        scope.bound.add(node.target.id)
+        self.visit(node.value)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self.visit(node.target)
+        if node.value is not None:
+            self.visit(node.value)
+
+    def visit_alias(self, node: ast.alias) -> None:
+        self.bound.add((node.asname or node.name).split(".")[0])
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        self._bind(node, node.name)
+
+    def visit_MatchAs(self, node: ast.MatchAs | ast.MatchStar) -> None:
+        self._bind(node, node.name)
+
+    visit_MatchStar = visit_MatchAs
+
+    def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
+        self._bind(node, node.rest)
+
+    def _bind(self, node: ast.AST, name: str | None) -> None:
+        if name is not None:
+            self.bound.add(name)
+        self.generic_visit(node)

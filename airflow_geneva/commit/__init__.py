@@ -1,0 +1,1 @@
+"""Make it visible: verify, replace, answer conflicts."""

@@ -1,0 +1,184 @@
+"""Make a shard's fragments visible: at most ``commit_granularity`` of them in one Lance commit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from airflow_geneva.checkpoint.keys import md5
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.state import Fact, append_ledger, computed_by, looked_at
+from airflow_geneva.commit.verify import Candidate, Verdict, verify
+from airflow_geneva.errors import CommitConflict
+from airflow_geneva.faults import fault_point
+from airflow_geneva.job.result import ShardResult
+from airflow_geneva.plan.manifest import Columns, FragmentFiles, fields_present, read_manifest
+from airflow_geneva.plan.values import Shard, Work
+from airflow_geneva.storage import Storage
+
+if TYPE_CHECKING:
+    import lance
+
+logger = logging.getLogger("airflow_geneva.commit")
+
+_CONFLICTS = ("commit conflict", "Incompatible transaction", "Commit conflict")
+
+
+def max_retries() -> int:
+    """How often a commit is tried again after a conflict (``GENEVA_VERSION_CONFLICT_MAX_RETRIES``, 10)."""
+    return int(os.environ.get("GENEVA_VERSION_CONFLICT_MAX_RETRIES", "10"))
+
+
+class ShardCommitter:
+    """Commits the staged fragments of one shard.
+
+    Args:
+        open_table: opens the table at its newest version.
+        checkpoints: the table's ``_checkpoints`` folder.
+        work: the job.
+        columns: the relevant columns by field id, as planned.
+        fingerprint: of the plan.
+    """
+
+    def __init__(
+        self,
+        open_table: Callable[[], lance.LanceDataset],
+        checkpoints: Storage,
+        work: Work,
+        columns: Columns,
+        fingerprint: str,
+    ) -> None:
+        self.open_table = open_table
+        self.checkpoints = checkpoints
+        self.work = work
+        self.columns = columns
+        self.fingerprint = fingerprint
+        self._done: list[Candidate] = []
+        self._left: list[tuple[int, int, str]] = []
+        self._versions: list[int] = []
+
+    def commit(self, shard: Shard, candidates: Sequence[Candidate], missing: Sequence[tuple[int, str]]) -> ShardResult:
+        """Commit what fits, and say what was left.
+
+        Args:
+            shard: the shard.
+            candidates: its fragments that have a staged file.
+            missing: (fragment id, why) of the others.
+
+        Raises:
+            CommitConflict: others kept changing the table for longer than the retries allow.
+        """
+        rows = {work.id: work.rows for work in shard.fragments}
+        self._left.extend((fragment, rows[fragment], why) for fragment, why in missing)
+        size = max(self.work.sizing.commit_granularity, 1)
+        for at in range(0, len(candidates), size):
+            self._commit_group(candidates[at : at + size])
+        ours = sum(n for c in self._done for job, n in c.staged.by_job if job == self.work.job_id)
+        everyone = sum(n for c in self._done for _, n in c.staged.by_job)
+        return ShardResult(
+            shard=shard.index,
+            fingerprint=self.fingerprint,
+            rows_computed=ours,
+            rows_reused=everyone - ours,
+            rows_left=sum(count for _, count, _ in self._left),
+            fragments=len(self._done),
+            versions=tuple(self._versions),
+            left_reasons=tuple((fragment, why) for fragment, _, why in self._left),
+        )
+
+    def _commit_group(self, group: Sequence[Candidate]) -> None:
+        attempts = max_retries()
+        for attempt in range(attempts + 1):
+            dataset = self.open_table()
+            output = fields_present(dataset, self.columns.output)
+            manifest = read_manifest(dataset, self.columns, {c.work.id for c in group})
+            verdict = verify(dataset, manifest, group, output)
+            if not verdict.fitting or self._replace(dataset, manifest, verdict, output):
+                self._done.extend(verdict.done)
+                for candidate, why in verdict.left:
+                    logger.warning("Fragment %s is left for the next run: %s.", candidate.work.id, why)
+                    self._left.append((candidate.work.id, candidate.work.rows, why))
+                return
+            wait = min(0.05 * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
+            logger.info("Commit conflict at version %s, try %s of %s.", dataset.version, attempt + 1, attempts)
+            time.sleep(wait)
+        raise CommitConflict(
+            f"Others changed table {self.work.table_name!r} at every one of {attempts + 1} tries to commit column "
+            f"{self.work.column!r}. Nothing is lost: run the task again when it is quieter, or raise "
+            "GENEVA_VERSION_CONFLICT_MAX_RETRIES."
+        )
+
+    def _replace(
+        self,
+        dataset: lance.LanceDataset,
+        manifest: dict[int, FragmentFiles],
+        verdict: Verdict,
+        output: tuple[int, ...],
+    ) -> bool:
+        """Try one commit at the version that was verified; False on a conflict."""
+        import lance
+        from lance.fragment import DataFile
+
+        operation = lance.LanceOperation
+        groups = [
+            operation.DataReplacementGroup(c.work.id, DataFile.create(dataset, c.staged.file)) for c in verdict.fitting
+        ]
+        # Facts about files that never become part of the table match nothing, so they may be written first.
+        append_ledger(self.checkpoints, self.work.field_id, self.work.job_id, self._facts(dataset, manifest, verdict))
+        transaction = lance.Transaction(
+            read_version=dataset.version,
+            operation=operation.DataReplacement(groups),
+            transaction_properties={"geneva.job_id": self.work.job_id},
+        )
+        fault_point("commit.before")
+        try:
+            committed = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
+        except OSError as error:
+            if not any(sign in str(error) for sign in _CONFLICTS):
+                raise
+            return False
+        fault_point("commit.after")
+        self._versions.append(committed.version)
+        self._settle(committed, verdict, output)
+        return True
+
+    def _settle(self, committed: lance.LanceDataset, verdict: Verdict, output: tuple[int, ...]) -> None:
+        """Look at what was committed: an input replaced in place raises no conflict, so it is found here."""
+        manifest = read_manifest(committed, self.columns, {c.work.id for c in verdict.fitting})
+        for candidate in verdict.fitting:
+            now = manifest.get(candidate.work.id)
+            expected = candidate.work.files.signature_with(candidate.output(output[0]))
+            if now is not None and now.signature == expected:
+                self._done.append(candidate)
+            else:
+                why = "its inputs were replaced while it was committed"
+                self._left.append((candidate.work.id, candidate.work.rows, why))
+
+    def _facts(
+        self, dataset: lance.LanceDataset, manifest: dict[int, FragmentFiles], verdict: Verdict
+    ) -> list[Fact]:  # fmt: skip
+        facts: list[Fact] = []
+        for candidate in verdict.fitting:
+            now = manifest[candidate.work.id]
+            output = candidate.output(self.work.field_id)
+            signature = now.signature_with(output)
+            by_version = dict(candidate.work.kept)
+            by_version[self.work.udf_version] = (
+                by_version.get(self.work.udf_version, Ranges.empty()) | candidate.staged.computed
+            )
+            for version, rows in by_version.items():
+                if rows:
+                    facts.append(_fact(signature, computed_by(version), rows, now.physical_rows, dataset.version))
+            if self.work.where is not None:
+                what = looked_at(md5(self.work.where), self.work.udf_version)
+                seen = candidate.staged.looked_at
+                facts.append(_fact(now.where_signature(output), what, seen, now.physical_rows, dataset.version))
+        return facts
+
+
+def _fact(signature: str, what: str, rows: Ranges, physical_rows: int, at: int) -> Fact:
+    return Fact(signature, what, None if len(rows) == physical_rows else rows, at)

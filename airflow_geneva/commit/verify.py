@@ -1,0 +1,94 @@
+"""Check, at the newest version, that staged files still fit: Lance itself checks nothing (``DataReplacement``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_geneva.checkpoint.fragment import StagedFragment
+from airflow_geneva.plan.manifest import FragmentFiles, live_offsets
+from airflow_geneva.plan.staging import staged_fits
+from airflow_geneva.plan.values import FragmentWork
+
+if TYPE_CHECKING:
+    import lance
+
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A staged fragment on its way into the table."""
+
+    work: FragmentWork
+    staged: StagedFragment
+
+    def output(self, field_id: int) -> tuple[tuple[int, int, str], ...]:
+        """The output files the fragment will have."""
+        return ((field_id, -1, self.staged.file),)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which candidates may be committed at a version.
+
+    Args:
+        fitting: those that fit.
+        done: those whose file is in the table already, from an earlier try of this very commit.
+        left: (fragment id, why) of the others.
+    """
+
+    fitting: tuple[Candidate, ...]
+    done: tuple[Candidate, ...]
+    left: tuple[tuple[Candidate, str], ...]
+
+
+def verify(
+    dataset: lance.LanceDataset,
+    manifest: Mapping[int, FragmentFiles],
+    candidates: Iterable[Candidate],
+    output_fields: tuple[int, ...],
+) -> Verdict:
+    """Hold every candidate against the newest version.
+
+    Args:
+        dataset: the table at its newest version.
+        manifest: its fragments.
+        output_fields: field ids of the output column at that version.
+    """
+
+    def judge(candidate: Candidate) -> tuple[Candidate, str]:
+        return candidate, _reason(dataset, manifest.get(candidate.work.id), candidate, output_fields)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        judged = list(pool.map(judge, candidates))
+    return Verdict(
+        tuple(c for c, reason in judged if reason == ""),
+        tuple(c for c, reason in judged if reason == _DONE),
+        tuple((c, reason) for c, reason in judged if reason not in ("", _DONE)),
+    )
+
+
+_DONE = "committed already"
+
+
+def _reason(
+    dataset: lance.LanceDataset, now: FragmentFiles | None, candidate: Candidate, output_fields: tuple[int, ...]
+) -> str:
+    planned, staged = candidate.work.files, candidate.staged
+    if now is None:
+        return "the fragment is gone (compacted, updated or deleted)"
+    if not output_fields:
+        return "the column was dropped"
+    if now.output == candidate.output(output_fields[0]) and now.inputs == planned.inputs:
+        return _DONE
+    if now.inputs != planned.inputs or now.physical_rows != planned.physical_rows:
+        return "its inputs were replaced"
+    if now.output != staged.output_files:
+        return "somebody else wrote the column"
+    live = live_offsets(dataset, now)
+    if not staged_fits(dataset, staged, now, live, candidate.work.due & live, output_fields):
+        return "its staged file no longer fits (rows came back, the column was replaced, or the file is gone)"
+    return ""

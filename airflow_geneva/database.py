@@ -1,0 +1,129 @@
+"""A folder of Lance tables, in LanceDB's layout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.location import TableLocation
+from airflow_geneva.storage import Storage, check_name, freeze_options, join, normalize_uri
+from airflow_geneva.table import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_STABLE = ("new_table_enable_stable_row_ids", "enable_move_stable_row_ids", "enable_stable_row_ids")
+
+
+@dataclass(frozen=True)
+class Database:
+    """A folder of tables, local or on an object store; made by :func:`connect`.
+
+    Args:
+        uri: normalized URI.
+        options: storage options as sorted pairs; never shown by ``repr``.
+    """
+
+    uri: str
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    def table_names(self) -> list[str]:
+        """Names of all tables, sorted."""
+        folders, _ = Storage(self.uri, self.options).list_folder()
+        return [name.removesuffix(".lance") for name in folders if name.endswith(".lance")]
+
+    def location(self, name: str) -> TableLocation:
+        """Where a table is, or would be.
+
+        Raises:
+            InvalidInput: the name would leave the database's folder.
+        """
+        check_name(name, "table")
+        return TableLocation(join(self.uri, f"{name}.lance"), name, self.options)
+
+    def open_table(self, name: str) -> Table:
+        """Open a table.
+
+        Raises:
+            InvalidInput: there is none of that name; names those there are.
+        """
+        location = self.location(name)
+        try:
+            location.open()
+        except InvalidInput as error:
+            names = self.table_names()
+            if name in names:
+                raise
+            listed = ", ".join(names[:20]) or "none"
+            raise InvalidInput(
+                f"There is no table {name!r} in {self.uri}. Tables: {listed}. "
+                f"Make it first: db.create_table({name!r}, data)."
+            ) from error
+        return Table(location)
+
+    def create_table(
+        self,
+        name: str,
+        data: pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]] | None = None,
+        schema: pa.Schema | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        **write_options: Any,
+    ) -> Table:
+        """Make a table, with stable row ids unless told otherwise.
+
+        Args:
+            name: its name.
+            data: rows, or None for an empty table of ``schema``.
+            schema: Arrow schema; needed without data.
+            storage_options: ``{"new_table_enable_stable_row_ids": "false"}`` makes a table without stable row ids.
+            write_options: handed to :func:`lance.write_dataset`, e.g. ``max_rows_per_file``.
+
+        Raises:
+            InvalidInput: the table exists, or neither data nor schema was given.
+        """
+        import lance
+        import pyarrow as pa
+
+        location = self.location(name)
+        if name in self.table_names():
+            raise InvalidInput(f"Table {name!r} already exists in {self.uri}. Open it with db.open_table({name!r}).")
+        if data is None and schema is None:
+            raise InvalidInput(f"Table {name!r} needs data or a schema. Give one of them.")
+        if data is None and schema is not None:
+            rows = schema.empty_table()
+        elif isinstance(data, (pa.Table, pa.RecordBatch)):
+            rows = pa.table(data) if isinstance(data, pa.RecordBatch) else data
+        else:
+            rows = pa.Table.from_pylist(list(data or ()), schema=schema)
+        stable = _stable_row_ids(storage_options or {})
+        options = {"enable_stable_row_ids": stable, **write_options}
+        lance.write_dataset(rows, location.uri, storage_options=location.storage_options, **options)
+        return Table(location)
+
+
+def _stable_row_ids(options: Mapping[str, str]) -> bool:
+    unknown = [key for key in options if key not in _STABLE]
+    if unknown:
+        raise InvalidInput(
+            f"create_table takes {_STABLE[0]!r} as a storage option, not {unknown}. Give credentials to connect()."
+        )
+    return all(str(value).lower() != "false" for value in options.values())
+
+
+def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Database:
+    """Open a database: a folder, or a place on an object store, that holds Lance tables.
+
+    Args:
+        uri: a path, or a URI such as ``s3://bucket/db``.
+        storage_options: credentials and settings as pylance takes them; kept out of plans, logs and ``repr``.
+
+    Example:
+        ```python
+        db = connect("path/to/db")
+        table = db.open_table("docs")
+        ```
+    """
+    return Database(normalize_uri(uri), freeze_options(storage_options))

@@ -1,0 +1,56 @@
+"""Errors that say what was asked, what was found, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from airflow_geneva.job.result import BackfillResult
+
+
+class GenevaError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class InvalidInput(GenevaError, ValueError):
+    """Something asked for cannot be done as asked; nothing was started."""
+
+
+class StorageError(GenevaError, OSError):
+    """A table's folder or a document beside it cannot be read or written."""
+
+
+class UdfError(GenevaError, RuntimeError):
+    """A UDF raised, or gave something that does not fit its column.
+
+    Attributes:
+        row_index: position of the failing row within the batch, or None when the batch failed as a whole.
+        computed: values of the rows before ``row_index``, when the UDF is called row by row.
+    """
+
+    def __init__(self, message: str, row_index: int | None = None, computed: pa.Array | None = None) -> None:
+        super().__init__(message)
+        self.row_index = row_index
+        self.computed = computed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Spark pickles exceptions on their way to the driver; computed values stay where they were computed.
+        return (type(self), (str(self), self.row_index))
+
+
+class CodeChanged(GenevaError):
+    """The column holds values of another version of its UDF (promise 8)."""
+
+
+class CommitConflict(GenevaError):
+    """Others kept changing the table for longer than the retries allowed."""
+
+
+class JobFailed(GenevaError):
+    """A job ended in FAILED; ``result`` holds what was done all the same."""
+
+    def __init__(self, message: str, result: BackfillResult | None = None) -> None:
+        super().__init__(message)
+        self.result = result

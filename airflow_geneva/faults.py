@@ -1,0 +1,21 @@
+"""Named points at which tests make a process die; free when off."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+_ARMED = os.environ.get("AIRFLOW_GENEVA_FAULT", "")
+_hits = 0
+
+
+def fault_point(name: str) -> None:
+    """Kill this process with SIGKILL if ``AIRFLOW_GENEVA_FAULT`` is ``name`` or ``name:n`` (at the n-th passage)."""
+    if not _ARMED:
+        return
+    global _hits
+    wanted, _, count = _ARMED.partition(":")
+    if wanted == name:
+        _hits += 1
+        if _hits >= int(count or 1):
+            os.kill(os.getpid(), signal.SIGKILL)

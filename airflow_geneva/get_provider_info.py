@@ -1,0 +1,55 @@
+"""What Airflow is told about this provider."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_INTEGRATION = "Lance"
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Describe the provider in the form of Airflow's `provider_info.schema.json`.
+
+    Airflow calls it while it starts, so it imports nothing.
+    """
+    return {
+        "package-name": "airflow-geneva",
+        "name": "Geneva",
+        "description": "Keeps computed columns and materialized views of Lance tables up to date on Spark.",
+        "integrations": [
+            {
+                "integration-name": _INTEGRATION,
+                "external-doc-url": "https://lance.org/",
+                "tags": ["software"],
+            }
+        ],
+        "operators": [
+            {"integration-name": _INTEGRATION, "python-modules": ["airflow_geneva.operators.backfill"]},
+        ],
+        "hooks": [
+            {"integration-name": _INTEGRATION, "python-modules": ["airflow_geneva.hooks.lance"]},
+        ],
+        "connection-types": [
+            {
+                "connection-type": "lance",
+                "hook-class-name": "airflow_geneva.hooks.lance.LanceHook",
+                "hook-name": "Lance",
+                "ui-field-behaviour": {
+                    "hidden-fields": ["schema", "login", "password", "port", "extra"],
+                    "relabeling": {"host": "Database URI"},
+                    "placeholders": {"host": "s3://bucket/database or /path/to/database"},
+                },
+                "conn-fields": {
+                    "storage_options": {
+                        "label": "Storage options",
+                        "description": (
+                            "Options of the object store as a JSON object of strings, "
+                            'for example {"aws_region": "eu-west-1", "aws_endpoint": "https://minio:9000"}. '
+                            "Leave empty to use the identity of the machine."
+                        ),
+                        "schema": {"type": ["object", "null"]},
+                    }
+                },
+            }
+        ],
+    }

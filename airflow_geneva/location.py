@@ -1,0 +1,58 @@
+"""Where one table is and how to open it; the only thing that carries credentials."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.storage import Storage, is_engine_error, join
+
+if TYPE_CHECKING:
+    import lance
+
+
+@dataclass(frozen=True)
+class TableLocation:
+    """A Lance table and the credentials to reach it.
+
+    Args:
+        uri: normalized URI of its folder.
+        name: what it is called in its database.
+        options: storage options as sorted pairs; never shown by ``repr``.
+    """
+
+    uri: str
+    name: str
+    options: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"TableLocation({self.uri!r})"
+
+    @property
+    def checkpoints(self) -> Storage:
+        """The folder of checkpoints, plans and job records."""
+        return Storage(join(self.uri, "_checkpoints"), self.options)
+
+    @property
+    def storage_options(self) -> dict[str, str] | None:
+        return dict(self.options) or None
+
+    def open(self, version: int | None = None) -> lance.LanceDataset:
+        """Open the newest version, or the one asked for.
+
+        Raises:
+            InvalidInput: there is no such table or version.
+        """
+        import lance
+
+        try:
+            return lance.dataset(self.uri, version=version, storage_options=self.storage_options)
+        except BaseException as error:
+            if not is_engine_error(error):
+                raise
+            what = f"Table {self.name!r}" if version is None else f"Version {version} of table {self.name!r}"
+            raise InvalidInput(
+                f"{what} cannot be opened at {self.uri}: {error}. Check the name, the place and the credentials"
+                + ("." if version is None else "; versions that were cleaned up are gone.")
+            ) from error

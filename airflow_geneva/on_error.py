@@ -1,0 +1,97 @@
+"""What to do with a row whose UDF raises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from airflow_geneva.errors import InvalidInput
+
+Exceptions = type[Exception] | tuple[type[Exception], ...]
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Call again when the UDF raises one of these.
+
+    Args:
+        exc: exception class or classes.
+        attempts: calls in all, at least 2.
+        backoff: seconds before the second call, doubled before each further one.
+    """
+
+    exc: Exceptions
+    attempts: int = 3
+    backoff: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_exceptions(self, self.exc)
+        if not isinstance(self.attempts, int) or self.attempts < 2:
+            raise InvalidInput(f"Retry(attempts={self.attempts!r}): give the calls in all, an integer of at least 2.")
+        if not self.backoff >= 0:
+            raise InvalidInput(f"Retry(backoff={self.backoff!r}): give seconds, at least 0.")
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Leave the row NULL and list it as failed when the UDF raises one of these.
+
+    Args:
+        exc: exception class or classes.
+        max_count: most rows of a job that may be skipped; None: any number.
+        max_fraction: largest part of a job's rows that may be skipped, above 0 and up to 1; None: any.
+    """
+
+    exc: Exceptions
+    max_count: int | None = None
+    max_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_exceptions(self, self.exc)
+        if self.max_count is not None and (not isinstance(self.max_count, int) or self.max_count < 1):
+            raise InvalidInput(f"Skip(max_count={self.max_count!r}): give a number of rows of at least 1, or None.")
+        if self.max_fraction is not None and not 0 < self.max_fraction <= 1:
+            raise InvalidInput(f"Skip(max_fraction={self.max_fraction!r}): give a part above 0 and up to 1, or None.")
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Fail the job, whatever the UDF raises; what stands before it in the list is looked at first."""
+
+
+Policy = Literal["fail", "skip"] | tuple[Retry | Skip | Fail, ...]
+
+
+def check_policy(value: str | Sequence[Retry | Skip | Fail]) -> Policy:
+    """Give an `on_error` value in its stored form, or raise `InvalidInput`."""
+    if value == "fail" or value == "skip":
+        return "fail" if value == "fail" else "skip"
+    if isinstance(value, (list, tuple)) and value and all(isinstance(rule, (Retry, Skip, Fail)) for rule in value):
+        return tuple(value)
+    raise InvalidInput(
+        f'on_error={value!r} is not a policy: give "fail", "skip", or a list such as '
+        "[Retry(ConnectionError, attempts=3), Skip(ValueError), Fail()]."
+    )
+
+
+def describe_policy(policy: Policy) -> str | list[dict[str, Any]]:
+    """A policy as JSON values, exception classes by their dotted names."""
+    if isinstance(policy, str):
+        return policy
+    rules = []
+    for rule in policy:
+        described = {"do": type(rule).__name__.lower(), **asdict(rule)}
+        if not isinstance(rule, Fail):
+            classes = rule.exc if isinstance(rule.exc, tuple) else (rule.exc,)
+            described["exc"] = [f"{cls.__module__}.{cls.__qualname__}" for cls in classes]
+        rules.append(described)
+    return rules
+
+
+def _check_exceptions(rule: Retry | Skip, exc: object) -> None:
+    classes = exc if isinstance(exc, tuple) else (exc,)
+    if not classes or not all(isinstance(cls, type) and issubclass(cls, Exception) for cls in classes):
+        raise InvalidInput(
+            f"{type(rule).__name__}({exc!r}): give an exception class or a tuple of them, such as ValueError."
+        )

@@ -1,0 +1,1 @@
+"""What is left to compute, and why."""

@@ -1,0 +1,322 @@
+"""Plan a backfill: compare the table with what is known about its column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from airflow_geneva.checkpoint.fragment import StagedFragment
+from airflow_geneva.checkpoint.held import KeyIndex
+from airflow_geneva.checkpoint.keys import md5
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.state import ColumnState, Fact, computed_by, load_state, looked_at
+from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.errors import CodeChanged, InvalidInput
+from airflow_geneva.plan.lineage import NO_LINEAGE, Lineage, read_lineage
+from airflow_geneva.plan.manifest import (
+    Columns,
+    FragmentFiles,
+    columns_of,
+    garbage_collector_off,
+    live_offsets,
+    open_fragment,
+    read_manifest,
+    row_ids,
+)
+from airflow_geneva.plan.shards import cut_shards
+from airflow_geneva.plan.staging import staged_fits, staged_is_whole
+from airflow_geneva.plan.values import FragmentWork, Plan, Tally, Work
+from airflow_geneva.plan.where import check_where, selected_offsets, where_columns
+from airflow_geneva.storage import Storage, is_engine_error
+
+if TYPE_CHECKING:
+    import lance
+
+FRESH, NOT_SELECTED, NEW, LEFT_OUT = "computed", "not selected by where", "never computed", "newer than read_version"
+CHANGED, CODE, EMPTY = "rows without a value", "computed by another UDF version", "no live rows"
+COMPACTED = "compacted, rows known by row id"
+
+
+@dataclass
+class _Tallies:
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, reason: str, rows: int) -> None:
+        fragments, total = self.counts.get(reason, (0, 0))
+        self.counts[reason] = (fragments + 1, total + rows)
+
+    def freeze(self) -> tuple[Tally, ...]:
+        return tuple(Tally(reason, *count) for reason, count in self.counts.items())
+
+
+@dataclass(frozen=True)
+class _Due:
+    """What a fragment still lacks, before anybody looked for checkpoints."""
+
+    files: FragmentFiles
+    live: Ranges
+    computed: dict[str, Ranges]
+    due: Ranges
+    reason: str
+    rows: int
+
+
+def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Work, on_code_change: str) -> Plan:
+    """Compare a table with the state of one of its columns; writes nothing.
+
+    Args:
+        dataset: the table at the version to read.
+        checkpoints: its ``_checkpoints`` folder.
+        work: what is asked for; ``work.where`` is frozen already.
+        on_code_change: ``error``, ``recompute`` or ``new_rows``, for rows computed by another UDF version.
+
+    Raises:
+        InvalidInput: the filter is not valid, or a version does not exist.
+        CodeChanged: rows computed by another version are at stake and ``on_code_change`` is ``error``.
+    """
+    check_where(dataset, work.where)
+    columns = columns_of(dataset, work.inputs, where_columns(work.where, dataset.schema.names), work.column)
+    manifest = read_manifest(dataset, columns)
+    state = load_state(checkpoints, work.field_id)
+    planner = _Planner(dataset, work, columns, manifest, state, on_code_change)
+    with garbage_collector_off():
+        return planner.plan(LanceCheckpointStore(checkpoints))
+
+
+class _Planner:
+    def __init__(
+        self,
+        dataset: lance.LanceDataset,
+        work: Work,
+        columns: Columns,
+        manifest: dict[int, FragmentFiles],
+        state: ColumnState,
+        on_code_change: str,
+    ) -> None:
+        self.dataset = dataset
+        self.work = work
+        self.columns = columns
+        self.manifest = manifest
+        self.state = state
+        self.on_code_change = on_code_change
+        self.tallies = _Tallies()
+        self.learned: list[Fact] = []
+        self.notes: list[str] = []
+        self.stake: dict[str, int] = {}
+        self.lineage = NO_LINEAGE
+        self.where_hash = md5(work.where or "")
+        self._at_read_version: dict[int, int] | None = None
+
+    def plan(self, store: LanceCheckpointStore) -> Plan:
+        unknown = [files for files in self.manifest.values() if files.signature not in self.state.facts]
+        if unknown and self.state.facts and self.dataset.has_stable_row_ids:
+            self.lineage = self._lineage({files.signature for files in self.manifest.values()}, unknown)
+        dues = [due for files in self.manifest.values() if (due := self._due(files)) is not None]
+        self._check_code()
+        works = self._with_checkpoints(self._selected(dues), KeyIndex(store, self.work.prefix) if dues else None)
+        if not self.dataset.has_stable_row_ids:
+            self.notes.append(
+                "the table has no stable row ids, so a fragment that was compacted or updated is recomputed whole. "
+                "Copy it with db.create_table(...) to have them."
+            )
+        return Plan(
+            work=self.work,
+            shards=cut_shards(works, self.work.sizing.shard_size),
+            rows_total=sum(files.live_rows for files in self.manifest.values()),
+            tallies=self.tallies.freeze(),
+            stake=tuple(sorted(self.stake.items())),
+            learned=tuple(self.learned),
+            notes=tuple(self.notes),
+        )
+
+    def _lineage(self, present: set[str], unknown: list[FragmentFiles]) -> Lineage:
+        stray = [fact.at for signature, facts in self.state.facts.items() if signature not in present for fact in facts]
+        if not stray:
+            return NO_LINEAGE
+        lineage = read_lineage(
+            self.dataset, self.columns, min(stray), lambda known: all(known.of(files) for files in unknown)
+        )
+        if not lineage.complete:
+            self.notes.append("part of the table's history was cleaned up, so compacted rows may be computed again.")
+        return lineage
+
+    def _due(self, files: FragmentFiles) -> _Due | None:
+        """Compare one fragment with the facts; None when nothing is due."""
+        version, rows = self.work.udf_version, files.live_rows
+        if rows == 0:
+            self.tallies.add(EMPTY, 0)
+            return None
+        if self.state.covers_all(files.signature, version):
+            self.tallies.add(FRESH, rows)
+            return None
+        computed = self.state.computed(files.signature, files.physical_rows)
+        live = live_offsets(self.dataset, files)
+        if files.signature not in self.state.facts and self.lineage.of(files, same_output=True):
+            computed = self._computed_before_compaction(files)
+        others = Ranges.empty()
+        for other, offsets in computed.items():
+            if other != version and (stale := offsets & live):
+                self.stake[other] = self.stake.get(other, 0) + len(stale)
+                others = others | stale
+        done = computed.get(version, Ranges.empty())
+        due = live - done
+        if others and self.on_code_change == "new_rows":
+            due = due - others
+        if self.work.where is not None and due:
+            due = due - self._looked_at(files)
+        if not due:
+            self.tallies.add(FRESH if self.work.where is None else f"{FRESH} or {NOT_SELECTED}", rows)
+            return None
+        due = self._as_of_read_version(files, due)
+        if not due:
+            self.tallies.add(LEFT_OUT, rows)
+            return None
+        computed_before = CODE if due & others else CHANGED
+        reason = computed_before if done or others else NEW
+        return _Due(files, live, computed, due, reason, len(due))
+
+    def _looked_at(self, files: FragmentFiles) -> Ranges:
+        signature = files.where_signature()
+        return self.state.looked_at(signature, self.where_hash, self.work.udf_version, files.physical_rows)
+
+    def _computed_before_compaction(self, files: FragmentFiles) -> dict[str, Ranges]:
+        """Carry what was known about the fragments a compacted one was made of, by row id."""
+        offsets, ids = row_ids(self.dataset, files.id)
+        ids_by_version: dict[str, list[np.ndarray]] = {}
+        for ancestor in self.lineage.ancestors(files, same_output=True):
+            known = self.state.computed(ancestor.signature, ancestor.physical_rows)
+            if not known:
+                continue
+            old_offsets, old_ids = self._old_row_ids(ancestor)
+            for version, rows in known.items():
+                ids_by_version.setdefault(version, []).append(old_ids[rows.mask(old_offsets)])
+        found: dict[str, Ranges] = {}
+        for version, groups in ids_by_version.items():
+            rows = Ranges.from_offsets(offsets[np.isin(ids, np.concatenate(groups))])
+            if rows:
+                found[version] = rows
+                whole = None if len(rows) == files.physical_rows else rows
+                self.learned.append(Fact(files.signature, computed_by(version), whole, self.dataset.version))
+        return found
+
+    def _old_row_ids(self, ancestor: FragmentFiles) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of a fragment that is gone, read at the newest version that still had it."""
+        for version in range(self.dataset.version, 0, -1):
+            try:
+                at = self.dataset.checkout_version(version)
+            except BaseException as error:
+                if not is_engine_error(error):
+                    raise
+                break
+            found = at.get_fragment(ancestor.id)
+            if found is not None:
+                return row_ids(at, ancestor.id)
+        self.notes.append("a version from before a compaction was cleaned up; its rows may be computed again.")
+        return np.empty(0, np.int64), np.empty(0, np.uint64)
+
+    def _as_of_read_version(self, files: FragmentFiles, due: Ranges) -> Ranges:
+        """Keep the rows that existed at the version asked for."""
+        wanted = self.work.read_version
+        if wanted is None or wanted >= self.dataset.version:
+            return due
+        if self._at_read_version is None:
+            then = open_version(self.dataset, wanted)
+            self._at_read_version = {f.fragment_id: f.metadata.physical_rows for f in then.get_fragments()}
+        if self._at_read_version.get(files.id) == files.physical_rows:
+            return due
+        if not self.dataset.has_stable_row_ids:
+            return Ranges.empty()
+        scanner = open_fragment(self.dataset, files.id).scanner(
+            columns=[], filter=f"_row_created_at_version <= {wanted}", with_row_address=True
+        )
+        addresses = scanner.to_table().column("_rowaddr").to_numpy().astype(np.int64)
+        return due & Ranges.from_offsets(addresses & 0xFFFFFFFF)
+
+    def _check_code(self) -> None:
+        if self.stake and self.on_code_change == "error":
+            at_stake = sum(self.stake.values())
+            versions = ", ".join(f"{rows:,} rows of version {version}" for version, rows in sorted(self.stake.items()))
+            raise CodeChanged(
+                f"The code of UDF {self.work.udf_name!r} changed behind column {self.work.column!r} of "
+                f"table {self.work.table_name!r}: it is version {self.work.udf_version} now, and the column holds "
+                f"{versions}. "
+                f'Recompute these {at_stake:,} rows with on_code_change="recompute", or leave them and compute only '
+                'new rows with on_code_change="new_rows".'
+            )
+
+    def _selected(self, dues: list[_Due]) -> list[_Due]:
+        """Ask the filter about the candidates, and drop fragments in which it selects none."""
+        if self.work.where is None:
+            return dues
+        selected = selected_offsets(self.dataset, [due.files.id for due in dues], self.work.where)
+        kept: list[_Due] = []
+        for due in dues:
+            rows = len(selected.get(due.files.id, Ranges.empty()) & due.due)
+            if rows:
+                kept.append(_Due(due.files, due.live, due.computed, due.due, due.reason, rows))
+                continue
+            self.tallies.add(NOT_SELECTED, due.files.live_rows)
+            if self.work.read_version is None:
+                what = looked_at(self.where_hash, self.work.udf_version)
+                signature = due.files.where_signature()
+                self.learned.append(Fact(signature, what, due.due, self.dataset.version))
+        return kept
+
+    def _with_checkpoints(self, dues: list[_Due], index: KeyIndex | None) -> list[FragmentWork]:
+        works: list[FragmentWork] = []
+        if index is None or not dues:
+            return works
+        here = {(due.files.srcfiles, due.files.id) for due in dues}
+        lineage = self._checkpoint_lineage(dues, index.places() - here)
+        for due in dues:
+            files = due.files
+            self.tallies.add(due.reason, due.rows)
+            if due.rows < files.live_rows:
+                rest = files.live_rows - due.rows
+                self.tallies.add(f"{NOT_SELECTED} or {FRESH}" if self.work.where else FRESH, rest)
+            place = (files.srcfiles, files.id)
+            older = tuple((a.srcfiles, a.id) for a in lineage.ancestors(files) if (a.srcfiles, a.id) in index)
+            kept = tuple((version, rows - due.due) for version, rows in due.computed.items() if rows - due.due)
+            if place not in index and not older:
+                works.append(FragmentWork(files, due.reason, due.due, due.due, due.rows, False, (), kept))
+                continue
+            staged = index.staged_at(place)
+            usable = staged is not None and staged_fits(
+                self.dataset, staged, files, due.live, due.due, self.columns.output
+            )
+            held = index.held(place, older, due.due, partial(row_ids, self.dataset, files.id), self._staged_is_whole)
+            missing = due.due - held.done
+            works.append(FragmentWork(files, due.reason, due.due, missing, due.rows, usable, older, kept))
+        return works
+
+    def _staged_is_whole(self, staged: StagedFragment) -> bool:
+        return staged_is_whole(self.dataset, staged)
+
+    def _checkpoint_lineage(self, dues: list[_Due], stray: set[tuple[str, int]]) -> Lineage:
+        """Lineage for checkpoints of fragments that are gone; free when there are none."""
+        if not stray or not self.dataset.has_stable_row_ids:
+            return NO_LINEAGE
+        if self.lineage.parents:
+            return self.lineage
+        unknown = [due.files for due in dues]
+        return read_lineage(self.dataset, self.columns, 0, lambda known: all(known.of(files) for files in unknown))
+
+
+def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:
+    """Check a version out.
+
+    Raises:
+        InvalidInput: the version never existed or was cleaned up.
+    """
+    try:
+        return dataset.checkout_version(version)
+    except BaseException as error:
+        if not is_engine_error(error):
+            raise
+        raise InvalidInput(
+            f"Version {version} of the table does not exist; it has versions up to {dataset.latest_version}, and "
+            "cleaned-up ones are gone. Choose another version, or leave it out to read the newest."
+        ) from error

@@ -1,0 +1,38 @@
+"""A plan in words."""
+
+from __future__ import annotations
+
+from airflow_geneva.plan.values import Plan
+
+_LISTED = 8
+
+
+def explain(plan: Plan) -> str:
+    """Say what would run, what not, and why; a few lines whatever the size of the table."""
+    work = plan.work
+    where = f" where {work.where}" if work.where else ""
+    lines = [
+        f"Backfill of {work.table_name}.{work.column} with {work.udf_name} (version {work.udf_version}){where}, "
+        f"table version {work.version}",
+        f"  {plan.rows_total:,} rows: {plan.rows_pending:,} pending, {plan.rows_skipped:,} with nothing to do",
+    ]
+    for tally in plan.tallies:
+        lines.append(f"    {tally.rows:>14,} rows  {tally.fragments:>8,} fragments  {tally.reason}")
+    if not plan.shards:
+        lines.append("  Nothing to do: no Spark, no new version.")
+    else:
+        held = plan.rows_pending - plan.rows_to_run
+        kept = f" ({held:,} rows come from checkpoints)" if held else ""
+        lines.append(f"  {len(plan.fragments):,} fragments in {len(plan.shards)} shard(s){kept}")
+        for fragment in plan.fragments[:_LISTED]:
+            gaps = ", ".join(f"{a}-{b}" for a, b in list(fragment.missing)[:4])
+            more = " ..." if len(fragment.missing.starts) > 4 else ""
+            lines.append(
+                f"    fragment {fragment.id}: {fragment.status}, {fragment.reason}; missing {gaps or '-'}{more}"
+            )
+        if len(plan.fragments) > _LISTED:
+            lines.append(f"    and {len(plan.fragments) - _LISTED:,} more fragments")
+    for version, rows in plan.stake:
+        lines.append(f"  {rows:,} rows hold values of UDF version {version}")
+    lines.extend(f"  Note: {note}" for note in plan.notes)
+    return "\n".join(lines)

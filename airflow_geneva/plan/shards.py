@@ -1,0 +1,34 @@
+"""Cut a plan into shards, and a shard into tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.plan.values import FragmentWork, Shard
+
+FRAGMENTS_PER_SHARD = 4_096
+SHARDS_UNASKED = 64
+MOST_SHARDS = 1_024
+
+
+def cut_shards(works: Sequence[FragmentWork], shard_size: int | None) -> tuple[Shard, ...]:
+    """Group fragments into shards.
+
+    Args:
+        shard_size: fragments per shard; None makes as few shards as possible, because each costs a spark-submit.
+
+    Raises:
+        InvalidInput: so small a shard size would need more shards than Airflow can map.
+    """
+    ordered = sorted(works, key=lambda work: work.id)
+    size = shard_size
+    if size is None:
+        size = max(FRAGMENTS_PER_SHARD, -(-len(ordered) // SHARDS_UNASKED))
+    elif -(-len(ordered) // size) > MOST_SHARDS:
+        least = -(-len(ordered) // MOST_SHARDS)
+        raise InvalidInput(
+            f"shard_size={size} would cut {len(ordered):,} fragments into more than {MOST_SHARDS:,} shards, which is "
+            f"as many mapped tasks as Airflow allows. Use shard_size={least} or more, or leave it out."
+        )
+    return tuple(Shard(i, tuple(ordered[at : at + size])) for i, at in enumerate(range(0, len(ordered), size)))

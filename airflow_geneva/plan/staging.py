@@ -1,0 +1,51 @@
+"""Whether a staged data file may still be used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_geneva.checkpoint.fragment import StagedFragment
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.plan.manifest import FragmentFiles
+from airflow_geneva.storage import is_engine_error, join
+
+if TYPE_CHECKING:
+    import lance
+
+
+def staged_fits(
+    dataset: lance.LanceDataset,
+    staged: StagedFragment,
+    files: FragmentFiles,
+    live: Ranges,
+    due: Ranges,
+    output_fields: tuple[int, ...],
+) -> bool:
+    """Whether a staged data file may replace a fragment's column as the fragment is now.
+
+    Args:
+        files: the fragment now.
+        live: its live offsets.
+        due: those that have to be computed.
+        output_fields: field ids of the output column.
+    """
+    if staged.output_field_ids != output_fields or staged.output_files != files.output:
+        return False
+    if staged.physical_rows != files.physical_rows or not staged.looked_at.contains(due):
+        return False
+    if staged.deletion != files.deletion and not staged.live.contains(live):
+        return False
+    return staged_is_whole(dataset, staged)
+
+
+def staged_is_whole(dataset: lance.LanceDataset, staged: StagedFragment) -> bool:
+    """Whether the data file is there, readable, and as long as it should be."""
+    from lance.file import LanceFileReader
+
+    try:
+        reader = LanceFileReader(join(dataset.uri, "data", staged.file), storage_options=dataset._storage_options)
+        return int(reader.num_rows()) == staged.physical_rows
+    except BaseException as error:
+        if not is_engine_error(error):
+            raise
+        return False

@@ -1,0 +1,286 @@
+"""What a plan says: per fragment what is left and why, cut into shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.state import Fact
+from airflow_geneva.plan.manifest import FragmentFiles
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """How work is cut; rows and seconds.
+
+    Args:
+        concurrency: Spark task slots per spark-submit.
+        intra_applier_concurrency: threads per slot.
+        batch_size: rows per UDF call.
+        checkpoint_size: most rows one checkpoint covers.
+        min_checkpoint_size, max_checkpoint_size: bounds of the adaptive size.
+        checkpoint_interval: seconds between two checkpoints of a task.
+        task_size: rows per Spark task.
+        task_shuffle_diversity: how many stretches of the table neighbouring tasks are drawn from.
+        shard_size: fragments per shard.
+        commit_granularity: fragments per Lance commit.
+    """
+
+    concurrency: int = 8
+    intra_applier_concurrency: int = 1
+    batch_size: int | None = None
+    checkpoint_size: int | None = None
+    min_checkpoint_size: int | None = None
+    max_checkpoint_size: int | None = None
+    checkpoint_interval: float = 10.0
+    task_size: int | None = None
+    task_shuffle_diversity: int | None = None
+    shard_size: int | None = None
+    commit_granularity: int = 64
+
+
+@dataclass(frozen=True)
+class CodeRef:
+    """How a worker gets at the UDF.
+
+    Args:
+        import_path: ``module:name``, or None when the caller's own process made the function and hands it over.
+        zip: name of the code archive beside the plan, or None when the module is installed everywhere.
+        sha256: digest of the archive; "" when there is none.
+    """
+
+    import_path: str | None
+    zip: str | None = None
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class FragmentWork:
+    """What is to be done with one fragment.
+
+    Args:
+        files: its rows and relevant data files at the planned version.
+        reason: why it is in the plan.
+        due: physical offsets to run; under a filter, the candidates it is asked about.
+        missing: the due rows that no checkpoint holds.
+        rows: number of rows that will count as selected and due.
+        staged: a data file for it is finished; only the commit is left.
+        ancestors: (srcfiles, id) of fragments it was compacted from whose checkpoints may serve.
+        kept: rows that keep a value computed earlier, by UDF version.
+    """
+
+    files: FragmentFiles
+    reason: str
+    due: Ranges
+    missing: Ranges
+    rows: int
+    staged: bool = False
+    ancestors: tuple[tuple[str, int], ...] = ()
+    kept: tuple[tuple[str, Ranges], ...] = ()
+
+    @property
+    def id(self) -> int:
+        return self.files.id
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where its checkpoints lie below the prefix."""
+        return self.files.srcfiles, self.files.id
+
+    @property
+    def status(self) -> str:
+        """``to do``, ``partly done`` or ``staged``."""
+        if self.staged:
+            return "staged"
+        return "to do" if self.missing == self.due else "partly done"
+
+    def to_json(self) -> list[Any]:
+        return [
+            self.files.to_json(),
+            self.reason,
+            self.due.pairs(),
+            None if self.missing == self.due else self.missing.pairs(),
+            self.rows,
+            self.staged,
+            [list(place) for place in self.ancestors],
+            [[version, rows.pairs()] for version, rows in self.kept],
+        ]
+
+    @staticmethod
+    def from_json(document: Sequence[Any]) -> FragmentWork:
+        files, reason, due_pairs, missing, rows, staged, ancestors, kept = document
+        due = Ranges.from_pairs(due_pairs)
+        return FragmentWork(
+            FragmentFiles.from_json(files),
+            reason,
+            due,
+            due if missing is None else Ranges.from_pairs(missing),
+            rows,
+            staged,
+            tuple((str(a), int(b)) for a, b in ancestors),
+            tuple((str(version), Ranges.from_pairs(pairs)) for version, pairs in kept),
+        )
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Fragments that are applied by one spark-submit and committed together.
+
+    Args:
+        index: position in the plan.
+        fragments: the work, in fragment order.
+    """
+
+    index: int
+    fragments: tuple[FragmentWork, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(work.rows for work in self.fragments)
+
+    @property
+    def to_apply(self) -> tuple[FragmentWork, ...]:
+        return tuple(work for work in self.fragments if not work.staged)
+
+    def dump(self) -> bytes:
+        """The shard as the plan keeps it; compact, because a plan may have 100,000 fragments."""
+        works = [work.to_json() for work in self.fragments]
+        return json.dumps({"index": self.index, "fragments": works}, separators=(",", ":")).encode()
+
+    @staticmethod
+    def load(data: bytes) -> Shard:
+        document = json.loads(data)
+        return Shard(document["index"], tuple(FragmentWork.from_json(item) for item in document["fragments"]))
+
+
+@dataclass(frozen=True)
+class Work:
+    """Everything a task has to know besides its fragments; small, and free of credentials.
+
+    Args:
+        job_id: names the job in checkpoints, ledgers and commits.
+        table: normalized URI of the table.
+        table_name: its name in the database.
+        column, field_id: the output column.
+        udf: the UDF's definition, as stored JSON text.
+        code: how to load it.
+        inputs: names of the input columns at the planned version.
+        where: frozen filter, or None.
+        version: the table version that is read.
+        read_version: the version asked for, or None for the newest.
+        udf_name, udf_version: identity of the code, taken once at plan time.
+        sizing: how the work is cut.
+        ignore_checkpoints: checkpoints of other jobs are not used.
+    """
+
+    job_id: str
+    table: str
+    table_name: str
+    column: str
+    field_id: int
+    udf: str
+    code: CodeRef
+    inputs: tuple[str, ...]
+    where: str | None
+    version: int
+    read_version: int | None
+    udf_name: str
+    udf_version: str
+    sizing: Sizing = field(default_factory=Sizing)
+    ignore_checkpoints: bool = False
+
+    @cached_property
+    def identity(self) -> WorkIdentity:
+        # A job that starts over computes under a filter-like tag of its own, so that it resumes its own work only.
+        tag = f"{self.where or ''}\0only:{self.job_id}" if self.ignore_checkpoints else self.where
+        return WorkIdentity(self.udf_name, self.udf_version, self.column, tag, self.table)
+
+    @property
+    def prefix(self) -> str:
+        return self.identity.prefix
+
+    def key(self, work: FragmentWork) -> FragmentKey:
+        return FragmentKey(self.prefix, *work.place)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(document: dict[str, Any]) -> Work:
+        fields = dict(document)
+        fields["code"] = CodeRef(**fields["code"])
+        fields["sizing"] = Sizing(**fields["sizing"])
+        fields["inputs"] = tuple(fields["inputs"])
+        return Work(**fields)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Rows and fragments that share a reason."""
+
+    reason: str
+    fragments: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a backfill would run, and why.
+
+    Args:
+        work: what all tasks have in common.
+        shards: the fragments with something left, cut into shards.
+        rows_total: live rows of the table at the planned version.
+        tallies: for every reason, fragments and rows, those with nothing left included.
+        stake: rows that hold the value of another UDF version, by version.
+        learned: facts found out while planning, for the next plan to know at once.
+        notes: sentences for the reader, e.g. why whole fragments are recomputed.
+    """
+
+    work: Work
+    shards: tuple[Shard, ...]
+    rows_total: int
+    tallies: tuple[Tally, ...]
+    stake: tuple[tuple[str, int], ...] = ()
+    learned: tuple[Fact, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fragments(self) -> tuple[FragmentWork, ...]:
+        """The fragments with something left."""
+        return tuple(work for shard in self.shards for work in shard.fragments)
+
+    @property
+    def rows_pending(self) -> int:
+        """Rows that are selected and due, those held by checkpoints included."""
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def rows_skipped(self) -> int:
+        """Live rows for which nothing is due."""
+        return self.rows_total - self.rows_pending
+
+    @property
+    def rows_to_run(self) -> int:
+        """Most rows the UDF will see: due rows that no checkpoint holds."""
+        return sum(min(work.rows, len(work.missing)) for work in self.fragments if not work.staged)
+
+    def with_work(self, **changes: Any) -> Plan:
+        return replace(self, work=replace(self.work, **changes))
+
+    def __str__(self) -> str:
+        from airflow_geneva.plan.explain import explain
+
+        return explain(self)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,1 @@
+"""plan, apply, commit and finish in one call, in this process or on Spark."""

@@ -1,0 +1,178 @@
+"""The stations of a job around the computing: announce it, commit its shards, end it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from airflow_geneva.checkpoint.state import append_ledger, fold_ledgers
+from airflow_geneva.code_zip import code_sha256, zip_code
+from airflow_geneva.commit.shard import ShardCommitter
+from airflow_geneva.commit.verify import Candidate
+from airflow_geneva.faults import fault_point
+from airflow_geneva.job.record import JobFolder
+from airflow_geneva.job.result import BackfillResult, ShardResult, combine
+from airflow_geneva.location import TableLocation
+from airflow_geneva.plan.document import SavedPlan, save_plan
+from airflow_geneva.plan.manifest import columns_of, live_offsets
+from airflow_geneva.plan.values import CodeRef, Plan, Shard, Work
+from airflow_geneva.plan.where import where_columns
+from airflow_geneva.run.task import Bench
+from airflow_geneva.storage import Storage, is_engine_error
+
+logger = logging.getLogger("airflow_geneva.run")
+
+
+def pack_code(import_path: str | None, job: Storage) -> CodeRef:
+    """Put the UDF's module or package beside the plan, so that the whole run uses the code that was planned."""
+    if import_path is None:
+        return CodeRef(None)
+    archive = zip_code(import_path)
+    if archive is None:
+        return CodeRef(import_path)
+    digest = code_sha256(archive)
+    name = f"code-{digest[:16]}.zip"
+    job.write_bytes(name, archive)
+    return CodeRef(import_path, name, digest)
+
+
+def start_job(
+    plan: Plan, location: TableLocation, run: str = "", ship_code: bool = False, about: Mapping[str, Any] | None = None
+) -> tuple[Plan, SavedPlan]:
+    """Announce a job and keep its plan; from here on it can be resumed by anybody.
+
+    Args:
+        run: tells two runs of one plan apart.
+        ship_code: put the UDF's code beside the plan, for workers that do not have it.
+        about: more for the job record, e.g. the Airflow run.
+
+    Raises:
+        StorageError: the table's folder is read-only or unreachable.
+    """
+    work = plan.work
+    folder = JobFolder.of(location.checkpoints, work.job_id)
+    if ship_code:
+        plan = replace(plan, work=replace(work, code=pack_code(work.code.import_path, folder.storage)))
+    folder.write_record(
+        {
+            "kind": "backfill",
+            "state": "RUNNING",
+            "table": work.table_name,
+            "column": work.column,
+            "udf": work.udf_name,
+            "udf_version": work.udf_version,
+            "where": work.where,
+            "version": work.version,
+            "read_version": work.read_version,
+            "rows_total": plan.rows_total,
+            "rows_pending": plan.rows_pending,
+            "shards": len(plan.shards),
+            **(about or {}),
+        }
+    )
+    fault_point("plan.recorded")
+    append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
+    saved = save_plan(plan, folder.storage, run)
+    fault_point("plan.saved")
+    return plan, saved
+
+
+def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:
+    """Make a shard's staged fragments visible, rebuilding from checkpoints what was staged and is gone.
+
+    Raises:
+        CommitConflict: others kept changing the table for longer than the retries allow.
+    """
+    bench = Bench.at(location, saved.work)
+    candidates: list[Candidate] = []
+    missing: list[tuple[int, str]] = []
+    for fragment in shard.fragments:
+        live = live_offsets(bench.dataset, fragment.files)
+        index = bench.index(fragment)
+        staged = bench.staged(fragment, index, live)
+        if staged is None:
+            due = fragment.due & live
+            held = bench.held(fragment, index, due)
+            if due - held.done:
+                missing.append((fragment.id, "not all of its rows are computed"))
+                continue
+            try:
+                staged = bench.stage(fragment, live, held)
+            except KeyError:
+                missing.append((fragment.id, "its checkpoints are gone"))
+                continue
+        candidates.append(Candidate(fragment, staged))
+    committer = ShardCommitter(
+        location.open,
+        location.checkpoints,
+        saved.work,
+        columns_of(
+            bench.dataset,
+            saved.work.inputs,
+            where_columns(saved.work.where, bench.dataset.schema.names),
+            saved.work.column,
+        ),
+        saved.fingerprint,
+    )
+    result = committer.commit(shard, candidates, missing)
+    folder = JobFolder.of(location.checkpoints, saved.work.job_id)
+    folder.write_shard("commit", saved.fingerprint, shard.index, result.to_json())
+    return result
+
+
+def finish_job(
+    location: TableLocation, saved: SavedPlan, shards: Iterable[ShardResult], seconds: Mapping[str, float] | None = None
+) -> BackfillResult:
+    """Add the shards up, fold the column's ledgers, and record how the job ended."""
+    work = saved.work
+    fault_point("finish.begin")
+    dataset = location.open()
+    commits = commits_of(location, work, dataset.version)
+    result = combine(work.job_id, shards, saved.rows_skipped, work.version, work.version, saved.notes)
+    result = replace(result, commits=commits, version=max(commits, default=work.version))
+    result = result.with_seconds(**(seconds or {}))
+    fold_ledgers(location.checkpoints, work.field_id)
+    folder = JobFolder.of(location.checkpoints, work.job_id)
+    folder.write_result(result.state, result.to_json())
+    fault_point("finish.end")
+    return result
+
+
+def fail_job(location: TableLocation, work: Work, error: BaseException) -> BackfillResult:
+    """Record that a job failed; what it computed stays in checkpoints."""
+    result = BackfillResult(work.job_id, "FAILED", version=work.version, from_version=work.version)
+    JobFolder.of(location.checkpoints, work.job_id).write_result("FAILED", result.to_json(), str(error))
+    return result
+
+
+def commits_of(location: TableLocation, work: Work, newest: int) -> tuple[int, ...]:
+    """Table versions that carry the job's id, whoever of its tries wrote them."""
+    dataset = location.open(newest)
+    found: list[int] = []
+    for version in range(work.version + 1, newest + 1):
+        try:
+            transaction = dataset.read_transaction(version)
+        except BaseException as error:
+            if not is_engine_error(error):
+                raise
+            continue
+        properties = (transaction.transaction_properties if transaction else None) or {}
+        if properties.get("geneva.job_id") == work.job_id:
+            found.append(version)
+    return tuple(found)
+
+
+class Stopwatch:
+    """Seconds by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def lap(self, stage: str) -> None:
+        now = time.monotonic()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
+        self._since = now

@@ -1,0 +1,55 @@
+"""What the Spark application does once it has a session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.location import TableLocation
+from airflow_geneva.plan.document import load_plan
+from airflow_geneva.run.spark import UdfParcel, apply_on_spark
+from airflow_geneva.storage import Storage, freeze_options, normalize_uri
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+
+def apply_submitted(
+    context: SparkContext,
+    job_uri: str,
+    fingerprint: str,
+    shard: int,
+    credentials: Mapping[str, str],
+    progress_seconds: float | None = None,
+) -> dict[str, Any]:
+    """Compute one shard of a stored plan; the code of the UDF arrived as ``py_files``.
+
+    Raises:
+        InvalidInput: the plan is gone or is not the one that was planned.
+        UdfError: the UDF failed; what was computed before it did is kept.
+    """
+    job = Storage(normalize_uri(job_uri), freeze_options(credentials))
+    saved = load_plan(job, fingerprint)
+    work = saved.work
+    if work.code.import_path is None:
+        raise InvalidInput(
+            f"UDF {work.udf_name!r} has no import path, so no other process can load it. Move it to a module."
+        )
+    location = TableLocation(work.table, work.table_name, job.options)
+    every = {} if progress_seconds is None else {"every": progress_seconds}
+    loaded = saved.load_shard(job, shard)
+    rows = apply_on_spark(context, location, work, loaded, UdfParcel(work.code.import_path), **every)
+    return {
+        "shard": shard,
+        "fingerprint": fingerprint,
+        "rows_run": rows,
+        "fragments_staged": len(loaded.to_apply),
+    }
+
+
+def write_result(path: str, credentials: Mapping[str, str], document: Mapping[str, Any]) -> None:
+    """Leave the outcome where the submitter reads it."""
+    folder, _, name = normalize_uri(path).rpartition("/")
+    Storage(folder, freeze_options(credentials)).write_bytes(name, json.dumps(document).encode())

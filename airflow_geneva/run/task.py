@@ -1,0 +1,195 @@
+"""Do one unit of work: compute what the store does not have, and stage the fragment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from airflow_geneva.apply.compute import Applier, Computed
+from airflow_geneva.checkpoint.fragment import StagedFragment, join_runs, runs_of
+from airflow_geneva.checkpoint.held import Held, KeyIndex
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
+from airflow_geneva.location import TableLocation
+from airflow_geneva.plan.manifest import FragmentFiles, field_ids, live_offsets, row_ids
+from airflow_geneva.plan.staging import staged_fits, staged_is_whole
+from airflow_geneva.plan.values import FragmentWork, Work
+from airflow_geneva.run.units import Unit
+from airflow_geneva.write.assemble import assemble
+from airflow_geneva.write.staged import StagedWriter, lay_out
+
+if TYPE_CHECKING:
+    import lance
+
+    from airflow_geneva.udf import UDF
+
+
+@dataclass(frozen=True)
+class UnitReport:
+    """What a unit did.
+
+    Args:
+        fragment: its fragment.
+        rows_run: rows the UDF ran on.
+        staged: whether the fragment's data file is finished.
+    """
+
+    fragment: int
+    rows_run: int
+    staged: bool
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every unit of a job works with.
+
+    Args:
+        dataset: the table at the planned version.
+        store: its checkpoints.
+        work: the job.
+    """
+
+    dataset: lance.LanceDataset
+    store: CheckpointStore
+    work: Work
+
+    @staticmethod
+    def at(location: TableLocation, work: Work) -> Bench:
+        return Bench(location.open(work.version), LanceCheckpointStore(location.checkpoints), work)
+
+    @property
+    def output_fields(self) -> tuple[int, ...]:
+        return field_ids(self.dataset, self.work.column)
+
+    def index(self, fragment: FragmentWork) -> KeyIndex:
+        return KeyIndex(self.store, self.work.prefix, [fragment.place, *fragment.ancestors])
+
+    def staged(self, fragment: FragmentWork, index: KeyIndex, live: Ranges) -> StagedFragment | None:
+        """The fragment's staged data file, if it may be committed as it is."""
+        staged = index.staged_at(fragment.place)
+        due = fragment.due & live
+        if staged is None or not staged_fits(self.dataset, staged, fragment.files, live, due, self.output_fields):
+            return None
+        return staged
+
+    def held(self, fragment: FragmentWork, index: KeyIndex, wanted: Ranges) -> Held:
+        """Computed rows of the fragment that the store has."""
+        return index.held(
+            fragment.place,
+            fragment.ancestors,
+            wanted,
+            lambda: row_ids(self.dataset, fragment.id),
+            lambda staged: staged_is_whole(self.dataset, staged),
+        )
+
+    def stage(self, fragment: FragmentWork, live: Ranges, held: Held) -> StagedFragment:
+        """Put a fragment together from checkpoints and old values.
+
+        Raises:
+            KeyError: a checkpoint is gone since it was found.
+        """
+        parts = assemble(self.dataset, self.store, fragment.files, live, self.work.column, held.pieces)
+        writer = StagedWriter(self.dataset, self.work.column)
+        for part in parts:
+            writer.put(part)
+        offsets, ids = row_ids(self.dataset, fragment.id)
+        computed = held.computed
+        mask = computed.mask(offsets)
+        by_job: dict[str, int] = {}
+        for piece in held.pieces:
+            by_job[piece.job_id] = by_job.get(piece.job_id, 0) + len(piece.offsets)
+        return self.record(
+            fragment, writer.finish(), live, join_runs([runs_of(offsets[mask], ids[mask])]), held.done & live, by_job
+        )
+
+    def record(
+        self,
+        fragment: FragmentWork,
+        file: str,
+        live: Ranges,
+        runs: tuple[tuple[int, int, int], ...],
+        looked_at: Ranges,
+        by_job: dict[str, int],
+    ) -> StagedFragment:
+        """Write the fragment checkpoint of a finished data file."""
+        files = fragment.files
+        staged = StagedFragment(
+            file=file,
+            src_data_files=tuple(files.source_paths()),
+            output_field_ids=self.output_fields,
+            output_files=files.output,
+            deletion=files.deletion,
+            live=live,
+            physical_rows=files.physical_rows,
+            runs=runs,
+            looked_at=looked_at,
+            by_job=tuple(sorted(by_job.items())),
+        )
+        self.store[str(self.work.key(fragment))] = staged.to_batch()
+        return staged
+
+
+def run_unit(bench: Bench, unit: Unit, udf: UDF, on_rows: Callable[[int], None] = lambda rows: None) -> UnitReport:
+    """Compute the missing rows of a unit; a unit that owns its fragment stages it too.
+
+    Raises:
+        UdfError: the UDF failed; what was computed before it did is kept.
+        StorageError: a checkpoint or data file cannot be written.
+    """
+    fragment = unit.work
+    live = live_offsets(bench.dataset, fragment.files)
+    index = bench.index(fragment)
+    if unit.whole and bench.staged(fragment, index, live):
+        return UnitReport(fragment.id, 0, True)
+    counted = _Count(on_rows)
+    applier = Applier(bench.dataset, bench.store, bench.work, udf, counted)
+    due = unit.run & live
+    held = bench.held(fragment, index, due)
+    if unit.whole and not held.pieces and not _needs_old_values(fragment.files, live, due, bench.work):
+        _stream(bench, applier, fragment, live, due)
+        return UnitReport(fragment.id, counted.rows, True)
+    for _ in applier.compute(fragment, live, due - held.done):
+        pass
+    if not unit.whole:
+        return UnitReport(fragment.id, counted.rows, False)
+    bench.stage(fragment, live, bench.held(fragment, bench.index(fragment), due))
+    return UnitReport(fragment.id, counted.rows, True)
+
+
+def _needs_old_values(files: FragmentFiles, live: Ranges, due: Ranges, work: Work) -> bool:
+    return bool(files.output) and (work.where is not None or due != live)
+
+
+def _stream(bench: Bench, applier: Applier, fragment: FragmentWork, live: Ranges, due: Ranges) -> None:
+    """Compute a whole fragment straight into its data file."""
+    writer = StagedWriter(bench.dataset, bench.work.column)
+    data_type: pa.DataType = bench.dataset.schema.field(bench.work.column).type
+    runs: list[list[tuple[int, int, int]]] = []
+    looked_at: list[list[int]] = []
+    position, rows = 0, 0
+    steps: Iterator[Computed] = applier.compute(fragment, live, due, keep_last=False)
+    for step in steps:
+        if step.start > position:
+            writer.put(pa.nulls(step.start - position, data_type))
+        writer.put(lay_out(step.values, step.offsets, step.start, step.end))
+        runs.append(runs_of(step.offsets, step.row_ids))
+        looked_at.extend(step.looked_at.pairs())
+        rows += len(step.offsets)
+        position = step.end
+    if position < fragment.files.physical_rows:
+        writer.put(pa.nulls(fragment.files.physical_rows - position, data_type))
+    by_job = {bench.work.job_id: rows}
+    bench.record(fragment, writer.finish(), live, join_runs(runs), Ranges.from_pairs(looked_at), by_job)
+
+
+@dataclass
+class _Count:
+    on_rows: Callable[[int], None]
+    rows: int = 0
+
+    def __call__(self, rows: int) -> None:
+        self.rows += rows
+        self.on_rows(rows)

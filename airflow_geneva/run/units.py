@@ -1,0 +1,86 @@
+"""Cut a shard into tasks: whole fragments where possible, parts of large ones where not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.plan.values import FragmentWork, Sizing
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Work on one fragment within a task.
+
+    Args:
+        work: the fragment.
+        run: physical offsets this unit is responsible for.
+        whole: whether it ends with the fragment's staged data file.
+    """
+
+    work: FragmentWork
+    run: Ranges
+    whole: bool
+
+    @property
+    def rows(self) -> int:
+        return len(self.run)
+
+
+def whole_unit(work: FragmentWork) -> Unit:
+    return Unit(work, work.due, True)
+
+
+def cut_tasks(works: Sequence[FragmentWork], sizing: Sizing, slots: int) -> list[tuple[Unit, ...]]:
+    """Group fragments into tasks of about ``task_size`` rows, and split fragments that are much larger.
+
+    Args:
+        works: fragments that need computing.
+        slots: tasks that run at the same time.
+    """
+    if not works:
+        return []
+    rows = sum(len(work.missing) for work in works)
+    size = sizing.task_size or max(rows // max(slots, 1) // 2, 1)
+    # Splitting costs a second pass over the fragment, so a little imbalance is cheaper unless a size was asked for.
+    splits_above = size if sizing.task_size else 2 * size
+    tasks: list[tuple[Unit, ...]] = []
+    group: list[Unit] = []
+    grouped = 0
+    for work in _shuffled(works, sizing.task_shuffle_diversity):
+        if len(work.missing) > splits_above:
+            tasks.extend((part,) for part in _split(work, size))
+            continue
+        group.append(whole_unit(work))
+        grouped += max(len(work.missing), 1)
+        if grouped >= size:
+            tasks.append(tuple(group))
+            group, grouped = [], 0
+    if group:
+        tasks.append(tuple(group))
+    return tasks
+
+
+def split_fragments(tasks: Sequence[Sequence[Unit]]) -> list[FragmentWork]:
+    """Fragments that several units worked on, and that somebody has to put together."""
+    found = {unit.work.id: unit.work for task in tasks for unit in task if not unit.whole}
+    return [found[key] for key in sorted(found)]
+
+
+def _split(work: FragmentWork, size: int) -> list[Unit]:
+    parts = -(-len(work.missing) // size)
+    step = -(-len(work.missing) // parts)
+    offsets = work.missing.offsets()
+    cuts = [int(offsets[i]) for i in range(0, len(offsets), step)] + [int(offsets[-1]) + 1]
+    return [Unit(work, work.missing.within(a, b), False) for a, b in pairwise(cuts)]
+
+
+def _shuffled(works: Sequence[FragmentWork], diversity: int | None) -> list[FragmentWork]:
+    """Deal the fragments from ``diversity`` stretches of the table in turn, so that slow ones do not sit together."""
+    if not diversity or diversity <= 1:
+        return list(works)
+    length = -(-len(works) // diversity)
+    stretches = [works[at : at + length] for at in range(0, len(works), length)]
+    return [stretch[i] for i in range(length) for stretch in stretches if i < len(stretch)]

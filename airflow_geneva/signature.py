@@ -1,0 +1,164 @@
+"""How a UDF is called, read off its parameters and annotations."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from airflow_geneva.errors import InvalidInput
+
+Form = Literal["scalar", "array", "record_batch"]
+
+UNKNOWN = inspect.Parameter.empty
+"""The annotation of a parameter or result that has none, or none that can be read."""
+
+_NOT_PLAIN = (
+    inspect.iscoroutinefunction,
+    inspect.isasyncgenfunction,
+    inspect.isgeneratorfunction,
+)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a UDF is called.
+
+    Attributes:
+        form: "scalar" (Python values of one row), "array" (one `pa.Array` a column) or "record_batch".
+        required: parameters without a default value, in order.
+        parameters: all parameters that columns can be given to, in order.
+        takes_any_number: whether there is a `*args`.
+        annotations: annotation of each parameter that has a readable one.
+        result: annotation of the result, or `UNKNOWN`.
+    """
+
+    form: Form
+    required: tuple[str, ...]
+    parameters: tuple[str, ...]
+    takes_any_number: bool
+    annotations: dict[str, Any]
+    result: Any
+
+    def annotation_at(self, position: int) -> Any:
+        """Annotation of the parameter that gets the input column at this position, or `UNKNOWN`."""
+        name = self.parameters[position] if position < len(self.parameters) else "*"
+        return self.annotations.get(name, UNKNOWN)
+
+
+def read_signature(func: Any, name: str) -> Signature:
+    """Read the form off the annotations of a function, or of `__call__` for a class or an instance.
+
+    Raises:
+        InvalidInput: annotations of two forms, a Table or ChunkedArray, or parameters columns cannot be given to.
+    """
+    has_own_call = isinstance(func, type) or isinstance(type(func).__call__, types.FunctionType)
+    function = func.__call__ if has_own_call else func
+    if any(check(inspect.unwrap(function)) for check in _NOT_PLAIN):
+        raise InvalidInput(
+            f"UDF {name!r} is asynchronous or a generator. Give a plain function that returns its result."
+        )
+    parameters = list(_signature(function).parameters.values())
+    if isinstance(func, type):
+        parameters = parameters[1:]
+    hints = _resolve_hints(function)
+    annotations, required, positional, any_number = {}, [], [], False
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            any_number, key = True, "*"
+        elif parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+            key = parameter.name
+            positional.append(key)
+            if parameter.default is inspect.Parameter.empty:
+                required.append(key)
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is inspect.Parameter.empty:
+            raise InvalidInput(
+                f"UDF {name!r} has the keyword-only parameter {parameter.name!r} without a default. "
+                "Columns are given by position: remove the '*', or give it a default."
+            )
+        else:
+            continue
+        if parameter.name in hints:
+            annotations[key] = hints[parameter.name]
+    if not positional and not any_number:
+        raise InvalidInput(f"UDF {name!r} has no parameters. Give it one for each input column.")
+    form = _form(annotations, name)
+    if form == "record_batch" and len(required) != 1:
+        raise InvalidInput(
+            f"UDF {name!r} takes a pa.RecordBatch and {required!r}. Give it one pa.RecordBatch parameter."
+        )
+    return Signature(form, tuple(required), tuple(positional), any_number, annotations, hints.get("return", UNKNOWN))
+
+
+def _signature(function: Any) -> inspect.Signature:
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+    return inspect.signature(function)
+
+
+def _resolve_hints(function: Any) -> dict[str, Any]:
+    """Annotations as objects; one that cannot be resolved is left out, and does not take the others with it."""
+    plain = inspect.unwrap(getattr(function, "__func__", getattr(function, "func", function)))
+    if not isinstance(plain, types.FunctionType):
+        return {}
+    enclosing = {}
+    for name, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
+        try:
+            enclosing[name] = cell.cell_contents
+        except ValueError:
+            continue
+    try:
+        return typing.get_type_hints(plain, localns={**plain.__globals__, **enclosing})
+    except Exception:
+        pass
+    hints = {}
+    for name, annotation in _signature(plain).parameters.items():
+        hints[name] = annotation.annotation
+    hints["return"] = _signature(plain).return_annotation
+    resolved = {}
+    for name, hint in hints.items():
+        try:
+            resolved[name] = eval(hint, plain.__globals__, enclosing) if isinstance(hint, str) else hint
+        except Exception:
+            continue
+    return {name: hint for name, hint in resolved.items() if hint is not UNKNOWN}
+
+
+def _form(annotations: dict[str, Any], name: str) -> Form:
+    forms: dict[Form, list[str]] = {}
+    for parameter, annotation in annotations.items():
+        for part in union_members(annotation):
+            if part in (pa.Table, pa.ChunkedArray):
+                fitting = "pa.RecordBatch" if part is pa.Table else "pa.Array"
+                raise InvalidInput(
+                    f"UDF {name!r} annotates {parameter!r} as pa.{part.__name__}, which UDFs are never given. "
+                    f"Annotate it as {fitting}."
+                )
+            forms.setdefault(_form_of(part), []).append(parameter)
+    if len(forms) > 1:
+        said = ", ".join(f"{', '.join(map(repr, names))} as {form}" for form, names in sorted(forms.items()))
+        raise InvalidInput(
+            f"UDF {name!r} mixes forms: {said}. Annotate all parameters as Python values, all as pa.Array, "
+            "or take one pa.RecordBatch."
+        )
+    return next(iter(forms), "scalar")
+
+
+def _form_of(annotation: Any) -> Form:
+    if isinstance(annotation, type) and issubclass(annotation, pa.Array):
+        return "array"
+    return "record_batch" if annotation is pa.RecordBatch else "scalar"
+
+
+def union_members(annotation: Any) -> list[Any]:
+    """The annotation, or the members of a union other than None."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [member for member in typing.get_args(annotation) if member is not type(None)]
+    return [annotation]

@@ -1,0 +1,237 @@
+"""Where tables and their documents lie: URIs, names, and small files on any store that pylance reaches."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_geneva.errors import InvalidInput, StorageError
+
+if TYPE_CHECKING:
+    from lance.file import LanceFileSession
+
+_SCHEME = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")
+
+
+def normalize_uri(uri: str | os.PathLike[str]) -> str:
+    """Give every way of writing a place one form: object-store URIs without a trailing slash, local paths absolute.
+
+    Two spellings of one place must hash to one checkpoint identity.
+    """
+    text = os.fspath(uri)
+    if not text:
+        raise InvalidInput("An empty database or table URI was given. Give a path or a URI such as s3://bucket/db.")
+    if text.startswith("file://"):
+        text = text[len("file://") :]
+    if _SCHEME.match(text):
+        return text.rstrip("/")
+    return os.path.realpath(os.path.expanduser(text))
+
+
+def is_local(uri: str) -> bool:
+    """Tell whether a normalized URI is a path of this machine."""
+    return not _SCHEME.match(uri)
+
+
+def join(uri: str, *parts: str) -> str:
+    """Append path parts to a normalized URI."""
+    return "/".join([uri.rstrip("/"), *parts])
+
+
+def check_name(name: str, what: str) -> str:
+    """Return a table or view name unchanged if it stays inside its folder.
+
+    Raises:
+        InvalidInput: the name is empty, hidden, or holds a path separator or ``..``.
+    """
+    if not isinstance(name, str) or not _NAME.match(name) or ".." in name or len(name) > 200:
+        raise InvalidInput(
+            f"{name!r} is not a {what} name. Use letters, digits, '_', '-' and '.' (no '/', no '..', at most 200 "
+            "characters), starting with a letter, digit or '_'."
+        )
+    return name
+
+
+def is_engine_error(error: BaseException) -> bool:
+    """Tell whether an exception came out of a library call, pylance's panics included, and not from the outside.
+
+    pylance raises ``pyo3_runtime.PanicException``, a BaseException, on damaged files.
+    """
+    return not isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit))
+
+
+def freeze_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """Turn storage options into a hashable value."""
+    return tuple(sorted((options or {}).items()))
+
+
+@functools.lru_cache(maxsize=64)
+def _session(root: str, options: tuple[tuple[str, str], ...], pid: int) -> LanceFileSession:
+    from lance.file import LanceFileSession
+
+    return LanceFileSession(root, storage_options=dict(options) or None)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A folder on a local disk or an object store, with the credentials to reach it.
+
+    Args:
+        root: normalized URI of the folder.
+        options: storage options as sorted pairs; never shown by ``repr``.
+    """
+
+    root: str
+    options: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Storage({self.root!r})"
+
+    @staticmethod
+    def at(root: str, options: Mapping[str, str] | None = None) -> Storage:
+        return Storage(normalize_uri(root), freeze_options(options))
+
+    def folder(self, *parts: str) -> Storage:
+        """A folder below this one."""
+        return Storage(join(self.root, *parts), self.options)
+
+    @property
+    def session(self) -> LanceFileSession:
+        """The Lance file session of this folder, one per process."""
+        return _session(self.root, self.options, os.getpid())
+
+    @property
+    def local(self) -> bool:
+        return is_local(self.root)
+
+    def path(self, name: str) -> str:
+        """The URI of one file below this folder, refused when it would lie outside."""
+        if name.startswith("/") or ".." in name.split("/") or "\\" in name:
+            raise InvalidInput(f"{name!r} would lie outside of {self.root}. Names cannot leave their folder.")
+        return join(self.root, name)
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Write one file whole or not at all.
+
+        Raises:
+            StorageError: the store is unreachable, full or read-only.
+        """
+        target = self.path(name)
+        try:
+            if self.local:
+                folder = os.path.dirname(target)
+                os.makedirs(folder, exist_ok=True)
+                handle, temporary = tempfile.mkstemp(prefix=".tmp", dir=folder)
+                try:
+                    with os.fdopen(handle, "wb") as file:
+                        file.write(data)
+                    os.replace(temporary, target)
+                except BaseException:
+                    os.unlink(temporary)
+                    raise
+                return
+            with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
+                local = Path(scratch) / "document"
+                local.write_bytes(data)
+                self.session.upload_file(local, name)
+        except OSError as error:
+            raise StorageError(
+                f"Cannot write {target}: {error}. Check that the place exists and is writable."
+            ) from error
+
+    def read_bytes(self, name: str) -> bytes:
+        """Read one file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            StorageError: the store is unreachable or refuses.
+        """
+        source = self.path(name)
+        if self.local:
+            try:
+                return Path(source).read_bytes()
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise StorageError(f"Cannot read {source}: {error}.") from error
+        with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
+            local = Path(scratch) / "document"
+            try:
+                self.session.download_file(name, local)
+            except OSError as error:
+                if not self.exists(name):
+                    raise FileNotFoundError(source) from error
+                raise StorageError(f"Cannot read {source}: {error}.") from error
+            return local.read_bytes()
+
+    def write_json(self, name: str, document: Any) -> None:
+        self.write_bytes(name, json.dumps(document, separators=(",", ":"), sort_keys=True).encode())
+
+    def read_json(self, name: str) -> Any:
+        return json.loads(self.read_bytes(name))
+
+    def exists(self, name: str) -> bool:
+        if self.local:
+            return os.path.exists(self.path(name))
+        try:
+            return self.session.contains(name)
+        except OSError as error:
+            raise StorageError(f"Cannot reach {self.root}: {error}.") from error
+
+    def list_files(self, folder: str = "") -> list[str]:
+        """Names of all finished files below a folder, relative to this one; half-written ones are left out."""
+        if self.local:
+            # os.walk lists 100,000 files ten times faster than the session does.
+            top = self.path(folder) if folder else self.root
+            cut = len(self.root) + 1
+            return [
+                f"{base}/{file}"[cut:] for base, _, files in os.walk(top) for file in files if not _half_written(file)
+            ]
+        try:
+            found = self.session.list(folder or None)
+        except OSError as error:
+            raise StorageError(f"Cannot list {join(self.root, folder)}: {error}.") from error
+        return [name for name in found if not _half_written(name.rsplit("/", 1)[-1])]
+
+    def list_folder(self, folder: str = "") -> tuple[list[str], list[str]]:
+        """Names of the folders and of the files directly inside a folder."""
+        if self.local:
+            top = self.path(folder) if folder else self.root
+            try:
+                entries = list(os.scandir(top))
+            except (FileNotFoundError, NotADirectoryError):
+                return [], []
+            files = [e.name for e in entries if not e.is_dir() and not _half_written(e.name)]
+            return sorted(e.name for e in entries if e.is_dir()), sorted(files)
+        try:
+            result = self.session.list_with_delimiter(folder or None)
+        except OSError as error:
+            raise StorageError(f"Cannot list {join(self.root, folder)}: {error}.") from error
+        names = [[str(path).rstrip("/").rsplit("/", 1)[-1] for path in group] for group in _groups(result)]
+        return sorted(names[0]), sorted(name for name in names[1] if not _half_written(name))
+
+    def delete(self, name: str) -> None:
+        """Remove one file; one that is already gone is fine."""
+        try:
+            if self.local:
+                Path(self.path(name)).unlink(missing_ok=True)
+            elif self.session.contains(name):
+                self.session.delete_file(name)
+        except OSError as error:
+            raise StorageError(f"Cannot delete {self.path(name)}: {error}.") from error
+
+
+def _groups(result: Any) -> tuple[Iterable[str], Iterable[str]]:
+    return result.common_prefixes, result.objects
+
+
+def _half_written(file_name: str) -> bool:
+    return file_name.startswith(".tmp") or "#" in file_name or ".tmp" in file_name

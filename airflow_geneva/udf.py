@@ -1,0 +1,307 @@
+"""What a UDF is: a Python function with its version, inputs, output type, resources and error policy."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
+
+from airflow_geneva.annotations import output_type
+from airflow_geneva.code_version import code_version
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.on_error import Fail, Policy, Retry, Skip, check_policy, describe_policy
+from airflow_geneva.signature import Form, Signature, read_signature
+from airflow_geneva.udf_definition import UdfDefinition
+from airflow_geneva.udf_settings import check_bounds, check_memory, check_name, check_number, check_rows, check_sequence
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["UDF", "Fail", "Retry", "Skip", "UdfDefinition", "load_udf", "udf"]
+
+_IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
+
+_instances: dict[type, Any] = {}
+_instances_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class UDF:
+    """A function that computes a column; made by the decorator `udf`, and called like the function itself.
+
+    Attributes:
+        func: the function, class or instance that was decorated.
+        name: name in checkpoints, plans and messages.
+        data_type: Arrow type of its output.
+        signature: its parameters, annotations and form.
+        module: the module whose code made this value.
+        version: the version given instead of the hash of the code, or None.
+        deps: more things that the version covers.
+        input_columns: the columns it was declared with, or None: its parameters name them.
+        num_cpus, num_gpus: what one call needs.
+        memory: bytes one call needs, or None.
+        batch_size: rows a call, or None.
+        checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows a checkpoint, or None.
+        on_error: "fail", "skip", or a tuple of rules.
+        timeout: seconds a call may take, or None.
+    """
+
+    func: Any
+    name: str
+    data_type: pa.DataType
+    signature: Signature = field(compare=False, repr=False)
+    module: str = field(compare=False, repr=False)
+    version: str | None = None
+    deps: tuple[Any, ...] = field(default=(), repr=False)
+    input_columns: tuple[str, ...] | None = None
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
+    batch_size: int | None = None
+    checkpoint_size: int | None = None
+    min_checkpoint_size: int | None = None
+    max_checkpoint_size: int | None = None
+    on_error: Policy = "fail"
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", self.func.__doc__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the user's function; a class is instantiated once per process, on the first call."""
+        return self.function(*args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.func
+
+    @property
+    def form(self) -> Form:
+        """How it is called: "scalar", "array" or "record_batch"."""
+        return self.signature.form
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What is called: the function, or this process's one instance of the class."""
+        function: Callable[..., Any] = _instance_of(self.func) if isinstance(self.func, type) else self.func
+        return function
+
+    @cached_property
+    def code_version(self) -> str:
+        """The version given, or a hash of the code, the same in every process; `InvalidInput` if it has none."""
+        return self.version or code_version(self.func, self.deps, self.name)
+
+    @property
+    def import_path(self) -> str | None:
+        """`"module:name"` under which another process finds this very object, or None (a notebook's, a local one)."""
+        for module_name in (self.module, getattr(self.func, "__module__", "")):
+            module = sys.modules.get(module_name)
+            # Airflow imports a DAG file under a name of its own, which no other process has.
+            if module is None or module_name == "__main__" or module_name.startswith("unusual_prefix_"):
+                continue
+            names = [name for name, value in vars(module).items() if value is self]
+            for name in (getattr(self.func, "__qualname__", ""), *names):
+                if name and _find(module, name) is self:
+                    return f"{module_name}:{name}"
+        return None
+
+    def resolve_inputs(self, input_columns: Sequence[str] | None = None) -> tuple[str, ...] | None:
+        """Columns it is given, in the order of its parameters; None: a record batch of all there are.
+
+        input_columns: the columns that `add_columns` mapped to it, or None: its own.
+        """
+        given = self.input_columns if input_columns is None else tuple(input_columns)
+        if self.form == "record_batch":
+            return given
+        columns = self.signature.required if given is None else given
+        if given is None and self.signature.takes_any_number and not columns:
+            raise InvalidInput(f"UDF {self.name!r} takes any number of columns. Name them: @udf(input_columns=[...]).")
+        _check_count(self.signature, columns, self.name)
+        return columns
+
+    def definition(self, input_columns: Sequence[str] | None = None) -> UdfDefinition:
+        """What is stored of it beside a column that it computes from these columns."""
+        columns = self.resolve_inputs(input_columns)
+        return UdfDefinition(
+            name=self.name,
+            version=self.code_version,
+            import_path=self.import_path,
+            input_columns=columns,
+            data_type=str(self.data_type),
+            form=self.form,
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus,
+            memory=self.memory,
+            batch_size=self.batch_size,
+            checkpoint_size=self.checkpoint_size,
+            min_checkpoint_size=self.min_checkpoint_size,
+            max_checkpoint_size=self.max_checkpoint_size,
+            on_error=describe_policy(self.on_error),
+            timeout=self.timeout,
+        )
+
+
+@overload
+def udf(func: Callable[..., Any], /) -> UDF: ...
+
+
+@overload
+def udf(
+    *,
+    data_type: pa.DataType | None = None,
+    name: str | None = None,
+    version: str | None = None,
+    deps: Sequence[Any] = (),
+    input_columns: Sequence[str] | None = None,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: int | str | None = None,
+    batch_size: int | None = None,
+    checkpoint_size: int | None = None,
+    min_checkpoint_size: int | None = None,
+    max_checkpoint_size: int | None = None,
+    on_error: str | Sequence[Retry | Skip | Fail] = "fail",
+    timeout: float | None = None,
+) -> Callable[[Callable[..., Any]], UDF]: ...
+
+
+def udf(
+    func: Callable[..., Any] | None = None,
+    /,
+    *,
+    data_type: pa.DataType | None = None,
+    name: str | None = None,
+    version: str | None = None,
+    deps: Sequence[Any] = (),
+    input_columns: Sequence[str] | None = None,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: int | str | None = None,
+    batch_size: int | None = None,
+    checkpoint_size: int | None = None,
+    min_checkpoint_size: int | None = None,
+    max_checkpoint_size: int | None = None,
+    on_error: str | Sequence[Retry | Skip | Fail] = "fail",
+    timeout: float | None = None,
+) -> UDF | Callable[[Callable[..., Any]], UDF]:
+    """Make a UDF of a function, of a class with `__call__`, or of an instance of one.
+
+    The annotations say how it is called: with the Python values of one row (`text: str`, or no annotations), with one
+    `pa.Array` for each column (`x: pa.Int64Array`), or with one `pa.RecordBatch`. A class is instantiated without
+    arguments, once per process.
+
+    Args:
+        data_type: Arrow type of the output; may be left out when the annotation of the result determines it.
+        name: name in checkpoints and messages; the function's own by default.
+        version: stands in for the hash of the code; change it whenever results change.
+        deps: more things the hash covers: functions, classes, modules, strings, or `pathlib.Path`s of files.
+        input_columns: columns given to the parameters, in order; by default the parameters without a default value
+            name them, and a record-batch UDF gets all columns.
+        num_cpus, num_gpus: what one call needs.
+        memory: what one call needs, in bytes or as `"4g"`.
+        batch_size: rows a call.
+        checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows a checkpoint.
+        on_error: `"fail"`, `"skip"`, or a list of `Retry`, `Skip` and `Fail`, of which the first that fits counts.
+        timeout: seconds a call may take.
+
+    Raises:
+        InvalidInput: something above makes no sense, or contradicts the annotations.
+
+    Example:
+        ```python
+        @udf(data_type=pa.int64())
+        def length(text: str) -> int:
+            return len(text)
+        ```
+    """
+    module = sys._getframe(1).f_globals.get("__name__", "__main__")
+
+    def make(func: Callable[..., Any]) -> UDF:
+        if isinstance(func, UDF) or not callable(func) or (isinstance(func, type) and "__call__" not in dir(func)):
+            raise InvalidInput(f"{func!r} cannot be made a UDF: give a function, or a class or object with __call__.")
+        own_name = getattr(func, "__name__", type(func).__name__)
+        chosen = check_name("name", own_name.strip("<>") if name is None else name)
+        signature = read_signature(func, chosen)
+        made = UDF(
+            func=func,
+            name=chosen,
+            data_type=output_type(signature, data_type, chosen),
+            signature=signature,
+            module=module,
+            version=None if version is None else check_name("version", version),
+            deps=check_sequence("deps", deps),
+            input_columns=None if input_columns is None else check_sequence("input_columns", input_columns),
+            num_cpus=check_number("num_cpus", num_cpus, above_zero=True),
+            num_gpus=check_number("num_gpus", num_gpus, above_zero=False),
+            memory=check_memory(memory),
+            batch_size=check_rows("batch_size", batch_size),
+            checkpoint_size=check_rows("checkpoint_size", checkpoint_size),
+            min_checkpoint_size=check_rows("min_checkpoint_size", min_checkpoint_size),
+            max_checkpoint_size=check_rows("max_checkpoint_size", max_checkpoint_size),
+            on_error=check_policy(on_error),
+            timeout=check_number("timeout", timeout, above_zero=True),
+        )
+        check_bounds(made.min_checkpoint_size, made.checkpoint_size, made.max_checkpoint_size)
+        if made.input_columns is not None and made.form != "record_batch":
+            _check_count(signature, made.input_columns, chosen)
+        return made
+
+    return make if func is None else make(func)
+
+
+def load_udf(import_path: str) -> UDF:
+    """Import the UDF at `"module:name"`.
+
+    Raises:
+        InvalidInput: the path is malformed, its module cannot be imported here, or it leads to no `@udf` object.
+    """
+    match = _IMPORT_PATH.fullmatch(import_path)
+    if match is None:
+        raise InvalidInput(
+            f'UDF path {import_path!r} is malformed. Give "module:name", such as "my_project.udfs:embed".'
+        )
+    module_name, name = match.groups()
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise InvalidInput(
+            f"UDF {import_path!r} cannot be loaded: importing module {module_name!r} raised {error!r}. "
+            f"Python {sys.version.split()[0]} looked in {sys.path[:5]!r} and {max(len(sys.path) - 5, 0)} more places. "
+            "Put the module where this process finds it, and install what it imports."
+        ) from error
+    found = _find(module, name)
+    if isinstance(found, UDF):
+        return found
+    udfs = sorted(name for name, value in vars(module).items() if isinstance(value, UDF))
+    what = f"there is no {name!r} in it" if found is None else f"{name!r} in it is a {type(found).__name__}"
+    raise InvalidInput(
+        f"UDF {import_path!r} cannot be loaded: {what}, and an import path is used only if it leads to a @udf object. "
+        f"The UDFs of module {module_name!r} are {udfs!r}."
+    )
+
+
+def _find(found: Any, name: str) -> Any:
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _instance_of(cls: type) -> Any:
+    with _instances_lock:
+        if cls not in _instances:
+            _instances[cls] = cls()
+        return _instances[cls]
+
+
+def _check_count(signature: Signature, columns: Sequence[str], name: str) -> None:
+    least, most = len(signature.required), len(signature.parameters)
+    if len(columns) < max(least, 1) or (len(columns) > most and not signature.takes_any_number):
+        raise InvalidInput(
+            f"UDF {name!r} takes the parameters {list(signature.parameters)!r}, and {len(columns)} input columns are "
+            f"mapped to them: {list(columns)!r}. Name one column for each parameter that has no default value."
+        )

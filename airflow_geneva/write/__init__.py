@@ -1,0 +1,1 @@
+"""One dense data file per fragment."""

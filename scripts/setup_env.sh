@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Make a virtual environment with the locked development versions and this package in it: setup_env.sh .venv
+set -euo pipefail
+
+venv=$1
+lock=requirements/dev.txt
+
+fail() {
+    printf 'install: %s\n' "$@" >&2
+    exit 1
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3.12 python3.11 python3.13 python3.10 python3}; do
+        # A version manager's shim exists even where its Python does not: only one that runs counts.
+        if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+uv=$(command -v uv || true)
+
+if [ ! -x "$venv/bin/python" ]; then
+    if python=$(find_python); then
+        python=$("$python" -c 'import sys; print(sys.executable)')
+    elif [ -n "$uv" ] && [ -z "${PYTHON:-}" ]; then
+        python=3.12 # uv fetches it
+    else
+        fail "no Python 3.10 to 3.13 found (looked at: ${PYTHON:-PATH})." \
+            "Install one (Debian, Ubuntu: apt-get install python3 python3-venv), or name it: make install PYTHON=/path/to/python3"
+    fi
+    echo "install: making $venv with $python"
+    if [ -n "$uv" ]; then
+        "$uv" venv --quiet --python "$python" "$venv"
+    elif ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
+        version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+        fail "$python comes without the venv module or its pip." \
+            "Install it (Debian, Ubuntu: apt-get install python$version-venv), or install uv and try again."
+    else
+        "$python" -m venv "$venv"
+    fi
+fi
+
+echo "install: installing $lock (the first time some hundreds of MB are downloaded)"
+if [ -n "$uv" ]; then
+    "$uv" pip install --quiet --python "$venv/bin/python" -r "$lock"
+    "$uv" pip install --quiet --python "$venv/bin/python" --no-deps -e .
+else
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
+        fail "$venv has no pip (uv made it) and uv is not on PATH any more. Remove $venv and run make install again."
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$lock"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -e .
+fi
+
+"$venv/bin/airflow-geneva" doctor --path "$PWD"

@@ -1,0 +1,99 @@
+"""What all tests share: an Airflow home of their own, one thread per process, Java, and one Spark session."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCRATCH = Path(tempfile.mkdtemp(prefix="airflow-geneva-tests-"))
+atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
+
+# Airflow reads these while it is imported, so they are set before any test can import it. Nothing of the user's own
+# Airflow, Spark or Python path reaches a test.
+for name in list(os.environ):
+    if name.startswith(("AIRFLOW_", "SPARK_", "PYSPARK_")):
+        del os.environ[name]
+os.environ.update(
+    {
+        "AIRFLOW_HOME": str(SCRATCH / "airflow"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(SCRATCH / "airflow" / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{SCRATCH / 'airflow' / 'airflow.db'}",
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+    }
+)
+
+settings.register_profile(
+    "quick", max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "soak", max_examples=2000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("soak" if os.environ.get("GENEVA_SOAK") == "1" else "quick")
+
+
+@pytest.fixture(autouse=True)
+def _java_where_needed(request: pytest.FixtureRequest) -> None:
+    if any(request.node.get_closest_marker(name) for name in ("spark", "crash", "airflow")):
+        request.getfixturevalue("java_home")
+
+
+@pytest.fixture(scope="session")
+def java_home() -> str:
+    """Java for Spark in this process's environment, whatever the machine has."""
+    from airflow_geneva.java import java_environment
+
+    os.environ.update(java_environment(SCRATCH / "java"))
+    return os.environ["JAVA_HOME"]
+
+
+@pytest.fixture(scope="session")
+def airflow_db() -> Path:
+    """The Airflow home of this test run, its database made."""
+    home = Path(os.environ["AIRFLOW_HOME"])
+    (home / "dags").mkdir(parents=True, exist_ok=True)
+    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True)
+    return home
+
+
+@pytest.fixture(scope="session")
+def spark(java_home: str) -> Iterator[SparkSession]:
+    """One local session of two slots for the whole run; a task may fail three times before its job does."""
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2,4]")
+        .appName("airflow-geneva-tests")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.local.dir", str(SCRATCH / "spark"))
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(SCRATCH / "warehouse"))
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()

@@ -1,0 +1,245 @@
+"""Annotations: the form they give, the types they determine, and what they refuse."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Optional, Union
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+
+from airflow_geneva.annotations import accepts, check_inputs
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.udf import udf
+
+if TYPE_CHECKING:
+    from somewhere import NotImportable
+
+
+def _scalar(x: int, y: str) -> int: ...
+def _optional(x: int | None, y: Optional[str]) -> int: ...  # noqa: UP045
+def _bare(x, y): ...
+def _array(x: pa.Int64Array, y: pa.Array) -> pa.Int64Array: ...
+def _optional_array(x: pa.Int64Array | None, y) -> pa.Int64Array: ...
+def _batch(batch: pa.RecordBatch) -> pa.Array: ...
+def _unresolved(x: int, y: NotImportable) -> int: ...
+
+
+class _Model:
+    def __call__(self, x: pa.StringArray) -> pa.Int64Array: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "form"),
+    [
+        (_scalar, "scalar"),
+        (_optional, "scalar"),
+        (_bare, "scalar"),
+        (_unresolved, "scalar"),
+        (lambda x: x, "scalar"),
+        (functools.partial(_scalar, y="b"), "scalar"),
+        (_array, "array"),
+        (_optional_array, "array"),
+        (_Model, "array"),
+        (_Model(), "array"),
+        (_Model().__call__, "array"),
+        (_batch, "record_batch"),
+    ],
+)
+def test_annotations_give_the_form(function: Callable[..., Any], form: str) -> None:
+    assert udf(data_type=pa.int64(), name="f")(function).form == form
+
+
+def test_the_parameters_of_a_class_or_a_partial_are_those_still_to_be_given() -> None:
+    assert udf(_Model).resolve_inputs() == ("x",)
+    assert udf(data_type=pa.int64(), name="f")(functools.partial(_scalar, 1)).resolve_inputs() == ("y",)
+
+
+def test_an_annotation_that_cannot_be_resolved_does_not_take_the_others_with_it() -> None:
+    made = udf(_unresolved)
+    assert made.data_type == pa.int64()
+    assert made.signature.annotations == {"x": int}
+
+
+def test_annotations_of_a_local_type_are_resolved() -> None:
+    class Local: ...
+
+    def function(x: Local) -> int:
+        return Local and 1
+
+    assert udf(function).signature.annotations["x"] is Local
+
+
+def _mixed(x: pa.Array, y: int) -> pa.Int64Array: ...
+def _mixed_batch(batch: pa.RecordBatch, y: pa.Array) -> pa.Int64Array: ...
+def _table(x: pa.Table) -> pa.Array: ...
+def _chunked(x: pa.ChunkedArray) -> pa.Array: ...
+def _nothing() -> int: ...
+def _keyword(x: int, *, y: int) -> int: ...
+async def _asynchronous(x: int) -> int: ...
+def _generator(x: int) -> Any:
+    yield x
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (_mixed, "mixes forms: 'x' as array, 'y' as scalar"),
+        (_mixed_batch, "mixes forms"),
+        (_table, "Annotate it as pa.RecordBatch"),
+        (_chunked, "Annotate it as pa.Array"),
+        (_nothing, "has no parameters"),
+        (_keyword, "keyword-only parameter 'y'"),
+        (_asynchronous, "asynchronous or a generator"),
+        (_generator, "asynchronous or a generator"),
+    ],
+)
+def test_what_cannot_be_called_on_columns_is_refused(function: Callable[..., Any], says: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        udf(data_type=pa.int64())(function)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "data_type"),
+    [
+        (int, pa.int64()),
+        (float, pa.float64()),
+        (str, pa.string()),
+        (bool, pa.bool_()),
+        (bytes, pa.binary()),
+        (datetime.datetime, pa.timestamp("us")),
+        (datetime.date, pa.date32()),
+        (int | None, pa.int64()),
+        (list[str], pa.list_(pa.string())),
+        (np.float32, pa.float32()),
+        (pa.Int8Array, pa.int8()),
+        (pa.StringArray, pa.string()),
+    ],
+)
+def test_the_result_annotation_determines_the_output_type(annotation: Any, data_type: pa.DataType) -> None:
+    def function(x: Any) -> Any: ...
+
+    function.__annotations__["return"] = annotation
+    assert udf(function).data_type == data_type
+
+
+@pytest.mark.parametrize(
+    ("annotation", "says"),
+    [
+        (decimal.Decimal, "annotated as Decimal"),
+        (dict, "annotated as dict"),
+        (int | str, "does not determine one"),
+        (pa.ListArray, "annotated as ListArray"),
+        (pa.Array, "Cannot validate generic pa.Array type"),
+    ],
+)
+def test_a_result_annotation_that_determines_no_type_needs_data_type(annotation: Any, says: str) -> None:
+    def function(x: Any) -> Any: ...
+
+    function.__annotations__["return"] = annotation
+    with pytest.raises(InvalidInput, match=r"data_type=\.\.\.") as refused:
+        udf(function)
+    assert says in str(refused.value)
+
+
+def test_a_result_annotation_that_contradicts_the_type_is_refused() -> None:
+    def text(x: int) -> str: ...
+    def number(x: int) -> int: ...
+    def vector(x: str) -> list[float]: ...
+
+    with pytest.raises(InvalidInput, match="Type mismatch for the output of UDF 'text'"):
+        udf(data_type=pa.int64())(text)
+    assert udf(data_type=pa.float32())(number).data_type == pa.float32()
+    assert udf(data_type=pa.list_(pa.float32(), 3))(vector).data_type == pa.list_(pa.float32(), 3)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "data_type", "answer"),
+    [
+        (int, pa.int8(), True),
+        (int, pa.string(), False),
+        (int, pa.float64(), False),
+        (float, pa.int32(), True),
+        (float, pa.float16(), True),
+        (float, pa.decimal128(5, 2), False),
+        (str, pa.large_string(), True),
+        (str, pa.dictionary(pa.int32(), pa.string()), True),
+        (str, pa.binary(), False),
+        (bytes, pa.large_binary(), True),
+        (bytes, pa.binary(16), True),
+        (bool, pa.int8(), False),
+        (datetime.datetime, pa.timestamp("ns", "UTC"), True),
+        (datetime.datetime, pa.date32(), False),
+        (decimal.Decimal, pa.decimal256(50, 2), True),
+        (list[int], pa.list_(pa.int8()), True),
+        (list[int], pa.list_(pa.string()), False),
+        (list[list[float]], pa.list_(pa.list_(pa.float32(), 2)), True),
+        (list, pa.int64(), False),
+        (Sequence[str], pa.list_(pa.string()), True),
+        (Sequence[str], pa.string(), True),
+        (np.ndarray, pa.list_(pa.float32(), 3), True),
+        (npt.NDArray[np.float32], pa.list_(pa.float32(), 3), True),
+        (np.ndarray, pa.string(), False),
+        (dict, pa.struct({"a": pa.int64()}), True),
+        (dict[str, int], pa.string(), False),
+        (int | None, pa.string(), False),
+        (Union[int, str], pa.string(), True),  # noqa: UP007
+        (pa.Array, pa.string(), True),
+        (pa.Int64Array, pa.int64(), True),
+        (pa.Int64Array, pa.int32(), False),
+        (pa.ListArray, pa.list_(pa.int8()), True),
+        (pa.FixedSizeListArray, pa.list_(pa.int8()), False),
+        (int, pa.null(), True),
+        (Any, pa.string(), None),
+        (object, pa.string(), None),
+        ("Unknown", pa.string(), None),
+    ],
+)
+def test_annotations_are_checked_against_column_types(annotation: Any, data_type: pa.DataType, answer: Any) -> None:
+    assert accepts(annotation, data_type) is answer
+
+
+def test_an_annotation_with_more_to_say_counts_as_its_type() -> None:
+    def function(x: Annotated[int, "rows"]) -> int: ...
+
+    with pytest.raises(InvalidInput, match="Type mismatch for column 'x'"):
+        check_inputs(udf(function), pa.schema({"x": pa.string()}), None, "docs")
+
+
+SCHEMA = pa.schema({"id": pa.int64(), "text": pa.string(), "meta": pa.struct({"author": pa.string()})})
+
+
+def test_inputs_that_fit_are_accepted() -> None:
+    check_inputs(udf(_scalar), SCHEMA, ["id", "text"], "docs")
+    check_inputs(udf(_array), SCHEMA, ["id", "text"], "docs")
+    check_inputs(udf(data_type=pa.int64())(_batch), SCHEMA, None, "docs")
+    check_inputs(udf(data_type=pa.int64())(_bare), SCHEMA, ["meta", "id"], "docs")
+
+
+def test_a_missing_input_column_is_named_beside_those_there_are() -> None:
+    with pytest.raises(
+        InvalidInput, match=r"expects input columns \['x', 'y'\] which are not found in table 'docs'"
+    ) as e:
+        check_inputs(udf(_scalar), SCHEMA, None, "docs")
+    assert "['id', 'text', 'meta']" in str(e.value)
+    with pytest.raises(InvalidInput, match=r"expects input columns \['b'\] which are not found"):
+        check_inputs(udf(data_type=pa.int64())(_batch), SCHEMA, ["id", "b"], "docs")
+
+
+def test_a_field_inside_a_struct_is_refused_with_what_to_do() -> None:
+    with pytest.raises(InvalidInput, match="give the whole column 'meta'"):
+        check_inputs(udf(_scalar), SCHEMA, ["id", "meta.author"], "docs")
+
+
+def test_a_column_of_another_type_is_refused_with_both_types() -> None:
+    with pytest.raises(InvalidInput, match="Type mismatch for column 'text' of table 'docs': it is string") as refused:
+        check_inputs(udf(_scalar), SCHEMA, ["text", "text"], "docs")
+    assert "takes int there" in str(refused.value)
+    with pytest.raises(InvalidInput, match=r"Type mismatch for column 'text'.*Int64Array"):
+        check_inputs(udf(_array), SCHEMA, ["text", "id"], "docs")

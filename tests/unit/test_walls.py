@@ -1,0 +1,278 @@
+"""The walls between the rooms of the package, as imports."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+import airflow_geneva
+
+PACKAGE = Path(airflow_geneva.__file__).parent
+NAME = "airflow_geneva"
+
+# Data walks one way, and each room may look back.
+BEFORE = {
+    "checkpoint": set(),
+    "job": {"checkpoint"},
+    "plan": {"checkpoint", "job"},
+    "apply": {"checkpoint", "job", "plan"},
+    "write": {"checkpoint", "job", "plan", "apply"},
+    "commit": {"checkpoint", "job", "plan", "apply", "write"},
+}
+ROOMS = set(BEFORE)
+NOUNS = {"database", "table", "query", "view"}
+AIRFLOW_SIDE = {"operators", "sensors", "triggers", "hooks", "links", "task_groups", "plugin", "assets"}
+ENTRANCES = {"cli", "doctor", "get_provider_info"}
+ON_EXECUTORS = {"pyarrow", "lance", "cloudpickle", "numpy"}
+STANDARD_LIBRARY = sys.stdlib_module_names | {"annotationlib", "tomllib"}  # these two came after Python 3.10
+MOST_LINES = 350
+
+When = Literal["on import", "inside a function", "for types only"]
+
+
+@dataclass(frozen=True)
+class Import:
+    importer: str
+    imported: str
+    when: When
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.importer} line {self.line} imports {self.imported} {self.when}"
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of the package; `place` is its first part below the package: a room, or the module itself."""
+
+    name: str
+    file: Path
+
+    @property
+    def place(self) -> str:
+        return place_of(self.name)
+
+    @property
+    def package(self) -> str:
+        return self.name if self.file.name == "__init__.py" else self.name.rpartition(".")[0]
+
+    def is_value(self) -> bool:
+        return place_is_value(self.place)
+
+
+def place_of(name: str) -> str:
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def place_is_value(place: str) -> bool:
+    return place not in ROOMS | NOUNS | AIRFLOW_SIDE | ENTRANCES | {"run", ""}
+
+
+def list_modules() -> list[Module]:
+    modules = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        parts = [NAME, *file.relative_to(PACKAGE).with_suffix("").parts]
+        modules.append(Module(".".join(parts[:-1] if parts[-1] == "__init__" else parts), file))
+    return modules
+
+
+MODULES = list_modules()
+NAMES = {module.name for module in MODULES}
+
+
+def exported_from(name: str) -> str:
+    return airflow_geneva._HOMES.get(name, NAME)
+
+
+def read_imports(module: Module) -> Iterator[Import]:
+    yield from walk(ast.parse(module.file.read_text(encoding="utf-8")), module, "on import")
+
+
+def walk(node: ast.AST, module: Module, when: When) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(module.name, alias.name, when, node.lineno)
+    elif isinstance(node, ast.ImportFrom):
+        for target in targets_of(node, module):
+            yield Import(module.name, target, when, node.lineno)
+    elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        yield from walk_all(node.body, module, "for types only")
+        yield from walk_all(node.orelse, module, when)
+    else:
+        inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        deeper: When = "inside a function" if inside and when == "on import" else when
+        yield from walk_all(ast.iter_child_nodes(node), module, deeper)
+
+
+def walk_all(nodes: Iterable[ast.AST], module: Module, when: When) -> Iterator[Import]:
+    for node in nodes:
+        yield from walk(node, module, when)
+
+
+def targets_of(node: ast.ImportFrom, module: Module) -> Iterator[str]:
+    base = node.module or ""
+    if node.level:
+        above = module.package.split(".")
+        base = ".".join([*above[: len(above) - node.level + 1], *([base] if base else [])])
+    for alias in node.names:
+        inner = f"{base}.{alias.name}"
+        if base == NAME:
+            # `from airflow_geneva import Table` leads into table.py all the same.
+            home = exported_from(alias.name)
+            yield inner if home == NAME and inner in NAMES else home
+        else:
+            yield inner if inner in NAMES else base
+
+
+IMPORTS = [found for module in MODULES for found in read_imports(module)]
+WITHIN = [found for found in IMPORTS if found.imported.partition(".")[0] == NAME]
+
+
+def outside(found: Import) -> str | None:
+    """The third-party distribution's top module an import leads to, None for the package and the standard library."""
+    top = found.imported.partition(".")[0]
+    return None if top == NAME or top in STANDARD_LIBRARY else top
+
+
+def complain(imports: list[Import]) -> str:
+    return "\n".join(map(str, imports))
+
+
+def test_every_folder_of_the_package_is_a_room_of_the_design() -> None:
+    folders = {folder.name for folder in PACKAGE.iterdir() if folder.is_dir() and any(folder.rglob("*.py"))}
+    assert folders <= ROOMS | {"run"} | AIRFLOW_SIDE
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_a_room_imports_values_and_the_rooms_before_it_only(room: str) -> None:
+    wrong = [
+        found
+        for found in WITHIN
+        if place_of(found.importer) == room
+        and not (
+            place_of(found.imported) in BEFORE[room] | {room}
+            or place_is_value(place_of(found.imported))
+            # The package itself holds no more than its version.
+            or found.imported == NAME
+        )
+    ]
+    assert not wrong, complain(wrong)
+
+
+def test_values_import_values_only() -> None:
+    wrong = [
+        found
+        for found in WITHIN
+        if place_is_value(place_of(found.importer))
+        and not (place_is_value(place_of(found.imported)) or found.imported == NAME or found.when == "for types only")
+    ]
+    assert not wrong, complain(wrong)
+
+
+def test_nouns_reach_run_only_inside_their_functions() -> None:
+    wrong = [
+        found
+        for found in WITHIN
+        if place_of(found.importer) in NOUNS and place_of(found.imported) == "run" and found.when == "on import"
+    ]
+    assert not wrong, complain(wrong)
+
+
+def test_nobody_but_nouns_operators_and_the_command_imports_run() -> None:
+    welcome = NOUNS | {"run", "operators", "cli"}
+    wrong = [found for found in WITHIN if place_of(found.imported) == "run" and place_of(found.importer) not in welcome]
+    assert not wrong, complain(wrong)
+
+
+def test_nothing_points_back_at_the_airflow_side() -> None:
+    wrong = [
+        found
+        for found in WITHIN
+        if place_of(found.imported) in AIRFLOW_SIDE and place_of(found.importer) not in AIRFLOW_SIDE
+    ]
+    assert not wrong, complain(wrong)
+
+
+def test_only_the_airflow_side_imports_airflow() -> None:
+    wrong = [found for found in IMPORTS if outside(found) == "airflow" and place_of(found.importer) not in AIRFLOW_SIDE]
+    assert not wrong, complain(wrong)
+
+
+def test_only_runs_spark_part_imports_pyspark() -> None:
+    wrong = []
+    for found in IMPORTS:
+        if outside(found) in ("pyspark", "py4j"):
+            last = found.importer.rpartition(".")[2]
+            if not (place_of(found.importer) == "run" and ("spark" in last or last == "application")):
+                wrong.append(found)
+    assert not wrong, complain(wrong)
+
+
+def test_what_runs_on_executors_needs_arrow_lance_and_cloudpickle_only() -> None:
+    wrong = [
+        found
+        for found in IMPORTS
+        if (place_of(found.importer) in ROOMS | {"run"} or place_is_value(place_of(found.importer)))
+        and outside(found) not in ON_EXECUTORS | {None, "pyspark", "py4j"}
+        and found.when != "for types only"
+    ]
+    assert not wrong, complain(wrong)
+
+
+@pytest.mark.parametrize("start", [NAME, f"{NAME}.get_provider_info"])
+def test_importing_the_package_leads_to_the_standard_library_only(start: str) -> None:
+    seen: set[str] = set()
+    ahead = [start, NAME]
+    while ahead:
+        name = ahead.pop()
+        if name not in seen:
+            seen.add(name)
+            on_import = [found for found in IMPORTS if found.importer == name and found.when == "on import"]
+            foreign = [found for found in on_import if outside(found) is not None]
+            assert not foreign, complain(foreign)
+            ahead += [found.imported for found in on_import if found.imported in NAMES]
+
+
+def test_no_module_is_a_drawer_for_everything() -> None:
+    drawers = {"utils", "util", "common", "_common", "helpers", "misc"}
+    assert [module.name for module in MODULES if module.name.rpartition(".")[2] in drawers] == []
+
+
+def test_modules_stay_short_enough_to_be_read_in_one_sitting() -> None:
+    lines = {module.name: len(module.file.read_text(encoding="utf-8").splitlines()) for module in MODULES}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_the_walls_see_every_way_to_import() -> None:
+    """The reader of imports itself, on a module that climbs every wall."""
+    text = """
+import lance.dataset
+from airflow_geneva import Table, plan
+from ..run import session
+if TYPE_CHECKING:
+    import pyspark
+def f():
+    def g():
+        from .. import udf
+try:
+    import airflow
+except ImportError:
+    pass
+"""
+    module = Module(f"{NAME}.plan.example", PACKAGE / "plan" / "example.py")
+    seen = {(found.imported, found.when) for found in walk(ast.parse(text), module, "on import")}
+    assert {
+        ("lance.dataset", "on import"),
+        (f"{NAME}.table", "on import"),
+        ("pyspark", "for types only"),
+        (f"{NAME}.udf", "inside a function"),
+        ("airflow", "on import"),
+    } <= seen
+    assert any(place_of(name) == "run" for name, _ in seen)
