@@ -209,8 +209,8 @@ def test_only_runs_spark_part_imports_pyspark() -> None:
     wrong = []
     for found in IMPORTS:
         if outside(found) in ("pyspark", "py4j"):
-            last = found.importer.rpartition(".")[2]
-            if not (place_of(found.importer) == "run" and ("spark" in last or last == "application")):
+            parts = found.importer.split(".")
+            if not (place_of(found.importer) == "run" and ("spark" in parts[-1] or "application" in parts)):
                 wrong.append(found)
     assert not wrong, complain(wrong)
 

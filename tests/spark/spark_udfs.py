@@ -1,0 +1,66 @@
+"""UDFs that Spark workers import, and that leave a trace of every row they saw."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_geneva.udf import udf
+
+
+def seen(log: str) -> list[int]:
+    """The rows that UDFs with this log ran on, in any order."""
+    path = Path(log)
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def note(log: str, rows: list[int]) -> None:
+    # One write of one buffer: appends of several processes do not mix.
+    with open(log, "a") as file:
+        file.write("".join(f"{row}\n" for row in rows))
+
+
+@udf
+def double(x: pa.Int64Array) -> pa.Int64Array:
+    return pc.multiply(x, 2)
+
+
+@udf(data_type=pa.int64())
+def logged(x: pa.Int64Array, log: pa.StringArray) -> pa.Array:
+    note(log[0].as_py(), x.to_pylist())
+    return pc.multiply(x, 2)
+
+
+@udf(data_type=pa.int64())
+def slow(x: int, log: str) -> int:
+    note(log, [x])
+    time.sleep(0.004)
+    return x * 2
+
+
+@udf(data_type=pa.int64())
+def fails_at_700(x: int, log: str) -> int:
+    note(log, [x])
+    if x == 700:
+        raise ValueError("seven hundred is too much")
+    return x * 2
+
+
+@udf(data_type=pa.int64())
+def dies_once_at_700(x: int, log: str) -> int:
+    note(log, [x])
+    if x == 700 and seen(log).count(700) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x * 2
+
+
+@udf(data_type=pa.bool_())
+def package_is_installed(x: pa.Int64Array) -> pa.Array:
+    import airflow_geneva
+
+    return pa.array([".zip" not in airflow_geneva.__file__] * len(x))

@@ -1,0 +1,108 @@
+"""A backfill on a SparkSession does what the inline one does, and outlives its workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import airflow_geneva
+from airflow_geneva.errors import JobFailed, UdfError
+from airflow_geneva.job.record import JobFolder
+from tests.spark import spark_udfs
+from tests.spark.spark_udfs import double, dies_once_at_700, fails_at_700, logged, seen
+
+pytestmark = pytest.mark.spark
+
+
+def make_table(tmp_path: Path, rows: int, per_fragment: int) -> tuple[airflow_geneva.Table, str]:
+    log = str(tmp_path / "log")
+    data = pa.table({"x": pa.array(range(rows)), "log": pa.array([log] * rows)})
+    table = airflow_geneva.connect(tmp_path / "db").create_table("numbers", data, max_rows_per_file=per_fragment)
+    return table, log
+
+
+def assert_doubled(table: airflow_geneva.Table, column: str = "y") -> None:
+    values = table.to_arrow()
+    assert values.column(column).to_pylist() == [2 * x for x in values.column("x").to_pylist()]
+
+
+def test_every_row_is_computed_once_and_the_counts_are_the_real_ones(spark: object, tmp_path: Path) -> None:
+    table, log = make_table(tmp_path, 5_000, 700)
+    table.add_columns({"y": logged})
+    result = table.backfill("y")
+    assert_doubled(table)
+    assert sorted(seen(log)) == list(range(5_000))
+    assert (result.state, result.rows_computed, result.rows_skipped) == ("DONE", 5_000, 0)
+    again = table.backfill("y")
+    assert (again.rows_computed, again.rows_skipped, again.commits) == (0, 5_000, ())
+    assert len(seen(log)) == 5_000
+
+
+def test_a_fragment_larger_than_a_task_is_split_and_put_together_again(spark: object, tmp_path: Path) -> None:
+    table, log = make_table(tmp_path, 4_000, 2_000)
+    table.lance.delete("x % 10 = 3")
+    table.add_columns({"y": logged})
+    result = table.backfill("y", task_size=300, intra_applier_concurrency=2)
+    assert_doubled(table)
+    assert result.rows_computed == 3_600
+    assert sorted(seen(log)) == [x for x in range(4_000) if x % 10 != 3]
+
+
+def test_a_udf_of_this_process_travels_to_the_workers(spark: object, tmp_path: Path) -> None:
+    table, _ = make_table(tmp_path, 100, 50)
+    factor = 2
+
+    @airflow_geneva.udf(data_type=pa.int64())
+    def local(x: int) -> int:
+        return x * factor
+
+    table.add_columns({"y": local})
+    table.backfill("y", udf=local)
+    assert_doubled(table)
+
+
+def test_a_failing_row_is_named_and_everything_before_it_is_kept(spark: object, tmp_path: Path) -> None:
+    table, log = make_table(tmp_path, 1_000, 1_000)
+    table.add_columns({"y": (fails_at_700, ["x", "log"])})
+    with pytest.raises(JobFailed, match="row 700 of fragment 0.*seven hundred is too much") as caught:
+        table.backfill("y", task_size=1_000)
+    assert isinstance(caught.value.__cause__, UdfError)
+    assert caught.value.result is not None and caught.value.result.state == "FAILED"
+    # Spark did not run the failing task again.
+    assert Counter(seen(log))[700] == 1
+    table.alter_columns({"y": logged})
+    Path(log).unlink()
+    plan = table.plan_backfill("y")
+    assert plan.rows_to_run == 1_000, "checkpoints of other code are not used"
+    table.alter_columns({"y": fails_at_700})
+    assert table.plan_backfill("y").rows_to_run == 300
+
+
+def test_a_killed_python_worker_costs_at_most_its_own_interval(spark: object, tmp_path: Path) -> None:
+    table, log = make_table(tmp_path, 1_000, 1_000)
+    table.add_columns({"y": dies_once_at_700})
+    result = table.backfill("y", checkpoint_size=100)
+    assert_doubled(table)
+    assert result.rows_computed == 1_000
+    twice = [x for x, runs in Counter(seen(log)).items() if runs > 1]
+    assert 0 < len(twice) <= 100, "only the checkpoint that was being computed runs again"
+
+
+def test_progress_is_kept_in_a_file_and_ends_with_the_truth(spark: object, tmp_path: Path) -> None:
+    table, _ = make_table(tmp_path, 2_000, 500)
+    table.add_columns({"y": double})
+    result = table.backfill("y")
+    job = JobFolder.of(table.location.checkpoints, result.job_id).storage
+    progress = job.read_json("progress-0000.json")
+    assert (progress["rows"], progress["rows_done"], progress["ready"], progress["fragments"]) == (2_000, 2_000, 4, 4)
+
+
+def test_udf_of_a_module_is_used_as_it_is_in_the_table(spark: object, tmp_path: Path) -> None:
+    table, _ = make_table(tmp_path, 10, 10)
+    table.add_columns({"y": double})
+    assert table.definition("y").import_path == f"{spark_udfs.__name__}:double"
+    table.backfill("y", udf=None)
+    assert_doubled(table)

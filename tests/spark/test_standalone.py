@@ -1,0 +1,144 @@
+"""The Spark application on a real standalone master with two workers that do not have this package."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyspark
+import pytest
+
+import airflow_geneva
+from airflow_geneva.plan.document import load_plan
+from airflow_geneva.plan.request import BackfillRequest, plan_request
+from airflow_geneva.run.job import commit_shard, finish_job, start_job
+from airflow_geneva.run.spark import package_zip
+from tests.spark.spark_udfs import package_is_installed, slow
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+SPARK = Path(pyspark.__file__).parent
+APPLICATION = Path(airflow_geneva.__file__).parent / "run" / "application" / "main.py"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Python with pyarrow and pylance and without this package."""
+    folder = tmp_path_factory.mktemp("python")
+    venv.create(folder, with_pip=False)
+    # A folder named in a .pth file is searched, but its own .pth files (the editable install) are not read.
+    purelib = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    (purelib / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = str(folder / "bin" / "python")
+    found = subprocess.run([python, "-c", "import lance, airflow_geneva"], capture_output=True, text=True, cwd="/")
+    assert "No module named 'airflow_geneva'" in found.stderr
+    return python
+
+
+@pytest.fixture(scope="module")
+def master(java_home: str, bare_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("cluster")
+    port = free_port()
+    environment = {
+        "PATH": os.environ["PATH"],
+        "JAVA_HOME": java_home,
+        "SPARK_HOME": str(SPARK),
+        "PYSPARK_PYTHON": bare_python,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+    def start(*arguments: str) -> subprocess.Popen[bytes]:
+        log = (folder / f"{arguments[0].rsplit('.', 1)[1]}.log").open("ab")
+        command = [str(SPARK / "bin" / "spark-class"), *arguments]
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
+
+    deploy = "org.apache.spark.deploy"
+    url = f"spark://127.0.0.1:{port}"
+    ports = ["--webui-port", "0"]
+    processes = [start(f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), *ports)]
+    for number in range(2):
+        where = str(folder / f"work{number}")
+        worker = ["--host", "127.0.0.1", "-c", "1", "-m", "1G", "-d", where, *ports]
+        processes.append(start(f"{deploy}.worker.Worker", *worker, url))
+    log = folder / "Master.log"
+    deadline = time.monotonic() + 120
+    while not log.exists() or log.read_text().count("Registering worker") < 2:
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.2)
+    yield url
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def submit(master: str, python: str, folder: Path, saved: object, job: str, code: Path) -> dict[str, object]:
+    package = folder / "airflow_geneva.zip"
+    package.write_bytes(package_zip())
+    result = folder / "result.json"
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.memory": "512m",
+        "spark.pyspark.python": python,
+        "spark.pyspark.driver.python": python,
+        "spark.log.level": "WARN",
+    }
+    command = [str(SPARK / "bin" / "spark-submit"), "--master", master, "--py-files", f"{package},{code}"]
+    for name, value in settings.items():
+        command += ["--conf", f"{name}={value}"]
+    command += [str(APPLICATION), "--job", job, "--fingerprint", saved.fingerprint, "--shard", "0"]  # type: ignore[attr-defined]
+    command += ["--result", str(result), "--progress-seconds", "0.5"]
+    environment = {"PATH": os.environ["PATH"], "JAVA_HOME": os.environ["JAVA_HOME"], "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=300)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4_000:]
+    outcome: dict[str, object] = json.loads(result.read_text())
+    # spark-submit passes what its Python driver writes, to either stream, on to its own output.
+    return {**outcome, "log": done.stdout + done.stderr}
+
+
+def test_workers_without_the_package_compute_and_stage_and_the_caller_commits(
+    master: str, bare_python: str, tmp_path: Path
+) -> None:
+    log = str(tmp_path / "log")
+    data = pa.table({"x": pa.array(range(2_000)), "log": pa.array([log] * 2_000)})
+    table = airflow_geneva.connect(tmp_path / "db").create_table("numbers", data, max_rows_per_file=250)
+    table.add_columns({"y": slow, "installed": package_is_installed})
+    for column, udf in (("y", slow), ("installed", package_is_installed)):
+        plan = plan_request(table.location, BackfillRequest(column, sizing={"concurrency": 2}), udf, None)
+        plan, saved = start_job(plan, table.location, ship_code=True)
+        job = table.location.checkpoints.folder("jobs", plan.work.job_id)
+        code = tmp_path / f"{column}.zip"
+        code.write_bytes(job.read_bytes(str(plan.work.code.zip)))
+        outcome = submit(master, bare_python, tmp_path, load_plan(job, saved.fingerprint), job.root, code)
+        assert (outcome["rows_run"], outcome["fragments_staged"]) == (2_000, 8)
+        if column == "y":
+            shares = [int(share) for share in re.findall(r"\((\d+) %\)", str(outcome["log"]))]
+            assert shares == sorted(shares) and shares[-1] == 100 and len(shares) > 1, "progress shows while Spark works"
+        assert table.to_arrow().column(column).null_count == 2_000, "only the commit makes it visible"
+        shard = saved.load_shard(job, 0)
+        result = finish_job(table.location, saved, [commit_shard(table.location, saved, shard)])
+        assert (result.state, result.rows_computed) == ("DONE", 2_000)
+    values = table.to_arrow()
+    assert values.column("y").to_pylist() == [2 * x for x in range(2_000)]
+    assert values.column("installed").to_pylist() == [False] * 2_000, "workers used what was shipped"
+    assert sorted(int(line) for line in Path(log).read_text().split()) == list(range(2_000))
+
+
+def test_this_process_has_the_package_installed() -> None:
+    assert ".zip" not in airflow_geneva.__file__ and sys.executable
