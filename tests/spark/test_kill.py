@@ -1,0 +1,107 @@
+"""Random SIGKILLs of driver, JVM and Python workers, with a delete and a compaction between kill and resume."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+
+import airflow_geneva
+from tests.spark.spark_udfs import seen, slow
+
+ROWS = 3_000
+KILLS = int(os.environ.get("GENEVA_KILLS", "3"))
+SECONDS_A_ROW = 0.004
+INTERVAL = 0.2
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow]
+
+
+def start(database: Path, runner: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.spark.kill_me", str(database), runner]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    )  # fmt: skip
+
+
+def victims(process: subprocess.Popen[str], what: str) -> list[psutil.Process]:
+    """The driver itself, the JVM it started, or the Python workers below the JVM."""
+    driver = psutil.Process(process.pid)
+    if what == "driver":
+        return [driver]
+    below = driver.children(recursive=True)
+    if what == "jvm":
+        return [child for child in below if "java" in child.name()]
+    return [child for child in below if "python" in child.name() and "pyspark.daemon" not in " ".join(child.cmdline())]
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Nothing of a killed run lives on into the next."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+@pytest.mark.parametrize(
+    ("runner", "targets"),
+    [("inline", ["driver"]), pytest.param("spark", ["driver", "jvm", "worker"], marks=pytest.mark.spark)],
+)
+def test_whatever_is_killed_whenever_the_result_is_right_and_little_runs_twice(
+    runner: str, targets: list[str], tmp_path: Path
+) -> None:
+    chance = random.Random(f"{runner}-{KILLS}")
+    log = str(tmp_path / "log")
+    data = pa.table({"x": pa.array(range(ROWS)), "log": pa.array([log] * ROWS)})
+    database = airflow_geneva.connect(tmp_path / "db")
+    table = database.create_table("numbers", data, max_rows_per_file=500)
+    table.add_columns({"y": slow})
+    running = 1 if runner == "inline" else 2
+    killed = 0
+    for attempt in range(KILLS * 3):
+        process = start(tmp_path / "db", runner)
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        if killed == KILLS:
+            break
+        before = len(seen(log))
+        deadline = time.monotonic() + 120
+        while len(seen(log)) == before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0.05, 1.0))
+        what = targets[attempt % len(targets)]
+        hit = [victim for victim in victims(process, what) if victim.is_running()] if process.poll() is None else []
+        for victim in hit:
+            victim.kill()
+        killed += bool(hit)
+        if what == "worker" and hit:
+            # Spark starts another worker and the job goes on by itself.
+            time.sleep(1.0)
+        end(process)
+        if killed == 1 and hit:
+            table.lance.delete("x % 100 = 7")
+        elif killed == 2 and hit:
+            table.lance.optimize.compact_files(target_rows_per_fragment=1_000)
+    assert killed == KILLS
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0 and out.startswith("done"), out
+
+    values = table.to_arrow()
+    assert values.column("y").to_pylist() == [2 * x for x in values.column("x").to_pylist()]
+    runs = Counter(seen(log))
+    assert set(values.column("x").to_pylist()) <= set(runs)
+    again = sum(count - 1 for count in runs.values())
+    # A worker's death is followed by the end of the whole run, so that each round may cost two intervals a task.
+    step = INTERVAL * 1.5 / SECONDS_A_ROW + 100
+    assert again <= 2 * killed * running * step, f"{again} rows ran twice after {killed} kills"
+    print(f"{runner}: {killed} kills, {len(runs)} rows, {again} ran twice")
+    assert table.plan_backfill("y", udf=slow).rows_pending == 0
