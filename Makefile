@@ -4,7 +4,7 @@ STAMP := $(VENV)/.installed
 export QUERY
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint format bench docs soak clean lock
+.PHONY: help install demo demo-ui test test-fast lint format bench docs soak clean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,7 +17,10 @@ $(STAMP): pyproject.toml requirements/dev.txt scripts/setup_env.sh
 
 demo: install ## Embed the verses of a book with Airflow and Spark: make demo QUERY="a time to laugh"
 	@$(BIN)/airflow-geneva doctor --path .demo
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python dags_examples/demo.py $${QUERY:+--query "$$QUERY"}
+	@$(BIN)/python -m dags_examples.demo $${QUERY:+--query "$$QUERY"}
+
+demo-ui: install ## Open the Airflow UI on what the demo left
+	@$(BIN)/python -m dags_examples.demo --ui
 
 test: install ## Run all tests but the long ones
 	@$(BIN)/python -m pytest

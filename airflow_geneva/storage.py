@@ -52,7 +52,7 @@ def check_name(name: str, what: str) -> str:
     Raises:
         InvalidInput: the name is empty, hidden, or holds a path separator or ``..``.
     """
-    if not isinstance(name, str) or not _NAME.match(name) or ".." in name or len(name) > 200:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name or len(name) > 200:
         raise InvalidInput(
             f"{name!r} is not a {what} name. Use letters, digits, '_', '-' and '.' (no '/', no '..', at most 200 "
             "characters), starting with a letter, digit or '_'."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from airflow_geneva.apply.sizing import bounds
 from airflow_geneva.checkpoint.fragment import RowIds, range_batch
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, single_batch
-from airflow_geneva.errors import UdfError
+from airflow_geneva.errors import StorageError, UdfError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.plan.values import FragmentWork, Work
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
 
 _FLUSH_BYTES = 64 << 20
+
+logger = logging.getLogger("airflow_geneva.apply")
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +155,10 @@ class Applier:
                     if pending.is_due(self.interval, self.sizer.least, self.most):
                         pending.flush()
         except BaseException:
-            pending.flush()
+            try:
+                pending.flush()
+            except StorageError as unkept:
+                logger.warning("What was computed before the failure is lost: %s", unkept)
             raise
         if keep_last:
             pending.flush()
@@ -167,9 +173,12 @@ class Applier:
     def _steps(self, fragment: FragmentWork, rows: Rows, run: Ranges, pending: _Pending) -> Iterator[Computed]:
         due = run.mask(rows.offsets)
         chosen = due if rows.selected is None else due & rows.selected
+        picked, taken = np.flatnonzero(chosen), 0
         at, count, start = 0, len(rows.offsets), rows.start
-        while at < count or (count == 0 and start < rows.end):
-            until = min(count, at + self._step_rows(pending))
+        while at < count:
+            # Steps are cut by the rows that run: under a sparse filter, by the rows that are read, they would be tiny.
+            taken += self._step_rows(pending)
+            until = count if taken >= len(picked) else int(picked[taken - 1]) + 1
             end = rows.end if until == count else int(rows.offsets[until])
             yield self._step(fragment, rows, slice(at, until), (start, end), due, chosen, pending)
             at, start = until, end

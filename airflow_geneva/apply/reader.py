@@ -74,7 +74,7 @@ def read_rows(
     Args:
         live: live offsets of the fragment at the dataset's version.
         window: physical ``[start, end)``.
-        columns: top-level columns to read; may be empty.
+        columns: top-level columns to read, each given once however often it is named; may be empty.
         where: filter to be evaluated by row, not applied.
         batch_rows: most rows per batch.
     """
@@ -83,11 +83,12 @@ def read_rows(
     count = len(live.within(start, end))
     if count == 0:
         return
-    wanted: Any = list(columns)
+    names = list(dict.fromkeys(columns))
+    wanted: Any = names
     if where is not None:
         # An expression needs a real column beside it.
-        names = list(columns) or [dataset.schema.names[0]]
-        wanted = {**{name: f"`{name}`" for name in names}, SELECTED: f"({where})"}
+        some = names or [dataset.schema.names[0]]
+        wanted = {**{name: f"`{name}`" for name in some}, SELECTED: f"({where})"}
     scanner = open_fragment(dataset, files.id).scanner(
         columns=wanted,
         offset=before,
@@ -108,6 +109,6 @@ def read_rows(
         selected = None
         if where is not None:
             selected = batch.column(SELECTED).fill_null(False).to_numpy(zero_copy_only=False)
-        kept = batch.select(list(columns))
+        kept = batch.select(names)
         yield Rows(position, until, offsets, batch.column("_rowid").to_numpy(), kept, selected)
         position = until

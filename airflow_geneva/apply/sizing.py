@@ -30,7 +30,7 @@ class CheckpointSizer:
         if rows <= 0 or self.least == self.most:
             return
         fitting = int(rows * self.seconds / seconds) if seconds > 0 else rows * _GROWTH
-        self.rows = self._clamp(min(fitting, rows * _GROWTH))
+        self.rows = self._clamp(min(fitting, max(rows * _GROWTH, self.rows)))
 
     def _clamp(self, rows: int) -> int:
         rows = max(rows, self.least, 1)

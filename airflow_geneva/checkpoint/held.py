@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.fragment import (
+    ROW_ID,
     VALUE,
     RowIds,
     StagedFragment,
@@ -23,6 +24,20 @@ RowIdLookup = Callable[[], tuple[Offsets, RowIds]]
 """Gives the live rows of the fragment at hand: physical offsets and row ids, in physical order."""
 
 
+@dataclass(frozen=True)
+class Ancestor:
+    """A fragment that another one was compacted from.
+
+    Args:
+        place: its (srcfiles, fragment id).
+        rows: physical offsets, in the compacted fragment, of the rows that came from it as they were; a row that was
+            updated before the compaction has the same id and other values.
+    """
+
+    place: tuple[str, int]
+    rows: Ranges
+
+
 @dataclass(frozen=True, eq=False)
 class HeldPiece:
     """Computed rows of one fragment that lie in one file.
@@ -32,6 +47,7 @@ class HeldPiece:
         staged: whether ``source`` is a staged data file.
         offsets: physical offsets in the fragment at hand, ascending.
         positions: where in the file their values are.
+        row_ids: their row ids.
         job_id: the job that computed them ("" when several did).
     """
 
@@ -39,11 +55,14 @@ class HeldPiece:
     staged: bool
     offsets: Offsets
     positions: Offsets
+    row_ids: RowIds
     job_id: str
 
     def only(self, keep: Ranges) -> HeldPiece:
         mask = keep.mask(self.offsets)
-        return HeldPiece(self.source, self.staged, self.offsets[mask], self.positions[mask], self.job_id)
+        return HeldPiece(
+            self.source, self.staged, self.offsets[mask], self.positions[mask], self.row_ids[mask], self.job_id
+        )
 
 
 @dataclass(frozen=True)
@@ -111,7 +130,7 @@ class KeyIndex:
     def held(
         self,
         place: tuple[str, int],
-        ancestors: Iterable[tuple[str, int]],
+        ancestors: Iterable[Ancestor],
         wanted: Ranges,
         row_ids: RowIdLookup,
         staged_usable: Callable[[StagedFragment], bool],
@@ -120,7 +139,7 @@ class KeyIndex:
 
         Args:
             place: (srcfiles, id) of the fragment at hand; its checkpoints match by physical offset.
-            ancestors: places of fragments it was compacted from; theirs match by row id.
+            ancestors: fragments it was compacted from; their checkpoints match by row id.
             wanted: physical offsets of interest.
             row_ids: called at most once, and only when ancestors have checkpoints.
             staged_usable: whether a staged data file is there to be read.
@@ -129,28 +148,26 @@ class KeyIndex:
         looked_at = Ranges.empty()
         open_rows = wanted
         lookup: tuple[Offsets, RowIds] | None = None
-        for where_from in [place, *ancestors]:
-            for key in self.keys_at(where_from):
+        for source in [Ancestor(place, wanted), *ancestors]:
+            for key in self.keys_at(source.place):
                 if not open_rows:
                     return Held(tuple(pieces), looked_at)
                 found = self._piece(key, staged_usable)
                 if found is None:
                     continue
-                piece, ids, seen = found
-                if where_from == place:
+                piece, seen = found
+                if source.place == place:
                     looked_at = looked_at | (seen & wanted)
                 else:
                     lookup = lookup or row_ids()
-                    piece = _moved(piece, ids, lookup)
-                piece = piece.only(open_rows)
+                    piece = _moved(piece, lookup)
+                piece = piece.only(open_rows & source.rows)
                 if len(piece.offsets):
                     pieces.append(piece)
                     open_rows = open_rows - Ranges.from_offsets(piece.offsets)
         return Held(tuple(pieces), looked_at)
 
-    def _piece(
-        self, key: str, staged_usable: Callable[[StagedFragment], bool]
-    ) -> tuple[HeldPiece, RowIds, Ranges] | None:
+    def _piece(self, key: str, staged_usable: Callable[[StagedFragment], bool]) -> tuple[HeldPiece, Ranges] | None:
         parsed = parse_key(key)
         if parsed is None:
             return None
@@ -159,33 +176,42 @@ class KeyIndex:
             if content is None:
                 return None
             positions = np.arange(len(content.offsets), dtype=np.int64)
-            return HeldPiece(key, False, content.offsets, positions, content.job_id), content.row_ids, content.looked_at
+            piece = HeldPiece(key, False, content.offsets, positions, content.row_ids, content.job_id)
+            return piece, content.looked_at
         staged = read_staged(self.store, key)
         if staged is None or not staged_usable(staged):
             return None
         offsets = staged.computed.offsets()
         job_id = staged.by_job[0][0] if len(staged.by_job) == 1 else ""
-        return HeldPiece(staged.file, True, offsets, offsets, job_id), staged.row_ids, staged.looked_at
+        return HeldPiece(staged.file, True, offsets, offsets, staged.row_ids, job_id), staged.looked_at
 
 
-def _moved(piece: HeldPiece, ids: RowIds, lookup: tuple[Offsets, RowIds]) -> HeldPiece:
+def _moved(piece: HeldPiece, lookup: tuple[Offsets, RowIds]) -> HeldPiece:
     """Follow rows by their ids into the fragment they live in now."""
     offsets, live_ids = lookup
-    order = np.argsort(ids, kind="stable")
+    order = np.argsort(piece.row_ids, kind="stable")
     if len(order) == 0:
-        return HeldPiece(piece.source, piece.staged, offsets[:0], piece.positions[:0], piece.job_id)
-    at = np.minimum(np.searchsorted(ids[order], live_ids), len(order) - 1)
-    hit = ids[order][at] == live_ids
-    return HeldPiece(piece.source, piece.staged, offsets[hit], piece.positions[order][at[hit]], piece.job_id)
+        return piece
+    ids = piece.row_ids[order]
+    at = np.minimum(np.searchsorted(ids, live_ids), len(order) - 1)
+    hit = ids[at] == live_ids
+    positions = piece.positions[order][at[hit]]
+    return HeldPiece(piece.source, piece.staged, offsets[hit], positions, live_ids[hit], piece.job_id)
 
 
 def read_values(store: CheckpointStore, piece: HeldPiece) -> pa.Array:
     """Values of a piece of a range checkpoint, in the order of its offsets.
 
     Raises:
-        KeyError: the checkpoint is damaged or gone since it was found.
+        KeyError: the checkpoint is damaged, gone, or holds other rows than when it was found: another job that read
+            the table at another version may write the same key.
     """
-    values = store.read(piece.source, [VALUE]).column(VALUE)
+    batch = store.read(piece.source, [VALUE, ROW_ID])
+    values, ids = batch.column(VALUE), batch.column(ROW_ID).to_numpy(zero_copy_only=False)
+    if len(piece.positions) and piece.positions.max() >= len(ids):
+        raise KeyError(piece.source)
+    if not np.array_equal(ids[piece.positions], piece.row_ids):
+        raise KeyError(piece.source)
     if len(piece.positions) == len(values) and np.array_equal(piece.positions, np.arange(len(values))):
         return values
     return values.take(pa.array(piece.positions))

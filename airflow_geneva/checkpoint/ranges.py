@@ -116,6 +116,9 @@ class Ranges:
         """For each given offset, whether it is in the set."""
         if not self:
             return np.zeros(len(offsets), np.bool_)
+        if len(self.starts) == 1:
+            single: npt.NDArray[np.bool_] = (offsets >= self.starts[0]) & (offsets < self.ends[0])
+            return single
         at = np.searchsorted(self.starts, offsets, side="right") - 1
         return (at >= 0) & (offsets < self.ends[np.maximum(at, 0)])
 

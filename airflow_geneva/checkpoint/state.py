@@ -31,12 +31,14 @@ class Fact:
             and are computed if it selects them.
         rows: physical offsets, or None for all physical rows.
         at: table version at which the fact was established.
+        live_under: a deletion file's identity under which ``rows`` holds every live row; spares reading it.
     """
 
     signature: str
     what: str
     rows: Ranges | None
     at: int
+    live_under: str | None = None
 
 
 def computed_by(version: str) -> str:
@@ -53,6 +55,7 @@ _SCHEMA = pa.schema(
         pa.field("what", pa.string()),
         pa.field("rows", pa.list_(pa.uint32())),
         pa.field("at", pa.int64()),
+        pa.field("live_under", pa.string()),
     ]
 )
 
@@ -83,10 +86,17 @@ class ColumnState:
                 found = found | (Ranges.of(0, physical_rows) if fact.rows is None else fact.rows)
         return found
 
-    def covers_all(self, signature: str, version: str) -> bool:
-        """Whether every physical row of such a fragment is known to be computed by a version; the quick way."""
+    def covers_all(self, signature: str, deletion: str, version: str) -> bool:
+        """Whether every live row of such a fragment is known to be computed by a version, without reading anything.
+
+        Args:
+            deletion: identity of the fragment's deletion file.
+        """
         wanted = computed_by(version)
-        return any(fact.rows is None and fact.what == wanted for fact in self.facts.get(signature, ()))
+        return any(
+            fact.what == wanted and (fact.rows is None or fact.live_under == deletion)
+            for fact in self.facts.get(signature, ())
+        )
 
 
 def state_store(checkpoints: Storage, field_id: int) -> LanceCheckpointStore:
@@ -140,13 +150,14 @@ def fold_ledgers(checkpoints: Storage, field_id: int, live: Iterable[str] | None
 
 def _batch(facts: Sequence[Fact], metadata: dict[str, str]) -> pa.RecordBatch:
     rows = [None if f.rows is None else [bound for pair in f.rows for bound in pair] for f in facts]
-    columns = [[f.signature for f in facts], [f.what for f in facts], rows, [f.at for f in facts]]
+    columns = [[f.signature for f in facts], [f.what for f in facts], rows]
+    columns += [[f.at for f in facts], [f.live_under for f in facts]]
     arrays = [pa.array(values, schema_field.type) for values, schema_field in zip(columns, _SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
 
 
 def _read(batch: pa.RecordBatch) -> Iterator[Fact]:
-    signatures, whats, rows, ats = (batch.column(name).to_pylist() for name in _SCHEMA.names)
-    for signature, what, flat, at in zip(signatures, whats, rows, ats, strict=True):
+    columns = [batch.column(name).to_pylist() for name in _SCHEMA.names]
+    for signature, what, flat, at, live_under in zip(*columns, strict=True):
         pairs = None if flat is None else Ranges.from_pairs(zip(flat[0::2], flat[1::2], strict=True))
-        yield Fact(signature, what, pairs, at)
+        yield Fact(signature, what, pairs, at, live_under)

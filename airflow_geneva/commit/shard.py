@@ -41,6 +41,7 @@ class ShardCommitter:
         checkpoints: the table's ``_checkpoints`` folder.
         work: the job.
         columns: the relevant columns by field id, as planned.
+        planned: the table at the planned version, which knows the column by the name that staged files give it.
         fingerprint: of the plan.
     """
 
@@ -50,12 +51,14 @@ class ShardCommitter:
         checkpoints: Storage,
         work: Work,
         columns: Columns,
+        planned: lance.LanceDataset,
         fingerprint: str,
     ) -> None:
         self.open_table = open_table
         self.checkpoints = checkpoints
         self.work = work
         self.columns = columns
+        self.planned = planned
         self.fingerprint = fingerprint
         self._done: list[Candidate] = []
         self._left: list[tuple[int, int, str]] = []
@@ -125,7 +128,8 @@ class ShardCommitter:
 
         operation = lance.LanceOperation
         groups = [
-            operation.DataReplacementGroup(c.work.id, DataFile.create(dataset, c.staged.file)) for c in verdict.fitting
+            operation.DataReplacementGroup(c.work.id, DataFile.create(self.planned, c.staged.file))
+            for c in verdict.fitting
         ]
         # Facts about files that never become part of the table match nothing, so they may be written first.
         append_ledger(self.checkpoints, self.work.field_id, self.work.job_id, self._facts(dataset, manifest, verdict))
@@ -166,19 +170,25 @@ class ShardCommitter:
             now = manifest[candidate.work.id]
             output = candidate.output(self.work.field_id)
             signature = now.signature_with(output)
-            by_version = dict(candidate.work.kept)
-            by_version[self.work.udf_version] = (
-                by_version.get(self.work.udf_version, Ranges.empty()) | candidate.staged.computed
-            )
+            computed = candidate.staged.computed
+            by_version = {version: rows - computed for version, rows in candidate.work.kept}
+            by_version[self.work.udf_version] = by_version.get(self.work.udf_version, Ranges.empty()) | computed
             for version, rows in by_version.items():
                 if rows:
-                    facts.append(_fact(signature, computed_by(version), rows, now.physical_rows, dataset.version))
+                    what, under = computed_by(version), _live_under(candidate, rows)
+                    facts.append(_fact(signature, what, rows, now.physical_rows, dataset.version, under))
             if self.work.where is not None:
                 what = looked_at(md5(self.work.where), self.work.udf_version)
                 seen = candidate.staged.looked_at
-                facts.append(_fact(now.where_signature(output), what, seen, now.physical_rows, dataset.version))
+                # As planned, not as now: somebody may have replaced the filter's columns in between.
+                signature = candidate.work.files.where_signature(output)
+                facts.append(_fact(signature, what, seen, now.physical_rows, dataset.version))
         return facts
 
 
-def _fact(signature: str, what: str, rows: Ranges, physical_rows: int, at: int) -> Fact:
-    return Fact(signature, what, None if len(rows) == physical_rows else rows, at)
+def _fact(signature: str, what: str, rows: Ranges, physical_rows: int, at: int, under: str | None = None) -> Fact:
+    return Fact(signature, what, None if len(rows) == physical_rows else rows, at, under)
+
+
+def _live_under(candidate: Candidate, rows: Ranges) -> str | None:
+    return candidate.staged.deletion if rows.contains(candidate.staged.live) else None

@@ -39,12 +39,13 @@ class JobFolder:
         Raises:
             InvalidInput: the id would leave its folder.
         """
-        if not _ID.match(job_id) or ".." in job_id:
+        if not _ID.fullmatch(job_id) or ".." in job_id:
             raise InvalidInput(f"{job_id!r} is not a job id.")
         return JobFolder(checkpoints.folder("jobs", job_id), job_id)
 
     def write_record(self, record: Mapping[str, Any]) -> None:
-        """Announce the job; written before anything else of it."""
+        """Announce the job; written before anything else of it. How an earlier try of it ended is forgotten."""
+        self.storage.delete("result.json")
         self.storage.write_json("job.json", {"started": time.time(), **record, "id": self.job_id})
 
     def read_record(self) -> dict[str, Any] | None:
@@ -83,5 +84,5 @@ def read_jobs(checkpoints: Storage, newest: int | None = None) -> list[dict[str,
     """Records of a table's jobs, newest first."""
     names, _ = checkpoints.list_folder("jobs")
     chosen: list[str] = sorted(names, reverse=True)[:newest]
-    found = (JobFolder.of(checkpoints, name).read_record() for name in chosen if _ID.match(name))
+    found = (JobFolder.of(checkpoints, name).read_record() for name in chosen if _ID.fullmatch(name))
     return [record for record in found if record is not None]

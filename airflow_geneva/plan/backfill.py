@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from airflow_geneva.checkpoint.fragment import StagedFragment
-from airflow_geneva.checkpoint.held import KeyIndex
+from airflow_geneva.checkpoint.held import Ancestor, KeyIndex
 from airflow_geneva.checkpoint.keys import md5
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.state import ColumnState, Fact, computed_by, load_state, looked_at
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.errors import CodeChanged, InvalidInput
-from airflow_geneva.plan.lineage import NO_LINEAGE, Lineage, read_lineage
+from airflow_geneva.plan.lineage import NO_LINEAGE, History, Lineage, Origin, read_lineage
 from airflow_geneva.plan.manifest import (
     Columns,
     FragmentFiles,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 FRESH, NOT_SELECTED, NEW, LEFT_OUT = "computed", "not selected by where", "never computed", "newer than read_version"
 CHANGED, CODE, EMPTY = "rows without a value", "computed by another UDF version", "no live rows"
-COMPACTED = "compacted, rows known by row id"
+HISTORY_GONE = "part of the table's history was cleaned up, so compacted rows may be computed again."
 
 
 @dataclass
@@ -107,6 +107,7 @@ class _Planner:
         self.notes: list[str] = []
         self.stake: dict[str, int] = {}
         self.lineage = NO_LINEAGE
+        self.history = History(dataset)
         self.where_hash = md5(work.where or "")
         self._at_read_version: dict[int, int] | None = None
 
@@ -115,8 +116,9 @@ class _Planner:
         if unknown and self.state.facts and self.dataset.has_stable_row_ids:
             self.lineage = self._lineage({files.signature for files in self.manifest.values()}, unknown)
         dues = [due for files in self.manifest.values() if (due := self._due(files)) is not None]
+        selected = self._selected(dues)
         self._check_code()
-        works = self._with_checkpoints(self._selected(dues), KeyIndex(store, self.work.prefix) if dues else None)
+        works = self._with_checkpoints(selected, KeyIndex(store, self.work.prefix) if selected else None)
         if not self.dataset.has_stable_row_ids:
             self.notes.append(
                 "the table has no stable row ids, so a fragment that was compacted or updated is recomputed whole. "
@@ -136,11 +138,16 @@ class _Planner:
         stray = [fact.at for signature, facts in self.state.facts.items() if signature not in present for fact in facts]
         if not stray:
             return NO_LINEAGE
-        lineage = read_lineage(
-            self.dataset, self.columns, min(stray), lambda known: all(known.of(files) for files in unknown)
-        )
+
+        def enough(known: Lineage) -> bool:
+            return all(
+                known.of(files) and all(a.signature in self.state.facts or known.of(a) for a in known.ancestors(files))
+                for files in unknown
+            )
+
+        lineage = read_lineage(self.dataset, self.columns, min(stray), enough)
         if not lineage.complete:
-            self.notes.append("part of the table's history was cleaned up, so compacted rows may be computed again.")
+            self.notes.append(HISTORY_GONE)
         return lineage
 
     def _due(self, files: FragmentFiles) -> _Due | None:
@@ -149,7 +156,7 @@ class _Planner:
         if rows == 0:
             self.tallies.add(EMPTY, 0)
             return None
-        if self.state.covers_all(files.signature, version):
+        if self.state.covers_all(files.signature, files.deletion, version):
             self.tallies.add(FRESH, rows)
             return None
         computed = self.state.computed(files.signature, files.physical_rows)
@@ -159,10 +166,13 @@ class _Planner:
         others = Ranges.empty()
         for other, offsets in computed.items():
             if other != version and (stale := offsets & live):
-                self.stake[other] = self.stake.get(other, 0) + len(stale)
                 others = others | stale
+                if self.on_code_change == "new_rows":
+                    self._put_at_stake(other, stale)
         done = computed.get(version, Ranges.empty())
         due = live - done
+        if not due and files.signature in self.state.facts:
+            self._learn_computed(files, version, done, True)
         if others and self.on_code_change == "new_rows":
             due = due - others
         if self.work.where is not None and due:
@@ -184,38 +194,35 @@ class _Planner:
 
     def _computed_before_compaction(self, files: FragmentFiles) -> dict[str, Ranges]:
         """Carry what was known about the fragments a compacted one was made of, by row id."""
-        offsets, ids = row_ids(self.dataset, files.id)
+        offsets, ids = self.history.rows(files.id, self.dataset.version)
         ids_by_version: dict[str, list[np.ndarray]] = {}
-        for ancestor in self.lineage.ancestors(files, same_output=True):
-            known = self.state.computed(ancestor.signature, ancestor.physical_rows)
-            if not known:
-                continue
-            old_offsets, old_ids = self._old_row_ids(ancestor)
+        for origin in self._origins(self.lineage, files, same_output=True):
+            known = self.state.computed(origin.fragment.signature, origin.fragment.physical_rows)
             for version, rows in known.items():
-                ids_by_version.setdefault(version, []).append(old_ids[rows.mask(old_offsets)])
+                ids_by_version.setdefault(version, []).append(origin.row_ids[rows.mask(origin.offsets)])
         found: dict[str, Ranges] = {}
         for version, groups in ids_by_version.items():
             rows = Ranges.from_offsets(offsets[np.isin(ids, np.concatenate(groups))])
             if rows:
                 found[version] = rows
-                whole = None if len(rows) == files.physical_rows else rows
-                self.learned.append(Fact(files.signature, computed_by(version), whole, self.dataset.version))
+                self._learn_computed(files, version, rows, len(rows) == len(offsets))
         return found
 
-    def _old_row_ids(self, ancestor: FragmentFiles) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of a fragment that is gone, read at the newest version that still had it."""
-        for version in range(self.dataset.version, 0, -1):
-            try:
-                at = self.dataset.checkout_version(version)
-            except BaseException as error:
-                if not is_engine_error(error):
-                    raise
-                break
-            found = at.get_fragment(ancestor.id)
-            if found is not None:
-                return row_ids(at, ancestor.id)
-        self.notes.append("a version from before a compaction was cleaned up; its rows may be computed again.")
-        return np.empty(0, np.int64), np.empty(0, np.uint64)
+    def _learn_computed(self, files: FragmentFiles, version: str, rows: Ranges, all_live: bool) -> None:
+        whole = None if len(rows) == files.physical_rows else rows
+        under = files.deletion if all_live else None
+        self.learned.append(Fact(files.signature, computed_by(version), whole, self.dataset.version, under))
+
+    def _origins(self, lineage: Lineage, files: FragmentFiles, same_output: bool = False) -> list[Origin]:
+        """What a compacted fragment was made of, as far back as there are versions to read."""
+        found: list[Origin] = []
+        try:
+            for origin in self.history.origins(lineage, files, same_output):
+                found.append(origin)
+        except LookupError:
+            if HISTORY_GONE not in self.notes:
+                self.notes.append(HISTORY_GONE)
+        return found
 
     def _as_of_read_version(self, files: FragmentFiles, due: Ranges) -> Ranges:
         """Keep the rows that existed at the version asked for."""
@@ -235,6 +242,10 @@ class _Planner:
         addresses = scanner.to_table().column("_rowaddr").to_numpy().astype(np.int64)
         return due & Ranges.from_offsets(addresses & 0xFFFFFFFF)
 
+    def _put_at_stake(self, version: str, rows: Ranges) -> None:
+        if rows:
+            self.stake[version] = self.stake.get(version, 0) + len(rows)
+
     def _check_code(self) -> None:
         if self.stake and self.on_code_change == "error":
             at_stake = sum(self.stake.values())
@@ -249,14 +260,17 @@ class _Planner:
 
     def _selected(self, dues: list[_Due]) -> list[_Due]:
         """Ask the filter about the candidates, and drop fragments in which it selects none."""
-        if self.work.where is None:
-            return dues
-        selected = selected_offsets(self.dataset, [due.files.id for due in dues], self.work.where)
+        selected = None
+        if self.work.where is not None:
+            selected = selected_offsets(self.dataset, [due.files.id for due in dues], self.work.where)
         kept: list[_Due] = []
         for due in dues:
-            rows = len(selected.get(due.files.id, Ranges.empty()) & due.due)
-            if rows:
-                kept.append(_Due(due.files, due.live, due.computed, due.due, due.reason, rows))
+            chosen = due.due if selected is None else due.due & selected.get(due.files.id, Ranges.empty())
+            for version, rows in due.computed.items():
+                if version != self.work.udf_version:
+                    self._put_at_stake(version, rows & chosen)
+            if chosen:
+                kept.append(replace(due, rows=len(chosen)))
                 continue
             self.tallies.add(NOT_SELECTED, due.files.live_rows)
             if self.work.read_version is None:
@@ -278,8 +292,8 @@ class _Planner:
                 rest = files.live_rows - due.rows
                 self.tallies.add(f"{NOT_SELECTED} or {FRESH}" if self.work.where else FRESH, rest)
             place = (files.srcfiles, files.id)
-            older = tuple((a.srcfiles, a.id) for a in lineage.ancestors(files) if (a.srcfiles, a.id) in index)
-            kept = tuple((version, rows - due.due) for version, rows in due.computed.items() if rows - due.due)
+            older = self._ancestors(lineage, files, index)
+            kept = tuple(due.computed.items())
             if place not in index and not older:
                 works.append(FragmentWork(files, due.reason, due.due, due.due, due.rows, False, (), kept))
                 continue
@@ -292,6 +306,17 @@ class _Planner:
             works.append(FragmentWork(files, due.reason, due.due, missing, due.rows, usable, older, kept))
         return works
 
+    def _ancestors(self, lineage: Lineage, files: FragmentFiles, index: KeyIndex) -> tuple[Ancestor, ...]:
+        """Those with checkpoints, with the rows that came from them."""
+        if not any((a.srcfiles, a.id) in index for a in lineage.ancestors(files)):
+            return ()
+        offsets, ids = self.history.rows(files.id, self.dataset.version)
+        return tuple(
+            Ancestor((o.fragment.srcfiles, o.fragment.id), Ranges.from_offsets(offsets[np.isin(ids, o.row_ids)]))
+            for o in self._origins(lineage, files)
+            if (o.fragment.srcfiles, o.fragment.id) in index
+        )
+
     def _staged_is_whole(self, staged: StagedFragment) -> bool:
         return staged_is_whole(self.dataset, staged)
 
@@ -301,8 +326,7 @@ class _Planner:
             return NO_LINEAGE
         if self.lineage.parents:
             return self.lineage
-        unknown = [due.files for due in dues]
-        return read_lineage(self.dataset, self.columns, 0, lambda known: all(known.of(files) for files in unknown))
+        return read_lineage(self.dataset, self.columns, 0, lambda known: False)
 
 
 def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_geneva.plan.manifest import Columns, FragmentFiles, fragment_files
+import numpy as np
+
+from airflow_geneva.checkpoint.fragment import RowIds
+from airflow_geneva.checkpoint.ranges import Offsets
+from airflow_geneva.plan.manifest import Columns, FragmentFiles, fragment_files, row_ids
 from airflow_geneva.storage import is_engine_error
 
 if TYPE_CHECKING:
@@ -16,27 +20,45 @@ _MOST_VERSIONS = 1_000
 
 
 @dataclass(frozen=True)
+class Compaction:
+    """One fragment that a compaction made.
+
+    Args:
+        made: the fragment as compaction left it.
+        replaced: the fragments its rows came from.
+        version: the table version that the compaction wrote.
+    """
+
+    made: FragmentFiles
+    replaced: tuple[FragmentFiles, ...]
+    version: int
+
+
+@dataclass(frozen=True)
 class Lineage:
     """Direct ancestors by compaction.
 
     Args:
-        parents: (fragment id, its input and filter files) to the fragment as compaction left it, and what it replaced.
+        parents: by fragment id and its input and filter files, the compaction that made it.
         complete: whether the history could be read as far back as asked.
     """
 
-    parents: dict[tuple[int, str], tuple[FragmentFiles, tuple[FragmentFiles, ...]]]
+    parents: dict[tuple[int, str], Compaction]
     complete: bool
 
-    def of(self, fragment: FragmentFiles, same_output: bool = False) -> tuple[FragmentFiles, ...]:
-        """The fragments one was directly made of; none unless its inputs are as compaction left them.
+    def made_by(self, fragment: FragmentFiles, same_output: bool = False) -> Compaction | None:
+        """The compaction a fragment came out of, unless its inputs are no longer as compaction left them.
 
         Args:
             same_output: ask that of its output too, as whoever trusts the old output values must.
         """
         found = self.parents.get((fragment.id, content_key(fragment)))
-        if found is None or (same_output and found[0].output != fragment.output):
-            return ()
-        return found[1]
+        return None if found is None or (same_output and found.made.output != fragment.output) else found
+
+    def of(self, fragment: FragmentFiles, same_output: bool = False) -> tuple[FragmentFiles, ...]:
+        """The fragments one was directly made of."""
+        found = self.made_by(fragment, same_output)
+        return () if found is None else found.replaced
 
     def ancestors(self, fragment: FragmentFiles, same_output: bool = False) -> tuple[FragmentFiles, ...]:
         """All fragments one was made of, nearest first."""
@@ -50,6 +72,72 @@ class Lineage:
 
 
 NO_LINEAGE = Lineage({}, True)
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Rows of a fragment that is gone which live on, as they were, in a compacted one.
+
+    Args:
+        fragment: the fragment that is gone.
+        offsets: their physical offsets in it.
+        row_ids: their row ids.
+    """
+
+    fragment: FragmentFiles
+    offsets: Offsets
+    row_ids: RowIds
+
+
+@dataclass(frozen=True)
+class History:
+    """Reads the row ids of fragments that are gone, each once.
+
+    Args:
+        dataset: the table at the planned version.
+    """
+
+    dataset: lance.LanceDataset
+    _rows: dict[tuple[int, int], tuple[Offsets, RowIds]] = field(default_factory=dict)
+    _versions: dict[int, lance.LanceDataset] = field(default_factory=dict)
+
+    def rows(self, fragment_id: int, version: int) -> tuple[Offsets, RowIds]:
+        """Physical offsets and row ids of a fragment's live rows at a version.
+
+        Raises:
+            LookupError: the version was cleaned up.
+        """
+        if (fragment_id, version) not in self._rows:
+            try:
+                if version not in self._versions:
+                    self._versions[version] = self.dataset.checkout_version(version)
+                self._rows[fragment_id, version] = row_ids(self._versions[version], fragment_id)
+            except BaseException as error:
+                if not is_engine_error(error):
+                    raise
+                raise LookupError(version) from error
+        return self._rows[fragment_id, version]
+
+    def origins(self, lineage: Lineage, fragment: FragmentFiles, same_output: bool = False) -> Iterator[Origin]:
+        """All fragments one was made of, nearest first, with the rows that came from there.
+
+        A row that was updated between two compactions goes on under its id with other values, so every generation is
+        asked who was still alive in it.
+
+        Raises:
+            LookupError: a version from before a compaction was cleaned up.
+        """
+        queue = [(fragment, self.rows(fragment.id, self.dataset.version)[1])]
+        while queue:
+            current, alive = queue.pop(0)
+            compaction = lineage.made_by(current, same_output)
+            if compaction is None:
+                continue
+            for parent in compaction.replaced:
+                offsets, ids = self.rows(parent.id, compaction.version - 1)
+                kept = np.isin(ids, alive)
+                yield Origin(parent, offsets[kept], ids[kept])
+                queue.append((parent, ids[kept]))
 
 
 def content_key(fragment: FragmentFiles) -> str:
@@ -68,7 +156,7 @@ def read_lineage(
     """
     import lance
 
-    parents: dict[tuple[int, str], tuple[FragmentFiles, tuple[FragmentFiles, ...]]] = {}
+    parents: dict[tuple[int, str], Compaction] = {}
     lineage = Lineage(parents, True)
     newest = dataset.version
     for version in range(newest, max(since, newest - _MOST_VERSIONS), -1):
@@ -86,7 +174,7 @@ def read_lineage(
             replaced = tuple(fragment_files(fragment, columns) for fragment in group.old_fragments)
             for fragment in group.new_fragments:
                 made = fragment_files(fragment, columns)
-                parents[(made.id, content_key(made))] = (made, replaced)
+                parents[(made.id, content_key(made))] = Compaction(made, replaced, version)
         if enough(lineage):
             return lineage
     return Lineage(parents, newest - since <= _MOST_VERSIONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -99,7 +100,8 @@ def check_sizing(given: Mapping[str, Any]) -> Sizing:
             continue
         kinds = (int, float) if name == "checkpoint_interval" else (int,)
         least = 0 if name == "checkpoint_interval" else 1
-        if isinstance(value, bool) or not isinstance(value, kinds) or value < least:
+        number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < least:
             raise InvalidInput(f"{name}={value!r} makes no sense: give a number of at least {least}.")
     sizing = Sizing(**given)
     low, high = sizing.min_checkpoint_size, sizing.max_checkpoint_size or sizing.checkpoint_size

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from airflow_geneva.checkpoint.held import Ancestor
 from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.state import Fact
@@ -73,8 +74,8 @@ class FragmentWork:
         missing: the due rows that no checkpoint holds.
         rows: number of rows that will count as selected and due.
         staged: a data file for it is finished; only the commit is left.
-        ancestors: (srcfiles, id) of fragments it was compacted from whose checkpoints may serve.
-        kept: rows that keep a value computed earlier, by UDF version.
+        ancestors: fragments it was compacted from whose checkpoints may serve.
+        kept: rows with a value computed earlier, by UDF version; those that are not computed now keep it.
     """
 
     files: FragmentFiles
@@ -83,7 +84,7 @@ class FragmentWork:
     missing: Ranges
     rows: int
     staged: bool = False
-    ancestors: tuple[tuple[str, int], ...] = ()
+    ancestors: tuple[Ancestor, ...] = ()
     kept: tuple[tuple[str, Ranges], ...] = ()
 
     @property
@@ -110,7 +111,7 @@ class FragmentWork:
             None if self.missing == self.due else self.missing.pairs(),
             self.rows,
             self.staged,
-            [list(place) for place in self.ancestors],
+            [[*ancestor.place, ancestor.rows.pairs()] for ancestor in self.ancestors],
             [[version, rows.pairs()] for version, rows in self.kept],
         ]
 
@@ -125,7 +126,7 @@ class FragmentWork:
             due if missing is None else Ranges.from_pairs(missing),
             rows,
             staged,
-            tuple((str(a), int(b)) for a, b in ancestors),
+            tuple(Ancestor((str(a), int(b)), Ranges.from_pairs(pairs)) for a, b, pairs in ancestors),
             tuple((str(version), Ranges.from_pairs(pairs)) for version, pairs in kept),
         )
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import lance
 
 _LITERAL = re.compile(r"'(?:[^']|'')*'")
-_WORD = re.compile(r"`([^`]+)`|\"([^\"]+)\"|([A-Za-z_][A-Za-z0-9_]*)")
+_QUOTED = re.compile(rf"{_LITERAL.pattern}|`[^`]*`|\"[^\"]*\"")
+_WORD = re.compile(r"`([^`]+)`|\"([^\"]+)\"|([^\W\d]\w*)")
 _CLOCK = {
     "now": "timestamp '{:%Y-%m-%d %H:%M:%S.%f}'",
     "current_timestamp": "timestamp '{:%Y-%m-%d %H:%M:%S.%f}'",
@@ -44,7 +45,7 @@ def freeze_where(where: str | None, at: datetime | None = None) -> str | None:
     moment = (at or datetime.now(timezone.utc)).astimezone(timezone.utc)
     parts: list[str] = []
     last = 0
-    for literal in [*_LITERAL.finditer(where), None]:
+    for literal in [*_QUOTED.finditer(where), None]:
         code = where[last : literal.start() if literal else len(where)]
         if _DICE.search(code):
             raise InvalidInput(

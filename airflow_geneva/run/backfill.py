@@ -48,7 +48,7 @@ def run_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, wat
             watch.lap("commit")
         result = finish_job(location, saved, results, watch.seconds)
     except Exception as error:
-        failed = fail_job(location, plan.work, error)
+        failed = fail_job(location, saved, results, error)
         raise JobFailed(
             f"Backfill of {plan.work.table_name}.{plan.work.column} failed (job {plan.work.job_id}): {error}\n"
             "What was computed is kept in checkpoints; run it again to go on from there.",

@@ -13,15 +13,16 @@ from airflow_geneva.code_zip import code_sha256, zip_code
 from airflow_geneva.commit.shard import ShardCommitter
 from airflow_geneva.commit.verify import Candidate
 from airflow_geneva.faults import fault_point
+from airflow_geneva.job.announcement import find_commits
 from airflow_geneva.job.record import JobFolder
-from airflow_geneva.job.result import BackfillResult, ShardResult, combine
+from airflow_geneva.job.result import FAILED, BackfillResult, ShardResult, combine
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import SavedPlan, save_plan
 from airflow_geneva.plan.manifest import columns_of, live_offsets
 from airflow_geneva.plan.values import CodeRef, Plan, Shard, Work
 from airflow_geneva.plan.where import where_columns
 from airflow_geneva.run.task import Bench
-from airflow_geneva.storage import Storage, is_engine_error
+from airflow_geneva.storage import Storage
 
 logger = logging.getLogger("airflow_geneva.run")
 
@@ -80,6 +81,15 @@ def start_job(
     return plan, saved
 
 
+def is_staged(location: TableLocation, work: Work, shard: Shard) -> bool:
+    """Whether the data files of all of a shard's fragments are finished, so that only the commit is left."""
+    bench = Bench.at(location, work)
+    return all(
+        bench.staged(fragment, bench.index(fragment), live_offsets(bench.dataset, fragment.files)) is not None
+        for fragment in shard.to_apply
+    )
+
+
 def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:
     """Make a shard's staged fragments visible, rebuilding from checkpoints what was staged and is gone.
 
@@ -115,6 +125,7 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
             where_columns(saved.work.where, bench.dataset.schema.names),
             saved.work.column,
         ),
+        bench.dataset,
         saved.fingerprint,
     )
     result = committer.commit(shard, candidates, missing)
@@ -126,43 +137,48 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
 def finish_job(
     location: TableLocation, saved: SavedPlan, shards: Iterable[ShardResult], seconds: Mapping[str, float] | None = None
 ) -> BackfillResult:
-    """Add the shards up, fold the column's ledgers, and record how the job ended."""
+    """Add the shards up, fold the column's ledgers, and record how the job ended: FAILED when a shard is missing."""
     work = saved.work
     fault_point("finish.begin")
-    dataset = location.open()
-    commits = commits_of(location, work, dataset.version)
-    result = combine(work.job_id, shards, saved.rows_skipped, work.version, work.version, saved.notes)
-    result = replace(result, commits=commits, version=max(commits, default=work.version))
+    result, missing = _added_up(location, saved, shards)
     result = result.with_seconds(**(seconds or {}))
+    error = None
+    if missing:
+        result = replace(result, state=FAILED)
+        error = f"{len(missing)} of {len(saved.shards)} shards were not committed: {missing[:20]}."
     fold_ledgers(location.checkpoints, work.field_id)
     folder = JobFolder.of(location.checkpoints, work.job_id)
-    folder.write_result(result.state, result.to_json())
+    folder.write_result(result.state, result.to_json(), error)
     fault_point("finish.end")
     return result
 
 
-def fail_job(location: TableLocation, work: Work, error: BaseException) -> BackfillResult:
-    """Record that a job failed; what it computed stays in checkpoints."""
-    result = BackfillResult(work.job_id, "FAILED", version=work.version, from_version=work.version)
-    JobFolder.of(location.checkpoints, work.job_id).write_result("FAILED", result.to_json(), str(error))
+def fail_job(
+    location: TableLocation, saved: SavedPlan, shards: Iterable[ShardResult], error: BaseException
+) -> BackfillResult:
+    """Record that a job failed, and what it made visible before; what else it computed stays in checkpoints."""
+    result = replace(_added_up(location, saved, shards)[0], state=FAILED)
+    JobFolder.of(location.checkpoints, saved.work.job_id).write_result(FAILED, result.to_json(), str(error))
     return result
+
+
+def _added_up(
+    location: TableLocation, saved: SavedPlan, shards: Iterable[ShardResult]
+) -> tuple[BackfillResult, list[int]]:
+    """The shards that were committed in one result, and which are missing; their rows are left."""
+    work = saved.work
+    there = {result.shard: result for result in shards}
+    missing = [index for index in range(len(saved.shards)) if index not in there]
+    commits = commits_of(location, work, location.open().version)
+    result = combine(work.job_id, there.values(), saved.rows_skipped, work.version, work.version, saved.notes)
+    left = result.rows_left + sum(saved.shards[index]["rows"] for index in missing)
+    version = max(commits, default=work.version)
+    return replace(result, commits=commits, version=version, rows_left=left), missing
 
 
 def commits_of(location: TableLocation, work: Work, newest: int) -> tuple[int, ...]:
     """Table versions that carry the job's id, whoever of its tries wrote them."""
-    dataset = location.open(newest)
-    found: list[int] = []
-    for version in range(work.version + 1, newest + 1):
-        try:
-            transaction = dataset.read_transaction(version)
-        except BaseException as error:
-            if not is_engine_error(error):
-                raise
-            continue
-        properties = (transaction.transaction_properties if transaction else None) or {}
-        if properties.get("geneva.job_id") == work.job_id:
-            found.append(version)
-    return tuple(found)
+    return tuple(find_commits(location.open(newest), work.version, [work.job_id]))
 
 
 class Stopwatch:

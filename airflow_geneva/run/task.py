@@ -13,6 +13,7 @@ from airflow_geneva.checkpoint.fragment import StagedFragment, join_runs, runs_o
 from airflow_geneva.checkpoint.held import Held, KeyIndex
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
+from airflow_geneva.errors import StorageError
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.manifest import FragmentFiles, field_ids, live_offsets, row_ids
 from airflow_geneva.plan.staging import staged_fits, staged_is_whole
@@ -65,7 +66,9 @@ class Bench:
         return field_ids(self.dataset, self.work.column)
 
     def index(self, fragment: FragmentWork) -> KeyIndex:
-        return KeyIndex(self.store, self.work.prefix, [fragment.place, *fragment.ancestors])
+        return KeyIndex(
+            self.store, self.work.prefix, [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
+        )
 
     def staged(self, fragment: FragmentWork, index: KeyIndex, live: Ranges) -> StagedFragment | None:
         """The fragment's staged data file, if it may be committed as it is."""
@@ -155,7 +158,13 @@ def run_unit(bench: Bench, unit: Unit, udf: UDF, on_rows: Callable[[int], None] 
         pass
     if not unit.whole:
         return UnitReport(fragment.id, counted.rows, False)
-    bench.stage(fragment, live, bench.held(fragment, bench.index(fragment), due))
+    try:
+        bench.stage(fragment, live, bench.held(fragment, bench.index(fragment), due))
+    except KeyError as lost:
+        raise StorageError(
+            f"Checkpoint {lost} of column {bench.work.column!r} changed or broke while fragment {fragment.id} was put "
+            "together. Run the task again; if it says so again, run with ignore_checkpoints=True."
+        ) from lost
     return UnitReport(fragment.id, counted.rows, True)
 
 

@@ -18,8 +18,8 @@ import pytest
 import airflow_geneva
 from tests.spark.spark_udfs import seen, slow
 
-ROWS = 3_000
-KILLS = int(os.environ.get("GENEVA_KILLS", "3"))
+KILLS = int(os.environ.get("GENEVA_KILLS", "10" if os.environ.get("GENEVA_SOAK") == "1" else "3"))
+ROWS = 1_000 * KILLS
 SECONDS_A_ROW = 0.004
 INTERVAL = 0.2
 

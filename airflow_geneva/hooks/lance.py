@@ -1,0 +1,124 @@
+"""Reach a Lance database through an Airflow connection."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import Any
+
+from airflow.sdk import BaseHook, Connection
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.sdk.log import mask_secret
+
+from airflow_geneva.database import Database, connect
+from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.storage import is_local, normalize_uri
+from airflow_geneva.storage_options import read_storage_options, secrets_of
+
+
+class LanceHook(BaseHook):
+    """A Lance database, named by an Airflow connection of type `lance`.
+
+    The connection's host is the database's URI, and its extra field holds `storage_options`, a JSON object as pylance
+    takes it. Without credentials among them the machine's own identity is used.
+
+    Args:
+        lance_conn_id: the connection.
+
+    Example:
+        ```python
+        table = LanceHook("lance_default").get_database().open_table("docs")
+        ```
+    """
+
+    conn_name_attr = "lance_conn_id"
+    default_conn_name = "lance_default"
+    conn_type = "lance"
+    hook_name = "Lance"
+
+    def __init__(self, lance_conn_id: str = default_conn_name) -> None:
+        super().__init__()
+        self.lance_conn_id = lance_conn_id
+
+    @classmethod
+    def get_ui_field_behaviour(cls) -> dict[str, Any]:
+        """What the connection form shows: the database's URI and its storage options."""
+        return {
+            "hidden_fields": ["schema", "login", "password", "port", "extra"],
+            "relabeling": {"host": "Database URI"},
+            "placeholders": {"host": "s3://bucket/database or /path/to/database"},
+        }
+
+    @cached_property
+    def storage_options(self) -> dict[str, str]:
+        """Credentials and settings for pylance; masked in logs from here on."""
+        options = read_storage_options(self._connection.extra_dejson.get("storage_options"))
+        for secret in secrets_of(options):
+            mask_secret(secret)
+        return options
+
+    @property
+    def uri(self) -> str:
+        """The database's normalized URI.
+
+        Raises:
+            InvalidInput: the connection names no place, or one that depends on where the process was started.
+        """
+        return _absolute(_uri_of(self._connection), f"The host of Airflow connection {self.lance_conn_id!r}")
+
+    def get_database(self, database: str | None = None) -> Database:
+        """Open the database.
+
+        Args:
+            database: another URI to use with the connection's storage options.
+        """
+        options = self.storage_options
+        return connect(_absolute(database, "database") if database else self.uri, options)
+
+    def get_conn(self) -> Database:
+        return self.get_database()
+
+    def test_connection(self) -> tuple[bool, str]:
+        """List the tables, for the button of the connection form."""
+        try:
+            database = self.get_database()
+            if is_local(database.uri) and not os.path.isdir(database.uri):
+                return False, f"There is no folder {database.uri} on this machine."
+            names = database.table_names()
+        except (GenevaError, OSError) as error:
+            return False, str(error)
+        shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+        return True, f"{len(names)} tables in {database.uri}" + (f": {shown}" if names else "")
+
+    @cached_property
+    def _connection(self) -> Connection:
+        try:
+            return self.get_connection(self.lance_conn_id)
+        except AirflowNotFoundException as error:
+            variable = f"AIRFLOW_CONN_{self.lance_conn_id.upper()}"
+            found = "cannot be read" if variable in os.environ else "does not exist"
+            raise InvalidInput(
+                f"Airflow connection {self.lance_conn_id!r} {found}. Define it in the UI, or in the environment: "
+                f'{variable}=\'{{"conn_type": "lance", "host": "s3://bucket/database", '
+                '"extra": {"storage_options": {"aws_region": "eu-west-1"}}}\''
+            ) from error
+
+
+def _uri_of(connection: Connection) -> str:
+    """The database's URI; Airflow splits one that was given as part of a connection URI into host and schema."""
+    given = connection.extra_dejson.get("uri")
+    if given:
+        return str(given)
+    host, schema = connection.host or "", connection.schema or ""
+    if connection.port and "://" in host:
+        host = f"{host}:{connection.port}"
+    return f"{host}/{schema}" if schema else host
+
+
+def _absolute(uri: str, what: str) -> str:
+    if "://" not in uri and not os.path.isabs(os.path.expanduser(uri)):
+        raise InvalidInput(
+            f"{what} is {uri!r}, which is no place that every worker finds. Give a URI such as s3://bucket/database, "
+            "or an absolute path."
+        )
+    return normalize_uri(uri)

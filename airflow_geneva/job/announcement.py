@@ -1,0 +1,77 @@
+"""Jobs whose commits may still have to be announced to whoever waits for changes of a column.
+
+A mark is written before a job may commit, and removed once an announcement covers all its commits. Whether one does is
+asked of those who received it; a mark only says which jobs to ask about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_geneva.storage import Storage, is_engine_error
+
+if TYPE_CHECKING:
+    import lance
+
+JOB_PROPERTY = "geneva.job_id"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A job that may have commits to announce.
+
+    Args:
+        job_id: the job.
+        since: the table version it was planned on; its commits come after.
+    """
+
+    job_id: str
+    since: int
+
+
+def write_mark(checkpoints: Storage, field_id: int, mark: Mark) -> None:
+    """Remember a job; a mark of an earlier try of it stays, as that one may have committed."""
+    name = f"{mark.job_id}.json"
+    folder = _folder(checkpoints, field_id)
+    if not folder.exists(name):
+        folder.write_json(name, {"since": mark.since})
+
+
+def read_marks(checkpoints: Storage, field_id: int) -> list[Mark]:
+    """The remembered jobs of a column, oldest first."""
+    folder = _folder(checkpoints, field_id)
+    _, names = folder.list_folder()
+    marks = []
+    for name in names:
+        try:
+            marks.append(Mark(name.removesuffix(".json"), int(folder.read_json(name)["since"])))
+        except FileNotFoundError:
+            continue
+    return marks
+
+
+def remove_mark(checkpoints: Storage, field_id: int, mark: Mark) -> None:
+    _folder(checkpoints, field_id).delete(f"{mark.job_id}.json")
+
+
+def find_commits(dataset: lance.LanceDataset, since: int, job_ids: Iterable[str]) -> dict[int, str]:
+    """Table versions after ``since`` that carry one of the jobs' ids; versions that were cleaned up are left out."""
+    wanted = set(job_ids)
+    found: dict[int, str] = {}
+    for version in range(since + 1, int(dataset.version) + 1):
+        try:
+            transaction = dataset.read_transaction(version)
+        except BaseException as error:
+            if not is_engine_error(error):
+                raise
+            continue
+        job_id = ((transaction.transaction_properties if transaction else None) or {}).get(JOB_PROPERTY)
+        if job_id in wanted:
+            found[version] = job_id
+    return found
+
+
+def _folder(checkpoints: Storage, field_id: int) -> Storage:
+    return checkpoints.folder("unannounced", f"field-{field_id}")

@@ -1,0 +1,30 @@
+"""Airflow operators."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from airflow_geneva.operators.apply import ApplyOperator
+    from airflow_geneva.operators.columns import AddColumnsOperator
+    from airflow_geneva.operators.commit import CommitOperator
+    from airflow_geneva.operators.finish import FinishOperator
+    from airflow_geneva.operators.plan import PlanBackfillOperator
+
+__all__ = ["AddColumnsOperator", "ApplyOperator", "CommitOperator", "FinishOperator", "PlanBackfillOperator"]
+
+# A DAG that only plans need not load the Spark provider.
+_HOMES = {
+    "AddColumnsOperator": "airflow_geneva.operators.columns",
+    "ApplyOperator": "airflow_geneva.operators.apply",
+    "CommitOperator": "airflow_geneva.operators.commit",
+    "FinishOperator": "airflow_geneva.operators.finish",
+    "PlanBackfillOperator": "airflow_geneva.operators.plan",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

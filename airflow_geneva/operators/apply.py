@@ -1,0 +1,263 @@
+"""Compute a shard on Spark."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import BaseHook, Context
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
+
+from airflow_geneva.code_zip import code_sha256
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.java import java_environment
+from airflow_geneva.job.record import shard_name
+from airflow_geneva.operators.lance_task import OpenPlan, check_shard, open_database, stop_here
+from airflow_geneva.operators.templated import optional_int
+from airflow_geneva.plan.values import Shard, Work
+from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.job import is_staged
+from airflow_geneva.run.spark import BLAS_VARIABLES, package_zip, session_settings
+from airflow_geneva.spark_submit import (
+    APPLICATION,
+    CREDENTIALS,
+    HOW_TO_CONNECT,
+    Resources,
+    Scratch,
+    SparkMaster,
+    driver_environment,
+    find_spark_submit,
+)
+from airflow_geneva.udf import load_udf
+from airflow_geneva.udf_definition import UdfDefinition
+
+_ERROR_LINE = "airflow_geneva: "
+
+
+class ApplyOperator(SparkSubmitOperator):
+    """Run the UDF on the missing rows of one shard with spark-submit, and stage its data files.
+
+    A retry goes on from the checkpoints of the tries before. A shard in which nothing is left to run starts no Spark.
+    The driver does not inherit the worker's environment: it gets an allow-list, the storage options of the Lance
+    connection, and `env_vars`.
+
+    Args:
+        shard: one entry of the plan task's output.
+        lance_conn_id: the Airflow connection of the database.
+        database: another URI to use with that connection's storage options.
+        spark_conn_id: the Airflow connection of the Spark master.
+        inline_below_rows: a shard with fewer rows to run is computed in the task itself.
+        kwargs: as for `SparkSubmitOperator`; `conf` and its own arguments go before what the UDF's resources and the
+            plan's `concurrency` come to. `env_vars` is templated, and not kept among the rendered fields.
+    """
+
+    template_fields: Sequence[str] = (
+        *(name for name in SparkSubmitOperator.template_fields if name != "env_vars"),
+        "shard",
+        "lance_conn_id",
+        "database",
+        "inline_below_rows",
+    )
+
+    def __init__(
+        self,
+        *,
+        shard: Any,
+        lance_conn_id: str = "lance_default",
+        database: str | None = None,
+        spark_conn_id: str = "spark_default",
+        inline_below_rows: int | str = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(conn_id=spark_conn_id, **{"name": "airflow_geneva", **kwargs})
+        self.shard = shard
+        self.lance_conn_id = lance_conn_id
+        self.database = database
+        self.inline_below_rows = inline_below_rows
+        self._scratch: Scratch | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        reference = check_shard(self.shard)
+        plan = OpenPlan.of(open_database(self.lance_conn_id, self.database), reference)
+        shard = plan.load_shard(reference["shard"])
+        how = self._compute(plan, shard, context)
+        done = plan.folder.read_shard("apply", plan.fingerprint, shard.index)
+        if done is None:
+            raise AirflowException(
+                f"Spark ended well, and left no result in {plan.folder.storage.root}. If the table lies on a local "
+                "disk, all of Spark must run on this machine; use an object store otherwise."
+            )
+        self.log.info("Shard %s of %s: %s rows computed %s.", shard.index, plan.target, done["rows_run"], how)
+        return done
+
+    def _compute(self, plan: OpenPlan, shard: Shard, context: Context) -> str:
+        """Get the shard computed; returns how, in words."""
+        work = plan.saved.work
+        again = plan.folder.read_shard("apply", plan.fingerprint, shard.index) is not None
+        if not shard.to_apply or (again and is_staged(plan.location, work, shard)):
+            _keep(plan, shard, rows_run=0, seconds=0.0)
+            return "(all of it was ready, no Spark started)"
+        rows = sum(min(item.rows, len(item.missing)) for item in shard.to_apply)
+        if rows < (optional_int("inline_below_rows", self.inline_below_rows) or 0):
+            udf = load_udf(_import_path(work))
+            # The run keeps to the code it was planned with. If that is not what this process has, Spark has it.
+            if udf.code_version == work.udf_version:
+                began = time.monotonic()
+                reports = apply_inline(plan.location, work, shard, udf)
+                _keep(plan, shard, sum(report.rows_run for report in reports), time.monotonic() - began)
+                return "in this task"
+        self._scratch = Scratch.make(work.job_id, shard.index)
+        try:
+            self._submit(plan, shard, self._scratch, context)
+        finally:
+            self._scratch.remove()
+        return "on Spark"
+
+    def _submit(self, plan: OpenPlan, shard: Shard, scratch: Scratch, context: Context) -> None:
+        work = plan.saved.work
+        self.application = str(APPLICATION)
+        self.application_args = [
+            "--job", plan.folder.storage.root,
+            "--fingerprint", plan.fingerprint,
+            "--shard", str(shard.index),
+            "--result", plan.folder.storage.path(shard_name("apply", plan.fingerprint, shard.index)),
+        ]  # fmt: skip
+        self.py_files = ",".join([*([self.py_files] if self.py_files else []), *_code(plan, scratch)])
+        given = self.render_template(self.env_vars, context) or {}
+        connection = self._check_connection()
+        master = SparkMaster.parse(connection["master"], self._conn_id).limited(work.sizing.concurrency)
+        options = dict(plan.location.options)
+        if connection["deploy_mode"] == "cluster":
+            _check_cluster(self.lance_conn_id, options, given)
+        self.conf = self._settings(work, master, scratch)
+        # Given to the hook, the base class would lay them over the worker's whole environment, or write them on the
+        # command line. Here they are part of the driver's own environment.
+        self.env_vars = None
+        environment = self._environment(master, options, given, scratch, connection["spark_binary"])
+        hook = self._hook = self._get_hook()
+        hook._connection["master"] = master.url
+        setattr(hook, "submit", functools.partial(hook.submit, env=environment))  # noqa: B010
+        try:
+            super().execute(context)
+        except AirflowException:
+            told = _error_of(hook)
+            if told is None:
+                raise
+            raise AirflowException(f"Computing shard {shard.index} of {plan.target} failed: {told}") from None
+
+    def _check_connection(self) -> Mapping[str, Any]:
+        """What the Spark connection comes to; Airflow itself would take one that it cannot read for `yarn`."""
+        try:
+            found = BaseHook.get_connection(self._conn_id)
+        except AirflowNotFoundException as error:
+            variable = f"AIRFLOW_CONN_{self._conn_id.upper()}"
+            what = "cannot be read" if variable in os.environ else "does not exist"
+            raise InvalidInput(f"Airflow connection {self._conn_id!r} {what}. {HOW_TO_CONNECT}") from error
+        if not found.host and found.conn_type not in ("yarn", "local"):
+            raise InvalidInput(f"Airflow connection {self._conn_id!r} has no host. {HOW_TO_CONNECT}")
+        resolved: Mapping[str, Any] = super()._get_hook()._connection
+        return resolved
+
+    def _settings(self, work: Work, master: SparkMaster, scratch: Scratch) -> dict[str, str]:
+        definition = UdfDefinition.from_json(work.udf)
+        asked = Resources(work.sizing.concurrency, definition.num_cpus, definition.num_gpus, definition.memory)
+        if ignored := asked.ignored(master):
+            self.log.info("The local Spark master %s ignores %s.", master.url, ", ".join(ignored))
+        settings = {**session_settings(), **asked.settings(master)}
+        if master.kind == "local":
+            settings["spark.local.dir"] = str(scratch.path)
+        own = {
+            "spark.cores.max": self._total_executor_cores,
+            "spark.executor.cores": self._executor_cores,
+            "spark.executor.memory": self._executor_memory,
+            "spark.executor.instances": self._num_executors,
+        }
+        settings = {name: value for name, value in settings.items() if own.get(name) is None}
+        return {**settings, **(self.conf or {})}
+
+    def _environment(
+        self,
+        master: SparkMaster,
+        options: Mapping[str, str],
+        given: Mapping[str, str],
+        scratch: Scratch,
+        binary: str,
+    ) -> dict[str, str]:
+        threads = {**dict.fromkeys(BLAS_VARIABLES, "1"), **given}
+        environment = driver_environment(os.environ, master, options, threads)
+        environment = find_spark_submit(binary, scratch.environment(environment))
+        if "JAVA_HOME" not in given:
+            environment.update(java_environment(scratch.path))
+        if options:
+            environment[CREDENTIALS] = json.dumps(options)
+        return environment
+
+    def on_kill(self) -> None:
+        if self._hook is None:
+            stop_here()
+            return
+        super().on_kill()
+        if self._scratch is not None:
+            self._scratch.remove()
+
+
+def _import_path(work: Work) -> str:
+    if work.code.import_path is None:
+        raise InvalidInput(
+            f"UDF {work.udf_name!r} has no import path, so no other process can load it. Move it to a module."
+        )
+    return work.code.import_path
+
+
+def _keep(plan: OpenPlan, shard: Shard, rows_run: int, seconds: float) -> None:
+    document = {
+        "shard": shard.index,
+        "fingerprint": plan.fingerprint,
+        "rows_run": rows_run,
+        "fragments_staged": len(shard.to_apply),
+        "seconds": round(seconds, 3),
+    }
+    plan.folder.write_shard("apply", plan.fingerprint, shard.index, document)
+
+
+def _code(plan: OpenPlan, scratch: Scratch) -> list[str]:
+    """This package and the UDF's, as archives on this machine; the UDF's must be the one that was planned with."""
+    archives = [scratch.write("airflow_geneva.zip", package_zip())]
+    code = plan.saved.work.code
+    if code.zip is not None:
+        data = plan.folder.storage.read_bytes(code.zip)
+        if code_sha256(data) != code.sha256:
+            raise AirflowFailException(
+                f"The code {plan.folder.storage.path(code.zip)} is not what was planned with (its SHA-256 differs). "
+                "Clear the plan task with its downstream tasks."
+            )
+        archives.append(scratch.write(code.zip, data))
+    return archives
+
+
+def _check_cluster(lance_conn_id: str, options: Mapping[str, str], given: Mapping[str, str]) -> None:
+    if options:
+        raise AirflowFailException(
+            f"Airflow connection {lance_conn_id!r} holds storage options, and Spark's deploy mode is 'cluster', where "
+            "they could only travel on the command line. Leave them out and give the cluster an identity of its own "
+            "(an IAM role, a workload identity), or use deploy mode 'client'."
+        )
+    if given:
+        raise AirflowFailException(
+            f"env_vars names {sorted(given)}, and Spark's deploy mode is 'cluster', where they could only travel on "
+            "the command line. Set them on the cluster, or name them in conf (spark.yarn.appMasterEnv.NAME, "
+            "spark.kubernetes.driverEnv.NAME), or use deploy mode 'client'."
+        )
+
+
+def _error_of(hook: SparkSubmitHook) -> str | None:
+    """What the Spark application said last, if it ended with an error of its own."""
+    lines = list(getattr(hook, "_last_submit_log_lines", ()))
+    starts = [at for at, line in enumerate(lines) if line.startswith(_ERROR_LINE)]
+    return "\n".join(lines[starts[-1] :]).removeprefix(_ERROR_LINE) if starts else None

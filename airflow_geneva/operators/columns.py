@@ -1,0 +1,84 @@
+"""Define computed columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from airflow.sdk import Context
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.operators.lance_task import LanceOperator
+from airflow_geneva.operators.plan import check_import_path
+from airflow_geneva.operators.templated import required_text
+from airflow_geneva.table import ColumnSpec, Table
+from airflow_geneva.udf import UDF, load_udf
+
+
+class AddColumnsOperator(LanceOperator):
+    """Define computed columns, if they are not defined like this already.
+
+    A column that is new is added, one with another UDF, or another version of it, is altered, one that is as asked for
+    is left alone. No value is computed: that is what a backfill does.
+
+    Args:
+        table: the table's name.
+        columns: by name, the import path `"module:name"` of its UDF, or that and the columns to feed its parameters.
+        lance_conn_id: the Airflow connection of the database.
+        database: another URI to use with that connection's storage options.
+
+    Example:
+        ```python
+        AddColumnsOperator(task_id="define", table="docs", columns={"n": "my_project.udfs:length"})
+        AddColumnsOperator(task_id="define", table="docs", columns={"n": ("my_project.udfs:length", ["body"])})
+        ```
+    """
+
+    template_fields: Sequence[str] = (*LanceOperator.template_fields, "table", "columns")
+
+    def __init__(self, *, table: str, columns: Mapping[str, Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.table = table
+        self.columns = columns
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        table = self.open_database().open_table(required_text("table", self.table))
+        specs = {name: _spec(name, given) for name, given in self.columns.items()}
+        present = table.schema.names
+        added = {name: spec for name, spec in specs.items() if name not in present}
+        altered = {name: spec for name, spec in specs.items() if name in present and _differs(table, name, spec)}
+        if altered:
+            table.alter_columns(altered)
+        if added:
+            table.add_columns(added)
+        unchanged = [name for name in specs if name not in added and name not in altered]
+        self.log.info(
+            "Table %s: added %s, altered %s, left alone %s.", table.name, list(added), list(altered), unchanged
+        )
+        return {"added": list(added), "altered": list(altered), "unchanged": unchanged, "version": table.version}
+
+
+def _spec(column: str, given: Any) -> ColumnSpec:
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        if len(given) != 2 or isinstance(given[1], str) or not isinstance(given[1], Sequence):
+            raise InvalidInput(
+                f'Column {column!r} is given {given!r:.200}. Give "module:name", or ("module:name", ["input", ...]).'
+            )
+        return _load(given[0]), [str(name) for name in given[1]]
+    return _load(given)
+
+
+def _load(path: Any) -> UDF:
+    return load_udf(required_text("udf", check_import_path(path)))
+
+
+def _differs(table: Table, column: str, spec: ColumnSpec) -> bool:
+    """Compare a column with what is asked for; raises for one of another type, when it is altered."""
+    stored = table.definition(column)
+    udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
+    wanted = udf.definition(inputs)
+    if wanted.input_columns is None:
+        # A UDF of whole record batches is given the columns that there were when its column was defined.
+        wanted = replace(wanted, input_columns=stored.input_columns)
+    return wanted != stored or table.schema.field(column).type != udf.data_type

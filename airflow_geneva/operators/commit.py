@@ -1,0 +1,48 @@
+"""Make what a shard computed visible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import Context
+
+from airflow_geneva.operators.lance_task import LanceOperator, OpenPlan, check_shard
+from airflow_geneva.run.job import commit_shard
+
+_REASONS_TOLD = 5
+
+
+class CommitOperator(LanceOperator):
+    """Commit one shard of a plan: verify its staged data files, and make them visible.
+
+    It works from what lies in the checkpoints and not from what `apply` returned, so it can be run again, and after an
+    `apply` that was marked as success; whatever is not computed then is left for the next run.
+
+    Args:
+        shard: one entry of the plan task's output.
+        lance_conn_id: the Airflow connection of the database.
+        database: another URI to use with that connection's storage options.
+    """
+
+    template_fields: Sequence[str] = (*LanceOperator.template_fields, "shard")
+
+    def __init__(self, *, shard: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shard = shard
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        shard = check_shard(self.shard)
+        plan = OpenPlan.of(self.open_database(), shard)
+        result = commit_shard(plan.location, plan.saved, plan.load_shard(shard["shard"]))
+        self.log.info(
+            "Shard %s of %s: %s fragments visible, %s rows computed, %s from checkpoints, %s left.",
+            result.shard, plan.target, result.fragments, result.rows_computed, result.rows_reused, result.rows_left,
+        )  # fmt: skip
+        told = result.left_reasons[:_REASONS_TOLD]
+        return {
+            **result.to_json(),
+            "versions": list(result.versions),
+            "left_reasons": [f"fragment {fragment}: {why}" for fragment, why in told],
+            "fragments_left": len(result.left_reasons),
+        }

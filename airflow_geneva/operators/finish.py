@@ -1,0 +1,141 @@
+"""End a backfill: record it, and tell whoever waits for the column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow.sdk import Asset, AssetAlias, Context
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
+from airflow_geneva.job.announcement import Mark, find_commits, read_marks, remove_mark
+from airflow_geneva.job.record import JobFolder
+from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
+from airflow_geneva.operators.lance_task import LanceOperator, OpenPlan
+from airflow_geneva.operators.plan import SUMMARY
+from airflow_geneva.run.job import finish_job
+
+_TEMPLATE = "{{"
+
+
+class FinishOperator(LanceOperator):
+    """Record how a backfill ended, and send one asset event when something changed.
+
+    It runs whatever happened before, and goes by what is in the table and beside it: the plan that the plan task names
+    now, its shards' results, and the commits of the table. With the plan or a shard missing it fails, after it has
+    recorded what there is. Nothing changed and nothing to announce: no event, and green.
+
+    Args:
+        plan_task_id: id of the plan task, its groups included.
+        table: the table's name; an outlet of the task unless it is a template.
+        lance_conn_id: the Airflow connection of the database.
+        database: another URI to use with that connection's storage options.
+    """
+
+    template_fields: Sequence[str] = (*LanceOperator.template_fields, "table")
+
+    def __init__(self, *, plan_task_id: str, table: str, **kwargs: Any) -> None:
+        super().__init__(**{"trigger_rule": "all_done", **kwargs})
+        self.plan_task_id = plan_task_id
+        self.table = table
+        # Which asset a template leads to is only known when it is rendered; an alias may stand for any.
+        templated = _TEMPLATE in table or _TEMPLATE in self.lance_conn_id
+        self._alias = AssetAlias(f"{self.dag_id}/{self.task_id}") if templated else None
+        self.outlets = [*self.outlets, self._alias or lance_asset(table, self.lance_conn_id)]
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        summary = self._summary(context)
+        plan = OpenPlan.of(self.open_database(), summary)
+        indexes = range(len(plan.saved.shards))
+        committed = [_read(plan, index) for index in indexes]
+        there = [shard for shard in committed if shard is not None]
+        result = finish_job(plan.location, plan.saved, there, _seconds(plan, summary))
+        self.log.info("%s", result)
+        missing = [index for index in indexes if committed[index] is None]
+        if missing:
+            raise AirflowFailException(
+                f"{len(missing)} of {len(indexes)} shards of the plan were not committed: {missing[:20]}. What the "
+                "others committed is recorded, and announced by the next run that finishes. Clear the failed shards "
+                "with their downstream tasks."
+            )
+        if result.state == PARTIAL:
+            self.log.warning(
+                "%s rows were left because others changed them meanwhile; the next run computes them.", result.rows_left
+            )
+        event = self._announce(plan, result, context)
+        return {**result.to_json(), "commits": list(result.commits), "notes": list(result.notes), "event": event}
+
+    def _summary(self, context: Context) -> Mapping[str, Any]:
+        """What the plan task planned last.
+
+        Raises:
+            AirflowSkipException: it was skipped.
+            AirflowFailException: there is no plan.
+        """
+        ti = context["ti"]
+        states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[self.plan_task_id], run_ids=[ti.run_id])
+        state = states.get(ti.run_id, {}).get(self.plan_task_id)
+        if state == "skipped":
+            raise AirflowSkipException(f"Task {self.plan_task_id!r} was skipped: there is nothing to finish.")
+        summary = ti.xcom_pull(task_ids=self.plan_task_id, key=SUMMARY)
+        if not isinstance(summary, Mapping):
+            raise AirflowFailException(
+                f"There is no plan: task {self.plan_task_id!r} is {state or 'not there'}. "
+                "Clear it with its downstream tasks."
+            )
+        return summary
+
+    def _announce(self, plan: OpenPlan, result: BackfillResult, context: Context) -> dict[str, Any] | None:
+        """Send one event for all commits that no event has told of yet, this job's and earlier ones'."""
+        work = plan.saved.work
+        asset = lance_asset(self.table, self.lance_conn_id)
+        checkpoints = plan.location.checkpoints
+        dataset = plan.location.open()
+        announced = announced_version(asset, work.column)
+        if announced is not None and announced > dataset.version:
+            # The table was made anew since, and counts its versions from one again.
+            announced = None
+        marks = read_marks(checkpoints, work.field_id)
+        jobs = {work.job_id: Mark(work.job_id, work.version), **{mark.job_id: mark for mark in marks}}
+        oldest = min(mark.since for mark in jobs.values())
+        commits = find_commits(dataset, max(oldest, announced or 0), jobs)
+        for mark in marks:
+            record = JobFolder.of(checkpoints, mark.job_id).read_record() or {}
+            if mark.job_id not in commits.values() and record.get("state") in (DONE, PARTIAL):
+                remove_mark(checkpoints, work.field_id, mark)
+        if not commits:
+            self.outlets = [outlet for outlet in self.outlets if outlet != asset]
+            return None
+        first = min(jobs[job_id].since for job_id in commits.values())
+        event: dict[str, Any] = {
+            "producer": PRODUCER,
+            "table": work.table_name,
+            "column": work.column,
+            "from_version": first if announced is None else announced,
+            "to_version": max(commits),
+            "job_id": work.job_id,
+            "state": result.state,
+            "rows_computed": result.rows_computed,
+            "rows_reused": result.rows_reused,
+            "rows_failed": result.rows_failed,
+            "rows_left": result.rows_left,
+        }
+        if self._alias is None:
+            context["outlet_events"][asset].extra = event
+        else:
+            context["outlet_events"][self._alias].add(Asset(name=asset.name, uri=asset.uri), extra=event)
+        return event
+
+
+def _read(plan: OpenPlan, index: int) -> ShardResult | None:
+    document = plan.folder.read_shard("commit", plan.fingerprint, index)
+    return None if document is None else ShardResult.from_json(document)
+
+
+def _seconds(plan: OpenPlan, summary: Mapping[str, Any]) -> dict[str, float]:
+    """Time of the plan and of all spark-submits; what else there was, Airflow's task durations say."""
+    shards = range(len(plan.saved.shards))
+    applied = [plan.folder.read_shard("apply", plan.fingerprint, index) for index in shards]
+    spent = sum(float(document["seconds"]) for document in applied if document is not None)
+    return {"plan": float(summary.get("seconds", 0.0)), "apply": spent}

@@ -1,0 +1,217 @@
+"""Find out what is left to compute in a column."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_geneva.errors import CodeChanged, InvalidInput
+from airflow_geneva.job.announcement import Mark, write_mark
+from airflow_geneva.job.record import JobFolder
+from airflow_geneva.operators.lance_task import LanceOperator
+from airflow_geneva.operators.templated import optional_float, optional_int, optional_text, required_text, truth
+from airflow_geneva.plan.document import SavedPlan, plan_name, shard_summaries
+from airflow_geneva.plan.request import BackfillRequest, plan_request
+from airflow_geneva.plan.values import Plan, Sizing
+from airflow_geneva.run.job import start_job
+from airflow_geneva.table import Table
+from airflow_geneva.udf import load_udf
+
+SUMMARY = "summary"
+"""Key of the XCom that says what was planned, beside the list of shards."""
+
+_DEFAULT = Sizing()
+
+
+class PlanBackfillOperator(LanceOperator):
+    """Plan a backfill: which rows of a column are due, and why, cut into shards.
+
+    Returns one dict a shard, to expand `ApplyOperator` and `CommitOperator` over, and pushes a `summary`. Nothing due:
+    an empty list, so nothing is expanded. A retry, or a cleared task, plans again, what was computed meanwhile counts.
+
+    All fields but the task's own are templated; an empty text means None, and numbers may be texts.
+
+    Args:
+        table: the table's name.
+        column: the computed column.
+        udf: import path `"module:name"`; by default the column's own UDF.
+        where: SQL filter on the rows; `now()` and its like stand for the DAG run's `run_after`.
+        read_version: compute only rows that existed at this table version.
+        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another version's value.
+        ignore_checkpoints: do not use what earlier runs computed and did not commit.
+        concurrency: Spark task slots per spark-submit.
+        intra_applier_concurrency: threads per slot.
+        batch_size: rows per UDF call.
+        checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
+        checkpoint_interval: seconds between two checkpoints of a task.
+        task_size: rows per Spark task.
+        task_shuffle_diversity: how many stretches of the table neighbouring tasks are drawn from.
+        shard_size: fragments per shard.
+        commit_granularity: fragments per Lance commit.
+        lance_conn_id: the Airflow connection of the database.
+        database: another URI to use with that connection's storage options.
+
+    Example:
+        ```python
+        plan = PlanBackfillOperator(task_id="plan", table="docs", column="n", where="{{ params.where or '' }}")
+        ```
+    """
+
+    template_fields: Sequence[str] = (
+        *LanceOperator.template_fields,
+        "table",
+        "column",
+        "udf",
+        "where",
+        "read_version",
+        "on_code_change",
+        "ignore_checkpoints",
+        "sizing",
+    )
+
+    def __init__(
+        self,
+        *,
+        table: str,
+        column: str,
+        udf: str | None = None,
+        where: str | None = None,
+        read_version: int | str | None = None,
+        on_code_change: str = "error",
+        ignore_checkpoints: bool | str = False,
+        concurrency: int | str = _DEFAULT.concurrency,
+        intra_applier_concurrency: int | str = _DEFAULT.intra_applier_concurrency,
+        batch_size: int | str | None = None,
+        checkpoint_size: int | str | None = None,
+        min_checkpoint_size: int | str | None = None,
+        max_checkpoint_size: int | str | None = None,
+        checkpoint_interval: float | str = _DEFAULT.checkpoint_interval,
+        task_size: int | str | None = None,
+        task_shuffle_diversity: int | str | None = None,
+        shard_size: int | str | None = None,
+        commit_granularity: int | str = _DEFAULT.commit_granularity,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.table = table
+        self.column = column
+        self.udf = check_import_path(udf)
+        self.where = where
+        self.read_version = read_version
+        self.on_code_change = on_code_change
+        self.ignore_checkpoints = ignore_checkpoints
+        self.sizing = {
+            "concurrency": concurrency,
+            "intra_applier_concurrency": intra_applier_concurrency,
+            "batch_size": batch_size,
+            "checkpoint_size": checkpoint_size,
+            "min_checkpoint_size": min_checkpoint_size,
+            "max_checkpoint_size": max_checkpoint_size,
+            "checkpoint_interval": checkpoint_interval,
+            "task_size": task_size,
+            "task_shuffle_diversity": task_shuffle_diversity,
+            "shard_size": shard_size,
+            "commit_granularity": commit_granularity,
+        }
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        began = time.monotonic()
+        table = self.open_database().open_table(required_text("table", self.table))
+        try:
+            plan = self._plan(table, context)
+        except CodeChanged as error:
+            raise AirflowFailException(str(error)) from error
+        ti = context["ti"]
+        plan, saved = start_job(
+            plan,
+            table.location,
+            run=f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}/{ti.try_number}",
+            ship_code=True,
+            about={"airflow": {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "try": ti.try_number}},
+        )
+        work = plan.work
+        if plan.shards:
+            write_mark(table.location.checkpoints, work.field_id, Mark(work.job_id, work.version))
+        job = JobFolder.of(table.location.checkpoints, work.job_id)
+        self.log.info("%s", plan)
+        summary = _summary(plan, saved, job.storage.path(plan_name(saved.fingerprint)))
+        ti.xcom_push(SUMMARY, {**summary, "seconds": round(time.monotonic() - began, 3)})
+        return shard_summaries(plan, saved, job.storage)
+
+    def _plan(self, table: Table, context: Context) -> Plan:
+        column = required_text("column", self.column)
+        definition = table.definition(column)
+        path = optional_text(self.udf)
+        udf = load_udf(path) if path else table.column_udf(column, definition)
+        own_inputs = definition.input_columns if udf.name == definition.name else None
+        run_after = getattr(context["dag_run"], "run_after", None)
+        request = BackfillRequest(
+            column=column,
+            where=optional_text(self.where),
+            read_version=optional_int("read_version", self.read_version),
+            on_code_change=optional_text(self.on_code_change) or "error",
+            ignore_checkpoints=truth("ignore_checkpoints", self.ignore_checkpoints),
+            run_after=run_after,
+            job_id=_job_id(context),
+            sizing=read_sizing(self.sizing),
+        )
+        return plan_request(table.location, request, udf, own_inputs)
+
+
+def read_sizing(given: dict[str, Any]) -> dict[str, Any]:
+    """The sizes that were given, as numbers; an empty one stands for its default."""
+    kinds = {
+        size.name: optional_float if size.name == "checkpoint_interval" else optional_int for size in fields(Sizing)
+    }
+    found = {name: kinds[name](name, value) for name, value in given.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def check_import_path(udf: Any) -> str | None:
+    """A UDF as operators take it.
+
+    Raises:
+        InvalidInput: it is the function itself, which another process could not find again.
+    """
+    if udf is None or isinstance(udf, str):
+        return udf
+    path = getattr(udf, "import_path", None)
+    hint = f"udf={path!r}" if path else 'udf="my_project.udfs:embed"'
+    raise InvalidInput(f"udf={udf!r:.80} is not a text. Tasks run in other processes: name it by import path, {hint}.")
+
+
+def _job_id(context: Context) -> str:
+    """The same for all tries of a task, so that they are one job, and sorting by time."""
+    ti = context["ti"]
+    moment = getattr(context["dag_run"], "run_after", None) or ti.start_date
+    about = "\0".join([ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)])
+    return f"{moment:%Y%m%dT%H%M%S}-{hashlib.sha256(about.encode()).hexdigest()[:10]}"
+
+
+def _summary(plan: Plan, saved: SavedPlan, plan_uri: str) -> dict[str, Any]:
+    work = plan.work
+    return {
+        "plan_uri": plan_uri,
+        "fingerprint": saved.fingerprint,
+        "job_id": work.job_id,
+        "table": work.table_name,
+        "column": work.column,
+        "udf": work.udf_name,
+        "udf_version": work.udf_version,
+        "where": work.where,
+        "version": work.version,
+        "read_version": work.read_version,
+        "shards": len(plan.shards),
+        "rows_total": plan.rows_total,
+        "rows_pending": plan.rows_pending,
+        "rows_to_run": plan.rows_to_run,
+        "rows_skipped": plan.rows_skipped,
+        "reasons": {tally.reason: {"fragments": tally.fragments, "rows": tally.rows} for tally in plan.tallies},
+        "notes": list(plan.notes),
+    }

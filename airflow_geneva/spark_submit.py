@@ -1,0 +1,230 @@
+"""What a spark-submit is started with: its master, its resources, its environment and its scratch folder."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.storage_options import secrets_of
+
+APPLICATION = Path(__file__).parent / "run" / "application" / "main.py"
+"""The program that spark-submit starts."""
+
+CREDENTIALS = "AIRFLOW_GENEVA_STORAGE_OPTIONS"
+"""The variable in which the driver finds the storage options, as JSON."""
+
+_LOCAL = re.compile(r"local(?:\[(?P<slots>\*|\d+)(?:,\s*(?P<failures>\d+))?\])?")
+_CLUSTER = re.compile(r"(?P<kind>spark|k8s|mesos)://.+|(?P<yarn>yarn)|(?P<simulated>local-cluster\[.+\])")
+_TASK_FAILURES = 4
+
+# What a driver needs of the worker's environment. Nothing of Airflow's: its metadata database, its signing key and
+# all of its connections stand in the same environment.
+_KEPT_NAMES = """
+PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR LD_LIBRARY_PATH DYLD_LIBRARY_PATH
+JAVA_HOME SPARK_HOME SPARK_CONF_DIR SPARK_LOCAL_IP SPARK_LOCAL_HOSTNAME SPARK_PUBLIC_DNS SPARK_SUBMIT_OPTS
+SPARK_DIST_CLASSPATH HADOOP_HOME HADOOP_CONF_DIR HADOOP_USER_NAME YARN_CONF_DIR KRB5CCNAME KRB5_CONFIG
+PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYTHONPATH VIRTUAL_ENV SSL_CERT_FILE SSL_CERT_DIR
+CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES KUBERNETES_SERVICE_HOST KUBERNETES_SERVICE_PORT
+"""
+_KEPT = frozenset(_KEPT_NAMES.split())
+_KEPT_PREFIXES = ("LC_",)
+# The machine's own identity at an object store, which counts only when the connection holds no credentials.
+_IDENTITY_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+
+
+@dataclass(frozen=True)
+class SparkMaster:
+    """Where Spark runs.
+
+    Args:
+        url: as spark-submit takes it.
+        kind: ``local``, ``spark`` (standalone), ``yarn``, ``k8s``, ``mesos`` or ``local-cluster``.
+        slots: cores of a local master; None for the others.
+        failures: how often a local task may fail; None for the others.
+    """
+
+    url: str
+    kind: str
+    slots: int | None = None
+    failures: int | None = None
+
+    @staticmethod
+    def parse(url: str, connection: str) -> SparkMaster:
+        """Read a master's URL.
+
+        Args:
+            connection: the Airflow connection it comes from, for the error.
+
+        Raises:
+            InvalidInput: Spark knows no such master.
+        """
+        if local := _LOCAL.fullmatch(url):
+            slots = local["slots"] or "1"
+            count = os.cpu_count() or 1 if slots == "*" else int(slots)
+            return SparkMaster(url, "local", count, int(local["failures"] or _TASK_FAILURES))
+        if cluster := _CLUSTER.fullmatch(url):
+            kind = cluster["kind"] or cluster["yarn"] or "local-cluster"
+            return SparkMaster(url, kind)
+        raise InvalidInput(
+            f"Airflow connection {connection!r} leads to the Spark master {url!r}, which Spark does not know. "
+            f"{HOW_TO_CONNECT}"
+        )
+
+    def limited(self, concurrency: int) -> SparkMaster:
+        """This master with no more than ``concurrency`` slots, if it is a local one.
+
+        A task of a plain ``local[n]`` may not fail once; here it may as often as on a cluster.
+        """
+        if self.slots is None:
+            return self
+        slots = min(self.slots, concurrency)
+        return SparkMaster(f"local[{slots},{self.failures}]", "local", slots, self.failures)
+
+
+HOW_TO_CONNECT = (
+    'Define it with the master as its host: {"conn_type": "spark", "host": "local[2]"}, '
+    '"spark://master:7077", "k8s://https://cluster:6443" or "yarn". As a URI, brackets are written '
+    "spark://local%5B2%5D."
+)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a backfill asks of a cluster.
+
+    Args:
+        concurrency: task slots.
+        num_cpus, num_gpus: what one call of the UDF needs; a share of a GPU is one that several calls use.
+        memory: bytes one call needs.
+    """
+
+    concurrency: int
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
+
+    @property
+    def task_cpus(self) -> int:
+        return max(1, math.ceil(self.num_cpus or 1))
+
+    @property
+    def calls_per_gpu(self) -> int:
+        """How many calls share one GPU; Spark knows halves, thirds and so on, and whole ones."""
+        return max(1, math.floor(1 / self.num_gpus)) if self.num_gpus else 1
+
+    def settings(self, master: SparkMaster) -> dict[str, str]:
+        """As Spark settings; none on a local master, which runs everything in one process."""
+        if master.kind == "local":
+            return {}
+        settings = {"spark.task.cpus": str(self.task_cpus)}
+        if master.kind == "spark" or master.kind == "mesos" or master.kind == "local-cluster":
+            settings["spark.cores.max"] = str(self.concurrency * self.task_cpus)
+        own_executors = master.kind in ("yarn", "k8s") or self.memory or self.num_gpus
+        calls = self.calls_per_gpu
+        if own_executors:
+            settings["spark.executor.cores"] = str(calls * self.task_cpus)
+        if master.kind in ("yarn", "k8s"):
+            settings["spark.executor.instances"] = str(math.ceil(self.concurrency / calls))
+        if self.num_gpus:
+            whole = math.ceil(self.num_gpus)
+            settings["spark.task.resource.gpu.amount"] = f"{1 / calls:.6g}" if calls > 1 else str(whole)
+            settings["spark.executor.resource.gpu.amount"] = str(whole)
+        if self.memory:
+            amount = f"{math.ceil(calls * self.memory / 2**20)}m"
+            if master.kind in ("yarn", "k8s"):
+                # A UDF's memory is Python's and not the JVM's. spark.executor.pyspark.memory would limit the address
+                # space of the worker, which CUDA and memory-mapped models exceed without using it.
+                settings["spark.executor.memoryOverhead"] = amount
+            else:
+                settings["spark.executor.memory"] = amount
+        return settings
+
+    def ignored(self, master: SparkMaster) -> list[str]:
+        """What a local master takes no notice of, for the log."""
+        if master.slots is None:
+            return []
+        wishes = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "memory": self.memory}
+        told = [f"{name}={value:g}" for name, value in wishes.items() if value]
+        if self.concurrency > master.slots:
+            told.append(f"concurrency={self.concurrency} beyond {master.slots}")
+        return told
+
+
+def driver_environment(
+    environ: Mapping[str, str], master: SparkMaster, options: Mapping[str, str], given: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment of a spark-submit and its driver, made of an allow-list.
+
+    Args:
+        environ: the worker's environment.
+        options: the storage options; the cloud identity of the machine is passed on when they hold no credentials.
+        given: what the DAG author adds.
+    """
+    prefixes = _KEPT_PREFIXES if secrets_of(options) else _KEPT_PREFIXES + _IDENTITY_PREFIXES
+    kept = {name: value for name, value in environ.items() if name in _KEPT or name.startswith(prefixes)}
+    kept.setdefault("PATH", os.defpath)
+    # The worker's Python has the driver's packages; whether the executors' has the same path only a local master knows.
+    kept.setdefault("PYSPARK_DRIVER_PYTHON", kept.get("PYSPARK_PYTHON", sys.executable))
+    if master.kind == "local":
+        kept.setdefault("PYSPARK_PYTHON", sys.executable)
+    return {**kept, **given}
+
+
+def find_spark_submit(binary: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with a PATH that leads to spark-submit: as it is, or with the folder of this Python in front.
+
+    Raises:
+        InvalidInput: it is found in neither.
+    """
+    if shutil.which(binary, path=environment["PATH"]):
+        return dict(environment)
+    beside = str(Path(sys.executable).parent)
+    path = os.pathsep.join([beside, environment["PATH"]])
+    if shutil.which(binary, path=path):
+        return {**environment, "PATH": path}
+    raise InvalidInput(
+        f"There is no program {binary!r} on the PATH of this Airflow worker ({environment['PATH']}), nor in {beside}. "
+        "Install Spark there (pip install pyspark), or put its bin folder on the worker's PATH."
+    )
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A folder for everything that one try of one shard leaves on this machine.
+
+    Args:
+        path: the folder, readable by its owner only.
+    """
+
+    path: Path
+
+    @staticmethod
+    def make(job_id: str, shard: int) -> Scratch:
+        """Make one, and remove what earlier tries that were killed left of theirs."""
+        prefix = f"airflow-geneva-{job_id}-{shard:04}-"
+        for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            if not left.is_symlink() and left.stat().st_uid == os.getuid():
+                shutil.rmtree(left, ignore_errors=True)
+        return Scratch(Path(tempfile.mkdtemp(prefix=prefix)))
+
+    def write(self, name: str, data: bytes) -> str:
+        target = self.path / name
+        target.write_bytes(data)
+        return str(target)
+
+    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The environment with all temporary files of Python, the JVM and Spark's driver in this folder."""
+        options = f"{environment.get('SPARK_SUBMIT_OPTS', '')} -Djava.io.tmpdir={self.path}".strip()
+        here = str(self.path)
+        return {**environment, "TMPDIR": here, "SPARK_LOCAL_DIRS": here, "SPARK_SUBMIT_OPTS": options}
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)

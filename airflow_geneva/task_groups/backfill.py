@@ -1,0 +1,132 @@
+"""A whole backfill as tasks of a DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.sdk import TaskGroup, task_group
+
+from airflow_geneva.operators.apply import ApplyOperator
+from airflow_geneva.operators.commit import CommitOperator
+from airflow_geneva.operators.finish import FinishOperator
+from airflow_geneva.operators.plan import PlanBackfillOperator
+from airflow_geneva.plan.values import Sizing
+
+_DEFAULT = Sizing()
+
+
+class BackfillTaskGroup(TaskGroup):
+    """Compute what is missing in a column: `plan`, then `shards.apply` and `shards.commit` per shard, then `finish`.
+
+    Each shard is retried, cleared and watched by itself, and what it computed is visible as soon as it is committed.
+    With nothing to do the shards are skipped, `finish` is green, and what stands downstream of the group runs.
+
+    Text parameters are templated. An empty text means None, so `where="{{ params.where or '' }}"` is no filter unless
+    one is given; numbers may be texts.
+
+    Args:
+        group_id: id of the group.
+        table: the table's name.
+        column: the computed column.
+        udf: import path `"module:name"`; by default the column's own UDF.
+        where: SQL filter on the rows.
+        read_version: compute only rows that existed at this table version.
+        concurrency: Spark task slots per spark-submit.
+        intra_applier_concurrency: threads per slot.
+        batch_size: rows per UDF call.
+        checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
+        checkpoint_interval: seconds between two checkpoints of a task.
+        task_size: rows per Spark task.
+        task_shuffle_diversity: how many stretches of the table neighbouring tasks are drawn from.
+        shard_size: fragments per shard.
+        commit_granularity: fragments per Lance commit.
+        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another version's value.
+        ignore_checkpoints: do not use what earlier runs computed and did not commit.
+        lance_conn_id: the Airflow connection of the database.
+        database: another URI to use with that connection's storage options.
+        spark_conn_id: the Airflow connection of the Spark master.
+        max_active_shards: how many shards are computed at once.
+        spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
+        inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark.
+        kwargs: as for `TaskGroup`.
+
+    Example:
+        ```python
+        with DAG("docs", schedule="@hourly", catchup=False, params={"where": Param(None, type=["null", "string"])}):
+            BackfillTaskGroup(table="docs", column="n", where="{{ params.where or '' }}")
+        ```
+    """
+
+    def __init__(
+        self,
+        group_id: str = "backfill",
+        *,
+        table: str,
+        column: str,
+        udf: str | None = None,
+        where: str | None = None,
+        read_version: int | str | None = None,
+        concurrency: int | str = _DEFAULT.concurrency,
+        intra_applier_concurrency: int | str = _DEFAULT.intra_applier_concurrency,
+        batch_size: int | str | None = None,
+        checkpoint_size: int | str | None = None,
+        min_checkpoint_size: int | str | None = None,
+        max_checkpoint_size: int | str | None = None,
+        checkpoint_interval: float | str = _DEFAULT.checkpoint_interval,
+        task_size: int | str | None = None,
+        task_shuffle_diversity: int | str | None = None,
+        shard_size: int | str | None = None,
+        commit_granularity: int | str = _DEFAULT.commit_granularity,
+        on_code_change: str = "error",
+        ignore_checkpoints: bool | str = False,
+        lance_conn_id: str = "lance_default",
+        database: str | None = None,
+        spark_conn_id: str = "spark_default",
+        max_active_shards: int = 1,
+        spark_submit: Mapping[str, Any] | None = None,
+        inline_below_rows: int | str = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(group_id=group_id, **kwargs)
+        place: dict[str, Any] = {"lance_conn_id": lance_conn_id, "database": database}
+        with self:
+            plan = PlanBackfillOperator(
+                task_id="plan",
+                table=table,
+                column=column,
+                udf=udf,
+                where=where,
+                read_version=read_version,
+                concurrency=concurrency,
+                intra_applier_concurrency=intra_applier_concurrency,
+                batch_size=batch_size,
+                checkpoint_size=checkpoint_size,
+                min_checkpoint_size=min_checkpoint_size,
+                max_checkpoint_size=max_checkpoint_size,
+                checkpoint_interval=checkpoint_interval,
+                task_size=task_size,
+                task_shuffle_diversity=task_shuffle_diversity,
+                shard_size=shard_size,
+                commit_granularity=commit_granularity,
+                on_code_change=on_code_change,
+                ignore_checkpoints=ignore_checkpoints,
+                **place,
+            )
+
+            # One mapped group, and not two mapped tasks: with those, one failed apply keeps every commit from running.
+            @task_group(group_id="shards")
+            def compute(shard: Any) -> None:
+                applied = ApplyOperator(
+                    task_id="apply",
+                    shard=shard,
+                    spark_conn_id=spark_conn_id,
+                    inline_below_rows=inline_below_rows,
+                    max_active_tis_per_dagrun=max_active_shards,
+                    **place,
+                    **(spark_submit or {}),
+                )
+                applied >> CommitOperator(task_id="commit", shard=shard, **place)
+
+            finish = FinishOperator(task_id="finish", plan_task_id=plan.task_id, table=table, **place)
+            compute.expand(shard=plan.output) >> finish

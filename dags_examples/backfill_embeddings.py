@@ -1,0 +1,18 @@
+"""Keep the column `embedding` of the table `verses` computed, on Spark: a run computes exactly what is missing."""
+
+from __future__ import annotations
+
+# --8<-- [start:example]
+from airflow.sdk import DAG, Param
+
+from airflow_geneva.task_groups import BackfillTaskGroup
+
+with DAG(
+    dag_id="backfill_embeddings",
+    schedule=None,
+    params={"where": Param(None, type=["null", "string"], description="SQL filter: compute only these rows")},
+    tags=["geneva"],
+    doc_md=__doc__,
+):
+    BackfillTaskGroup(table="verses", column="embedding", where="{{ params.where or '' }}")
+# --8<-- [end:example]

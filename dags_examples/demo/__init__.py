@@ -1,0 +1,1 @@
+"""`make demo`: a real text, embedded by Airflow and Spark in three runs."""

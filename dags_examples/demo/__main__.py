@@ -1,0 +1,191 @@
+"""Compute, have nothing to do, compute what is new: three runs of the example DAG, by Airflow itself."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+from rich.console import Console
+
+from airflow_geneva import connect
+from dags_examples.demo.report import show_nearest, show_runs, show_versions
+from dags_examples.demo.rest import AirflowApi
+from dags_examples.demo.runs import DAG_ID, Run, run_dag, wait_for_dag
+from dags_examples.demo.stack import COMPONENTS, AirflowStopped, DemoHome, run_airflow, write_spark_conf
+from dags_examples.demo.verses import COLUMN, append_books, create_verses, read_books
+
+CHECKOUT = Path(__file__).parents[2]
+DAGS = CHECKOUT / "dags_examples"
+QUERY = "all tears and pain will be gone"
+HELD_BACK = 6
+
+
+class InUse(Exception):
+    """Another demo, or its Airflow, is using the folder."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo, or open Airflow on what it left."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--query", default=QUERY, help="find the verses nearest to this sentence")
+    parser.add_argument("--ui", action="store_true", help="start Airflow on what the last demo left")
+    options = parser.parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    # wordllama sets the log level of the whole process when it is imported, unless somebody did before.
+    logging.basicConfig(level=logging.WARNING)
+    home = DemoHome(CHECKOUT / ".demo")
+    console = Console()
+    # The DAGs folder is on Airflow's path; here, the UDFs in it are imported as Airflow imports them.
+    sys.path.insert(0, str(DAGS))
+    try:
+        with claim(home):
+            if options.ui:
+                serve(home, console)
+                return 0
+            problems = run_demo(home, read_books(), HELD_BACK, options.query, console)
+    except KeyboardInterrupt:
+        console.print("Stopped; nothing is left running.")
+        return 130
+    except (AirflowStopped, InUse, TimeoutError) as error:
+        console.print(str(error), style="red", markup=False, highlight=False)
+        return 1
+    for problem in problems:
+        console.print(problem, style="bold red", markup=False, highlight=False)
+    if problems:
+        console.print(f"The tasks' logs are in {home.logs}; the UI shows them: [bold]make demo-ui[/]", soft_wrap=True)
+    return 1 if problems else 0
+
+
+def run_demo(home: DemoHome, books: Sequence[pa.Table], held_back: int, query: str, console: Console) -> list[str]:
+    """Run the DAG three times; returns what was not as it should be.
+
+    Args:
+        home: where everything is made; what an earlier demo left there is removed.
+        books: one table each.
+        held_back: how many of the last ones come only before the third run.
+        query: a sentence to find the nearest verses to.
+    """
+    from embedding_udfs.counted import COUNTS, counted_embed
+
+    began = time.monotonic()
+    _clear(home)
+    first, late = books[:-held_back], books[-held_back:]
+    rows_first, rows_late = _count(first), _count(late)
+    table = create_verses(connect(home.database), first)
+    table.add_columns({COLUMN: counted_embed})
+    write_spark_conf(home, {COUNTS: str(home.counts)})
+    console.print(
+        f"Table [bold]{table.name}[/]: {len(first)} books with {rows_first:,} verses, one fragment each, and a column "
+        f"[bold]{COLUMN}[/] to be computed. {len(late)} books with {rows_late:,} verses are held back."
+    )
+    runs: list[Run] = []
+    problems: list[str] = []
+    with _airflow(home, console) as api:
+
+        def run(name: str, what: str, computed: int) -> None:
+            console.rule(f"{name}: {what}", align="left")
+            done = run_dag(api, name, table, home.counts, console)
+            runs.append(done)
+            problems.extend(done.problems(computed, table.count_rows() - computed))
+            if not problems:
+                console.print(
+                    f"{computed:,} rows computed, {done.result['rows_skipped']:,} skipped; "
+                    f"the UDF itself counted {done.counted:,}."
+                )
+
+        run("run 1", "the column is empty", rows_first)
+        if not problems:
+            run("run 2", "nothing has changed", 0)
+        if not problems:
+            append_books(table, late)
+            console.print(f"{len(late)} books are appended: {', '.join(_titles(late))}.")
+            run("run 3", "some books are new", rows_late)
+    console.rule()
+    show_runs(runs, console)
+    if problems:
+        return problems
+    if empty := table.count_rows(f"{COLUMN} IS NULL"):
+        return [f"{empty} verses have no {COLUMN}."]
+    show_versions(table, runs, console)
+    show_nearest(table, query, console)
+    console.print(
+        f"In every run, the rows counted inside the UDF are the rows reported. {time.monotonic() - began:.0f} s in all."
+    )
+    console.print(f"Everything is in {home.root}. To open the Airflow UI on it: [bold]make demo-ui[/]", soft_wrap=True)
+    return []
+
+
+def serve(home: DemoHome, console: Console) -> None:
+    """Keep Airflow up until Ctrl-C."""
+    if not (home.airflow / "airflow.db").exists():
+        raise AirflowStopped(f"There is no demo in {home.root} yet. Run one first: make demo")
+    console.print("Starting Airflow ...")
+    with run_airflow(home, DAGS) as airflow:
+        console.print(f"Airflow is at [bold]{airflow.url}/dags/{DAG_ID}[/], without a login. Ctrl-C ends it.")
+        airflow.wait()
+
+
+@contextmanager
+def claim(home: DemoHome) -> Iterator[None]:
+    """Keep other demos away from the folder meanwhile.
+
+    Raises:
+        InUse: there is one already.
+    """
+    home.root.mkdir(parents=True, exist_ok=True)
+    with open(home.lock, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUse(f"Another demo, or its Airflow, is using {home.root}. End it first (Ctrl-C).") from None
+        yield
+
+
+@contextmanager
+def _airflow(home: DemoHome, console: Console) -> Iterator[AirflowApi]:
+    began = time.monotonic()
+    with ExitStack() as stack:
+        with console.status("Airflow starts"):
+            airflow = stack.enter_context(run_airflow(home, DAGS))
+            api = stack.enter_context(AirflowApi(airflow.url))
+            wait_for_dag(api)
+        console.print(
+            f"Airflow is up at {airflow.url} after {time.monotonic() - began:.0f} s: {', '.join(COMPONENTS)}."
+        )
+        yield api
+
+
+def _clear(home: DemoHome) -> None:
+    for entry in home.root.iterdir():
+        if entry == home.lock:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _count(books: Sequence[pa.Table]) -> int:
+    return sum(book.num_rows for book in books)
+
+
+def _titles(books: Sequence[pa.Table]) -> list[str]:
+    return [book["book"][0].as_py() for book in books]
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Airflow's REST API: trigger a run, watch its tasks, read what they log and return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+ENDED = ("success", "failed")
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """A task instance at a moment.
+
+    Args:
+        task_id: its full id, groups included.
+        map_index: -1 for a task that is not mapped.
+        state: Airflow's word for it; None before it is scheduled.
+        try_number: 1 for the first.
+        seconds: how long it ran, or None.
+    """
+
+    task_id: str
+    map_index: int
+    state: str | None
+    try_number: int
+    seconds: float | None
+
+    @property
+    def stage(self) -> str:
+        """`plan`, `apply`, `commit` or `finish`."""
+        return self.task_id.rpartition(".")[2]
+
+    @property
+    def name(self) -> str:
+        return self.task_id if self.map_index < 0 else f"{self.task_id}[{self.map_index}]"
+
+    @property
+    def ran(self) -> bool:
+        """Whether it was started at all."""
+        return self.state not in (None, "skipped", "removed", "upstream_failed")
+
+
+class AirflowApi:
+    """What a client of Airflow can ask.
+
+    Args:
+        url: of the API server.
+    """
+
+    def __init__(self, url: str) -> None:
+        # A proxy set in the environment does not know this machine's own ports.
+        self._http = httpx.Client(base_url=f"{url}/api/v2", trust_env=False, timeout=60)
+
+    def __enter__(self) -> AirflowApi:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def knows(self, dag_id: str) -> bool:
+        """Whether the DAG processor has read the DAG."""
+        return self._http.get(f"/dags/{dag_id}").status_code == httpx.codes.OK
+
+    def import_errors(self) -> list[str]:
+        found = self._json("GET", "/importErrors")["import_errors"]
+        return [f"{error['filename']}: {error['stack_trace']}" for error in found]
+
+    def unpause(self, dag_id: str) -> None:
+        self._json("PATCH", f"/dags/{dag_id}", {"is_paused": False})
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
+        """Start a run; returns its id."""
+        run = self._json("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": dict(conf or {})})
+        return str(run["dag_run_id"])
+
+    def run_state(self, dag_id: str, run_id: str) -> str:
+        return str(self._json("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
+
+    def tasks(self, dag_id: str, run_id: str) -> list[TaskState]:
+        """The run's task instances in the order they started."""
+        found = self._json("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
+        found.sort(key=lambda item: (item["start_date"] or "9", item["map_index"]))
+        return [
+            TaskState(item["task_id"], item["map_index"], item["state"], item["try_number"], item["duration"])
+            for item in found
+        ]
+
+    def log(self, dag_id: str, run_id: str, task: TaskState) -> list[str]:
+        """Lines of the log of a task's current try, also while it runs; of errors, what they say."""
+        place = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task.task_id}/logs/{max(task.try_number, 1)}"
+        answer = self._http.get(
+            place, params={"map_index": task.map_index, "full_content": True}, headers={"accept": "application/json"}
+        )
+        if answer.status_code != httpx.codes.OK:
+            return []
+        lines: list[str] = []
+        for line in answer.json()["content"]:
+            lines.append(str(line["event"]))
+            lines.extend(f"{error['exc_type']}: {error['exc_value']}" for error in line.get("error_detail") or ())
+        return [line for line in lines if not line.startswith("::")]
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
+        """What a task that is not mapped returned, or pushed under a key; None if it did not."""
+        answer = self._http.get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}")
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return None
+        return answer.raise_for_status().json()["value"]
+
+    def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        return self._http.request(method, path, json=body).raise_for_status().json()

@@ -1,0 +1,253 @@
+"""Airflow itself: its own home and database, scheduler, DAG processor and API server, as a user would run it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from airflow_geneva.java import java_environment
+
+# The API server reads the logs of this machine's tasks itself: no need for a log server on a port of its own.
+COMPONENTS = {"api-server": [], "scheduler": ["--skip-serve-logs"], "dag-processor": []}
+START_SECONDS = 180
+STOP_SECONDS = 8
+_USUAL_PORT = 18080
+_SLOTS = 2
+
+
+class AirflowStopped(Exception):
+    """A component of Airflow ended, or did not start in time."""
+
+
+@dataclass(frozen=True)
+class DemoHome:
+    """The folder that holds everything the demo makes.
+
+    Args:
+        root: its path.
+    """
+
+    root: Path
+
+    @property
+    def database(self) -> Path:
+        """The Lance database."""
+        return self.root / "lance"
+
+    @property
+    def airflow(self) -> Path:
+        return self.root / "airflow"
+
+    @property
+    def logs(self) -> Path:
+        """What Airflow's components print."""
+        return self.airflow / "logs"
+
+    @property
+    def counts(self) -> Path:
+        """The file in which the UDF notes its rows."""
+        return self.root / "rows_in_udf.txt"
+
+    @property
+    def spark_conf(self) -> Path:
+        return self.root / "spark"
+
+    @property
+    def temporary(self) -> Path:
+        return self.root / "tmp"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+
+@dataclass(frozen=True)
+class Airflow:
+    """Airflow's running components.
+
+    Args:
+        url: of the API server and the UI.
+        processes: by component.
+        logs: the folder of what they print.
+    """
+
+    url: str
+    processes: Mapping[str, subprocess.Popen[bytes]]
+    logs: Path
+
+    def check(self) -> None:
+        """Make sure that all of them run.
+
+        Raises:
+            AirflowStopped: one ended.
+        """
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                text = (self.logs / f"{name}.log").read_text(errors="replace")
+                raise AirflowStopped(f"airflow {name} ended with status {process.returncode}:\n{_last_lines(text)}")
+
+    def wait(self) -> None:
+        """Wait until one of them ends, and raise `AirflowStopped`."""
+        while True:
+            self.check()
+            time.sleep(1)
+
+    def is_healthy(self) -> bool:
+        try:
+            health = httpx.get(f"{self.url}/api/v2/monitor/health", trust_env=False, timeout=10).json()
+        except (httpx.HTTPError, ValueError):
+            return False
+        return all(health[part]["status"] == "healthy" for part in ("metadatabase", "scheduler", "dag_processor"))
+
+
+def airflow_environment(home: DemoHome, dags: Path, port: int) -> dict[str, str]:
+    """Environment of Airflow's components; nothing of the user's own Airflow or Spark is in it.
+
+    Args:
+        dags: the DAGs folder.
+        port: of the API server.
+    """
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "SPARK_", "PYSPARK_"))
+    }
+    url = f"http://127.0.0.1:{port}"
+    return {
+        **kept,
+        **java_environment(home.root / "java"),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]),
+        "SPARK_CONF_DIR": str(home.spark_conf),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "TMPDIR": str(home.temporary),
+        "AIRFLOW_HOME": str(home.airflow),
+        "AIRFLOW_CONN_LANCE_DEFAULT": json.dumps({"conn_type": "lance", "host": str(home.database)}),
+        # Only the JSON form: Airflow turns "spark://local[2]" into yarn without a word.
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
+            {"conn_type": "spark", "host": f"local[{_SLOTS}]", "extra": {"deploy-mode": "client"}}
+        ),
+        "AIRFLOW__API__BASE_URL": url,
+        "AIRFLOW__API__HOST": "127.0.0.1",
+        "AIRFLOW__API__PORT": str(port),
+        "AIRFLOW__API__WORKERS": "1",
+        "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(64),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__PARALLELISM": "4",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
+    }
+
+
+def write_spark_conf(home: DemoHome, executor_environment: Mapping[str, str]) -> None:
+    """Write `spark-defaults.conf`, the way settings reach a cluster that no DAG has to know.
+
+    Args:
+        executor_environment: variables that the Python workers get.
+    """
+    settings = {f"spark.executorEnv.{name}": value for name, value in executor_environment.items()}
+    home.spark_conf.mkdir(parents=True, exist_ok=True)
+    lines = [f"{name} {value}\n" for name, value in settings.items()]
+    (home.spark_conf / "spark-defaults.conf").write_text("".join(lines))
+
+
+@contextlib.contextmanager
+def run_airflow(home: DemoHome, dags: Path) -> Iterator[Airflow]:
+    """Make the database if need be, start Airflow, and stop every process at the end.
+
+    Raises:
+        AirflowStopped: a component did not come up.
+    """
+    for folder in (home.logs, home.temporary):
+        folder.mkdir(parents=True, exist_ok=True)
+    port = _free_port()
+    environment = airflow_environment(home, dags, port)
+    _migrate(home, environment)
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, options in COMPONENTS.items():
+            with open(home.logs / f"{name}.log", "wb") as log:
+                # A session of its own: Ctrl-C reaches the demo only, which then stops them in order.
+                started[name] = subprocess.Popen(
+                    [sys.executable, "-m", "airflow", name, *options],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        airflow = Airflow(f"http://127.0.0.1:{port}", started, home.logs)
+        _wait_until_healthy(airflow)
+        yield airflow
+    finally:
+        _stop(list(started.values()))
+
+
+def _migrate(home: DemoHome, environment: Mapping[str, str]) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "airflow", "db", "migrate"], env=environment, capture_output=True, text=True, check=False
+    )
+    if told.returncode != 0:
+        raise AirflowStopped(f"airflow db migrate failed:\n{_last_lines(told.stdout + told.stderr)}")
+
+
+def _wait_until_healthy(airflow: Airflow) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not airflow.is_healthy():
+        airflow.check()
+        if time.monotonic() > deadline:
+            raise AirflowStopped(f"Airflow was not up after {START_SECONDS} s. Its logs are in {airflow.logs}.")
+        time.sleep(0.2)
+
+
+def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End the components, and whatever they would leave: tasks, Spark drivers and their workers."""
+    impatient = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        family = [member for process in processes for member in _with_descendants(process.pid)]
+        for process in processes:
+            process.terminate()
+        _, alive = psutil.wait_procs(family, timeout=STOP_SECONDS)
+        for member in [late for stubborn in alive for late in _with_descendants(stubborn.pid)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        for process in processes:
+            process.wait()
+    finally:
+        signal.signal(signal.SIGINT, impatient)
+
+
+def _with_descendants(pid: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _free_port() -> int:
+    for port in (_USUAL_PORT, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise AirflowStopped("There is no free port on 127.0.0.1.")
+
+
+def _last_lines(text: str, count: int = 30) -> str:
+    return "\n".join(text.splitlines()[-count:])

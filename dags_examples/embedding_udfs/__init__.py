@@ -1,0 +1,29 @@
+"""A text embedding as a UDF: wordllama's model, which is small, runs on any CPU, and comes with its package."""
+
+from __future__ import annotations
+
+# [START embed]
+import os
+
+import numpy as np
+import pyarrow as pa
+import wordllama
+
+from airflow_geneva import udf
+
+DIMENSIONS = 256
+
+
+@udf(data_type=pa.list_(pa.float32(), DIMENSIONS))
+class embed:
+    """Turn texts into vectors; the model is loaded once per process."""
+
+    def __init__(self) -> None:
+        weights = os.path.dirname(wordllama.__file__)
+        self.model = wordllama.WordLlama.load(cache_dir=weights, disable_download=True)
+
+    def __call__(self, text: pa.StringArray) -> np.ndarray:
+        return self.model.embed(text.to_pylist())
+
+
+# [END embed]

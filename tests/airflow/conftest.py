@@ -1,0 +1,134 @@
+"""A Lance database with an Airflow connection to it, and UDFs in the DAGs folder."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow as pa
+import pytest
+
+import airflow_geneva
+from airflow_geneva import Database, Table
+
+_numbers = itertools.count()
+
+UDFS = '''
+"""UDFs of a DAG author, in a module of the DAGs folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from airflow_geneva import udf
+
+FOLDER = Path({folder!r})
+
+
+@udf(data_type=pa.int64(), version="1")
+def length(text: str) -> int:
+    with (FOLDER / "calls").open("a") as calls:
+        calls.write(text + "\\n")
+    if (FOLDER / f"broken-{{text}}").exists():
+        raise ValueError(f"cannot measure {{text}}")
+    if (FOLDER / f"once-{{text}}").exists():
+        (FOLDER / f"once-{{text}}").unlink()
+        raise ValueError(f"cannot measure {{text}} yet")
+    return len(text)
+
+
+@udf(data_type=pa.int64(), version="2")
+def longer(text: str) -> int:
+    return 2 * len(text)
+
+
+@udf(data_type=pa.string(), version="1")
+def upper(text: str) -> str:
+    return text.upper()
+
+
+@udf(data_type=pa.int64(), version="1", num_cpus=2, num_gpus=0.5, memory="2g")
+def costly(text: str) -> int:
+    return len(text)
+'''
+
+
+@dataclass
+class Desk:
+    """What a DAG author has at hand: a table of their own, and UDFs that keep count of what they are called with.
+
+    Args:
+        database: reached by the connection `lance_default`.
+        table: named like no other test's; its rows are `{"text": "a00"}` and so on, a letter for a fragment.
+        folder: where the UDFs leave their traces.
+    """
+
+    database: Database
+    table: Table
+    folder: Path
+
+    @property
+    def asset(self) -> str:
+        return f"lance_default/{self.table.name}"
+
+    def define(self, **columns: str) -> None:
+        """Define columns by the names of the UDFs below."""
+        udfs = importlib.import_module("geneva_dag_udfs")
+        self.table.add_columns({column: getattr(udfs, name) for column, name in columns.items()})
+
+    def append(self, letters: str, rows: int = 10) -> None:
+        """Add a fragment for each letter."""
+        for letter in letters:
+            self.table.add([{"text": f"{letter}{row:02}"} for row in range(rows)])
+
+    def calls(self) -> list[str]:
+        """The inputs that `length` saw since this was asked last."""
+        trace = self.folder / "calls"
+        found = trace.read_text().split() if trace.exists() else []
+        trace.unlink(missing_ok=True)
+        return sorted(found)
+
+    def break_at(self, text: str, once: bool = False) -> None:
+        """Make `length` fail at an input, always or once."""
+        (self.folder / f"{'once' if once else 'broken'}-{text}").touch()
+
+    def mend(self) -> None:
+        for flag in self.folder.glob("*-*"):
+            flag.unlink()
+
+    def values(self, column: str = "n") -> dict[str, int | str | None]:
+        rows = self.table.to_arrow()
+        return dict(zip(rows["text"].to_pylist(), rows[column].to_pylist(), strict=True))
+
+
+@pytest.fixture(scope="session")
+def dag_udfs(airflow_db: Path, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The module of UDFs in the DAGs folder, which is on the Python path of every task."""
+    folder = tmp_path_factory.mktemp("traces")
+    module = airflow_db / "dags" / "geneva_dag_udfs.py"
+    module.write_text(textwrap.dedent(UDFS).format(folder=str(folder)))
+    sys.path.insert(0, str(module.parent))
+    return importlib.import_module("geneva_dag_udfs")
+
+
+@pytest.fixture
+def desk(dag_udfs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    connection = {"conn_type": "lance", "host": str(tmp_path / "db")}
+    monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))
+    database = airflow_geneva.connect(tmp_path / "db")
+    table = database.create_table(f"docs{os.getpid()}_{next(_numbers)}", schema=pa.schema({"text": pa.string()}))
+    found = Desk(database, table, dag_udfs.FOLDER)
+    yield found
+    found.mend()
+    found.calls()

@@ -1,0 +1,169 @@
+"""A whole Airflow of its own: API server, scheduler and DAG processor as processes, driven through REST."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+START_SECONDS = 240
+RUN_SECONDS = 420
+COMPONENTS = ("api-server", "scheduler", "dag-processor")
+
+
+@dataclass
+class Stack:
+    """A running Airflow.
+
+    Args:
+        home: its AIRFLOW_HOME.
+        url: its REST interface.
+        environment: what its processes were started with.
+        processes: its components.
+    """
+
+    home: Path
+    url: str
+    environment: Mapping[str, str]
+    processes: list[subprocess.Popen[bytes]]
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"{self.url}/api/v2{path}", data, {"content-type": "application/json"}, method=method
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{method} {path}: {error.code} {error.read().decode()}") from error
+        return json.loads(text) if text else None
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
+        """Start a run without a logical date; returns its id."""
+        wait_for(lambda: self._knows(dag_id), START_SECONDS, f"DAG {dag_id}")
+        self.call("PATCH", f"/dags/{dag_id}", {"is_paused": False})
+        run = self.call("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": dict(conf or {})})
+        return str(run["dag_run_id"])
+
+    def _knows(self, dag_id: str) -> bool:
+        return any(dag["dag_id"] == dag_id for dag in self.call("GET", "/dags")["dags"])
+
+    def run_state(self, dag_id: str, run_id: str) -> str:
+        return str(self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
+
+    def tasks(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        found = self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances?limit=200")
+        return list(found["task_instances"])
+
+    def finish(self, dag_id: str, run_id: str, meanwhile: Callable[[], None] = lambda: None) -> str:
+        """Wait for the end of a run; returns its state."""
+        until = time.monotonic() + RUN_SECONDS
+        while (state := self.run_state(dag_id, run_id)) not in ("success", "failed"):
+            assert time.monotonic() < until, self.tasks(dag_id, run_id)
+            for _ in range(20):
+                meanwhile()
+                time.sleep(0.05)
+        return state
+
+    def below(self) -> list[psutil.Process]:
+        """Every process that the components have started and that is alive."""
+        found = []
+        for process in self.processes:
+            try:
+                found += psutil.Process(process.pid).children(recursive=True)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+
+def wait_for(ready: Callable[[], bool], seconds: float, what: str) -> None:
+    until = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < until, f"{what} did not come within {seconds} seconds"
+        time.sleep(0.25)
+
+
+@contextmanager
+def start_stack(home: Path, files: Mapping[str, str], extra: Mapping[str, str]) -> Iterator[Stack]:
+    """Start an Airflow on these DAG files, and end all of its processes."""
+    dags = home / "dags"
+    dags.mkdir(parents=True)
+    for name, text in files.items():
+        (dags / name).write_text(text)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")},
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__PARALLELISM": "4",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+        "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
+        "AIRFLOW__CORE__FERNET_KEY": "bmV2ZXItdXNlZC1vdXRzaWRlLW9mLXRoaXMtdGVzdC4=",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+        "AIRFLOW__API__HOST": "127.0.0.1",
+        "AIRFLOW__API__PORT": str(port),
+        "AIRFLOW__API__WORKERS": "1",
+        "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(48),
+        "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
+        **extra,
+    }
+    airflow = [sys.executable, "-m", "airflow"]
+    subprocess.run([*airflow, "db", "migrate"], env=environment, check=True, capture_output=True)
+    processes = []
+    try:
+        for component in COMPONENTS:
+            with (home / f"{component}.out").open("wb") as output:
+                processes.append(
+                    subprocess.Popen(
+                        [*airflow, component], env=environment, stdout=output, stderr=output, start_new_session=True
+                    )
+                )
+        stack = Stack(home, url, environment, processes)
+        wait_for(lambda: _answers(stack), START_SECONDS, "Airflow's REST interface")
+        yield stack
+    finally:
+        _end(processes)
+
+
+def _answers(stack: Stack) -> bool:
+    try:
+        return bool(stack.call("GET", "/monitor/health")["scheduler"]["status"] == "healthy")
+    except (OSError, AssertionError):
+        return False
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    family = []
+    for process in processes:
+        try:
+            family += psutil.Process(process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            continue
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for child in psutil.wait_procs(family, timeout=10)[1]:
+        child.kill()

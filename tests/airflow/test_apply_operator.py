@@ -1,0 +1,303 @@
+"""`ApplyOperator`: the spark-submit that it starts, recorded by a program of that name, and those it does not start."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_geneva.spark_submit import APPLICATION, CREDENTIALS
+from tests.airflow.conftest import Desk
+from tests.airflow.driving import Driver
+from tests.airflow.test_backfill_group import make_dag
+
+pytestmark = pytest.mark.airflow
+
+RECORDER = """#!{python} -I
+import json, os, sys, zipfile
+argv = sys.argv[1:]
+packed = argv[argv.index("--py-files") + 1].split(",")
+names = {{os.path.basename(path): zipfile.ZipFile(path).namelist() for path in packed}}
+told = {{"argv": argv, "environment": dict(os.environ), "packed": names}}
+json.dump(told, open({record!r}, "w"))
+print("airflow_geneva: UdfError: cannot be measured")
+print("second line")
+sys.exit(3)
+"""
+
+
+@dataclass
+class Submitted:
+    """What spark-submit was started with."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    packed: dict[str, list[str]]
+
+    @property
+    def conf(self) -> dict[str, str]:
+        pairs = [self.argv[at + 1] for at, word in enumerate(self.argv) if word == "--conf"]
+        return dict(pair.split("=", 1) for pair in pairs)
+
+    def option(self, name: str) -> str:
+        return self.argv[self.argv.index(name) + 1]
+
+    @property
+    def arguments(self) -> list[str]:
+        return self.argv[self.argv.index(str(APPLICATION)) + 1 :]
+
+
+@dataclass
+class Recorder:
+    file: Path
+
+    @property
+    def seen(self) -> bool:
+        return self.file.exists()
+
+    def read(self) -> Submitted:
+        return Submitted(**json.loads(self.file.read_text()))
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    record = tmp_path / "submitted.json"
+    program = folder / "spark-submit"
+    program.write_text(RECORDER.format(python=sys.executable, record=str(record)))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
+    return Recorder(record)
+
+
+def connect_spark(monkeypatch: pytest.MonkeyPatch, **connection: Any) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", **connection}))
+
+
+def connect_lance(monkeypatch: pytest.MonkeyPatch, desk: Desk, **options: str) -> None:
+    connection = {"conn_type": "lance", "host": desk.database.uri, "extra": {"storage_options": options}}
+    monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps(connection))
+
+
+def go(desk: Desk, udf: str = "length", **settings: Any) -> Driver:
+    desk.append("a")
+    desk.define(n=udf)
+    return Driver.trigger(make_dag(desk, **{"inline_below_rows": 0, **settings})).go()
+
+
+def error(run: Driver) -> str:
+    assert run.state == "failed"
+    return run.error("backfill.shards.apply", 0)
+
+
+def left_in_scratch() -> list[str]:
+    return glob.glob(os.path.join(tempfile.gettempdir(), "airflow-geneva-2*"))
+
+
+def test_a_local_master_gets_the_slots_asked_for(
+    desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect_spark(monkeypatch, host="local[*]")
+    go(desk, "costly", concurrency=1)
+    submitted = recorder.read()
+    assert submitted.option("--master") == "local[1,4]"
+    assert submitted.option("--name") == "airflow_geneva"
+    assert submitted.conf["spark.log.level"] == "WARN"
+    assert submitted.conf["spark.ui.enabled"] == "false"
+    assert submitted.conf["spark.executorEnv.OPENBLAS_NUM_THREADS"] == "1"
+    assert submitted.conf["spark.local.dir"] == submitted.environment["TMPDIR"]
+    assert not any(name.startswith(("spark.task", "spark.executor.", "spark.cores")) for name in submitted.conf)
+
+
+def test_what_the_udf_needs_is_asked_of_yarn(desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_spark(monkeypatch, host="yarn", extra={"queue": "night"})
+    go(desk, "costly", concurrency=6)
+    submitted = recorder.read()
+    assert submitted.option("--master") == "yarn"
+    assert submitted.option("--queue") == "night"
+    found = {name: value for name, value in submitted.conf.items() if ".task." in name or "spark.executor." in name}
+    assert found == {
+        "spark.task.cpus": "2",
+        "spark.executor.cores": "4",
+        "spark.executor.instances": "3",
+        "spark.executor.memoryOverhead": "4096m",
+        "spark.task.resource.gpu.amount": "0.5",
+        "spark.executor.resource.gpu.amount": "1",
+    }
+
+
+def test_what_the_udf_needs_is_asked_of_a_standalone_cluster(
+    desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect_spark(monkeypatch, host="spark://master", port=7077)
+    go(desk, "costly", concurrency=6)
+    submitted = recorder.read()
+    assert submitted.option("--master") == "spark://master:7077"
+    assert submitted.conf["spark.cores.max"] == "12"
+    assert submitted.conf["spark.executor.memory"] == "4096m"
+    assert "spark.local.dir" not in submitted.conf
+
+
+def test_what_the_author_says_goes_first(desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_spark(monkeypatch, host="yarn")
+    conf = {"spark.log.level": "INFO", "spark.task.cpus": "3"}
+    go(desk, "costly", spark_submit={"conf": conf, "num_executors": 5, "name": "mine"})
+    submitted = recorder.read()
+    assert submitted.conf["spark.log.level"] == "INFO"
+    assert submitted.conf["spark.task.cpus"] == "3"
+    assert submitted.option("--num-executors") == "5"
+    assert "spark.executor.instances" not in submitted.conf
+    assert submitted.option("--name") == "mine"
+
+
+def test_the_plan_goes_by_reference_and_the_code_goes_along(desk: Desk, recorder: Recorder) -> None:
+    run = go(desk)
+    submitted = recorder.read()
+    [shard] = run.xcom("backfill.plan")
+    job = shard["plan_uri"].rpartition("/")[0]
+    result = f"{job}/apply-{shard['fingerprint'][:16]}-0000.json"
+    assert submitted.arguments == [
+        *("--job", job, "--fingerprint", shard["fingerprint"], "--shard", "0", "--result", result)
+    ]
+    code = next(names for file, names in submitted.packed.items() if file.startswith("code-"))
+    assert code == ["geneva_dag_udfs.py"]
+    assert "airflow_geneva/udf.py" in submitted.packed["airflow_geneva.zip"]
+
+
+def test_the_driver_inherits_nothing_of_airflow(
+    desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_CMD", "planted")
+    monkeypatch.setenv("UNKNOWN_PASSWORD", "planted")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "planted")
+    connect_lance(monkeypatch, desk, aws_secret_access_key="the-key")
+    go(desk, spark_submit={"env_vars": {"MODEL": "{{ dag.dag_id }}"}})
+    submitted = recorder.read()
+    assert [name for name in submitted.environment if "AIRFLOW" in name] == [CREDENTIALS]
+    assert "planted" not in submitted.environment.values()
+    assert json.loads(submitted.environment[CREDENTIALS]) == {"aws_secret_access_key": "the-key"}
+    assert submitted.environment["MODEL"] == f"dag_{desk.table.name}"
+    assert submitted.environment["OMP_NUM_THREADS"] == "1"
+    assert "the-key" not in " ".join(submitted.argv)
+    assert Path(submitted.environment["JAVA_HOME"], "bin", "java").name == "java"
+
+
+def test_without_credentials_in_the_connection_the_machines_identity_is_passed_on(
+    desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "machine")
+    go(desk)
+    submitted = recorder.read()
+    assert submitted.environment["AWS_PROFILE"] == "machine"
+    assert CREDENTIALS not in submitted.environment
+
+
+def test_env_vars_are_no_rendered_field(desk: Desk, recorder: Recorder) -> None:
+    run = go(desk, spark_submit={"env_vars": {"TOKEN": "planted-token"}})
+    assert recorder.read().environment["TOKEN"] == "planted-token"
+    assert "planted-token" not in json.dumps(run.rendered("backfill.shards.apply", 0))
+    assert "planted-token" not in " ".join(recorder.read().argv)
+
+
+def test_the_error_is_what_the_application_said_last(desk: Desk, recorder: Recorder) -> None:
+    told = error(go(desk))
+    assert told == (
+        f"Computing shard 0 of {desk.table.name}.n failed: UdfError: cannot be measured\nsecond line"
+    )  # fmt: skip
+
+
+def test_nothing_is_left_in_scratch(desk: Desk, recorder: Recorder) -> None:
+    go(desk)
+    assert not Path(recorder.read().environment["TMPDIR"]).exists()
+    assert left_in_scratch() == []
+
+
+def test_a_cluster_deploy_mode_takes_no_credentials(
+    desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect_spark(monkeypatch, host="yarn", extra={"deploy-mode": "cluster"})
+    connect_lance(monkeypatch, desk, aws_secret_access_key="the-key")
+    told = error(go(desk))
+    assert "identity of its own" in told
+    assert "the-key" not in told
+    assert not recorder.seen
+
+
+def test_a_cluster_deploy_mode_takes_no_variables(
+    desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect_spark(monkeypatch, host="yarn", extra={"deploy-mode": "cluster"})
+    told = error(go(desk, spark_submit={"env_vars": {"TOKEN": "planted"}}))
+    assert "spark.yarn.appMasterEnv" in told
+    assert "planted" not in told
+    assert not recorder.seen
+
+
+@pytest.mark.parametrize(
+    ("connection", "told"),
+    [
+        (None, "'spark_default' does not exist"),
+        ("spark://local[2]", "'spark_default' cannot be read"),
+        ('{"conn_type": "spark"}', "'spark_default' has no host"),
+        ('{"conn_type": "http", "host": "master"}', "the Spark master 'http://master', which Spark does not know"),
+    ],
+)
+def test_a_connection_that_airflow_would_take_for_yarn_is_an_error(
+    desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, connection: str | None, told: str
+) -> None:
+    if connection is None:
+        monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT")
+    else:
+        monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", connection)
+    found = error(go(desk))
+    assert told in found
+    assert "spark://local%5B2%5D" in found
+    assert not recorder.seen
+
+
+def test_no_spark_submit_is_said_in_words(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_spark(monkeypatch, host="local[2]", extra={"spark-binary": "spark3-submit"})
+    assert "There is no program 'spark3-submit'" in error(go(desk))
+    assert left_in_scratch() == []
+
+
+def test_code_that_is_not_what_was_planned_is_not_run(desk: Desk, recorder: Recorder) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    run = Driver.trigger(make_dag(desk, inline_below_rows=0)).go(kill="backfill.shards.apply")
+    [shard] = run.xcom("backfill.plan")
+    [code] = Path(shard["plan_uri"]).parent.glob("code-*.zip")
+    other = BytesIO()
+    zipfile.ZipFile(other, "w").close()
+    code.write_bytes(other.getvalue())
+    run.clear(("backfill.shards.apply", 0)).go()
+    assert "is not what was planned with" in error(run)
+    assert not recorder.seen
+
+
+def test_spark_that_ends_well_without_a_result_is_an_error(desk: Desk, recorder: Recorder) -> None:
+    program = recorder.file.parent / "bin" / "spark-submit"
+    program.write_text("#!/bin/sh\n")
+    assert "left no result" in error(go(desk))
+
+
+def test_a_small_shard_is_computed_in_the_task_when_it_has_the_planned_code(desk: Desk, recorder: Recorder) -> None:
+    run = go(desk, inline_below_rows=11)
+    assert run.state == "success", run.errors
+    assert not recorder.seen
+    assert len(desk.calls()) == 10
+
+
+def test_a_shard_that_is_not_small_enough_goes_to_spark(desk: Desk, recorder: Recorder) -> None:
+    go(desk, inline_below_rows=10)
+    assert recorder.seen

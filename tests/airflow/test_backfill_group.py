@@ -1,0 +1,431 @@
+"""`BackfillTaskGroup`, run by Airflow: what becomes visible, what is announced, and what a clear or a retry does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, Param, task
+
+from airflow_geneva.assets import lance_asset
+from airflow_geneva.job.record import read_jobs
+from airflow_geneva.task_groups import BackfillTaskGroup
+from tests.airflow.conftest import Desk
+from tests.airflow.driving import Driver, events
+
+pytestmark = pytest.mark.airflow
+
+ROWS = 10
+
+
+def make_dag(desk: Desk, **settings: Any) -> DAG:
+    """A DAG with one group over the desk's table, a shard a fragment, and a task behind it."""
+    arguments = {name: settings.pop(name) for name in ("params", "default_args") if name in settings}
+    with DAG(f"dag_{desk.table.name}", schedule=None, **arguments) as dag:
+
+        @task
+        def after() -> str:
+            return "ran"
+
+        given = {"table": desk.table.name, "column": "n", "inline_below_rows": 10**9, "shard_size": 1, **settings}
+        BackfillTaskGroup(**given) >> after()
+    return dag
+
+
+def texts(letters: str) -> list[str]:
+    return [f"{letter}{row:02}" for letter in letters for row in range(ROWS)]
+
+
+@pytest.mark.parametrize("letters", ["a", "abc"])
+def test_every_shard_is_computed_and_committed_and_the_run_is_announced_once(desk: Desk, letters: str) -> None:
+    desk.append(letters)
+    desk.define(n="length")
+    planned_on = desk.table.version
+    run = Driver.trigger(make_dag(desk)).go()
+    assert run.state == "success", run.errors
+    assert run.states()["backfill.shards.commit"] == ["success"] * len(letters)
+    assert run.states()["after"] == "success"
+    assert desk.values() == dict.fromkeys(texts(letters), 3)
+    assert desk.calls() == texts(letters)
+    [event] = events(desk.asset)
+    assert (event["from_version"], event["to_version"]) == (planned_on, desk.table.version)
+    assert (event["rows_computed"], event["state"]) == (len(letters) * ROWS, "DONE")
+    assert run.xcom("backfill.finish")["rows_computed"] == len(letters) * ROWS
+    assert desk.database.open_table(desk.table.name).version == planned_on + len(letters)
+
+
+def test_nothing_to_do_writes_no_version_and_no_event_and_what_is_downstream_still_runs(desk: Desk) -> None:
+    desk.append("ab")
+    desk.define(n="length")
+    dag = make_dag(desk)
+    Driver.trigger(dag).go()
+    desk.calls()
+    version = desk.table.version
+    run = Driver.trigger(dag).go()
+    assert run.state == "success", run.errors
+    assert run.states()["backfill.finish"] == "success"
+    assert run.states()["after"] == "success"
+    assert run.states()["backfill.shards.apply"] == "skipped"
+    assert desk.calls() == []
+    assert desk.table.version == version
+    assert len(events(desk.asset)) == 1
+    assert run.xcom("backfill.finish")["event"] is None
+    assert run.xcom("backfill.finish")["rows_skipped"] == 2 * ROWS
+
+
+def test_an_event_begins_where_the_last_one_ended(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    dag = make_dag(desk)
+    Driver.trigger(dag).go()
+    desk.append("b")
+    Driver.trigger(dag).go()
+    first, second = events(desk.asset)
+    assert second["from_version"] == first["to_version"]
+    assert second["to_version"] == desk.table.version
+    assert second["rows_computed"] == ROWS
+
+
+def test_an_empty_table_is_nothing_to_do(desk: Desk) -> None:
+    desk.define(n="length")
+    run = Driver.trigger(make_dag(desk)).go()
+    assert run.state == "success", run.errors
+    assert events(desk.asset) == []
+
+
+def test_two_groups_of_one_dag_do_not_mix(desk: Desk) -> None:
+    desk.append("ab")
+    desk.define(n="length", shout="upper")
+    common = {"table": desk.table.name, "inline_below_rows": 10**9, "shard_size": 1}
+    with DAG(f"dag_{desk.table.name}", schedule=None) as dag:
+        BackfillTaskGroup("lengths", column="n", **common)
+        BackfillTaskGroup("shouts", column="shout", **common)
+    run = Driver.trigger(dag).go()
+    assert run.state == "success", run.errors
+    assert desk.values("n") == dict.fromkeys(texts("ab"), 3)
+    assert desk.values("shout") == {text: text.upper() for text in texts("ab")}
+    assert sorted(event["column"] for event in events(desk.asset)) == ["n", "shout"]
+    jobs = {run.xcom(f"{group}.plan", "summary")["job_id"] for group in ("lengths", "shouts")}
+    assert len(jobs) == 2
+
+
+def test_a_failed_shard_keeps_no_other_from_being_committed_and_is_mended_by_clearing_it(desk: Desk) -> None:
+    desk.append("abc")
+    desk.define(n="length")
+    desk.break_at("b04")
+    run = Driver.trigger(make_dag(desk)).go()
+    assert run.state == "failed"
+    assert run.states()["backfill.shards.commit"] == ["success", "upstream_failed", "success"]
+    assert run.states()["backfill.finish"] == "failed"
+    assert "1 of 3 shards" in run.error("backfill.finish")
+    assert "b04" in run.error("backfill.shards.apply", 1)
+    assert [text for text, n in desk.values().items() if n is None] == texts("b")
+    assert events(desk.asset) == []
+    [record] = read_jobs(desk.table.location.checkpoints)
+    assert record["state"] == "FAILED"
+    assert record["result"]["rows_left"] == ROWS
+
+    desk.mend()
+    desk.calls()
+    run.clear(("backfill.shards.apply", 1)).go()
+    assert run.state == "success", run.errors
+    assert desk.values() == dict.fromkeys(texts("abc"), 3)
+    assert desk.calls() == texts("b")[4:]
+    [event] = events(desk.asset)
+    assert event["to_version"] == desk.table.version
+    assert event["rows_computed"] == 3 * ROWS
+
+
+def test_finish_does_not_retry_what_a_retry_cannot_mend(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    desk.break_at("a00")
+    run = Driver.trigger(make_dag(desk, default_args={"retries": 2})).go()
+    assert run.tries("backfill.finish") == 1
+    assert run.tries("backfill.shards.apply", 0) == 3
+
+
+def test_a_retry_goes_on_where_the_try_before_it_ended(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    desk.break_at("a07", once=True)
+    run = Driver.trigger(make_dag(desk, default_args={"retries": 1})).go()
+    assert run.state == "success", run.errors
+    assert desk.calls() == sorted([*texts("a"), "a07"])
+    assert desk.values() == dict.fromkeys(texts("a"), 3)
+
+
+def test_clearing_the_plan_with_its_downstream_grows_with_the_table(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    run = Driver.trigger(make_dag(desk)).go()
+    desk.append("bcd")
+    run.clear("backfill.plan").go()
+    assert run.state == "success", run.errors
+    assert run.states()["backfill.shards.commit"] == ["success"] * 3
+    assert desk.values() == dict.fromkeys(texts("abcd"), 3)
+    assert desk.calls() == texts("abcd")
+    first, second = events(desk.asset)
+    assert second["from_version"] == first["to_version"]
+
+
+def test_clearing_the_plan_with_its_downstream_shrinks_with_what_is_left(desk: Desk) -> None:
+    desk.append("abcd")
+    desk.define(n="length")
+    desk.break_at("c00")
+    run = Driver.trigger(make_dag(desk)).go()
+    assert run.state == "failed"
+    desk.mend()
+    desk.calls()
+    run.clear("backfill.plan").go()
+    assert run.state == "success", run.errors
+    assert run.states()["backfill.shards.commit"] == ["success", "removed", "removed", "removed"]
+    assert desk.values() == dict.fromkeys(texts("abcd"), 3)
+    assert desk.calls() == texts("c")
+    [event] = events(desk.asset)
+    assert event["to_version"] == desk.table.version
+
+
+def test_clearing_the_plan_alone_does_not_let_an_incomplete_run_go_green(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    run = Driver.trigger(make_dag(desk)).go()
+    desk.append("bc")
+    run.clear("backfill.plan", downstream=False).go()
+    run.clear("backfill.finish").go()
+    assert run.state == "failed"
+    assert "2 of 2 shards" in run.error("backfill.finish")
+    assert len(events(desk.asset)) == 1
+
+    run.clear("backfill.plan").go()
+    assert run.state == "success", run.errors
+    assert desk.values() == dict.fromkeys(texts("abc"), 3)
+    assert len(events(desk.asset)) == 2
+
+
+def test_clearing_the_plan_alone_and_then_one_shard_is_incomplete_too(desk: Desk) -> None:
+    desk.append("ab")
+    desk.define(n="length")
+    run = Driver.trigger(make_dag(desk)).go()
+    desk.append("cd")
+    run.clear("backfill.plan", downstream=False).go()
+    run.clear(("backfill.shards.apply", 0)).go()
+    assert run.state == "failed"
+    assert "1 of 2 shards" in run.error("backfill.finish")
+    assert [text for text, n in desk.values().items() if n is None] == texts("d")
+
+
+def test_an_apply_that_is_marked_as_success_commits_what_lies_in_the_checkpoints(desk: Desk) -> None:
+    desk.append("ab")
+    desk.define(n="length")
+    desk.break_at("b03")
+    run = Driver.trigger(make_dag(desk)).go()
+    run.mark_success("backfill.shards.apply", 1)
+    run.clear(("backfill.shards.commit", 1)).go()
+    assert run.state == "success", run.errors
+    result = run.xcom("backfill.finish")
+    assert (result["state"], result["rows_left"]) == ("PARTIAL", ROWS)
+    assert desk.values() == {**dict.fromkeys(texts("a"), 3), **dict.fromkeys(texts("b"))}
+    assert len(events(desk.asset)) == 1
+
+    desk.mend()
+    desk.calls()
+    again = Driver.trigger(make_dag(desk)).go()
+    assert again.xcom("backfill.finish")["state"] == "DONE"
+    assert desk.calls() == texts("b")[3:]
+    assert desk.values() == dict.fromkeys(texts("ab"), 3)
+
+
+def test_an_apply_that_was_complete_needs_nobody_to_have_said_so(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    run = Driver.trigger(make_dag(desk)).go(kill="backfill.shards.commit")
+    assert run.state == "failed"
+    desk.calls()
+    run.clear(("backfill.shards.apply", 0)).go()
+    assert run.state == "success", run.errors
+    assert desk.calls() == []
+    assert desk.values() == dict.fromkeys(texts("a"), 3)
+
+
+def test_a_finish_that_died_is_cleared_and_announces(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    run = Driver.trigger(make_dag(desk)).go(kill="backfill.finish")
+    assert run.state == "failed"
+    assert events(desk.asset) == []
+    run.clear("backfill.finish").go()
+    assert run.state == "success", run.errors
+    [event] = events(desk.asset)
+    assert event["to_version"] == desk.table.version
+
+    run.clear("backfill.finish").go()
+    assert run.state == "success", run.errors
+    assert len(events(desk.asset)) == 1
+
+
+def test_commits_that_nobody_announced_are_announced_by_a_later_run_that_has_nothing_to_do(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    planned_on = desk.table.version
+    dag = make_dag(desk)
+    Driver.trigger(dag).go(kill="backfill.finish")
+    committed = desk.table.version
+    later = Driver.trigger(dag).go()
+    assert later.state == "success", later.errors
+    assert later.xcom("backfill.plan") == []
+    [event] = events(desk.asset)
+    assert (event["from_version"], event["to_version"]) == (planned_on, committed)
+    Driver.trigger(dag).go()
+    Driver.trigger(dag).go()
+    assert len(events(desk.asset)) == 1
+
+
+def test_a_backfill_outside_of_airflow_is_not_announced_by_a_run_that_changed_nothing(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    desk.table.backfill("n", runner="inline")
+    run = Driver.trigger(make_dag(desk)).go()
+    assert run.state == "success", run.errors
+    assert events(desk.asset) == []
+
+
+def test_where_comes_from_the_conf_of_the_run_and_an_empty_one_is_none(desk: Desk) -> None:
+    desk.append("ab")
+    desk.define(n="length")
+
+    def trigger(conf: dict[str, Any]) -> Driver:
+        # Made anew for each run: in one process the params of the last run would stay in it.
+        params = {"where": Param(None, type=["null", "string"])}
+        dag = make_dag(desk, where="{{ params.where or '' }}", params=params)
+        return Driver.trigger(dag, conf).go()
+
+    run = trigger({"where": "text LIKE 'b%'"})
+    assert run.state == "success", run.errors
+    assert desk.calls() == texts("b")
+    assert run.xcom("backfill.plan", "summary")["where"] == "text LIKE 'b%'"
+    run = trigger({})
+    assert run.state == "success", run.errors
+    assert desk.calls() == texts("a")
+    assert desk.values() == dict.fromkeys(texts("ab"), 3)
+
+
+def test_numbers_may_come_out_of_templates(desk: Desk) -> None:
+    desk.append("abc")
+    desk.define(n="length")
+    params = {"version": desk.table.version, "size": 2, "again": False, "nothing": ""}
+    desk.append("d")
+    dag = make_dag(
+        desk,
+        params=params,
+        read_version="{{ params.version }}",
+        shard_size="{{ params.size }}",
+        checkpoint_interval="{{ 2.5 }}",
+        ignore_checkpoints="{{ params.again }}",
+        batch_size="{{ params.nothing }}",
+        inline_below_rows="{{ 1000 * 1000 }}",
+    )
+    run = Driver.trigger(dag).go()
+    assert run.state == "success", run.errors
+    assert len(run.xcom("backfill.plan")) == 2
+    assert desk.calls() == texts("abc")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"shard_size": "{{ 'many' }}"}, "shard_size='many' is not a whole number"),
+        ({"checkpoint_interval": "soon"}, "checkpoint_interval='soon' is not a number"),
+        ({"ignore_checkpoints": "perhaps"}, "ignore_checkpoints='perhaps' is neither true nor false"),
+        ({"column": "{{ '' }}"}, "column='' is empty"),
+        ({"table": "elsewhere"}, "There is no table 'elsewhere'"),
+        ({"column": "m"}, "Column 'm' is not defined in table"),
+        ({"udf": "no_such_module:f"}, "importing module 'no_such_module' raised"),
+        ({"udf": "geneva_dag_udfs:upper"}, "Type mismatch for column 'n'"),
+        ({"where": "nonsense > 1"}, "nonsense"),
+        ({"read_version": 99}, "Version 99"),
+        ({"on_code_change": "perhaps"}, "on_code_change='perhaps' is unknown"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_before_anything_starts(desk: Desk, wrong: dict[str, Any], told: str) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    run = Driver.trigger(make_dag(desk, **wrong)).go()
+    assert run.state == "failed"
+    assert told in run.error("backfill.plan")
+    assert run.states()["backfill.shards.apply"] == "upstream_failed"
+    assert "There is no plan" in run.error("backfill.finish")
+    assert desk.calls() == []
+
+
+def test_code_that_changed_stops_the_plan_until_it_is_told_what_to_do(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    Driver.trigger(make_dag(desk)).go()
+    udf = "geneva_dag_udfs:longer"
+    stopped = Driver.trigger(make_dag(desk, udf=udf, default_args={"retries": 2})).go()
+    assert stopped.tries("backfill.plan") == 1
+    assert "10 rows of version 1" in stopped.error("backfill.plan")
+    assert desk.values() == dict.fromkeys(texts("a"), 3)
+    run = Driver.trigger(make_dag(desk, udf=udf, on_code_change="recompute")).go()
+    assert run.state == "success", run.errors
+    assert desk.values() == dict.fromkeys(texts("a"), 6)
+
+
+def test_a_skipped_plan_skips_the_whole_group(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    with DAG(f"dag_{desk.table.name}", schedule=None) as dag:
+
+        @task.short_circuit
+        def not_today() -> bool:
+            return False
+
+        group = BackfillTaskGroup(table=desk.table.name, column="n")
+        not_today() >> group
+    run = Driver.trigger(dag).go()
+    assert run.state == "success", run.errors
+    assert run.states()["backfill.finish"] == "skipped"
+
+
+def test_a_templated_table_is_announced_as_well(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    dag = make_dag(desk, table="{{ params.table }}", params={"table": desk.table.name})
+    for _ in range(2):
+        run = Driver.trigger(dag).go()
+        assert run.state == "success", run.errors
+    [event] = events(desk.asset)
+    assert event["to_version"] == desk.table.version
+
+
+def test_the_group_works_inside_another_group_and_shows_its_asset(desk: Desk) -> None:
+    from airflow.sdk import TaskGroup
+
+    desk.append("a")
+    desk.define(n="length")
+    with DAG(f"dag_{desk.table.name}", schedule=None) as dag, TaskGroup("outer"):
+        BackfillTaskGroup(table=desk.table.name, column="n", inline_below_rows=10**9)
+    assert dag.get_task("outer.backfill.finish").outlets == [lance_asset(desk.table.name)]
+    run = Driver.trigger(dag).go()
+    assert run.state == "success", run.errors
+    assert desk.values() == dict.fromkeys(texts("a"), 3)
+
+
+def test_a_udf_is_named_by_its_import_path(desk: Desk) -> None:
+    import geneva_dag_udfs
+
+    with pytest.raises(ValueError, match="name it by import path, udf='geneva_dag_udfs:length'"):
+        make_dag(desk, udf=geneva_dag_udfs.length)
+
+
+def test_a_plan_that_was_changed_is_not_carried_out(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    run = Driver.trigger(make_dag(desk)).go(kill="backfill.shards.apply")
+    [shard] = run.xcom("backfill.plan")
+    with open(shard["plan_uri"], "a") as plan:
+        plan.write(" ")
+    run.clear(("backfill.shards.apply", 0)).go()
+    assert "is not the one that was planned" in run.error("backfill.shards.apply", 0)
+    assert desk.calls() == []

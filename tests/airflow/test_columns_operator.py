@@ -1,0 +1,59 @@
+"""`AddColumnsOperator`: define once, whatever is there already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+
+from airflow_geneva.operators import AddColumnsOperator
+from tests.airflow.conftest import Desk
+from tests.airflow.driving import Driver
+
+pytestmark = pytest.mark.airflow
+
+
+def define(desk: Desk, columns: dict[str, Any]) -> Driver:
+    with DAG(f"dag_{desk.table.name}", schedule=None) as dag:
+        AddColumnsOperator(task_id="define", table=desk.table.name, columns=columns)
+    return Driver.trigger(dag).go()
+
+
+def test_a_column_is_added_once_and_then_left_alone(desk: Desk) -> None:
+    desk.append("a")
+    columns = {"n": "geneva_dag_udfs:length", "m": ("geneva_dag_udfs:length", ["text"])}
+    first = define(desk, columns)
+    assert first.state == "success", first.errors
+    assert first.xcom("define")["added"] == ["n", "m"]
+    version = desk.table.version
+    second = define(desk, columns)
+    assert second.xcom("define") == {"added": [], "altered": [], "unchanged": ["n", "m"], "version": version}
+    assert desk.table.version == version
+
+
+def test_another_version_of_the_udf_alters_the_column(desk: Desk) -> None:
+    define(desk, {"n": "geneva_dag_udfs:length"})
+    run = define(desk, {"n": "geneva_dag_udfs:longer"})
+    assert run.xcom("define")["altered"] == ["n"]
+    assert desk.table.definition("n").version == "2"
+
+
+def test_a_column_of_another_type_is_an_error_and_nothing_is_changed(desk: Desk) -> None:
+    define(desk, {"n": "geneva_dag_udfs:length"})
+    run = define(desk, {"n": "geneva_dag_udfs:upper", "new": "geneva_dag_udfs:upper"})
+    assert run.state == "failed"
+    assert "Type mismatch for column 'n'" in run.error("define")
+    assert "new" not in desk.table.schema.names
+
+
+def test_a_column_that_is_not_computed_is_not_taken_over(desk: Desk) -> None:
+    run = define(desk, {"text": "geneva_dag_udfs:upper"})
+    assert "Column 'text' of table" in run.error("define")
+    assert "has no UDF" in run.error("define")
+
+
+@pytest.mark.parametrize("given", [("geneva_dag_udfs:length", "text"), ["geneva_dag_udfs:length"], ""])
+def test_a_malformed_definition_says_what_to_give(desk: Desk, given: Any) -> None:
+    run = define(desk, {"n": given})
+    assert "Give" in run.error("define")

@@ -1,0 +1,103 @@
+"""`LanceHook`: connections in every form that Airflow hands them over in, and no secret that shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from airflow.sdk._shared.secrets_masker import redact
+
+from airflow_geneva import connect
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.get_provider_info import get_provider_info
+from airflow_geneva.hooks.lance import LanceHook
+
+pytestmark = pytest.mark.airflow
+
+
+@pytest.fixture
+def define(monkeypatch: pytest.MonkeyPatch, airflow_db: Path) -> Any:
+    def set_connection(connection: Any) -> LanceHook:
+        text = connection if isinstance(connection, str) else json.dumps({"conn_type": "lance", **connection})
+        monkeypatch.setenv("AIRFLOW_CONN_MY_LANCE", text)
+        return LanceHook("my_lance")
+
+    return set_connection
+
+
+@pytest.mark.parametrize(
+    ("connection", "uri"),
+    [
+        ({"host": "s3://bucket/some/db"}, "s3://bucket/some/db"),
+        ({"host": "s3://bucket/some/db/"}, "s3://bucket/some/db"),
+        ({"host": "/data/db"}, "/data/db"),
+        ({"host": "file:///data/db"}, "/data/db"),
+        ({"extra": {"uri": "gs://bucket/db"}}, "gs://bucket/db"),
+        ("lance://s3://bucket/some/db", "s3://bucket/some/db"),
+        ("lance:///data/db", "/data/db"),
+        ("lance://%2Fdata%2Fdb", "/data/db"),
+        ("lance://s3%3A%2F%2Fbucket%2Fdb", "s3://bucket/db"),
+    ],
+)
+def test_the_uri_is_found_however_airflow_split_it(define: Any, connection: Any, uri: str) -> None:
+    assert define(connection).get_database().uri == uri
+
+
+@pytest.mark.parametrize("connection", [{"host": "db"}, {}, {"host": "some/db"}])
+def test_a_place_that_depends_on_the_worker_is_refused(define: Any, connection: Any) -> None:
+    with pytest.raises(InvalidInput, match="no place that every worker finds"):
+        define(connection).get_database()
+
+
+def test_another_database_is_opened_with_the_same_options(define: Any) -> None:
+    hook = define({"host": "s3://bucket/db", "extra": {"storage_options": {"aws_region": "eu-west-1"}}})
+    database = hook.get_database("s3://other/db")
+    assert database.uri == "s3://other/db"
+    assert dict(database.options) == {"aws_region": "eu-west-1"}
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_secrets_among_the_storage_options_are_masked(define: Any, as_text: bool) -> None:
+    options = {"azure_storage_account_key": f"key-{as_text}-1234567", "aws_region": f"region-{as_text}-1"}
+    hook = define({"host": "az://c/db", "extra": {"storage_options": json.dumps(options) if as_text else options}})
+    assert hook.storage_options == options
+    shown = redact(" ".join(options.values()))
+    assert options["azure_storage_account_key"] not in shown
+    assert options["aws_region"] in shown
+    assert options["azure_storage_account_key"] not in repr(hook.get_database())
+
+
+def test_a_missing_connection_says_how_to_define_it(airflow_db: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"'no_such' does not exist.*AIRFLOW_CONN_NO_SUCH"):
+        LanceHook("no_such").get_database()
+
+
+def test_the_form_is_the_same_wherever_airflow_looks_for_it() -> None:
+    [connection] = get_provider_info()["connection-types"]
+    behaviour = LanceHook.get_ui_field_behaviour()
+    declared = connection["ui-field-behaviour"]
+    assert behaviour == {name.replace("-", "_"): value for name, value in declared.items()}
+
+
+def test_the_button_of_the_form_lists_the_tables(define: Any, tmp_path: Path) -> None:
+    hook = define({"host": str(tmp_path)})
+    assert hook.test_connection() == (True, f"0 tables in {tmp_path}")
+    connect(tmp_path).create_table("docs", schema=pa.schema({"text": pa.string()}))
+    assert hook.test_connection() == (True, f"1 tables in {tmp_path}: docs")
+
+
+@pytest.mark.parametrize(
+    ("connection", "told"),
+    [
+        ({"host": "/no/such/place"}, "There is no folder /no/such/place"),
+        ({"host": "db"}, "no place that every worker finds"),
+        ({"host": "/data", "extra": {"storage_options": "secret"}}, "storage_options is a text that is not JSON"),
+    ],
+)
+def test_the_button_of_the_form_says_what_is_wrong(define: Any, connection: Any, told: str) -> None:
+    works, message = define(connection).test_connection()
+    assert not works
+    assert told in message

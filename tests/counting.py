@@ -1,0 +1,109 @@
+"""UDFs that leave a durable trace of every row they see, across threads, processes and kills."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva import udf
+
+TRACE = "GENEVA_TEST_TRACE"
+NULL = -(1 << 62)
+_CALL = np.int64(1 << 62)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The file in which counting UDFs leave the value of their first input, row by row."""
+
+    path: Path
+
+    def rows(self) -> list[int | None]:
+        """First inputs of all rows seen, in the order of the file."""
+        seen = self._values()
+        return [None if value == NULL else int(value) for value in seen[seen != _CALL]]
+
+    def counts(self) -> Counter[int | None]:
+        return Counter(self.rows())
+
+    def calls(self) -> list[int]:
+        """Number of rows of each call."""
+        seen = self._values()
+        marks = np.flatnonzero(seen == _CALL)
+        return np.diff(np.append(marks, len(seen))).astype(int).__sub__(1).tolist()
+
+    def clear(self) -> None:
+        self.path.write_bytes(b"")
+
+    def __len__(self) -> int:
+        return len(self.rows())
+
+    def _values(self) -> np.ndarray:
+        # A killed process can leave half a number at the end of its last write, never between two writes.
+        data = self.path.read_bytes() if self.path.exists() else b""
+        return np.frombuffer(data[: len(data) // 8 * 8], np.int64)
+
+
+def leave_trace(values: Iterable[int | None] | pa.Array) -> None:
+    """Append the inputs of one call to the trace; one write, so that calls of several processes do not mix."""
+    path = os.environ.get(TRACE)
+    if path is None:
+        return
+    if isinstance(values, pa.Array):
+        found = values.cast(pa.int64()).fill_null(NULL).to_numpy(zero_copy_only=False)
+    else:
+        found = np.array([NULL if value is None else value for value in values], np.int64)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(handle, np.concatenate(([_CALL], found)).astype(np.int64).tobytes())
+    finally:
+        os.close(handle)
+
+
+def tripled(x: int | None) -> int:
+    """What :data:`triple` computes; never NULL, so that a row nobody computed shows."""
+    return -1 if x is None else 3 * x + 1
+
+
+def doubled(x: int | None) -> int:
+    """What :data:`double` computes."""
+    return -2 if x is None else 2 * x
+
+
+@udf(data_type=pa.int64())
+def triple(x: pa.Int64Array) -> pa.Int64Array:
+    """One array a call."""
+    leave_trace(x)
+    return pa.array([tripled(value) for value in x.to_pylist()], pa.int64())
+
+
+@udf(data_type=pa.int64())
+def triple_row(x: int | None) -> int:
+    """One row a call."""
+    leave_trace([x])
+    return tripled(x)
+
+
+@udf(data_type=pa.int64())
+def double(x: pa.Int64Array) -> pa.Int64Array:
+    """Another function, for another column."""
+    leave_trace(x)
+    return pa.array([doubled(value) for value in x.to_pylist()], pa.int64())
+
+
+@udf(data_type=pa.string())
+def label(x: pa.Int64Array) -> pa.StringArray:
+    """Variable-length values."""
+    leave_trace(x)
+    return pa.array([f"{'long ' * (value % 7 if value else 0)}{value}" for value in x.to_pylist()], pa.string())
+
+
+def labelled(x: int | None) -> str:
+    """What :data:`label` computes."""
+    return f"{'long ' * (x % 7 if x else 0)}{x}"

@@ -1,0 +1,43 @@
+"""What the documentation shows is what runs."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def section(path: Path, name: str) -> str:
+    match = re.search(rf"# --8<-- \[start:{name}\]\n(.*?)# --8<-- \[end:{name}\]", path.read_text(), re.DOTALL)
+    assert match, f"{path} has no section {name}"
+    return match[1]
+
+
+def blocks(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_notebook_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = runpy.run_path(str(ROOT / "docs" / "snippets" / "notebook.py"))
+    assert left["table"].to_arrow().column("n").to_pylist() == [1, 2, 3]
+    assert left["r"].rows_computed == 3
+
+
+def test_the_readme_shows_the_tested_notebook_and_the_tested_dag() -> None:
+    notebook = ROOT / "docs" / "snippets" / "notebook.py"
+    dag = ROOT / "dags_examples" / "backfill_embeddings.py"
+    shown = blocks(README)
+    assert section(notebook, "define") + section(notebook, "backfill") in shown
+    assert section(dag, "example") in shown
+
+
+def test_every_snippet_that_the_documentation_names_exists() -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        for path, name in re.findall(r'--8<-- "([^":]+):([^"]+)"', page.read_text()):
+            assert section(ROOT / path, name)

@@ -1,0 +1,748 @@
+"""Backfills in this process: what is computed, what is not, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import connect, udf
+from airflow_geneva.errors import CodeChanged
+from airflow_geneva.table import Table
+from airflow_geneva.udf import UDF
+from tests.counting import Trace, double, doubled, label, labelled, leave_trace, triple, triple_row, tripled
+from tests.invariants import (
+    assert_exact,
+    assert_honest,
+    assert_nothing_to_do_is_free,
+    assert_right,
+    assert_untouched,
+    assert_whole_commits,
+    values_of,
+)
+
+MakeTable = Callable[..., Table]
+
+
+def of_version(version: str, factor: int = 1) -> UDF:
+    """One UDF at some version of its code."""
+
+    def scaled(x: int | None) -> int | None:
+        leave_trace([x])
+        return None if x is None else factor * x
+
+    return udf(data_type=pa.int64(), version=version, name="scaled")(scaled)
+
+
+@pytest.mark.parametrize("function", [triple, triple_row])
+def test_a_backfill_computes_every_row_once_and_the_next_one_nothing(
+    make_table: MakeTable, trace: Trace, function: UDF
+) -> None:
+    table = make_table([*range(60), None, None, *range(100, 138)])
+    table.add_columns({"y": function})
+    defined = table.version
+    assert_untouched(table, "y", "true")
+    result = table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled)
+    assert_exact(trace, [*range(60), None, None, *range(100, 138)])
+    assert_honest(result, table, rows_run=100)
+    assert_whole_commits(table, "y", tripled, since=defined)
+    assert len(result.commits) == 1
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
+TYPES: list[tuple[str, pa.DataType, Callable[[int], Any]]] = [
+    ("bool", pa.bool_(), lambda x: x % 2 == 0),
+    ("int8", pa.int8(), lambda x: x - 60),
+    ("uint64", pa.uint64(), lambda x: (1 << 63) + x),
+    ("float16", pa.float16(), lambda x: float(x)),
+    ("float32", pa.float32(), lambda x: x / 4),
+    ("float64", pa.float64(), lambda x: x / 3),
+    ("string", pa.string(), lambda x: "ü" * x),
+    ("large_string", pa.large_string(), lambda x: str(x)),
+    ("binary", pa.binary(), lambda x: bytes([x % 256]) * x),
+    ("large_binary", pa.large_binary(), lambda x: bytes(x)),
+    ("fixed_binary", pa.binary(4), lambda x: x.to_bytes(4, "big")),
+    ("date32", pa.date32(), lambda x: datetime(2000, 1, 1).date() + timedelta(days=x)),
+    ("timestamp", pa.timestamp("us"), lambda x: datetime(2000, 1, 1) + timedelta(microseconds=x)),
+    (
+        "timestamp_tz",
+        pa.timestamp("ms", "UTC"),
+        lambda x: datetime(2000, 1, 1, tzinfo=timezone.utc) + timedelta(hours=x),
+    ),
+    ("time64", pa.time64("us"), lambda x: (datetime(2000, 1, 1) + timedelta(seconds=x)).time()),
+    ("duration", pa.duration("us"), lambda x: timedelta(microseconds=x)),
+    ("decimal128", pa.decimal128(20, 3), lambda x: Decimal(x) / 8),
+    ("decimal256", pa.decimal256(50, 2), lambda x: Decimal(x) / 4),
+    ("list", pa.list_(pa.int64()), lambda x: list(range(x % 5))),
+    ("list_of_strings", pa.list_(pa.string()), lambda x: [str(x), None] if x % 2 else []),
+    ("large_list", pa.large_list(pa.float32()), lambda x: [x / 2]),
+    ("fixed_list", pa.list_(pa.float32(), 4), lambda x: [float(x)] * 4),
+    ("struct", pa.struct({"a": pa.int64(), "b": pa.string()}), lambda x: {"a": x, "b": str(x) if x % 2 else None}),
+    (
+        "nested",
+        pa.struct({"tags": pa.list_(pa.struct({"name": pa.string(), "at": pa.list_(pa.int32())})), "n": pa.int8()}),
+        lambda x: {"tags": [{"name": str(x), "at": [x, x]}] * (x % 3), "n": 1},
+    ),
+    ("list_of_lists", pa.list_(pa.list_(pa.int16())), lambda x: [[x], [], [x, x]]),
+    ("map", pa.map_(pa.string(), pa.int64()), lambda x: [(str(x), x)]),
+    ("dictionary", pa.dictionary(pa.int32(), pa.string()), lambda x: f"group {x % 3}"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), [item[1:] for item in TYPES], ids=[item[0] for item in TYPES])
+def test_every_lance_type_can_be_computed(
+    make_table: MakeTable, kind: pa.DataType, value: Callable[[int], Any]
+) -> None:
+    """Whole, in part under a filter, with a deleted row, with NULLs, and put together from checkpoints."""
+
+    def produce(x):  # type: ignore[no-untyped-def]
+        return None if x is None or x % 11 == 5 else value(x)
+
+    function = udf(data_type=kind, version="1", name="produce")(produce)
+    table = make_table([*range(30), None, *range(31, 60)], per_fragment=20)
+    table.add_columns({"y": function})
+    assert table.schema.field("y").type == kind
+    table.lance.delete("id IN (3, 25)")
+    part = table.backfill("y", udf=function, where="id % 2 = 0 AND id < 40", runner="inline", checkpoint_size=3)
+    rest = table.backfill("y", udf=function, runner="inline", checkpoint_size=7)
+    assert part.rows_computed + rest.rows_computed == 58
+    expected = pa.array([produce(x) for x in table.to_arrow()["x"].to_pylist()], kind)
+    assert table.to_arrow()["y"].to_pylist() == expected.to_pylist()
+    for fragment in table.lance.get_fragments():
+        fragment.validate()
+
+
+def test_numpy_vectors_become_fixed_size_lists(make_table: MakeTable) -> None:
+    @udf(data_type=pa.list_(pa.float32(), 8), version="1")
+    def embed(x: int) -> np.ndarray:
+        return np.full(8, x, np.float32)
+
+    table = make_table(50, per_fragment=20)
+    table.add_columns({"e": embed})
+    table.backfill("e", udf=embed, runner="inline")
+    assert_right(table, "e", lambda x: [float(x)] * 8)
+
+
+def test_a_record_batch_udf_computes_several_outputs_at_once(make_table: MakeTable) -> None:
+    kind = pa.struct({"sum": pa.int64(), "text": pa.string()})
+
+    @udf(data_type=kind, version="1", input_columns=["id", "x"])
+    def both(batch: pa.RecordBatch) -> pa.Array:
+        rows = batch.to_pylist()
+        return pa.array([{"sum": row["id"] + row["x"], "text": str(row["id"])} for row in rows], kind)
+
+    table = make_table(50)
+    table.add_columns({"s": both})
+    table.backfill("s", udf=both, runner="inline")
+    assert_right(table, "s", lambda number, x: {"sum": number + x, "text": str(number)}, inputs=("id", "x"))
+
+
+def test_a_struct_and_a_list_can_be_inputs(make_table: MakeTable) -> None:
+    structs = pa.array([{"a": at, "b": str(at)} if at % 3 else None for at in range(40)])
+    lists = pa.array([[at, at] for at in range(40)], pa.list_(pa.int64()))
+
+    @udf(data_type=pa.int64(), version="1")
+    def total(s: dict[str, Any] | None, v: list[int]) -> int:
+        return sum(v) + (s["a"] if s else 1_000)
+
+    table = make_table(40, s=structs, v=lists)
+    table.add_columns({"y": total})
+    table.backfill("y", udf=total, runner="inline")
+    assert_right(table, "y", lambda s, v: sum(v) + (s["a"] if s else 1_000), inputs=("s", "v"))
+
+
+def test_a_class_is_set_up_once_for_all_fragments(make_table: MakeTable) -> None:
+    class Model:
+        made = 0
+
+        def __init__(self) -> None:
+            type(self).made += 1
+
+        def __call__(self, x: int) -> int:
+            return x + 7
+
+    model = udf(data_type=pa.int64(), version="1")(Model)
+    table = make_table(100, per_fragment=10)
+    table.add_columns({"y": model})
+    table.backfill("y", udf=model, runner="inline")
+    assert_right(table, "y", lambda x: x + 7)
+    assert Model.made == 1
+
+
+def test_deleted_rows_and_rows_without_a_fragment_are_not_run(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100)
+    table.add_columns({"y": triple})
+    table.lance.delete("id < 25 OR id = 30 OR id = 99")
+    result = table.backfill("y", runner="inline")
+    alive = [at for at in range(25, 99) if at != 30]
+    assert_exact(trace, alive)
+    assert_honest(result, table, rows_run=len(alive))
+    assert_right(table, "y", tripled)
+    table.lance.delete("id = 40")
+    assert_nothing_to_do_is_free(table, "y", trace)
+    table.lance.delete("true")
+    assert table.count_rows() == 0
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
+def test_an_empty_table_has_nothing_to_do_and_then_only_its_first_rows(tmp_path: Path, trace: Trace) -> None:
+    table = connect(tmp_path / "db").create_table("docs", schema=pa.schema({"x": pa.int64()}))
+    table.add_columns({"y": triple})
+    assert_nothing_to_do_is_free(table, "y", trace)
+    table.add([{"x": 4}, {"x": None}])
+    assert_honest(table.backfill("y", runner="inline"), table, rows_run=2)
+    assert_right(table, "y", tripled)
+
+
+def test_appended_rows_are_all_that_is_computed(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(50)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline")
+    trace.clear()
+    table.add([{"id": 500, "x": 500}, {"id": 501, "x": None}])
+    table.add(pa.table({"id": pa.array([502], pa.int64()), "x": pa.array([502], pa.int64())}))
+    result = table.backfill("y", runner="inline")
+    assert_exact(trace, [500, None, 502])
+    assert_honest(result, table, rows_run=3)
+    assert_right(table, "y", tripled)
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
+def test_rows_appended_with_a_value_are_computed_unless_where_spares_them(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(10)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline")
+    trace.clear()
+    table.add([{"id": 10, "x": 10, "y": -5}, {"id": 11, "x": 11, "y": None}])
+    table.backfill("y", where="y IS NULL", runner="inline")
+    assert_exact(trace, [11])
+    assert values_of(table, "y", where="id >= 10") == [(10, -5), (11, 34)]
+    table.backfill("y", runner="inline")
+    assert_exact(trace, [11, 10])
+    assert_right(table, "y", tripled)
+
+
+def test_where_computes_what_it_selects_and_keeps_the_rest(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100)
+    table.add_columns({"y": triple})
+    result = table.backfill("y", where="id % 10 = 3", runner="inline")
+    assert_exact(trace, range(3, 100, 10))
+    assert_honest(result, table, rows_run=10)
+    assert_right(table, "y", tripled, where="id % 10 = 3")
+    assert_untouched(table, "y", "id % 10 <> 3")
+    assert_nothing_to_do_is_free(table, "y", trace, where="id % 10 = 3")
+    table.backfill("y", where="id % 10 < 5", runner="inline")
+    assert len(trace) == 50
+    table.backfill("y", runner="inline")
+    assert_exact(trace, range(100))
+    assert_right(table, "y", tripled)
+
+
+def test_where_on_the_column_itself_ends(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table([1, 2, None, 4])
+    nothing = of_version("1")
+    table.add_columns({"n": nothing})
+    table.backfill("n", udf=nothing, where="n IS NULL", runner="inline")
+    assert_exact(trace, [1, 2, None, 4])
+    assert_nothing_to_do_is_free(table, "n", trace, udf=nothing, where="n IS NULL")
+    table.add([{"id": 9, "x": 9}])
+    table.backfill("n", udf=nothing, where="n IS NULL", runner="inline")
+    assert_exact(trace, [1, 2, None, 4, 9])
+
+
+def test_a_sparse_filter_calls_the_udf_for_batches_not_for_single_rows(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(40_000, per_fragment=40_000)
+    table.add_columns({"y": triple})
+    table.backfill("y", where="id % 100 = 0", runner="inline")
+    assert_exact(trace, range(0, 40_000, 100))
+    assert len(trace.calls()) < 10
+    assert_right(table, "y", tripled, where="id % 100 = 0")
+
+
+def test_a_filter_that_selects_nothing_is_free_and_remembered(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100)
+    table.add_columns({"y": triple})
+    assert_nothing_to_do_is_free(table, "y", trace, where="id > 1000")
+    assert table.plan_backfill("y", where="id > 1000").tallies[0].reason == "computed or not selected by where"
+
+
+def test_the_clock_in_a_filter_is_the_runs(make_table: MakeTable, trace: Trace) -> None:
+    moment = datetime(2030, 1, 1, tzinfo=timezone.utc)
+    stamps = pa.array([datetime(2029, 12, 31), datetime(2030, 1, 2), None], pa.timestamp("us"))
+    table = make_table(3, ts=stamps)
+    table.add_columns({"y": triple})
+    table.backfill("y", where="ts < now()", run_after=moment, runner="inline")
+    assert_exact(trace, [0])
+    table.backfill("y", where="ts < now()", run_after=moment + timedelta(days=5), runner="inline")
+    assert_exact(trace, [0, 1])
+
+
+def test_read_version_takes_the_rows_of_then_with_the_values_of_now(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(50)
+    table.add_columns({"y": triple})
+    then = table.version
+    table.add([{"id": 500, "x": 500}])
+    table.lance.update({"x": "x + 1000"}, where="id = 7")
+    table.lance.optimize.compact_files()
+    table.add([{"id": 501, "x": 501}])
+    result = table.backfill("y", read_version=then, runner="inline")
+    assert_exact(trace, [*range(7), *range(8, 50), 1007])
+    assert_honest(result, table, rows_run=50)
+    assert_right(table, "y", tripled, where="id < 50")
+    assert_untouched(table, "y", "id >= 500")
+    assert_nothing_to_do_is_free(table, "y", trace, read_version=then)
+    table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled)
+    assert len(trace) == 52
+
+
+@pytest.mark.parametrize("cleanup", [False, True])
+def test_a_column_that_was_dropped_and_added_again_is_filled_again(
+    make_table: MakeTable, trace: Trace, cleanup: bool
+) -> None:
+    table = make_table(100)
+    table.add_columns({"y": label})
+    table.backfill("y", runner="inline")
+    table.lance.drop_columns(["y"])
+    if cleanup:
+        table.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+    table.add_columns({"y": label})
+    assert_untouched(table, "y", "true")
+    result = table.backfill("y", runner="inline")
+    assert_right(table, "y", labelled)
+    assert_honest(result, table)
+    assert result.rows_computed + result.rows_reused == 100
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
+def test_range_checkpoints_survive_drop_and_re_add(make_table: MakeTable, trace: Trace) -> None:
+    @udf(data_type=pa.int64(), version="1")
+    def breaks(x: int) -> int:
+        leave_trace([x])
+        if x == 20 and len(trace) < 22:
+            raise RuntimeError("not yet")
+        return tripled(x)
+
+    table = make_table(40, per_fragment=40)
+    table.add_columns({"y": breaks})
+    with pytest.raises(Exception, match="not yet"):
+        table.backfill("y", udf=breaks, runner="inline", checkpoint_size=5)
+    table.lance.drop_columns(["y"])
+    table.add_columns({"y": breaks})
+    leave_trace([-1])
+    result = table.backfill("y", udf=breaks, runner="inline")
+    assert_right(table, "y", tripled)
+    assert (result.rows_reused, result.rows_computed) == (20, 20)
+
+
+def test_a_re_added_column_of_another_type_is_computed_in_that_type(make_table: MakeTable) -> None:
+    def pair(x):  # type: ignore[no-untyped-def]
+        return [float(x), 1.0]
+
+    table = make_table(40)
+    for kind in (pa.list_(pa.float64()), pa.list_(pa.float32(), 2)):
+        function = udf(data_type=kind, version="1", name="pair")(pair)
+        table.add_columns({"y": function})
+        table.backfill("y", udf=function, runner="inline")
+        assert table.schema.field("y").type == kind
+        assert_right(table, "y", pair)
+        table.lance.drop_columns(["y"])
+
+
+def test_other_columns_may_be_not_null(tmp_path: Path, trace: Trace) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("x", pa.int64(), nullable=False)])
+    data = pa.table({"id": list(range(30)), "x": list(range(30))}, schema=schema)
+    table = connect(tmp_path / "db").create_table("docs", data, max_rows_per_file=10)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled)
+    assert_exact(trace, range(30))
+
+
+def test_a_table_without_stable_row_ids_falls_back_to_whole_fragments_and_says_so(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    table = make_table(100, stable=False)
+    table.add_columns({"y": triple})
+    assert "no stable row ids" in str(table.plan_backfill("y"))
+    table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled)
+    assert_nothing_to_do_is_free(table, "y", trace)
+    table.add([{"id": 100, "x": 100}])
+    table.lance.delete("id = 3")
+    trace.clear()
+    table.backfill("y", runner="inline")
+    assert_exact(trace, [100])
+    table.lance.update({"x": "x + 1000"}, where="id = 30")
+    table.lance.optimize.compact_files()
+    table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled)
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
+def test_alter_columns_changes_the_udf_and_keeps_the_values(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(20)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline")
+    table.alter_columns({"y": double})
+    assert_right(table, "y", tripled)
+    assert table.definition("y").name == "double"
+    with pytest.raises(CodeChanged):
+        table.backfill("y", runner="inline")
+    table.backfill("y", on_code_change="recompute", runner="inline")
+    assert_right(table, "y", doubled)
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
+def changed_code(make_table: MakeTable) -> Table:
+    """Forty rows of version 1, and ten that nobody computed."""
+    table = make_table(40)
+    table.add_columns({"y": of_version("1")})
+    table.backfill("y", udf=of_version("1"), runner="inline")
+    table.add([{"id": at, "x": at} for at in range(40, 50)])
+    return table
+
+
+def test_changed_code_stops_and_names_versions_and_rows(make_table: MakeTable, trace: Trace) -> None:
+    table = changed_code(make_table)
+    trace.clear()
+    version = table.version
+    with pytest.raises(CodeChanged) as caught:
+        table.backfill("y", udf=of_version("2", 5), runner="inline")
+    for part in ("'scaled'", "version 2", "40 rows of version 1", 'on_code_change="recompute"', '"new_rows"'):
+        assert part in str(caught.value)
+    assert (len(trace), table.version) == (0, version)
+
+
+def test_recompute_computes_everything_with_the_new_code(make_table: MakeTable, trace: Trace) -> None:
+    table = changed_code(make_table)
+    trace.clear()
+    result = table.backfill("y", udf=of_version("2", 5), on_code_change="recompute", runner="inline")
+    assert_exact(trace, range(50))
+    assert_honest(result, table, rows_run=50)
+    assert_right(table, "y", lambda x: 5 * x)
+    assert_nothing_to_do_is_free(table, "y", trace, udf=of_version("2", 5))
+
+
+def test_new_rows_leaves_the_old_ones(make_table: MakeTable, trace: Trace) -> None:
+    table = changed_code(make_table)
+    trace.clear()
+    result = table.backfill("y", udf=of_version("2", 5), on_code_change="new_rows", runner="inline")
+    assert_exact(trace, range(40, 50))
+    assert_honest(result, table, rows_run=10)
+    assert_right(table, "y", lambda x: x if x < 40 else 5 * x)
+    assert_nothing_to_do_is_free(table, "y", trace, udf=of_version("2", 5), on_code_change="new_rows")
+    assert "40 rows hold values of UDF version 1" in str(
+        table.plan_backfill("y", udf=of_version("2", 5), on_code_change="new_rows")
+    )
+
+
+def test_a_filter_puts_only_the_rows_it_selects_at_stake(make_table: MakeTable, trace: Trace) -> None:
+    table = changed_code(make_table)
+    trace.clear()
+    table.backfill("y", udf=of_version("2", 5), where="id >= 40", runner="inline")
+    assert_exact(trace, range(40, 50))
+    with pytest.raises(CodeChanged, match="holds 5 rows of version 1"):
+        table.backfill("y", udf=of_version("2", 5), where="id >= 35", runner="inline")
+
+
+def test_rows_that_a_filtered_recompute_left_are_still_at_stake(make_table: MakeTable, trace: Trace) -> None:
+    table = changed_code(make_table)
+    table.backfill("y", udf=of_version("2", 5), where="id = 3", on_code_change="recompute", runner="inline")
+    assert values_of(table, "y", where="id IN (3, 4)") == [(3, 15), (4, 4)]
+    with pytest.raises(CodeChanged, match="holds 39 rows of version 1"):
+        table.backfill("y", udf=of_version("2", 5), runner="inline")
+
+
+def test_going_back_to_the_old_code_finds_its_rows(make_table: MakeTable, trace: Trace) -> None:
+    table = changed_code(make_table)
+    table.backfill("y", udf=of_version("2", 5), on_code_change="new_rows", runner="inline")
+    trace.clear()
+    with pytest.raises(CodeChanged, match="10 rows of version 2"):
+        table.backfill("y", udf=of_version("1"), runner="inline")
+    table.backfill("y", udf=of_version("1"), on_code_change="recompute", runner="inline")
+    assert_exact(trace, range(40, 50))
+    assert_right(table, "y", lambda x: x)
+
+
+def fails_once(trace: Trace, at: int) -> UDF:
+    """Fails at one input the first time it sees it."""
+
+    def brittle(x: int) -> int:
+        seen = trace.counts()[x]
+        leave_trace([x])
+        if x == at and seen == 0:
+            raise RuntimeError("first time")
+        return tripled(x)
+
+    return udf(data_type=pa.int64(), version="1", name="brittle")(brittle)
+
+
+def test_a_failed_run_is_taken_up_where_it_stopped(make_table: MakeTable, trace: Trace) -> None:
+    function = fails_once(trace, at=30)
+    table = make_table(100)
+    table.add_columns({"y": function})
+    with pytest.raises(Exception, match="first time"):
+        table.backfill("y", udf=function, runner="inline")
+    assert_untouched(table, "y", "true")
+    result = table.backfill("y", udf=function, runner="inline")
+    assert_right(table, "y", tripled)
+    assert_exact(trace, [*range(100), 30])
+    assert (result.rows_computed, result.rows_reused) == (70, 30)
+    assert_honest(result, table)
+
+
+def test_ignore_checkpoints_computes_what_was_not_committed_again(make_table: MakeTable, trace: Trace) -> None:
+    function = fails_once(trace, at=30)
+    table = make_table(100)
+    table.add_columns({"y": function})
+    with pytest.raises(Exception, match="first time"):
+        table.backfill("y", udf=function, runner="inline")
+    trace.clear()
+    leave_trace([30])
+    result = table.backfill("y", udf=function, ignore_checkpoints=True, runner="inline")
+    assert_exact(trace, [*range(100), 30])
+    assert (result.rows_computed, result.rows_reused) == (100, 0)
+    assert_right(table, "y", tripled)
+    assert_nothing_to_do_is_free(table, "y", trace, udf=function, ignore_checkpoints=True)
+
+
+def test_inputs_are_mapped_and_mapping_another_column_of_the_same_file_recomputes(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    table = make_table(20, z=pa.array(range(100, 120), pa.int64()))
+    table.add_columns({"y": (triple, ["z"])})
+    table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled, inputs=("z",))
+    trace.clear()
+    table.alter_columns({"y": (triple, ["id"])})
+    table.backfill("y", runner="inline")
+    assert_exact(trace, range(20))
+    assert_right(table, "y", tripled, inputs=("id",))
+
+
+def test_one_column_may_feed_several_parameters(make_table: MakeTable) -> None:
+    @udf(data_type=pa.int64(), version="1")
+    def add(a: int, b: int) -> int:
+        return a + 10 * b
+
+    table = make_table(20, z=pa.array(range(20), pa.int64()))
+    table.add_columns({"same": (add, ["x", "x"]), "there": (add, ["x", "z"]), "back": (add, ["z", "x"])})
+    for column in ("same", "there", "back"):
+        table.backfill(column, udf=add, runner="inline")
+        table.backfill(column, udf=add, where="x > 3", runner="inline")
+        assert_right(table, column, lambda x: 11 * x)
+
+
+@pytest.mark.parametrize(
+    "name", ["select", "Order By", "UPPER", "größe", "a-b", "with space", "quote'd", "per%cent", "x" * 180, "emoji 🙂"]
+)
+def test_columns_may_have_odd_names(make_table: MakeTable, trace: Trace, name: str) -> None:
+    table = make_table(30, per_fragment=10, **{f"in {name}": pa.array(range(30), pa.int64())})
+    table.add_columns({name: (triple, [f"in {name}"])})
+    table.backfill(name, where=f"`in {name}` < 5 AND `{name}` IS NULL", runner="inline")
+    assert_exact(trace, range(5))
+    table.backfill(name, runner="inline")
+    assert_right(table, name, tripled, inputs=(f"in {name}",))
+    assert_exact(trace, range(30))
+    assert_nothing_to_do_is_free(table, name, trace)
+
+
+def test_columns_that_differ_in_case_only_are_two_columns(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(10, X=pa.array(range(100, 110), pa.int64()))
+    table.add_columns({"y": (triple, ["x"]), "Y": (triple, ["X"])})
+    table.backfill("y", runner="inline")
+    table.backfill("Y", where="`X` > 103", runner="inline")
+    assert_right(table, "y", tripled)
+    assert_right(table, "Y", tripled, inputs=("X",), where="`X` > 103")
+
+
+def test_one_column_of_a_file_with_several_is_replaced_alone(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(30, per_fragment=10)
+    table.add_columns({"y": triple, "w": double})
+    table.add(pa.table({name: pa.array([1_000], pa.int64()) for name in ("id", "x", "y", "w")}))
+    (fragment,) = [f for f in table.lance.get_fragments() if f.count_rows() == 1]
+    assert len(fragment.data_files()) == 1
+    table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled)
+    assert values_of(table, "w", where="id = 1000") == [(1_000, 1_000)]
+    trace.clear()
+    table.backfill("w", runner="inline")
+    assert_right(table, "w", doubled)
+    assert_right(table, "y", tripled)
+    assert_exact(trace, [*range(30), 1_000])
+
+
+def test_compaction_and_other_columns_cost_nothing(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100, per_fragment=10)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline")
+    trace.clear()
+    table.lance.optimize.compact_files(target_rows_per_fragment=30)
+    assert_nothing_to_do_is_free(table, "y", trace)
+    table.lance.add_columns({"other": "x * 2"})
+    table.lance.delete("id = 5")
+    assert_nothing_to_do_is_free(table, "y", trace)
+    table.lance.optimize.compact_files()
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
+def test_a_renamed_input_is_the_same_input(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(50)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline")
+    table.lance.alter_columns({"path": "x", "name": "renamed"}, {"path": "y", "name": "tripled"})
+    table.alter_columns({"tripled": (triple, ["renamed"])})
+    assert_nothing_to_do_is_free(table, "tripled", trace)
+
+
+def test_two_compactions_without_a_plan_in_between_cost_nothing(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100, per_fragment=10)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline")
+    table.lance.optimize.compact_files(target_rows_per_fragment=30)
+    table.lance.optimize.compact_files()
+    table.add([{"id": 500, "x": 500}])
+    trace.clear()
+    table.backfill("y", runner="inline")
+    assert_exact(trace, [500])
+
+
+def test_a_row_updated_between_two_compactions_is_not_taken_for_computed(make_table: MakeTable, trace: Trace) -> None:
+    """It lives on under its row id, so whoever follows ids alone believes its old value."""
+    table = make_table(100)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline")
+    table.lance.optimize.compact_files(target_rows_per_fragment=50)
+    table.lance.update({"x": "x + 1000"}, where="id IN (3, 4)")
+    table.lance.optimize.compact_files()
+    table.add([{"id": 500, "x": 500}])
+    trace.clear()
+    table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled)
+    assert_exact(trace, [1003, 1004, 500])
+
+
+def test_a_checkpoint_of_a_row_that_was_updated_before_a_compaction_is_not_used(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    function = fails_once(trace, at=49)
+    table = make_table(100, per_fragment=50)
+    table.add_columns({"y": function})
+    with pytest.raises(Exception, match="first time"):
+        table.backfill("y", udf=function, runner="inline", checkpoint_size=10)
+    table.lance.update({"x": "x + 1000"}, where="id IN (3, 4)")
+    table.lance.optimize.compact_files()
+    trace.clear()
+    leave_trace([49])
+    table.backfill("y", udf=function, runner="inline")
+    assert_right(table, "y", tripled)
+    assert_exact(trace, [1003, 1004, *range(49, 100), 49])
+
+
+def test_checkpoints_are_found_again_after_a_compaction(make_table: MakeTable, trace: Trace) -> None:
+    function = fails_once(trace, at=70)
+    table = make_table(100)
+    table.add_columns({"y": function})
+    with pytest.raises(Exception, match="first time"):
+        table.backfill("y", udf=function, runner="inline")
+    table.lance.delete("id IN (1, 60)")
+    table.lance.optimize.compact_files()
+    result = table.backfill("y", udf=function, runner="inline")
+    assert_right(table, "y", tripled)
+    assert_exact(trace, [*range(100), 70])
+    assert_honest(result, table)
+
+
+def test_a_restored_table_is_right_again_without_running_anything(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline")
+    full = table.version
+    table.lance.update({"x": "x + 1000"}, where="id < 5")
+    table.lance.delete("id > 90")
+    table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled)
+    table.location.open(full).restore()
+    trace.clear()
+    assert_nothing_to_do_is_free(table, "y", trace)
+    assert_right(table, "y", tripled)
+
+
+def test_inputs_replaced_in_place_are_computed_again(make_table: MakeTable, trace: Trace) -> None:
+    """A column computed from a column computed from a third: the chain's own way of replacing inputs."""
+    table = make_table(50)
+    first = of_version("1", 2)
+    table.add_columns({"a": first})
+    table.add_columns({"b": (triple, ["a"])})
+    table.backfill("b", runner="inline")
+    assert_right(table, "b", tripled, inputs=("a",))
+    table.backfill("a", udf=first, runner="inline")
+    table.backfill("b", runner="inline")
+    assert_right(table, "b", tripled, inputs=("a",))
+    table.backfill("a", udf=of_version("2", 3), on_code_change="recompute", runner="inline")
+    table.backfill("b", runner="inline")
+    assert_right(table, "b", tripled, inputs=("a",))
+    assert_nothing_to_do_is_free(table, "b", trace)
+
+
+def test_values_that_others_wrote_into_the_column_are_computed_again(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(50)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline")
+    trace.clear()
+    table.lance.update({"y": "0"}, where="id = 30")
+    table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled)
+    assert_exact(trace, [30])
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_several_threads_compute_the_same(make_table: MakeTable, trace: Trace, threads: int) -> None:
+    table = make_table(200, per_fragment=10)
+    table.add_columns({"y": label})
+    result = table.backfill("y", runner="inline", intra_applier_concurrency=threads, commit_granularity=3)
+    assert_right(table, "y", labelled)
+    assert_exact(trace, range(200))
+    assert_honest(result, table, rows_run=200)
+    assert len(result.commits) == 7
+
+
+def test_shards_and_commits_are_as_small_as_asked_for(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100, per_fragment=10)
+    table.add_columns({"y": triple})
+    defined = table.version
+    result = table.backfill("y", runner="inline", shard_size=4, commit_granularity=2)
+    assert len(result.commits) == 5
+    assert_honest(result, table, rows_run=100)
+    assert_whole_commits(table, "y", tripled, since=defined)
+
+
+@pytest.mark.parametrize(("size", "most"), [(7, 7), (1, 1), (1_000, 100)])
+def test_no_call_is_larger_than_the_batch_size(make_table: MakeTable, trace: Trace, size: int, most: int) -> None:
+    table = make_table(100, per_fragment=100)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline", batch_size=size)
+    assert max(trace.calls()) == most
+    assert sum(trace.calls()) == 100
+
+
+def test_a_blob_column_is_refused_where_lance_cannot_write_it(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("x", pa.int64())])
+    table = connect(tmp_path / "db").create_table("docs", pa.table({"id": [1], "x": [1]}, schema=schema))
+
+    @udf(data_type=lance.blob_field("y").type, version="1")
+    def picture(x: int) -> bytes:
+        return b"x"
+
+    with pytest.raises(ValueError, match=r"cannot be a blob.*NOT NULL.*\['id'\]"):
+        table.add_columns({"y": picture})
+    assert table.schema.names == ["id", "x"]

@@ -1,0 +1,309 @@
+"""Errors: raised before any work, saying what was asked, what was found, and what to do."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import connect, udf
+from airflow_geneva.errors import GenevaError, InvalidInput, JobFailed, StorageError
+from airflow_geneva.job.record import read_jobs
+from airflow_geneva.table import Table
+from tests.counting import Trace, leave_trace, triple, triple_row
+from tests.invariants import assert_untouched
+
+MakeTable = Callable[..., Table]
+
+
+@pytest.fixture
+def table(make_table: MakeTable) -> Table:
+    made = make_table(100, s=pa.array([{"a": 1}] * 100))
+    made.add_columns({"y": triple})
+    return made
+
+
+def assert_refused(table: Table, trace: Trace, parts: list[str], action: Callable[[], Any]) -> None:
+    """The action is refused with a message that holds all parts, and nothing was started."""
+    version, jobs = table.version, read_jobs(table.location.checkpoints)
+    with pytest.raises(GenevaError) as caught:
+        action()
+    message = str(caught.value)
+    for part in parts:
+        assert part in message
+    assert re.search(r"\. ?$|\.$|\)$", message), "a message ends as a sentence"
+    assert "/rust/" not in message
+    assert (table.version, len(trace), read_jobs(table.location.checkpoints)) == (version, 0, jobs)
+
+
+def test_an_unknown_table_is_named_with_those_there_are(table: Table, trace: Trace, tmp_path: Path) -> None:
+    parts = ["There is no table 'nosuch'", "Tables: docs", "db.create_table('nosuch', data)"]
+    assert_refused(table, trace, parts, lambda: connect(tmp_path / "db").open_table("nosuch"))
+
+
+def test_a_database_that_is_not_there_has_no_tables(table: Table, trace: Trace, tmp_path: Path) -> None:
+    db = connect(tmp_path / "nowhere")
+    assert db.table_names() == []
+    assert_refused(table, trace, ["There is no table 'docs'", "Tables: none"], lambda: db.open_table("docs"))
+
+
+def test_a_table_that_exists_is_not_made_again(table: Table, trace: Trace, tmp_path: Path) -> None:
+    parts = ["Table 'docs' already exists", "db.open_table('docs')"]
+    assert_refused(table, trace, parts, lambda: connect(tmp_path / "db").create_table("docs", pa.table({"x": [1]})))
+
+
+def test_an_unknown_column_is_named_with_those_there_are(table: Table, trace: Trace) -> None:
+    parts = ["Column 'n' is not defined in table 'docs'", "id, x, s, y", 'table.add_columns({"n": udf})']
+    assert_refused(table, trace, parts, lambda: table.backfill("n", runner="inline"))
+
+
+def test_a_column_without_a_udf_says_so(table: Table, trace: Trace) -> None:
+    parts = ["Column 'x' of table 'docs' has no UDF", "table.add_columns()"]
+    assert_refused(table, trace, parts, lambda: table.backfill("x", runner="inline"))
+
+
+@pytest.mark.parametrize("version", [99, 0, -1])
+def test_an_unknown_version_is_named_with_the_newest(table: Table, trace: Trace, version: int) -> None:
+    parts = [f"ersion {version} ", "versions up to 2", "leave it out to read the newest"]
+    assert_refused(table, trace, parts, lambda: table.backfill("y", read_version=version, runner="inline"))
+
+
+def test_a_missing_input_is_named_with_the_columns_there_are(table: Table, trace: Trace) -> None:
+    @udf(data_type=pa.int64(), version="1")
+    def needs(body: str) -> int:
+        return len(body)
+
+    parts = ["'needs' expects input columns ['body']", "not found in table 'docs'", "['id', 'x', 's', 'y']", "Map"]
+    assert_refused(table, trace, parts, lambda: table.add_columns({"n": needs}))
+
+
+def test_an_input_that_was_dropped_since_is_named(table: Table, trace: Trace) -> None:
+    table.lance.drop_columns(["x"])
+    parts = ["expects input columns ['x']", "not found in table 'docs'"]
+    assert_refused(table, trace, parts, lambda: table.backfill("y", runner="inline"))
+
+
+def test_a_field_of_a_struct_is_refused_with_the_way_to_read_it(table: Table, trace: Trace) -> None:
+    parts = ["'s.a'", "give the whole column 's'"]
+    assert_refused(table, trace, parts, lambda: table.add_columns({"n": (triple, ["s.a"])}))
+
+
+def test_an_input_of_another_type_is_refused(table: Table, trace: Trace) -> None:
+    @udf(data_type=pa.int64(), version="1")
+    def needs(x: str) -> int:
+        return len(x)
+
+    parts = ["Type mismatch for column 'x' of table 'docs'", "it is int64", "'needs' takes str"]
+    assert_refused(table, trace, parts, lambda: table.add_columns({"n": needs}))
+
+
+def test_an_output_of_another_type_is_refused(table: Table, trace: Trace) -> None:
+    @udf(data_type=pa.string(), version="1")
+    def text(x: int) -> str:
+        return str(x)
+
+    parts = ["Type mismatch for column 'y' of table 'docs'", "it is int64", "'text' gives string"]
+    assert_refused(table, trace, parts, lambda: table.backfill("y", udf=text, runner="inline"))
+    assert_refused(table, trace, parts, lambda: table.alter_columns({"y": text}))
+
+
+def test_a_column_that_exists_is_not_added_again(table: Table, trace: Trace) -> None:
+    parts = ["already has columns ['y']", "table.alter_columns(...)"]
+    assert_refused(table, trace, parts, lambda: table.add_columns({"y": triple, "z": triple}))
+    assert "z" not in table.schema.names
+
+
+def test_a_plain_function_is_not_a_udf(table: Table, trace: Trace) -> None:
+    parts = ["Column 'n' needs a UDF, got function", "@udf"]
+    assert_refused(table, trace, parts, lambda: table.add_columns({"n": lambda x: x}))  # type: ignore[dict-item]
+
+
+def test_too_generic_annotations_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"Cannot validate generic pa.Array"):
+
+        @udf
+        def anything(x: pa.Array) -> pa.Array:
+            return x
+
+
+def test_a_filter_is_refused_with_the_engines_message(table: Table, trace: Trace) -> None:
+    parts = ["The filter 'nosuch > 3' is not valid", "No field named nosuch", "as after WHERE in SQL"]
+    assert_refused(table, trace, parts, lambda: table.backfill("y", where="nosuch > 3", runner="inline"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ({"batch_size": 0}, ["batch_size=0 makes no sense", "at least 1"]),
+        ({"checkpoint_size": -5}, ["checkpoint_size=-5 makes no sense"]),
+        ({"shard_size": 1.5}, ["shard_size=1.5 makes no sense"]),
+        ({"concurrency": True}, ["concurrency=True makes no sense"]),
+        ({"concurrency": None}, ["concurrency=None makes no sense"]),
+        ({"task_size": "many"}, ["task_size='many' makes no sense"]),
+        ({"checkpoint_interval": -1}, ["checkpoint_interval=-1 makes no sense", "at least 0"]),
+        ({"checkpoint_interval": float("nan")}, ["checkpoint_interval=nan makes no sense"]),
+        ({"commit_granularity": 0}, ["commit_granularity=0"]),
+        ({"min_checkpoint_size": 10, "max_checkpoint_size": 5}, ["min_checkpoint_size=10", "5 rows"]),
+        ({"batchsize": 3}, ["There is no parameter 'batchsize'", "batch_size"]),
+    ],
+)
+def test_nonsense_sizes_are_refused(table: Table, trace: Trace, sizes: dict[str, Any], parts: list[str]) -> None:
+    assert_refused(table, trace, parts, lambda: table.backfill("y", runner="inline", **sizes))
+
+
+def test_an_unknown_runner_and_an_unknown_answer_to_changed_code_are_refused(table: Table, trace: Trace) -> None:
+    assert_refused(table, trace, ["'local'", '"spark"', '"inline"'], lambda: table.backfill("y", runner="local"))
+    action = lambda: table.backfill("y", on_code_change="ignore", runner="inline")  # noqa: E731
+    assert_refused(table, trace, ["'ignore'", "error", "recompute", "new_rows"], action)
+
+
+IMPORTS = """
+import sys
+from airflow_geneva import connect
+connect(sys.argv[1]).open_table("docs").backfill("n", runner="inline")
+"""
+MODULE = """
+import pyarrow as pa
+from airflow_geneva import udf
+
+@udf(data_type=pa.int64())
+def grow(x: int) -> int:
+    return x + 1
+"""
+
+
+def test_a_udf_that_this_process_cannot_import_says_where_it_looked(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "only_here.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path / "here"))
+    table.add_columns({"n": importlib.import_module("only_here").grow})
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path / "db")]
+    away = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert away.returncode == 1
+    for part in ("UDF 'only_here:grow' cannot be loaded", "importing module 'only_here'", "looked in", sys.prefix):
+        assert part in away.stderr
+
+
+def test_a_udf_of_a_notebook_has_to_be_handed_over(table: Table, trace: Trace) -> None:
+    local = udf(data_type=pa.int64(), version="1", name="local")(lambda x: x)
+    table.add_columns({"n": local})
+    parts = ["The UDF 'local' of column 'n'", "table.backfill('n', udf=...)", "move it to a module"]
+    assert_refused(table, trace, parts, lambda: table.backfill("n", runner="inline"))
+    assert table.backfill("n", udf=local, runner="inline").rows_computed == 100
+
+
+def run_broken(table: Table, function: Any) -> JobFailed:
+    broken = udf(data_type=pa.int64(), version="1", name="broken")(function)
+    table.add_columns({"b": broken})
+    with pytest.raises(JobFailed) as caught:
+        table.backfill("b", udf=broken, runner="inline")
+    assert_untouched(table, "b", "true")
+    assert caught.value.result is not None
+    assert (caught.value.result.state, caught.value.result.commits) == ("FAILED", ())
+    (record,) = read_jobs(table.location.checkpoints)
+    assert (record["state"], record["id"]) == ("FAILED", caught.value.result.job_id)
+    assert record["error"] in str(caught.value)
+    return caught.value
+
+
+def test_a_udf_that_raises_names_the_row_its_input_types_and_its_own_words(table: Table) -> None:
+    def broken(x: int) -> int:
+        return 1 // (x - 30)
+
+    message = str(run_broken(table, broken))
+    for part in (
+        "Backfill of docs.b failed",
+        "row 5 of fragment 1",
+        "ZeroDivisionError",
+        "x: int64",
+        "return 1 // (x - 30)",
+        "run it again to go on from there",
+    ):
+        assert part in message
+
+
+def test_an_output_of_the_wrong_length_names_the_rows_and_both_lengths(table: Table) -> None:
+    def broken(x: pa.Int64Array) -> pa.Int64Array:
+        return x[1:]
+
+    message = str(run_broken(table, broken))
+    for part in ("rows 0 to 25 of fragment 0", "'broken'", "Expected length: 25", "Got: 24", "x: int64"):
+        assert part in message
+
+
+def test_an_output_of_the_wrong_type_names_the_row_and_both_types(table: Table) -> None:
+    def broken(x):  # type: ignore[no-untyped-def]
+        return "seven" if x == 7 else x
+
+    message = str(run_broken(table, broken))
+    for part in ("row 7 of fragment 0", "'broken'", "int64", "str 'seven'"):
+        assert part in message
+
+
+def test_a_udf_whose_setup_fails_says_so(table: Table) -> None:
+    class Broken:
+        def __init__(self) -> None:
+            raise OSError("no model here")
+
+        def __call__(self, x: int) -> int:
+            return x
+
+    assert "no model here" in str(run_broken(table, Broken))
+
+
+def test_what_was_committed_before_a_failure_is_reported(make_table: MakeTable, trace: Trace) -> None:
+    @udf(data_type=pa.int64(), version="1")
+    def breaks(x: int) -> int:
+        leave_trace([x])
+        if x == 60:
+            raise ValueError("sixty")
+        return x
+
+    table = make_table(100)
+    table.add_columns({"y": breaks})
+    with pytest.raises(JobFailed) as caught:
+        table.backfill("y", udf=breaks, runner="inline", shard_size=1)
+    result = caught.value.result
+    assert result is not None
+    assert (result.state, result.rows_computed, result.rows_left, len(result.commits)) == ("FAILED", 50, 50, 2)
+    assert result.version == table.version
+    (record,) = read_jobs(table.location.checkpoints)
+    assert record["result"]["rows_computed"] == 50
+
+
+def test_a_store_that_cannot_be_written_is_refused_before_any_row_runs(table: Table, trace: Trace) -> None:
+    blocked = Path(table.location.checkpoints.root)
+    blocked.write_text("a file where the folder should be")
+    with pytest.raises((StorageError, JobFailed), match=r"Cannot .*_checkpoints"):
+        table.backfill("y", runner="inline")
+    assert len(trace) == 0
+
+
+def test_a_table_that_vanishes_while_it_is_computed_fails_the_job_in_words(make_table: MakeTable) -> None:
+    table = make_table(50)
+
+    @udf(data_type=pa.int64(), version="1")
+    def vanish(x: int) -> int:
+        shutil.rmtree(table.uri, ignore_errors=True)
+        return x
+
+    table.add_columns({"y": vanish})
+    with pytest.raises(Exception, match=r"docs"):
+        table.backfill("y", udf=vanish, runner="inline", checkpoint_size=5)
+
+
+def test_every_udf_form_reports_the_same_way(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(10)
+    table.add_columns({"a": triple, "b": triple_row})
+    results = [table.backfill(column, runner="inline") for column in ("a", "b")]
+    assert [(r.state, r.rows_computed, r.rows_skipped) for r in results] == [("DONE", 10, 0)] * 2

@@ -1,0 +1,130 @@
+"""Plans as documents: read back as they were, refused when they were changed, small in XCom."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import connect
+from airflow_geneva.checkpoint.held import Ancestor
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.plan.document import load_plan, plan_name, save_plan, shard_summaries
+from airflow_geneva.plan.manifest import FragmentFiles
+from airflow_geneva.plan.shards import cut_shards
+from airflow_geneva.plan.values import CodeRef, FragmentWork, Plan, Shard, Sizing, Work
+from airflow_geneva.storage import Storage
+from tests.counting import triple
+from tests.invariants import assert_closed
+
+WORK = Work(
+    job_id="20310101T000000-abc",
+    table="/data/docs.lance",
+    table_name="docs",
+    column="n",
+    field_id=4,
+    udf="{}",
+    code=CodeRef("my.module:f", "code.zip", "0" * 64),
+    inputs=("body",),
+    where="id > 3",
+    version=9,
+    read_version=8,
+    udf_name="f",
+    udf_version="1a",
+    sizing=Sizing(concurrency=3, batch_size=7, checkpoint_interval=1.5),
+)
+
+
+def fragment(at: int, gaps: int = 2) -> FragmentWork:
+    files = FragmentFiles(at, 1_000, "4-5-6", 3, ((1, -1, f"in-{at}.lance"),), ((0, -1, "w"),), ((4, 2, "o"),), 99)
+    missing = Ranges.from_pairs((3 * n, 3 * n + 1) for n in range(gaps))
+    older = (Ancestor(("a" * 32, 5), Ranges.of(0, 4)),)
+    return FragmentWork(files, "never computed", Ranges.of(0, 900), missing, 900, True, older, (("old", missing),))
+
+
+def plan_of(fragments: int, shard_size: int | None = None, gaps: int = 2) -> Plan:
+    shards = cut_shards([fragment(at, gaps) for at in range(fragments)], shard_size)
+    return Plan(WORK, shards, rows_total=1_000 * fragments, tallies=(), notes=("a note",))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Storage:
+    return Storage.at(str(tmp_path / "job"))
+
+
+def test_a_plan_is_read_back_as_it_was_written(job: Storage) -> None:
+    plan = plan_of(5, shard_size=2)
+    saved = load_plan(job, save_plan(plan, job).fingerprint)
+    assert saved.work == plan.work
+    assert saved.notes == plan.notes
+    assert (saved.rows_total, saved.rows_skipped) == (plan.rows_total, plan.rows_skipped)
+    assert tuple(saved.load_shard(job, index) for index in range(3)) == plan.shards
+
+
+def test_a_shard_survives_its_own_form() -> None:
+    shard = Shard(3, (fragment(1), replace(fragment(2), missing=Ranges.of(0, 900), staged=False, ancestors=())))
+    assert Shard.load(shard.dump()) == shard
+
+
+def test_the_fingerprint_covers_every_shard_and_tells_runs_apart(job: Storage) -> None:
+    fingerprint = save_plan(plan_of(3), job).fingerprint
+    assert save_plan(plan_of(3), job).fingerprint == fingerprint
+    assert save_plan(plan_of(3), job, run="again").fingerprint != fingerprint
+    assert save_plan(plan_of(3, gaps=1), job).fingerprint != fingerprint
+
+
+def test_a_plan_that_was_changed_is_refused(job: Storage, tmp_path: Path) -> None:
+    saved = save_plan(plan_of(3), job)
+    header = tmp_path / "job" / plan_name(saved.fingerprint)
+    header.write_bytes(header.read_bytes().replace(b"my.module:f", b"evil.module"))
+    with pytest.raises(InvalidInput, match="SHA-256 differs"):
+        load_plan(job, saved.fingerprint)
+
+
+def test_a_shard_that_was_changed_is_refused(job: Storage, tmp_path: Path) -> None:
+    saved = save_plan(plan_of(3), job)
+    shard = tmp_path / "job" / saved.shards[0]["file"]
+    shard.write_bytes(shard.read_bytes().replace(b"in-1.lance", b"in-2.lance"))
+    with pytest.raises(InvalidInput, match="SHA-256 differs"):
+        saved.load_shard(job, 0)
+
+
+def test_a_plan_that_is_gone_says_what_to_do(job: Storage) -> None:
+    with pytest.raises(InvalidInput, match="is gone. Clear the plan task with its downstream tasks"):
+        load_plan(job, "f" * 64)
+
+
+@pytest.mark.parametrize(("fragments", "shard_size", "gaps"), [(3, 1, 2), (4_000, None, 40), (20_000, 20, 3)])
+def test_what_goes_to_xcom_stays_small(job: Storage, fragments: int, shard_size: int | None, gaps: int) -> None:
+    plan = plan_of(fragments, shard_size, gaps)
+    saved = save_plan(plan, job)
+    summaries = shard_summaries(plan, saved, job)
+    sizes = [len(json.dumps(summary)) for summary in summaries]
+    assert max(sizes) < 16_384
+    assert sum(sizes) < 1_000_000
+    assert [summary["fragment_count"] for summary in summaries] == [len(shard.fragments) for shard in plan.shards]
+    assert all(summary["fingerprint"] == saved.fingerprint for summary in summaries)
+
+
+def test_a_small_plan_is_whole_in_xcom(job: Storage) -> None:
+    plan = plan_of(3)
+    (summary,) = shard_summaries(plan, save_plan(plan, job), job)
+    first = plan.fragments[0]
+    assert summary["fragments"][0] == {"id": 0, "srcfiles": first.files.srcfiles, "missing": first.missing.pairs()}
+    assert len(summary["fragments"]) == 3
+    assert summary["checkpoint_prefix"] == WORK.prefix
+
+
+def test_no_credential_is_in_a_plan(tmp_path: Path) -> None:
+    secrets = {"aws_secret_access_key": "s3cr3t-value", "aws_session_token": "t0k3n-value"}
+    table = connect(tmp_path, storage_options=secrets).create_table("docs", pa.table({"x": [1, 2]}))
+    table.add_columns({"n": triple})
+    plan = table.plan_backfill("n")
+    saved = save_plan(plan, table.location.checkpoints)
+    shown = [repr(plan), str(plan), repr(saved), repr(table), json.dumps(plan.work.to_json())]
+    assert not any(secret in text for text in shown for secret in secrets.values())
+    assert_closed(tmp_path, list(secrets.values()))

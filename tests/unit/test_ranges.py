@@ -1,0 +1,70 @@
+"""Sets of row offsets behave like Python sets."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_geneva.checkpoint.ranges import Ranges
+
+OFFSETS = st.sets(st.integers(0, 60), max_size=40)
+PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
+
+
+def as_set(ranges: Ranges) -> set[int]:
+    return {offset for start, end in ranges for offset in range(start, end)}
+
+
+def assert_canonical(ranges: Ranges) -> None:
+    """Sorted, not empty, and never touching: otherwise equal sets would compare as different."""
+    pairs = list(ranges)
+    assert all(start < end for start, end in pairs)
+    assert all(before[1] < after[0] for before, after in zip(pairs, pairs[1:], strict=False))
+
+
+@given(OFFSETS, OFFSETS)
+def test_union_intersection_and_difference_are_those_of_sets(left: set[int], right: set[int]) -> None:
+    a, b = Ranges.from_offsets(sorted(left)), Ranges.from_offsets(sorted(right))
+    for made, wanted in ((a | b, left | right), (a & b, left & right), (a - b, left - right)):
+        assert as_set(made) == wanted
+        assert_canonical(made)
+        assert made == Ranges.from_offsets(sorted(wanted))
+        assert hash(made) == hash(Ranges.from_offsets(sorted(wanted)))
+
+
+@given(PAIRS)
+def test_pairs_in_any_order_overlapping_or_reversed_make_their_union(pairs: list[tuple[int, int]]) -> None:
+    made = Ranges.from_pairs(pairs)
+    assert as_set(made) == {offset for start, end in pairs for offset in range(start, end)}
+    assert_canonical(made)
+    assert Ranges.from_pairs(made.pairs()) == made
+
+
+@given(st.lists(st.integers(0, 60), max_size=40))
+def test_offsets_in_any_order_and_repeated_make_a_set(offsets: list[int]) -> None:
+    made = Ranges.from_offsets(offsets)
+    assert as_set(made) == set(offsets)
+    assert made.offsets().tolist() == sorted(set(offsets))
+    assert len(made) == len(set(offsets))
+    assert bool(made) == bool(offsets)
+
+
+@given(OFFSETS, st.lists(st.integers(0, 70), max_size=20), st.integers(0, 60), st.integers(0, 60))
+def test_mask_within_and_contains_ask_what_sets_would_answer(
+    members: set[int], asked: list[int], start: int, end: int
+) -> None:
+    made = Ranges.from_offsets(sorted(members))
+    assert made.mask(np.array(asked, np.int64)).tolist() == [offset in members for offset in asked]
+    assert as_set(made.within(start, end)) == {offset for offset in members if start <= offset < end}
+    assert made.contains(Ranges.from_offsets(asked)) == (set(asked) <= members)
+
+
+def test_an_empty_range_is_no_range() -> None:
+    assert Ranges.of(5, 5) == Ranges.of(7, 3) == Ranges.empty() == Ranges.from_offsets([]) == Ranges.from_pairs([])
+    assert not Ranges.empty()
+
+
+def test_touching_ranges_become_one() -> None:
+    assert (Ranges.of(0, 5) | Ranges.of(5, 9)).pairs() == [[0, 9]]
+    assert not Ranges.of(0, 5) & Ranges.of(5, 9)

@@ -1,0 +1,48 @@
+"""Shards: as few as possible, never more than Airflow can map."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.plan.manifest import FragmentFiles
+from airflow_geneva.plan.shards import cut_shards
+from airflow_geneva.plan.values import FragmentWork, Shard
+
+
+def work(fragment: int) -> FragmentWork:
+    rows = Ranges.of(0, 10)
+    return FragmentWork(FragmentFiles(fragment, 10, "", 0, (), (), (), 0), "never computed", rows, rows, 10)
+
+
+def assert_partition(shards: tuple[Shard, ...], fragments: int) -> None:
+    assert [part.id for shard in shards for part in shard.fragments] == list(range(fragments))
+    assert [shard.index for shard in shards] == list(range(len(shards)))
+    assert all(shard.fragments for shard in shards)
+
+
+@pytest.mark.parametrize(
+    ("fragments", "shards"), [(0, 0), (1, 1), (4_096, 1), (4_097, 2), (100_000, 25), (300_000, 64)]
+)
+def test_unasked_there_are_few_shards(fragments: int, shards: int) -> None:
+    made = cut_shards([work(at) for at in range(fragments)], None)
+    assert len(made) == shards
+    assert_partition(made, fragments)
+
+
+@pytest.mark.parametrize(("fragments", "size", "shards"), [(10, 3, 4), (10, 100, 1), (1_024, 1, 1_024), (0, 1, 0)])
+def test_a_size_that_was_asked_for_is_kept(fragments: int, size: int, shards: int) -> None:
+    made = cut_shards([work(at) for at in range(fragments)], size)
+    assert len(made) == shards
+    assert_partition(made, fragments)
+
+
+def test_fragments_come_in_order_whatever_the_order_of_the_plan() -> None:
+    assert_partition(cut_shards([work(at) for at in reversed(range(9))], 2), 9)
+
+
+def test_more_shards_than_airflow_maps_are_refused_with_the_size_that_fits() -> None:
+    with pytest.raises(InvalidInput, match="Use shard_size=2 or more"):
+        cut_shards([work(at) for at in range(1_025)], 1)
+    assert len(cut_shards([work(at) for at in range(1_025)], 2)) == 513

@@ -1,0 +1,75 @@
+"""Adaptive checkpoint sizes: start small, follow the clock, stay within bounds."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_geneva.apply.sizing import FIRST_ROWS, CheckpointSizer, bounds
+
+SIZES = st.integers(1, 10_000)
+SECONDS = st.just(0.0) | st.floats(1e-9, 100)
+STEPS = st.lists(st.tuples(st.integers(0, 5_000), SECONDS), max_size=20)
+
+
+def test_it_starts_with_the_seeds_hundred_rows() -> None:
+    assert CheckpointSizer(2.5).rows == FIRST_ROWS == 100
+
+
+def test_fast_steps_make_it_grow_tenfold_at_most() -> None:
+    sizer = CheckpointSizer(2.5)
+    sizer.record(100, 0.000001)
+    assert sizer.rows == 1_000
+    sizer.record(1_000, 0.0)
+    assert sizer.rows == 10_000
+
+
+def test_slow_steps_make_it_shrink_to_what_fits() -> None:
+    sizer = CheckpointSizer(2.0)
+    sizer.record(100, 20.0)
+    assert sizer.rows == 10
+
+
+def test_a_short_last_step_does_not_make_it_small() -> None:
+    sizer = CheckpointSizer(2.0, rows=5_000)
+    sizer.record(1, 0.0001)
+    assert sizer.rows == 5_000
+
+
+def test_steps_without_rows_teach_it_nothing() -> None:
+    sizer = CheckpointSizer(2.0)
+    sizer.record(0, 1.0)
+    assert sizer.rows == FIRST_ROWS
+
+
+@given(SIZES, SIZES, STEPS)
+def test_it_never_leaves_its_bounds(first: int, second: int, steps: list[tuple[int, float]]) -> None:
+    least, most = sorted((first, second))
+    sizer = CheckpointSizer(1.0, least, most)
+    for rows, seconds in steps:
+        sizer.record(rows, seconds)
+        assert least <= sizer.rows <= most
+
+
+@given(SIZES, STEPS)
+def test_equal_bounds_switch_it_off(size: int, steps: list[tuple[int, float]]) -> None:
+    sizer = CheckpointSizer(1.0, size, size)
+    for rows, seconds in steps:
+        sizer.record(rows, seconds)
+    assert sizer.rows == size
+
+
+@given(st.none() | SIZES, st.none() | SIZES, st.none() | SIZES)
+def test_the_smallest_cap_wins_and_the_floor_never_exceeds_it(
+    checkpoint_size: int | None, least: int | None, most: int | None
+) -> None:
+    sizer, cap = bounds(checkpoint_size, least, most, 10.0)
+    caps = [size for size in (checkpoint_size, most) if size is not None]
+    assert cap == (min(caps) if caps else None)
+    assert sizer.least <= (cap or sizer.least)
+    assert cap is None or sizer.rows <= cap
+
+
+def test_a_step_is_a_quarter_of_the_interval_so_that_a_checkpoint_is_hardly_late() -> None:
+    sizer, _ = bounds(None, None, None, 10.0)
+    assert sizer.seconds == 2.5

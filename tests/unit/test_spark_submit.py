@@ -1,0 +1,204 @@
+"""What a spark-submit is started with."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.spark_submit import (
+    APPLICATION,
+    Resources,
+    Scratch,
+    SparkMaster,
+    driver_environment,
+    find_spark_submit,
+)
+from airflow_geneva.storage_options import is_secret, read_storage_options, secrets_of
+
+LOCAL = SparkMaster.parse("local[2]", "c")
+STANDALONE = SparkMaster.parse("spark://one:7077,two:7077", "c")
+YARN = SparkMaster.parse("yarn", "c")
+KUBERNETES = SparkMaster.parse("k8s://https://cluster:6443", "c")
+CLUSTERS = [STANDALONE, YARN, KUBERNETES]
+
+
+def test_the_application_lies_alone_in_its_folder() -> None:
+    """Whatever lies beside it becomes a top-level module of the driver."""
+    assert APPLICATION.is_file()
+    assert [path.name for path in APPLICATION.parent.iterdir() if path.name != "__pycache__"] == ["main.py"]
+
+
+@pytest.mark.parametrize(
+    ("url", "limited"),
+    [
+        ("local", "local[1,4]"),
+        ("local[2]", "local[2,4]"),
+        ("local[8]", "local[3,4]"),
+        ("local[2,7]", "local[2,7]"),
+        ("local[*]", f"local[{min(3, os.cpu_count() or 1)},4]"),
+        ("spark://master:7077", "spark://master:7077"),
+        ("yarn", "yarn"),
+        ("k8s://https://cluster:6443", "k8s://https://cluster:6443"),
+    ],
+)
+def test_a_local_master_has_the_slots_asked_for_and_lets_tasks_fail_more_than_once(url: str, limited: str) -> None:
+    assert SparkMaster.parse(url, "c").limited(3).url == limited
+
+
+@pytest.mark.parametrize("url", ["spark://", "local[two]", "http://master", "", "yarns"])
+def test_a_master_that_spark_does_not_know_is_refused_by_name(url: str) -> None:
+    with pytest.raises(InvalidInput, match="'my_spark' leads to the Spark master"):
+        SparkMaster.parse(url, "my_spark")
+
+
+def test_concurrency_becomes_cores_on_a_standalone_cluster() -> None:
+    assert Resources(8).settings(STANDALONE) == {"spark.task.cpus": "1", "spark.cores.max": "8"}
+    assert Resources(8, num_cpus=1.5).settings(STANDALONE) == {"spark.task.cpus": "2", "spark.cores.max": "16"}
+
+
+@pytest.mark.parametrize("master", [YARN, KUBERNETES])
+def test_concurrency_becomes_executors_where_each_has_its_own_container(master: SparkMaster) -> None:
+    assert Resources(8, num_cpus=2).settings(master) == {
+        "spark.task.cpus": "2",
+        "spark.executor.cores": "2",
+        "spark.executor.instances": "8",
+    }
+
+
+@pytest.mark.parametrize("master", CLUSTERS)
+def test_a_whole_gpu_belongs_to_one_call(master: SparkMaster) -> None:
+    settings = Resources(4, num_gpus=1).settings(master)
+    assert settings["spark.task.resource.gpu.amount"] == "1"
+    assert settings["spark.executor.resource.gpu.amount"] == "1"
+    assert settings["spark.executor.cores"] == "1"
+
+
+@pytest.mark.parametrize("master", CLUSTERS)
+def test_a_share_of_a_gpu_puts_several_calls_on_one_executor(master: SparkMaster) -> None:
+    settings = Resources(8, num_cpus=2, num_gpus=0.25, memory=2**30).settings(master)
+    assert settings["spark.task.resource.gpu.amount"] == "0.25"
+    assert settings["spark.executor.resource.gpu.amount"] == "1"
+    assert settings["spark.executor.cores"] == "8"
+    memory = settings.get("spark.executor.memory") or settings["spark.executor.memoryOverhead"]
+    assert memory == "4096m"
+    if master.kind != "spark":
+        assert settings["spark.executor.instances"] == "2"
+
+
+def test_a_share_that_spark_cannot_halve_takes_the_whole_gpu() -> None:
+    settings = Resources(1, num_gpus=0.7).settings(YARN)
+    assert settings["spark.task.resource.gpu.amount"] == "1"
+
+
+def test_memory_is_the_executors_on_a_standalone_cluster_and_pythons_in_a_container() -> None:
+    assert Resources(2, memory=3 * 2**30).settings(STANDALONE)["spark.executor.memory"] == "3072m"
+    assert Resources(2, memory=3 * 2**30).settings(STANDALONE)["spark.executor.cores"] == "1"
+    assert Resources(2, memory=3 * 2**30).settings(KUBERNETES)["spark.executor.memoryOverhead"] == "3072m"
+
+
+def test_a_local_master_says_what_it_ignores() -> None:
+    asked = Resources(8, num_cpus=2, num_gpus=0.5, memory=1024)
+    assert asked.settings(LOCAL) == {}
+    assert asked.ignored(LOCAL) == ["num_cpus=2", "num_gpus=0.5", "memory=1024", "concurrency=8 beyond 2"]
+    assert Resources(2).ignored(LOCAL) == []
+    assert asked.ignored(YARN) == []
+
+
+WORKER = {
+    "PATH": "/bin",
+    "HOME": "/home/worker",
+    "LC_ALL": "C.UTF-8",
+    "JAVA_HOME": "/java",
+    "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": "postgresql://secret",
+    "AIRFLOW_CONN_LANCE_DEFAULT": "{}",
+    "AIRFLOW__API_AUTH__JWT_SECRET": "secret",
+    "FERNET_KEY": "secret",
+    "DATABASE_PASSWORD": "secret",
+    "AWS_ACCESS_KEY_ID": "identity",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/key.json",
+}
+
+
+def test_the_driver_gets_an_allow_list_and_what_the_author_gives() -> None:
+    found = driver_environment(WORKER, STANDALONE, {"aws_secret_access_key": "key"}, {"MODEL": "small"})
+    assert found == {
+        "PATH": "/bin",
+        "HOME": "/home/worker",
+        "LC_ALL": "C.UTF-8",
+        "JAVA_HOME": "/java",
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "MODEL": "small",
+    }
+
+
+def test_the_machines_own_identity_is_passed_on_only_where_the_connection_has_none() -> None:
+    found = driver_environment(WORKER, STANDALONE, {"aws_region": "eu-west-1"}, {})
+    assert found["AWS_ACCESS_KEY_ID"] == "identity"
+    assert found["GOOGLE_APPLICATION_CREDENTIALS"] == "/key.json"
+    assert not any(name.startswith("AIRFLOW") for name in found)
+
+
+def test_a_local_master_runs_its_workers_on_the_python_of_the_task() -> None:
+    assert driver_environment(WORKER, LOCAL, {}, {})["PYSPARK_PYTHON"] == sys.executable
+    assert "PYSPARK_PYTHON" not in driver_environment(WORKER, YARN, {}, {})
+    chosen = driver_environment({**WORKER, "PYSPARK_PYTHON": "/other"}, LOCAL, {}, {})
+    assert chosen["PYSPARK_DRIVER_PYTHON"] == "/other"
+
+
+def test_spark_submit_is_found_on_the_path_or_beside_this_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary = tmp_path / "spark-submit"
+    binary.write_text("#!/bin/sh\n")
+    binary.chmod(0o755)
+    assert find_spark_submit("spark-submit", {"PATH": str(tmp_path)}) == {"PATH": str(tmp_path)}
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert find_spark_submit("spark-submit", {"PATH": "/nowhere"})["PATH"].startswith(str(tmp_path))
+    with pytest.raises(InvalidInput, match=r"no program 'spark3-submit' on the PATH.*pip install pyspark"):
+        find_spark_submit("spark3-submit", {"PATH": "/nowhere"})
+
+
+def test_scratch_is_private_and_goes_with_everything_in_it() -> None:
+    scratch = Scratch.make("job", 3)
+    environment = scratch.environment({"SPARK_SUBMIT_OPTS": "-Dx=y"})
+    assert stat.S_IMODE(scratch.path.stat().st_mode) == 0o700
+    assert environment["TMPDIR"] == environment["SPARK_LOCAL_DIRS"] == str(scratch.path)
+    assert environment["SPARK_SUBMIT_OPTS"] == f"-Dx=y -Djava.io.tmpdir={scratch.path}"
+    scratch.write("code.zip", b"zip")
+    scratch.remove()
+    assert not scratch.path.exists()
+
+
+def test_the_next_try_removes_what_a_killed_one_left_of_the_same_shard() -> None:
+    left, other = Scratch.make("job", 3), Scratch.make("job", 4)
+    again = Scratch.make("job", 3)
+    assert not left.path.exists()
+    assert other.path.exists()
+    other.remove()
+    again.remove()
+
+
+@pytest.mark.parametrize("given", ['{"aws_region": "x", "allow_http": true}', {"aws_region": "x", "allow_http": True}])
+def test_storage_options_come_as_an_object_or_as_its_text(given: object) -> None:
+    assert read_storage_options(given) == {"aws_region": "x", "allow_http": "true"}
+
+
+@pytest.mark.parametrize("given", ["secret", "[1]", 7, {"aws_secret_access_key": ["secret"]}])
+def test_storage_options_of_another_form_are_refused_without_repeating_them(given: object) -> None:
+    with pytest.raises(InvalidInput, match="Give a JSON object of texts") as told:
+        read_storage_options(given)
+    assert "secret" not in str(told.value).replace("aws_secret_access_key", "")
+
+
+def test_every_option_is_a_secret_but_those_known_to_be_harmless() -> None:
+    assert is_secret("aws_secret_access_key", "x")
+    assert is_secret("azure_storage_sas_key", "x")
+    assert is_secret("something_new", "x")
+    assert is_secret("aws_endpoint", "https://user:password@host")
+    assert not is_secret("AWS_REGION", "eu-west-1")
+    assert secrets_of({"aws_endpoint": "http://x", "aws_session_token": "t"}) == ["t"]

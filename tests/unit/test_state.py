@@ -1,0 +1,146 @@
+"""A column's state: the union of immutable ledgers, whoever wrote them and whatever happened to some of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.state import (
+    ColumnState,
+    Fact,
+    append_ledger,
+    computed_by,
+    fold_ledgers,
+    load_state,
+    looked_at,
+)
+from airflow_geneva.storage import Storage
+
+OFFSETS = st.sets(st.integers(0, 20), max_size=12)
+FACTS = st.lists(
+    st.builds(
+        lambda signature, version, rows: Fact(signature, computed_by(version), Ranges.from_offsets(sorted(rows)), 3),
+        st.sampled_from(["s1", "s2"]),
+        st.sampled_from(["v1", "v2"]),
+        OFFSETS,
+    ),
+    max_size=8,
+)
+
+
+def checkpoints(folder: Path) -> Storage:
+    return Storage.at(str(folder))
+
+
+def ledger_files(folder: Path) -> list[Path]:
+    return sorted((folder / "state").rglob("ledger*.lance"))
+
+
+@given(FACTS)
+def test_what_is_known_is_the_union_of_the_facts(facts: list[Fact]) -> None:
+    state = ColumnState()
+    for fact in facts:
+        state.facts.setdefault(fact.signature, []).append(fact)
+    for signature in ("s1", "s2"):
+        found = state.computed(signature, 21)
+        for version in ("v1", "v2"):
+            wanted = {
+                offset
+                for fact in facts
+                if (fact.signature, fact.what) == (signature, computed_by(version)) and fact.rows is not None
+                for offset in fact.rows.offsets().tolist()
+            }
+            assert set(found.get(version, Ranges.empty()).offsets().tolist()) == wanted
+
+
+def test_facts_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    facts = [
+        Fact("s1", computed_by("v1"), None, 4),
+        Fact("s1", computed_by("v2"), Ranges.from_pairs([(0, 5), (9, 12)]), 5, "deletion-1"),
+        Fact("s2", looked_at("hash", "v1"), Ranges.of(3, 4), 6),
+        Fact("s2", computed_by("v1"), Ranges.empty(), 7),
+    ]
+    append_ledger(checkpoints(tmp_path), 7, "job", facts)
+    state = load_state(checkpoints(tmp_path), 7)
+    assert [fact for group in state.facts.values() for fact in group] == facts
+    assert load_state(checkpoints(tmp_path), 8).facts == {}
+
+
+def test_a_whole_fragment_is_known_without_its_rows() -> None:
+    state = ColumnState({"s": [Fact("s", computed_by("v1"), None, 1)]})
+    assert state.covers_all("s", "", "v1")
+    assert not state.covers_all("s", "", "v2")
+    assert not state.covers_all("other", "", "v1")
+    assert state.computed("s", 10) == {"v1": Ranges.of(0, 10)}
+
+
+def test_rows_that_were_all_alive_under_one_deletion_file_are_not_all_under_another() -> None:
+    state = ColumnState({"s": [Fact("s", computed_by("v1"), Ranges.of(0, 9), 1, "deletion-1")]})
+    assert state.covers_all("s", "deletion-1", "v1")
+    assert not state.covers_all("s", "deletion-2", "v1")
+    assert not state.covers_all("s", "", "v1")
+
+
+def test_rows_looked_at_count_for_their_filter_and_version_only() -> None:
+    state = ColumnState({"s": [Fact("s", looked_at("h1", "v1"), Ranges.of(0, 4), 1)]})
+    assert state.looked_at("s", "h1", "v1", 10) == Ranges.of(0, 4)
+    assert not state.looked_at("s", "h2", "v1", 10)
+    assert not state.looked_at("s", "h1", "v2", 10)
+    assert state.computed("s", 10) == {}
+
+
+def test_nothing_to_say_writes_nothing(tmp_path: Path) -> None:
+    append_ledger(checkpoints(tmp_path), 7, "job", [])
+    assert not list(tmp_path.rglob("*"))
+
+
+def write_many(folder: Path, count: int) -> None:
+    for at in range(count):
+        append_ledger(checkpoints(folder), 7, f"job{at}", [Fact("s", computed_by("v"), Ranges.of(at, at + 1), at)])
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_folding_changes_nothing_but_the_number_of_documents_to_read(tmp_path: Path, rounds: int) -> None:
+    for _ in range(rounds):
+        write_many(tmp_path, 20)
+        before = load_state(checkpoints(tmp_path), 7)
+        fold_ledgers(checkpoints(tmp_path), 7)
+        after = load_state(checkpoints(tmp_path), 7)
+        assert after.computed("s", 20) == before.computed("s", 20) == {"v": Ranges.of(0, 20)}
+        assert len(after.ledgers) == 1
+
+
+def test_few_ledgers_are_left_alone(tmp_path: Path) -> None:
+    write_many(tmp_path, 3)
+    fold_ledgers(checkpoints(tmp_path), 7)
+    assert len(load_state(checkpoints(tmp_path), 7).ledgers) == 3
+
+
+def test_a_fold_that_is_damaged_leaves_the_ledgers_it_was_made_of(tmp_path: Path) -> None:
+    write_many(tmp_path, 20)
+    fold_ledgers(checkpoints(tmp_path), 7)
+    (fold,) = (tmp_path / "state").rglob("fold*.lance")
+    fold.write_bytes(b"")
+    assert load_state(checkpoints(tmp_path), 7).computed("s", 20) == {"v": Ranges.of(0, 20)}
+
+
+def test_a_damaged_ledger_costs_its_own_facts_only(tmp_path: Path) -> None:
+    write_many(tmp_path, 3)
+    ledger_files(tmp_path)[1].write_bytes(b"half")
+    found = load_state(checkpoints(tmp_path), 7).computed("s", 3)["v"]
+    assert len(found) == 2
+
+
+def test_two_folds_at_once_agree(tmp_path: Path) -> None:
+    write_many(tmp_path, 20)
+    fold_ledgers(checkpoints(tmp_path), 7)
+    (first,) = (tmp_path / "state").rglob("fold*.lance")
+    hidden = first.rename(tmp_path / "hidden")
+    fold_ledgers(checkpoints(tmp_path), 7)
+    hidden.rename(first)
+    write_many(tmp_path, 1)
+    assert load_state(checkpoints(tmp_path), 7).computed("s", 20) == {"v": Ranges.of(0, 20)}

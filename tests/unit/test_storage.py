@@ -1,0 +1,110 @@
+"""Places and names: one form for every spelling, and no way out of a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import connect
+from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.job.record import JobFolder
+from airflow_geneva.storage import Storage, check_name, normalize_uri
+
+
+@pytest.mark.parametrize(
+    "spelling", ["{0}/db", "{0}/db/", "{0}/./db", "{0}/other/../db", "file://{0}/db", "{0}/link", "db"]
+)
+def test_every_spelling_of_a_place_is_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str) -> None:
+    (tmp_path / "db").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "db")
+    monkeypatch.chdir(tmp_path)
+    assert normalize_uri(spelling.format(tmp_path)) == os.path.realpath(tmp_path / "db")
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/db", "s3://bucket/db/", "gs://bucket/db", "abfss://c@account/db"])
+def test_an_object_store_keeps_its_scheme(uri: str) -> None:
+    assert normalize_uri(uri) == uri.rstrip("/")
+
+
+def test_an_empty_place_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="empty"):
+        normalize_uri("")
+
+
+@pytest.mark.parametrize("name", ["docs", "my-docs_2.v1", "_x", "9"])
+def test_ordinary_names_are_names(name: str) -> None:
+    assert check_name(name, "table") == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "..", "../up", "a/b", "a\\b", ".hidden", "a..b", "a b", "docs\n", "a\0b", "ü", "x" * 201, "/etc", None]
+)
+def test_a_name_that_could_leave_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    db = connect(tmp_path / "db")
+    with pytest.raises(InvalidInput, match="not a table name"):
+        db.create_table(name, pa.table({"x": [1]}))
+    with pytest.raises(InvalidInput, match="not a table name"):
+        db.open_table(name)
+    assert not (tmp_path / "db").exists()
+
+
+@pytest.mark.parametrize("job_id", ["", "..", "a/b", "../up", ".hidden", "job\n", "x" * 200])
+def test_a_job_id_that_could_leave_its_folder_is_refused(tmp_path: Path, job_id: str) -> None:
+    with pytest.raises(InvalidInput, match="not a job id"):
+        JobFolder.of(Storage.at(str(tmp_path)), job_id)
+
+
+@pytest.mark.parametrize("name", ["../up", "/etc/passwd", "a/../../b", "a\\b"])
+def test_a_document_cannot_leave_its_folder(tmp_path: Path, name: str) -> None:
+    folder = Storage.at(str(tmp_path / "inside"))
+    for action in (
+        lambda: folder.write_bytes(name, b"x"),
+        lambda: folder.read_bytes(name),
+        lambda: folder.delete(name),
+    ):
+        with pytest.raises(InvalidInput, match="cannot leave their folder"):
+            action()
+
+
+def test_a_document_is_written_whole_and_read_back(tmp_path: Path) -> None:
+    folder = Storage.at(str(tmp_path / "new" / "folder"))
+    folder.write_json("a/b.json", {"k": [1, None]})
+    assert folder.read_json("a/b.json") == {"k": [1, None]}
+    assert folder.exists("a/b.json")
+    assert folder.list_files() == ["a/b.json"]
+    assert folder.list_files("a") == ["a/b.json"]
+    assert folder.list_folder() == (["a"], [])
+    assert folder.list_folder("a") == ([], ["b.json"])
+    folder.delete("a/b.json")
+    folder.delete("a/b.json")
+    assert not folder.exists("a/b.json")
+    with pytest.raises(FileNotFoundError):
+        folder.read_bytes("a/b.json")
+
+
+def test_a_place_that_is_not_there_lists_nothing(tmp_path: Path) -> None:
+    folder = Storage.at(str(tmp_path / "nowhere"))
+    assert folder.list_files() == []
+    assert folder.list_folder() == ([], [])
+
+
+def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(StorageError, match=r"Cannot write .*file/x.*Check that the place exists and is writable"):
+        Storage.at(str(tmp_path / "file")).write_bytes("x", b"1")
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_credentials_are_never_shown(tmp_path: Path) -> None:
+    options = {"aws_secret_access_key": "s3cr3t-value"}
+    db = connect(tmp_path, storage_options=options)
+    shown = [
+        repr(db),
+        repr(db.location("t")),
+        repr(Storage.at(str(tmp_path), options)),
+        str(db.location("t").checkpoints),
+    ]
+    assert not any("s3cr3t" in text for text in shown)

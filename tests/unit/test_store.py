@@ -1,0 +1,136 @@
+"""The checkpoint store: whole values or none, whatever happened to the file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity, md5
+from airflow_geneva.checkpoint.store import CheckpointStore, InMemoryCheckpointStore, LanceCheckpointStore
+from airflow_geneva.errors import InvalidInput, StorageError
+
+BATCH = pa.record_batch({"value": [1, 2, None], "_offset": pa.array([0, 1, 2], pa.uint32())})
+PREFIX = WorkIdentity("f", "1", "y", None, "/t").prefix
+
+
+def key(fragment: int, start: int) -> str:
+    return FragmentKey(PREFIX, md5("files"), fragment).range(start, start + 1)
+
+
+@pytest.fixture(params=["memory", "lance"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
+    return InMemoryCheckpointStore() if request.param == "memory" else LanceCheckpointStore(str(tmp_path))
+
+
+def test_what_was_stored_is_read_back(store: CheckpointStore) -> None:
+    labelled = BATCH.replace_schema_metadata({"job_id": "j"})
+    store[key(0, 0)] = labelled
+    assert key(0, 0) in store
+    assert store[key(0, 0)] == labelled
+    assert (store[key(0, 0)].schema.metadata or {})[b"job_id"] == b"j"
+    assert store.read(key(0, 0), ["_offset"]).schema.names == ["_offset"]
+
+
+def test_a_batch_without_rows_is_a_value_too(store: CheckpointStore) -> None:
+    store["empty"] = BATCH.slice(0, 0)
+    assert store["empty"].num_rows == 0
+    assert store["empty"].schema.names == BATCH.schema.names
+
+
+def test_a_key_that_was_never_stored_is_a_key_error(store: CheckpointStore) -> None:
+    assert "nothing" not in store
+    with pytest.raises(KeyError):
+        store["nothing"]
+
+
+def test_the_last_value_of_a_key_wins(store: CheckpointStore) -> None:
+    store["k"] = BATCH
+    store["k"] = BATCH.slice(1)
+    assert store["k"].num_rows == 2
+
+
+def test_keys_are_listed_by_prefix(store: CheckpointStore) -> None:
+    for fragment in (1, 2, 10):
+        for start in (0, 5):
+            store[key(fragment, start)] = BATCH
+    everything = [key(f, s) for f in (1, 2, 10) for s in (0, 5)]
+    assert store.list_keys() == sorted(everything)
+    assert store.list_keys(f"{PREFIX}_srcfiles-{md5('files')}_frag-1_") == [key(1, 0), key(1, 5)]
+    assert store.list_keys(f"{PREFIX}_srcfiles-") == sorted(everything)
+    assert store.list_keys("udf-other") == []
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "half written": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "one byte": lambda path: path.write_bytes(b"L"),
+    "another format": lambda path: path.write_bytes(b"PAR1" * 100),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "gone": lambda path: path.unlink(),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_counts_as_absent(tmp_path: Path, damage: str) -> None:
+    store = LanceCheckpointStore(str(tmp_path))
+    store[key(0, 0)] = BATCH
+    (path,) = tmp_path.rglob("range-*.lance")
+    DAMAGES[damage](path)
+    assert key(0, 0) not in store
+    with pytest.raises(KeyError):
+        store[key(0, 0)]
+    with pytest.raises(KeyError):
+        store.read(key(0, 0), ["value"])
+
+
+def test_an_unfinished_write_is_not_listed(tmp_path: Path) -> None:
+    store = LanceCheckpointStore(str(tmp_path))
+    store[key(0, 0)] = BATCH
+    (path,) = tmp_path.rglob("range-*.lance")
+    for name in (".tmpAb12", "range-5-6.lance#1", "range-5-6.lance.tmp"):
+        (path.parent / name).write_bytes(b"half")
+    assert store.list_keys() == [key(0, 0)]
+
+
+WRITER = """
+import sys
+import pyarrow as pa
+from airflow_geneva.checkpoint.store import LanceCheckpointStore
+store = LanceCheckpointStore(sys.argv[1])
+batch = pa.record_batch({"value": list(range(1000))})
+store["before"] = batch
+store["killed"] = batch
+"""
+
+
+@pytest.mark.parametrize(("point", "there"), [("checkpoint.write:2", False), ("checkpoint.written:2", True)])
+def test_a_writer_that_is_killed_leaves_the_value_whole_or_not_at_all(tmp_path: Path, point: str, there: bool) -> None:
+    killed = subprocess.run(
+        [sys.executable, "-c", WRITER, str(tmp_path)], env={**os.environ, "AIRFLOW_GENEVA_FAULT": point}, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    store = LanceCheckpointStore(str(tmp_path))
+    assert store["before"].num_rows == 1000
+    assert ("killed" in store) is there
+
+
+@pytest.mark.parametrize("name", ["", "../up", "/etc/passwd", "a/b", "..\\up", ".hidden"])
+def test_a_key_cannot_leave_its_folder(tmp_path: Path, name: str) -> None:
+    store = LanceCheckpointStore(str(tmp_path / "store"))
+    with pytest.raises(InvalidInput, match="leave its folder"):
+        store[name] = BATCH
+
+
+def test_a_store_that_cannot_be_written_says_where_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "blocked").write_text("a file where a folder should be")
+    store = LanceCheckpointStore(str(tmp_path / "blocked"))
+    with pytest.raises((StorageError, OSError), match="blocked"):
+        store["k"] = BATCH

@@ -1,0 +1,79 @@
+"""Tasks: every missing row in exactly one unit, in pieces of about the size asked for."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.plan.manifest import FragmentFiles
+from airflow_geneva.plan.values import FragmentWork, Sizing
+from airflow_geneva.run.units import Unit, cut_tasks, split_fragments
+
+
+def work(fragment: int, due: Ranges, missing: Ranges) -> FragmentWork:
+    files = FragmentFiles(fragment, 1_000, "", 0, (), (), (), 0)
+    return FragmentWork(files, "never computed", due, missing, len(due))
+
+
+OFFSETS = st.sets(st.integers(0, 200), min_size=1, max_size=120).map(lambda found: Ranges.from_offsets(sorted(found)))
+WORKS = st.lists(st.tuples(OFFSETS, OFFSETS), min_size=1, max_size=12).map(
+    lambda pairs: [work(at, due, due & missing) for at, (due, missing) in enumerate(pairs)]
+)
+
+
+@given(WORKS, st.none() | st.integers(1, 150), st.integers(1, 8), st.none() | st.integers(1, 5))
+def test_every_missing_row_is_in_exactly_one_unit(
+    works: list[FragmentWork], task_size: int | None, slots: int, diversity: int | None
+) -> None:
+    tasks = cut_tasks(works, Sizing(task_size=task_size, task_shuffle_diversity=diversity), slots)
+    by_fragment: dict[int, list[Unit]] = {}
+    for unit in (unit for task in tasks for unit in task):
+        by_fragment.setdefault(unit.work.id, []).append(unit)
+    assert set(by_fragment) == {item.id for item in works}
+    for item in works:
+        units = by_fragment[item.id]
+        if units[0].whole:
+            assert [unit.run for unit in units] == [item.due]
+        else:
+            rows = [offset for unit in units for offset in unit.run.offsets().tolist()]
+            assert sorted(rows) == item.missing.offsets().tolist()
+    assert [item.id for item in split_fragments(tasks)] == sorted(
+        fragment for fragment, units in by_fragment.items() if not units[0].whole
+    )
+
+
+@given(WORKS, st.integers(1, 150))
+def test_no_task_is_much_larger_than_asked_for(works: list[FragmentWork], task_size: int) -> None:
+    for task in cut_tasks(works, Sizing(task_size=task_size), 2):
+        rows = sum(len(unit.run if not unit.whole else unit.work.missing) for unit in task)
+        assert rows <= 2 * task_size
+
+
+def test_a_fragment_that_fits_is_not_split() -> None:
+    rows = Ranges.of(0, 1_000)
+    tasks = cut_tasks([work(at, rows, rows) for at in range(16)], Sizing(), 2)
+    assert all(unit.whole for task in tasks for unit in task)
+    assert len(tasks) == 4
+
+
+def test_one_large_fragment_is_spread_over_the_slots() -> None:
+    rows = Ranges.of(0, 1_000)
+    tasks = cut_tasks([work(0, rows, rows)], Sizing(), 4)
+    assert len(tasks) == 8
+    assert len(split_fragments(tasks)) == 1
+
+
+def test_diversity_deals_neighbouring_tasks_from_different_stretches_of_the_table() -> None:
+    rows = Ranges.of(0, 10)
+    tasks = cut_tasks([work(at, rows, rows) for at in range(9)], Sizing(task_size=10, task_shuffle_diversity=3), 2)
+    assert [task[0].work.id for task in tasks] == [0, 3, 6, 1, 4, 7, 2, 5, 8]
+
+
+def test_fragments_of_which_only_the_commit_is_left_still_get_a_unit() -> None:
+    tasks = cut_tasks([work(0, Ranges.of(0, 10), Ranges.empty())], Sizing(), 2)
+    assert [[unit.whole for unit in task] for task in tasks] == [[True]]
+
+
+def test_no_work_is_no_task() -> None:
+    assert cut_tasks([], Sizing(), 2) == []

@@ -1,0 +1,130 @@
+"""Filters: frozen in time, reduced to their columns, and refused with the engine's own words."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import connect
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.plan.where import check_where, freeze_where, selected_offsets, where_columns
+from airflow_geneva.table import Table
+
+MOMENT = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=timezone.utc)
+STAMP = "timestamp '2031-05-06 07:08:09.123456'"
+
+
+@pytest.mark.parametrize(
+    ("asked", "frozen"),
+    [
+        ("ts < now()", f"ts < {STAMP}"),
+        ("ts < NOW( )", f"ts < {STAMP}"),
+        ("ts < current_timestamp", f"ts < {STAMP}"),
+        ("ts < current_timestamp()", f"ts < {STAMP}"),
+        ("d = current_date", "d = date '2031-05-06'"),
+        ("d = today()", "d = date '2031-05-06'"),
+        ("note = 'now()' and ts < now()", f"note = 'now()' and ts < {STAMP}"),
+        ("note = 'it''s now()'", "note = 'it''s now()'"),
+        ("`current_date` > 3", "`current_date` > 3"),
+        ("nowhere > 3 and known() = 1", "nowhere > 3 and known() = 1"),
+        ("  id > 3 ", "id > 3"),
+    ],
+)
+def test_the_clock_stands_still_for_a_whole_run(asked: str, frozen: str) -> None:
+    assert freeze_where(asked, MOMENT) == frozen
+
+
+def test_a_moment_in_another_time_zone_is_the_same_moment() -> None:
+    there = MOMENT.astimezone(timezone(timedelta(hours=5)))
+    assert freeze_where("ts < now()", there) == freeze_where("ts < now()", MOMENT)
+
+
+@pytest.mark.parametrize("empty", [None, "", "   "])
+def test_an_empty_filter_is_none(empty: str | None) -> None:
+    assert freeze_where(empty) is None
+
+
+@pytest.mark.parametrize("where", ["random() < 0.5", "id > 3 and uuid() = note"])
+def test_dice_are_refused_because_no_second_task_would_throw_the_same(where: str) -> None:
+    with pytest.raises(InvalidInput, match="random values"):
+        freeze_where(where)
+
+
+def test_a_word_in_a_text_is_no_die() -> None:
+    assert freeze_where("note = 'random()'") == "note = 'random()'"
+
+
+@pytest.mark.parametrize(
+    ("where", "read"),
+    [
+        ("id > 3", ["id"]),
+        ("ID > 3", ["id"]),
+        ("`odd name` = 1 or s.part = 'id'", ["odd name", "s"]),
+        ("größe > 1", ["größe"]),
+        ("id IS NULL AND note LIKE '%größe%'", ["id", "note"]),
+        ("1 = 1", []),
+        (None, []),
+    ],
+)
+def test_every_column_a_filter_may_read_is_found(where: str | None, read: list[str]) -> None:
+    assert where_columns(where, ["id", "odd name", "s", "größe", "note"]) == read
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    data = pa.table(
+        {
+            "id": pa.array(range(10), pa.int64()),
+            "ts": pa.array([0, None] * 5, pa.timestamp("us")),
+            "tz": pa.array([0, 1 << 52] * 5, pa.timestamp("us", "UTC")),
+            "d": pa.array([0, 60_000] * 5, pa.date32()),
+        }
+    )
+    return connect(tmp_path).create_table("docs", data, max_rows_per_file=5)
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["id", "id + 1", "nosuch > 3", "id >", "id = 'a'", "count(*) > 1", "id in (select 1)", "NULL", "nosuch(id)"],
+)
+def test_a_filter_that_makes_no_sense_is_refused_with_the_engines_words(table: Table, where: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_where(table.lance, where)
+    message = str(caught.value)
+    assert message.startswith(f"The filter {where!r} is not valid for columns id, ts, tz, d: ")
+    assert message.endswith("Write a condition as after WHERE in SQL.")
+    assert "/rust/" not in message
+
+
+@pytest.mark.parametrize(
+    ("where", "rows"),
+    [
+        ("ts < now()", 5),
+        ("tz < now()", 5),
+        ("d <= current_date", 5),
+        ("d <= today()", 5),
+        ("id % 3 = 0", 4),
+        ("ts IS NULL", 5),
+        ("false", 0),
+    ],
+)
+def test_a_frozen_filter_selects_what_it_would_have_selected(table: Table, where: str, rows: int) -> None:
+    frozen = freeze_where(where)
+    assert frozen is not None
+    check_where(table.lance, frozen)
+    found = selected_offsets(table.lance, [0, 1], frozen)
+    assert sum(len(part) for part in found.values()) == rows == table.count_rows(where)
+
+
+def test_offsets_are_physical_and_leave_deleted_rows_out(table: Table) -> None:
+    table.lance.delete("id IN (0, 1, 6)")
+    assert selected_offsets(table.lance, [0, 1], "id < 8") == {
+        0: Ranges.from_offsets([2, 3, 4]),
+        1: Ranges.from_offsets([0, 2]),
+    }
+    assert selected_offsets(table.lance, [1], "id < 8") == {1: Ranges.from_offsets([0, 2])}
+    assert selected_offsets(table.lance, [], "id < 8") == {}
