@@ -24,7 +24,16 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "operators": [
-            {"integration-name": _INTEGRATION, "python-modules": ["airflow_geneva.operators.backfill"]},
+            {
+                "integration-name": _INTEGRATION,
+                "python-modules": [
+                    "airflow_geneva.operators.apply",
+                    "airflow_geneva.operators.columns",
+                    "airflow_geneva.operators.commit",
+                    "airflow_geneva.operators.finish",
+                    "airflow_geneva.operators.plan",
+                ],
+            },
         ],
         "hooks": [
             {"integration-name": _INTEGRATION, "python-modules": ["airflow_geneva.hooks.lance"]},

@@ -175,6 +175,7 @@ def driver_environment(
     kept.setdefault("PYSPARK_DRIVER_PYTHON", kept.get("PYSPARK_PYTHON", sys.executable))
     if master.kind == "local":
         kept.setdefault("PYSPARK_PYTHON", sys.executable)
+        kept.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return {**kept, **given}
 
 

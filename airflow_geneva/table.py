@@ -223,7 +223,8 @@ class Table:
     ) -> tuple[Plan, UDF]:
         from airflow_geneva.plan.request import BackfillRequest, plan_request
 
-        definition = self.definition(column)
+        dataset = self.lance
+        definition = self.definition(column, dataset)
         function = udf or self.column_udf(column, definition)
         request = BackfillRequest(
             column=column,
@@ -235,7 +236,7 @@ class Table:
             sizing=dict(sizing),
         )
         own_inputs = definition.input_columns if udf is None or udf.name == definition.name else None
-        return plan_request(self.location, request, function, own_inputs), function
+        return plan_request(self.location, request, function, own_inputs, dataset), function
 
     def column_udf(self, column: str, definition: UdfDefinition | None = None) -> UDF:
         """The column's own UDF, imported.

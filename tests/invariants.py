@@ -88,14 +88,18 @@ def assert_nothing_to_do_is_free(table: Table, column: str, trace: Trace | None 
 
 
 def assert_whole_commits(table: Table, column: str, expected: Expected, since: int) -> None:
-    """Promise 4: in every version a fragment's rows hold the value all together or not at all."""
+    """Promise 4: no version holds a wrong value, and a commit of a backfill completes every fragment it touches."""
+    before: dict[int, list[Any]] = {}
     for version in range(since, table.version + 1):
         rows = table.location.open(version).to_table(columns=["x", column], with_row_address=True)
-        states: dict[int, set[bool | None]] = {}
+        now: dict[int, list[Any]] = {}
         for x, value, address in zip(*(rows[name].to_pylist() for name in ("x", column, "_rowaddr")), strict=True):
-            states.setdefault(address >> 32, set()).add(None if value is None else value == expected(x))
-        for fragment, found in states.items():
-            assert found in ({None}, {True}), f"version {version}, fragment {fragment}: {found}"
+            assert value is None or value == expected(x), f"version {version} holds {value} for {x}"
+            now.setdefault(address >> 32, []).append(value)
+        if job_of(table, version):
+            torn = [fragment for fragment, values in now.items() if values != before.get(fragment) and None in values]
+            assert not torn, f"version {version} completes fragments {torn} in part"
+        before = now
 
 
 def assert_closed(folder: Path, secrets: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from airflow_geneva.apply.mapper import Mapper
 from airflow_geneva.apply.reader import Rows, read_rows, rows_per_read, windows
 from airflow_geneva.apply.sizing import bounds
-from airflow_geneva.checkpoint.fragment import RowIds, range_batch
+from airflow_geneva.checkpoint.fragment import RowIds, Run, join_runs, range_batch, runs_of, unrolled
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, single_batch
 from airflow_geneva.errors import StorageError, UdfError
@@ -37,16 +37,15 @@ class Computed:
 
     Args:
         start, end: physical offsets the step accounts for.
-        offsets: rows the UDF ran on.
-        row_ids: their row ids.
+        runs: rows the UDF ran on, as (physical offset, first row id, length); some bytes where arrays would be the
+            largest thing a task holds on to.
         values: their values.
         looked_at: all rows of the step that were due, those a filter did not select included.
     """
 
     start: int
     end: int
-    offsets: Offsets
-    row_ids: RowIds
+    runs: list[Run]
     values: pa.Array
     looked_at: Ranges
 
@@ -65,7 +64,7 @@ class _Pending:
 
     def add(self, step: Computed) -> None:
         self.steps.append(step)
-        self.rows += len(step.offsets)
+        self.rows += len(step.values)
         self.bytes += step.values.nbytes
 
     def is_due(self, interval: float, least: int, most: int | None) -> bool:
@@ -79,13 +78,8 @@ class _Pending:
         if self.steps:
             looked_at = Ranges.from_pairs(pair for step in self.steps for pair in step.looked_at)
             values = pa.concat_arrays([step.values for step in self.steps])
-            batch = range_batch(
-                values,
-                np.concatenate([step.offsets for step in self.steps]),
-                np.concatenate([step.row_ids for step in self.steps]),
-                looked_at,
-                self.work.job_id,
-            )
+            offsets, ids = unrolled(join_runs([step.runs for step in self.steps]))
+            batch = range_batch(values, offsets, ids, looked_at, self.work.job_id)
             key = self.work.key(self.fragment).range(self.steps[0].start, self.steps[-1].end)
             self.store[key] = batch
         self.drop()
@@ -171,14 +165,19 @@ class Applier:
             )
 
     def _steps(self, fragment: FragmentWork, rows: Rows, run: Ranges, pending: _Pending) -> Iterator[Computed]:
-        due = run.mask(rows.offsets)
-        chosen = due if rows.selected is None else due & rows.selected
-        picked, taken = np.flatnonzero(chosen), 0
-        at, count, start = 0, len(rows.offsets), rows.start
+        due = None if rows.gapless and run.covers(rows.first, rows.last + 1) else run.mask(rows.offsets)
+        chosen = due
+        if rows.selected is not None:
+            chosen = rows.selected if due is None else due & rows.selected
+        picked = None if chosen is None else np.flatnonzero(chosen)
+        at, count, start, taken = 0, len(rows.offsets), rows.start, 0
         while at < count:
             # Steps are cut by the rows that run: under a sparse filter, by the rows that are read, they would be tiny.
             taken += self._step_rows(pending)
-            until = count if taken >= len(picked) else int(picked[taken - 1]) + 1
+            if picked is None:
+                until = min(taken, count)
+            else:
+                until = count if taken >= len(picked) else int(picked[taken - 1]) + 1
             end = rows.end if until == count else int(rows.offsets[until])
             yield self._step(fragment, rows, slice(at, until), (start, end), due, chosen, pending)
             at, start = until, end
@@ -197,13 +196,16 @@ class Applier:
         rows: Rows,
         part: slice,
         span: tuple[int, int],
-        due: np.ndarray,
-        chosen: np.ndarray,
+        due: np.ndarray | None,
+        chosen: np.ndarray | None,
         pending: _Pending,
     ) -> Computed:
         offsets, ids, batch = rows.offsets[part], rows.row_ids[part], rows.columns[part]
-        looked_at, mask = Ranges.from_offsets(offsets[due[part]]), chosen[part]
-        if not mask.all():
+        if due is None:
+            looked_at = Ranges.of(int(offsets[0]), int(offsets[-1]) + 1)
+        else:
+            looked_at = Ranges.from_offsets(offsets[due[part]])
+        if chosen is not None and not (mask := chosen[part]).all():
             offsets, ids = offsets[mask], ids[mask]
             batch = single_batch(pa.Table.from_batches([batch]).filter(pa.array(mask)))
         began = time.monotonic()
@@ -213,7 +215,7 @@ class Applier:
             raise self._explained(fragment, error, span, offsets, ids, pending) from error
         self.sizer.record(len(offsets), time.monotonic() - began)
         self.on_rows(len(offsets))
-        return Computed(span[0], span[1], offsets, ids, values, looked_at)
+        return Computed(span[0], span[1], runs_of(offsets, ids), values, looked_at)
 
     def _explained(
         self,
@@ -234,7 +236,8 @@ class Applier:
             done = offsets[: error.row_index]
             end = int(offsets[error.row_index])
             values = error.computed
-            pending.add(Computed(span[0], end, done, ids[: error.row_index], values, Ranges.from_offsets(done)))
+            runs = runs_of(done, ids[: error.row_index])
+            pending.add(Computed(span[0], end, runs, values, Ranges.from_offsets(done)))
             self.on_rows(len(done))
         table = self.work.table_name
         return UdfError(f"Computing {table}.{self.work.column} failed at {where}: {error}", error.row_index)

@@ -42,6 +42,21 @@ class Rows:
     columns: pa.RecordBatch
     selected: npt.NDArray[np.bool_] | None
 
+    @property
+    def first(self) -> int:
+        """Physical offset of the first row."""
+        return int(self.offsets[0])
+
+    @property
+    def last(self) -> int:
+        """Physical offset of the last row."""
+        return int(self.offsets[-1])
+
+    @property
+    def gapless(self) -> bool:
+        """Whether no row between the first and the last is missing."""
+        return self.last - self.first == len(self.offsets) - 1
+
 
 def rows_per_read(files: FragmentFiles, batch_size: int | None) -> int:
     """Rows per read, so that a batch holds some megabytes whatever the width of a row."""
@@ -104,7 +119,7 @@ def read_rows(
         if batch.num_rows == 0:
             continue
         left -= batch.num_rows
-        offsets = batch.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF
+        offsets = batch.column("_rowaddr").to_numpy().view(np.int64) & 0xFFFFFFFF
         until = end if left == 0 else int(offsets[-1]) + 1
         selected = None
         if where is not None:

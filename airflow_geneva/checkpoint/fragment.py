@@ -15,6 +15,9 @@ from airflow_geneva.checkpoint.store import CheckpointStore
 
 RowIds = npt.NDArray[np.uint64]
 
+Run = tuple[int, int, int]
+"""Rows side by side: physical offset and row id of the first, and how many."""
+
 VALUE, OFFSET, ROW_ID = "value", "_offset", "_rowid"
 
 _RUN = pa.struct([("offset", pa.uint32()), ("row_id", pa.uint64()), ("length", pa.uint32())])
@@ -141,15 +144,27 @@ def read_staged(store: CheckpointStore, key: str) -> StagedFragment | None:
         return None
 
 
-def runs_of(offsets: Offsets, ids: RowIds) -> list[tuple[int, int, int]]:
-    """Run-length form of rows: (offset, first row id, length) wherever both go up by one."""
+def runs_of(offsets: Offsets, ids: RowIds) -> list[Run]:
+    """Run-length form of rows with ascending offsets: (offset, first row id, length) wherever both go up by one."""
     if len(offsets) == 0:
         return []
-    signed = ids.astype(np.int64)
+    signed = ids.view(np.int64)
+    if offsets[-1] - offsets[0] == len(offsets) - 1 and (signed[1:] - signed[:-1] == 1).all():
+        return [(int(offsets[0]), int(signed[0]), len(offsets))]
     breaks = np.flatnonzero((np.diff(offsets) != 1) | (np.diff(signed) != 1)) + 1
     starts = np.concatenate(([0], breaks))
     lengths = np.diff(np.concatenate((starts, [len(offsets)])))
     return list(zip(offsets[starts].tolist(), signed[starts].tolist(), lengths.tolist(), strict=True))
+
+
+def unrolled(runs: Sequence[Run]) -> tuple[Offsets, RowIds]:
+    """Offsets and row ids of rows in run-length form."""
+    table = np.array(runs, np.int64).reshape(-1, 3)
+    lengths = table[:, 2]
+    before = np.cumsum(lengths) - lengths
+    within = np.arange(int(lengths.sum()), dtype=np.int64)
+    offsets = within + np.repeat(table[:, 0] - before, lengths)
+    return offsets, (within + np.repeat(table[:, 1] - before, lengths)).view(np.uint64)
 
 
 def join_runs(groups: Sequence[Sequence[tuple[int, int, int]]]) -> tuple[tuple[int, int, int], ...]:

@@ -66,6 +66,8 @@ class Ranges:
 
     def __len__(self) -> int:
         """Number of offsets, not of ranges."""
+        if len(self.starts) == 1:
+            return int(self.ends[0] - self.starts[0])
         return int((self.ends - self.starts).sum())
 
     def __bool__(self) -> bool:
@@ -125,6 +127,11 @@ class Ranges:
     def within(self, start: int, end: int) -> Ranges:
         """The part of the set that lies in ``[start, end)``."""
         return self & Ranges.of(start, end)
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether ``[start, end)`` lies in one range."""
+        at = int(np.searchsorted(self.starts, start, side="right")) - 1
+        return at >= 0 and end <= int(self.ends[at])
 
     def contains(self, other: Ranges) -> bool:
         """Whether every offset of the other set is in this one."""

@@ -138,14 +138,28 @@ def fold_ledgers(checkpoints: Storage, field_id: int, live: Iterable[str] | None
     Args:
         live: signatures worth keeping, or None to keep all.
     """
-    state = load_state(checkpoints, field_id)
-    if len(state.ledgers) < _FOLD_AFTER:
+    if len(_not_folded(state_store(checkpoints, field_id))) < _FOLD_AFTER:
         return
+    state = load_state(checkpoints, field_id)
     keep = None if live is None else set(live)
     facts = [fact for signature, group in state.facts.items() if keep is None or signature in keep for fact in group]
     if facts:
         covers = json.dumps(state.ledgers)
         state_store(checkpoints, field_id)[f"fold.{uuid.uuid4().hex[:12]}"] = _batch(facts, {"covers": covers})
+
+
+def _not_folded(store: LanceCheckpointStore) -> list[str]:
+    """Keys that no fold names, found without reading the facts."""
+    keys = store.list_keys()
+    covered: set[str] = set()
+    for key in keys:
+        if key.startswith("fold."):
+            try:
+                metadata = store.read(key, ["at"]).schema.metadata or {}
+            except KeyError:
+                continue
+            covered.update(json.loads(metadata.get(b"covers", b"[]")))
+    return [key for key in keys if key not in covered]
 
 
 def _batch(facts: Sequence[Fact], metadata: dict[str, str]) -> pa.RecordBatch:

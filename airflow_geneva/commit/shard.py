@@ -81,7 +81,8 @@ class ShardCommitter:
         for at in range(0, len(candidates), size):
             self._commit_group(candidates[at : at + size])
         ours = sum(n for c in self._done for job, n in c.staged.by_job if job == self.work.job_id)
-        everyone = sum(n for c in self._done for _, n in c.staged.by_job)
+        # An earlier job may have computed rows that were deleted before this one was planned.
+        everyone = sum(len(c.staged.computed & c.work.due) for c in self._done)
         return ShardResult(
             shard=shard.index,
             fingerprint=self.fingerprint,

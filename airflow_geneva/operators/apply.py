@@ -18,8 +18,8 @@ from airflow_geneva.code_zip import code_sha256
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.java import java_environment
 from airflow_geneva.job.record import shard_name
-from airflow_geneva.operators.lance_task import OpenPlan, check_shard, open_database, stop_here
-from airflow_geneva.operators.templated import optional_int
+from airflow_geneva.operators._lance_task import OpenPlan, check_shard, open_database, stop_here
+from airflow_geneva.operators._templated import optional_int
 from airflow_geneva.plan.values import Shard, Work
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.job import is_staged
@@ -135,11 +135,14 @@ class ApplyOperator(SparkSubmitOperator):
         options = dict(plan.location.options)
         if connection["deploy_mode"] == "cluster":
             _check_cluster(self.lance_conn_id, options, given)
-        self.conf = self._settings(work, master, scratch)
         # Given to the hook, the base class would lay them over the worker's whole environment, or write them on the
         # command line. Here they are part of the driver's own environment.
         self.env_vars = None
         environment = self._environment(master, options, given, scratch, connection["spark_binary"])
+        self.conf = self._settings(work, master)
+        if connection["deploy_mode"] != "cluster" and "spark.pyspark.python" in self.conf:
+            # Spark would start the driver, too, on the Python that was named for the executors.
+            self.conf.setdefault("spark.pyspark.driver.python", environment["PYSPARK_DRIVER_PYTHON"])
         hook = self._hook = self._get_hook()
         hook._connection["master"] = master.url
         setattr(hook, "submit", functools.partial(hook.submit, env=environment))  # noqa: B010
@@ -164,14 +167,12 @@ class ApplyOperator(SparkSubmitOperator):
         resolved: Mapping[str, Any] = super()._get_hook()._connection
         return resolved
 
-    def _settings(self, work: Work, master: SparkMaster, scratch: Scratch) -> dict[str, str]:
+    def _settings(self, work: Work, master: SparkMaster) -> dict[str, str]:
         definition = UdfDefinition.from_json(work.udf)
         asked = Resources(work.sizing.concurrency, definition.num_cpus, definition.num_gpus, definition.memory)
         if ignored := asked.ignored(master):
             self.log.info("The local Spark master %s ignores %s.", master.url, ", ".join(ignored))
         settings = {**session_settings(), **asked.settings(master)}
-        if master.kind == "local":
-            settings["spark.local.dir"] = str(scratch.path)
         own = {
             "spark.cores.max": self._total_executor_cores,
             "spark.executor.cores": self._executor_cores,

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk import Context
 
-from airflow_geneva.operators.lance_task import LanceOperator, OpenPlan, check_shard
+from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan, check_shard
 from airflow_geneva.run.job import commit_shard
 
 _REASONS_TOLD = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,11 +13,11 @@ from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
 from airflow_geneva.job.announcement import Mark, find_commits, read_marks, remove_mark
 from airflow_geneva.job.record import JobFolder
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
-from airflow_geneva.operators.lance_task import LanceOperator, OpenPlan
+from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan
 from airflow_geneva.operators.plan import SUMMARY
 from airflow_geneva.run.job import finish_job
 
-_TEMPLATE = "{{"
+_TEMPLATE = re.compile(r"\{\{|\{%")
 
 
 class FinishOperator(LanceOperator):
@@ -40,7 +41,7 @@ class FinishOperator(LanceOperator):
         self.plan_task_id = plan_task_id
         self.table = table
         # Which asset a template leads to is only known when it is rendered; an alias may stand for any.
-        templated = _TEMPLATE in table or _TEMPLATE in self.lance_conn_id
+        templated = bool(_TEMPLATE.search(table) or _TEMPLATE.search(self.lance_conn_id))
         self._alias = AssetAlias(f"{self.dag_id}/{self.task_id}") if templated else None
         self.outlets = [*self.outlets, self._alias or lance_asset(table, self.lance_conn_id)]
 

@@ -14,8 +14,8 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.job.announcement import Mark, write_mark
 from airflow_geneva.job.record import JobFolder
-from airflow_geneva.operators.lance_task import LanceOperator
-from airflow_geneva.operators.templated import optional_float, optional_int, optional_text, required_text, truth
+from airflow_geneva.operators._lance_task import LanceOperator
+from airflow_geneva.operators._templated import optional_float, optional_int, optional_text, required_text, truth
 from airflow_geneva.plan.document import SavedPlan, plan_name, shard_summaries
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.plan.values import Plan, Sizing

@@ -79,10 +79,10 @@ def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Work,
     """
     check_where(dataset, work.where)
     columns = columns_of(dataset, work.inputs, where_columns(work.where, dataset.schema.names), work.column)
-    manifest = read_manifest(dataset, columns)
-    state = load_state(checkpoints, work.field_id)
-    planner = _Planner(dataset, work, columns, manifest, state, on_code_change)
     with garbage_collector_off():
+        manifest = read_manifest(dataset, columns)
+        state = load_state(checkpoints, work.field_id)
+        planner = _Planner(dataset, work, columns, manifest, state, on_code_change)
         return planner.plan(LanceCheckpointStore(checkpoints))
 
 
@@ -112,9 +112,10 @@ class _Planner:
         self._at_read_version: dict[int, int] | None = None
 
     def plan(self, store: LanceCheckpointStore) -> Plan:
-        unknown = [files for files in self.manifest.values() if files.signature not in self.state.facts]
-        if unknown and self.state.facts and self.dataset.has_stable_row_ids:
-            self.lineage = self._lineage({files.signature for files in self.manifest.values()}, unknown)
+        if self.state.facts and self.dataset.has_stable_row_ids:
+            unknown = [files for files in self.manifest.values() if files.signature not in self.state.facts]
+            if unknown:
+                self.lineage = self._lineage({files.signature for files in self.manifest.values()}, unknown)
         dues = [due for files in self.manifest.values() if (due := self._due(files)) is not None]
         selected = self._selected(dues)
         self._check_code()
@@ -156,6 +157,9 @@ class _Planner:
         if rows == 0:
             self.tallies.add(EMPTY, 0)
             return None
+        if not self.state.facts and self.work.where is None and self.work.read_version is None:
+            live = live_offsets(self.dataset, files)
+            return _Due(files, live, {}, live, NEW, rows)
         if self.state.covers_all(files.signature, files.deletion, version):
             self.tallies.add(FRESH, rows)
             return None
@@ -270,7 +274,7 @@ class _Planner:
                 if version != self.work.udf_version:
                     self._put_at_stake(version, rows & chosen)
             if chosen:
-                kept.append(replace(due, rows=len(chosen)))
+                kept.append(due if len(chosen) == due.rows else replace(due, rows=len(chosen)))
                 continue
             self.tallies.add(NOT_SELECTED, due.files.live_rows)
             if self.work.read_version is None:
@@ -283,20 +287,21 @@ class _Planner:
         works: list[FragmentWork] = []
         if index is None or not dues:
             return works
-        here = {(due.files.srcfiles, due.files.id) for due in dues}
-        lineage = self._checkpoint_lineage(dues, index.places() - here)
+        places = index.places()
+        here = {(due.files.srcfiles, due.files.id) for due in dues} if places else set()
+        lineage = self._checkpoint_lineage(dues, places - here)
         for due in dues:
             files = due.files
             self.tallies.add(due.reason, due.rows)
             if due.rows < files.live_rows:
                 rest = files.live_rows - due.rows
                 self.tallies.add(f"{NOT_SELECTED} or {FRESH}" if self.work.where else FRESH, rest)
-            place = (files.srcfiles, files.id)
             older = self._ancestors(lineage, files, index)
             kept = tuple(due.computed.items())
-            if place not in index and not older:
+            if not older and (not places or (files.srcfiles, files.id) not in places):
                 works.append(FragmentWork(files, due.reason, due.due, due.due, due.rows, False, (), kept))
                 continue
+            place = (files.srcfiles, files.id)
             staged = index.staged_at(place)
             usable = staged is not None and staged_fits(
                 self.dataset, staged, files, due.live, due.due, self.columns.output

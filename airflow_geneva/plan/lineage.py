@@ -52,7 +52,7 @@ class Lineage:
         Args:
             same_output: ask that of its output too, as whoever trusts the old output values must.
         """
-        found = self.parents.get((fragment.id, content_key(fragment)))
+        found = self.parents.get((fragment.id, content_key(fragment))) if self.parents else None
         return None if found is None or (same_output and found.made.output != fragment.output) else found
 
     def of(self, fragment: FragmentFiles, same_output: bool = False) -> tuple[FragmentFiles, ...]:

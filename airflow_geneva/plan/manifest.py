@@ -47,6 +47,19 @@ class Columns:
                     found.setdefault(field_id, []).append((role, position))
         return found
 
+    @cached_property
+    def _parts(self) -> dict[tuple[int, ...], tuple[tuple[str, int], ...]]:
+        return {}
+
+    def parts(self, fields: Sequence[int]) -> tuple[tuple[str, int], ...]:
+        """Which columns a data file with these field ids holds a part of; most files of a table have the same."""
+        key = tuple(fields)
+        found = self._parts.get(key)
+        if found is None:
+            found = tuple(sorted({part for field_id in key for part in self.roles.get(field_id, ())}))
+            self._parts[key] = found
+        return found
+
 
 @dataclass(frozen=True)
 class FragmentFiles:
@@ -151,27 +164,24 @@ def read_manifest(
 ) -> dict[int, FragmentFiles]:
     """All fragments of a version, or some, by id; no data is read."""
     with garbage_collector_off():
-        fragments = dataset.get_fragments()
-        return {
-            f.fragment_id: fragment_files(f.metadata, columns)
-            for f in fragments
-            if only is None or f.fragment_id in only
-        }
+        # Asking for some by id spares a commit in a table of 100,000 fragments the look at all of them.
+        fragments = dataset.get_fragments() if only is None else map(dataset.get_fragment, sorted(only))
+        found = (fragment_files(f.metadata, columns) for f in fragments if f is not None)
+        return {files.id: files for files in found}
 
 
 def fragment_files(metadata: Any, columns: Columns) -> FragmentFiles:
     """Reduce one fragment's metadata to what matters."""
     files: dict[str, list[tuple[int, int, str]]] = {"i": [], "w": [], "o": []}
     size = 0
-    roles = columns.roles
     for data_file in metadata.files:
-        seen: set[tuple[str, int]] = set()
-        for field_id in data_file.fields:
-            seen.update(roles.get(field_id, ()))
-        base = -1 if data_file.base_id is None else data_file.base_id
-        for role, position in seen:
-            files[role].append((position, base, data_file._path))
-        if any(role == "i" for role, _ in seen):
+        parts = columns.parts(data_file.fields)
+        if not parts:
+            continue
+        base, path = -1 if data_file.base_id is None else data_file.base_id, data_file._path
+        for role, position in parts:
+            files[role].append((position, base, path))
+        if parts[0][0] == "i":
             size += data_file.file_size_bytes or 0
     deletion = metadata.deletion_file
     identity, deleted = "", 0
@@ -192,7 +202,9 @@ def fragment_files(metadata: Any, columns: Columns) -> FragmentFiles:
 
 
 def _in_order(files: list[tuple[int, int, str]], columns: tuple[tuple[int, ...], ...]) -> tuple[FileRef, ...]:
-    return tuple((columns[position][0], base, path) for position, base, path in sorted(files))
+    if len(files) > 1:
+        files.sort()
+    return tuple([(columns[position][0], base, path) for position, base, path in files])
 
 
 def open_fragment(dataset: lance.LanceDataset, fragment_id: int) -> lance.LanceFragment:

@@ -18,6 +18,8 @@ from airflow_geneva.plan.values import CodeRef, Plan, Sizing, Work
 from airflow_geneva.plan.where import freeze_where
 
 if TYPE_CHECKING:
+    import lance
+
     from airflow_geneva.udf import UDF
 
 ON_CODE_CHANGE = ("error", "recompute", "new_rows")
@@ -39,13 +41,18 @@ class BackfillRequest:
 
 
 def plan_request(
-    location: TableLocation, request: BackfillRequest, udf: UDF, inputs: Sequence[str] | None
-) -> Plan:  # fmt: skip
+    location: TableLocation,
+    request: BackfillRequest,
+    udf: UDF,
+    inputs: Sequence[str] | None,
+    newest: lance.LanceDataset | None = None,
+) -> Plan:
     """Check a request and plan it; writes nothing.
 
     Args:
         udf: the loaded UDF.
         inputs: the input columns as the column's definition maps them, or None for the UDF's own.
+        newest: the table, if the caller has just opened it.
 
     Raises:
         InvalidInput: something asked for does not exist or makes no sense.
@@ -54,7 +61,7 @@ def plan_request(
     sizing = check_sizing(request.sizing)
     if request.on_code_change not in ON_CODE_CHANGE:
         raise InvalidInput(f"on_code_change={request.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
-    dataset = location.open()
+    dataset = newest or location.open()
     if request.read_version is not None:
         open_version(dataset, request.read_version)
     found = dataset.schema.field(request.column).type

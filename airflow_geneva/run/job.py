@@ -169,16 +169,11 @@ def _added_up(
     work = saved.work
     there = {result.shard: result for result in shards}
     missing = [index for index in range(len(saved.shards)) if index not in there]
-    commits = commits_of(location, work, location.open().version)
+    commits = tuple(find_commits(location.open(), work.version, [work.job_id]))
     result = combine(work.job_id, there.values(), saved.rows_skipped, work.version, work.version, saved.notes)
     left = result.rows_left + sum(saved.shards[index]["rows"] for index in missing)
     version = max(commits, default=work.version)
     return replace(result, commits=commits, version=version, rows_left=left), missing
-
-
-def commits_of(location: TableLocation, work: Work, newest: int) -> tuple[int, ...]:
-    """Table versions that carry the job's id, whoever of its tries wrote them."""
-    return tuple(find_commits(location.open(newest), work.version, [work.job_id]))
 
 
 class Stopwatch:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from airflow_geneva.apply.compute import Applier, Computed
-from airflow_geneva.checkpoint.fragment import StagedFragment, join_runs, runs_of
+from airflow_geneva.checkpoint.fragment import StagedFragment, join_runs, runs_of, unrolled
 from airflow_geneva.checkpoint.held import Held, KeyIndex
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
@@ -183,10 +183,13 @@ def _stream(bench: Bench, applier: Applier, fragment: FragmentWork, live: Ranges
     for step in steps:
         if step.start > position:
             writer.put(pa.nulls(step.start - position, data_type))
-        writer.put(lay_out(step.values, step.offsets, step.start, step.end))
-        runs.append(runs_of(step.offsets, step.row_ids))
+        gapless = len(step.values) == step.end - step.start
+        writer.put(
+            step.values if gapless else lay_out(step.values, unrolled(step.runs)[0], step.start, step.end)
+        )  # fmt: skip
+        runs.append(step.runs)
         looked_at.extend(step.looked_at.pairs())
-        rows += len(step.offsets)
+        rows += len(step.values)
         position = step.end
     if position < fragment.files.physical_rows:
         writer.put(pa.nulls(fragment.files.physical_rows - position, data_type))

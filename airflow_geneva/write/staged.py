@@ -70,7 +70,8 @@ class StagedWriter:
             StorageError: the store is full, read-only or unreachable.
         """
         self.rows += len(values)
-        batch = pa.record_batch([values.cast(self.schema.field(0).type)], schema=self.schema)
+        wanted = self.schema.field(0).type
+        batch = pa.record_batch([values if values.type == wanted else values.cast(wanted)], schema=self.schema)
         if self._blob:
             self._parts.append(batch)
             return

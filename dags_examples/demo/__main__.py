@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import pyarrow as pa
 from rich.console import Console
 
@@ -59,6 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (AirflowStopped, InUse, TimeoutError) as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
+    except httpx.HTTPError as error:
+        console.print(
+            f"Airflow did not answer well: {error!r}. Its logs are in {home.logs}.", style="red", markup=False
+        )
+        return 1
     for problem in problems:
         console.print(problem, style="bold red", markup=False, highlight=False)
     if problems:
@@ -80,36 +86,34 @@ def run_demo(home: DemoHome, books: Sequence[pa.Table], held_back: int, query: s
     began = time.monotonic()
     _clear(home)
     first, late = books[:-held_back], books[-held_back:]
-    rows_first, rows_late = _count(first), _count(late)
     table = create_verses(connect(home.database), first)
     table.add_columns({COLUMN: counted_embed})
     write_spark_conf(home, {COUNTS: str(home.counts)})
     console.print(
-        f"Table [bold]{table.name}[/]: {len(first)} books with {rows_first:,} verses, one fragment each, and a column "
-        f"[bold]{COLUMN}[/] to be computed. {len(late)} books with {rows_late:,} verses are held back."
+        f"Table [bold]{table.name}[/]: {len(first)} books with {_count(first):,} verses, one fragment each, and a "
+        f"column [bold]{COLUMN}[/] to be computed. {len(late)} books with {_count(late):,} verses are held back."
     )
     runs: list[Run] = []
     problems: list[str] = []
     with _airflow(home, console) as api:
-
-        def run(name: str, what: str, computed: int) -> None:
+        for name, what, new in (
+            ("run 1", "the column is empty", first),
+            ("run 2", "nothing has changed", []),
+            ("run 3", "some books are new", late),
+        ):
             console.rule(f"{name}: {what}", align="left")
-            done = run_dag(api, name, table, home.counts, console)
-            runs.append(done)
-            problems.extend(done.problems(computed, table.count_rows() - computed))
-            if not problems:
-                console.print(
-                    f"{computed:,} rows computed, {done.result['rows_skipped']:,} skipped; "
-                    f"the UDF itself counted {done.counted:,}."
-                )
-
-        run("run 1", "the column is empty", rows_first)
-        if not problems:
-            run("run 2", "nothing has changed", 0)
-        if not problems:
-            append_books(table, late)
-            console.print(f"{len(late)} books are appended: {', '.join(_titles(late))}.")
-            run("run 3", "some books are new", rows_late)
+            if new is late:
+                append_books(table, late)
+                console.print(f"Appended: {', '.join(_titles(late))}.")
+            run = run_dag(api, name, table, home.counts, console)
+            runs.append(run)
+            problems = run.problems(computed=_count(new), skipped=table.count_rows() - _count(new))
+            if problems:
+                break
+            console.print(
+                f"{run.result['rows_computed']:,} rows computed, {run.result['rows_skipped']:,} skipped; "
+                f"the UDF itself counted {run.counted:,}."
+            )
     console.rule()
     show_runs(runs, console)
     if problems:
@@ -157,7 +161,7 @@ def _airflow(home: DemoHome, console: Console) -> Iterator[AirflowApi]:
     with ExitStack() as stack:
         with console.status("Airflow starts"):
             airflow = stack.enter_context(run_airflow(home, DAGS))
-            api = stack.enter_context(AirflowApi(airflow.url))
+            api = stack.enter_context(AirflowApi(airflow.url, airflow.check))
             wait_for_dag(api)
         console.print(
             f"Airflow is up at {airflow.url} after {time.monotonic() - began:.0f} s: {', '.join(COMPONENTS)}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,11 +49,13 @@ class AirflowApi:
 
     Args:
         url: of the API server.
+        check: called before each request, to raise if Airflow is no longer there.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, check: Callable[[], None]) -> None:
         # A proxy set in the environment does not know this machine's own ports.
         self._http = httpx.Client(base_url=f"{url}/api/v2", trust_env=False, timeout=60)
+        self._check = check
 
     def __enter__(self) -> AirflowApi:
         return self
@@ -63,7 +65,7 @@ class AirflowApi:
 
     def knows(self, dag_id: str) -> bool:
         """Whether the DAG processor has read the DAG."""
-        return self._http.get(f"/dags/{dag_id}").status_code == httpx.codes.OK
+        return self._request("GET", f"/dags/{dag_id}").status_code == httpx.codes.OK
 
     def import_errors(self) -> list[str]:
         found = self._json("GET", "/importErrors")["import_errors"]
@@ -92,8 +94,11 @@ class AirflowApi:
     def log(self, dag_id: str, run_id: str, task: TaskState) -> list[str]:
         """Lines of the log of a task's current try, also while it runs; of errors, what they say."""
         place = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task.task_id}/logs/{max(task.try_number, 1)}"
-        answer = self._http.get(
-            place, params={"map_index": task.map_index, "full_content": True}, headers={"accept": "application/json"}
+        answer = self._request(
+            "GET",
+            place,
+            params={"map_index": task.map_index, "full_content": True},
+            headers={"accept": "application/json"},
         )
         if answer.status_code != httpx.codes.OK:
             return []
@@ -105,10 +110,15 @@ class AirflowApi:
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
         """What a task that is not mapped returned, or pushed under a key; None if it did not."""
-        answer = self._http.get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}")
+        place = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
+        answer = self._request("GET", place)
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None
         return answer.raise_for_status().json()["value"]
 
     def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return self._http.request(method, path, json=body).raise_for_status().json()
+        return self._request(method, path, json=body).raise_for_status().json()
+
+    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        self._check()
+        return self._http.request(method, path, **options)

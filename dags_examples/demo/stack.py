@@ -21,8 +21,8 @@ import psutil
 from airflow_geneva.java import java_environment
 
 # The API server reads the logs of this machine's tasks itself: no need for a log server on a port of its own.
-COMPONENTS = {"api-server": [], "scheduler": ["--skip-serve-logs"], "dag-processor": []}
-START_SECONDS = 180
+COMPONENTS: dict[str, list[str]] = {"api-server": [], "scheduler": ["--skip-serve-logs"], "dag-processor": []}
+START_SECONDS = 300
 STOP_SECONDS = 8
 _USUAL_PORT = 18080
 _SLOTS = 2

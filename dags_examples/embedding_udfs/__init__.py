@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# [START embed]
+# --8<-- [start:example]
 import os
 
 import numpy as np
@@ -26,4 +26,4 @@ class embed:
         return self.model.embed(text.to_pylist())
 
 
-# [END embed]
+# --8<-- [end:example]

@@ -228,7 +228,7 @@ def test_an_apply_that_is_marked_as_failed_ends_spark_and_leaves_nothing(site: S
     assert scratch()
     base = f"/dags/local/dagRuns/{run}/taskInstances/backfill.shards.apply"
     site.stack.call("PATCH", f"{base}/0", {"new_state": "failed"})
-    gone, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
     wait_for(lambda: not scratch(), 60, "an empty scratch folder")
     assert site.stack.finish("local", run) == "failed"

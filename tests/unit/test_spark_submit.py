@@ -145,6 +145,7 @@ def test_the_machines_own_identity_is_passed_on_only_where_the_connection_has_no
 
 def test_a_local_master_runs_its_workers_on_the_python_of_the_task() -> None:
     assert driver_environment(WORKER, LOCAL, {}, {})["PYSPARK_PYTHON"] == sys.executable
+    assert driver_environment(WORKER, LOCAL, {}, {})["SPARK_LOCAL_IP"] == "127.0.0.1"
     assert "PYSPARK_PYTHON" not in driver_environment(WORKER, YARN, {}, {})
     chosen = driver_environment({**WORKER, "PYSPARK_PYTHON": "/other"}, LOCAL, {}, {})
     assert chosen["PYSPARK_DRIVER_PYTHON"] == "/other"

@@ -15,7 +15,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.job.record import JobFolder
 from airflow_geneva.location import TableLocation
-from airflow_geneva.operators.templated import optional_text, required_text
+from airflow_geneva.operators._templated import optional_text, required_text
 from airflow_geneva.plan.document import SavedPlan, load_plan
 from airflow_geneva.plan.values import Shard
 from airflow_geneva.storage import Storage

@@ -1,0 +1,138 @@
+"""``python -m bench``: every measurement in a process of its own, then the tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from airflow_geneva.java import java_environment
+from bench import report
+from bench.cases import CASES
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "benchmarks.md"
+RUNNERS = ("inline", "spark")
+OTHERS = ("slow", "plan")
+COLD_CASES = ("a", "c", "a16m")
+
+
+class Bench:
+    """Runs measurements one after another.
+
+    Args:
+        scratch: folder for tables.
+        quick: small sizes, one repeat.
+        runners: which of ours to measure.
+    """
+
+    def __init__(self, scratch: Path, quick: bool, runners: Sequence[str]) -> None:
+        self.scratch = scratch
+        self.quick = quick
+        self.runners = runners
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYSPARK_PYTHON": sys.executable,
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "RUST_LOG": "error",
+        }
+        if "spark" in runners:
+            self.environment.update(java_environment(scratch / "java"))
+
+    def run(self, cases: Sequence[str]) -> dict[str, Any]:
+        """Measure the cases asked for; a mapping from kind of measurement to what was found."""
+        results: dict[str, Any] = {"compare": [], "once": [], "slow": None, "plan": []}
+        for name in cases:
+            if name == "slow":
+                results["slow"] = self._slow()
+            elif name == "plan":
+                results["plan"] = self._plan()
+            else:
+                self._column(name, results)
+        return results
+
+    def _column(self, name: str, results: dict[str, Any]) -> None:
+        folder = self.scratch / name
+        about = {"case": name, "folder": str(folder), "quick": self.quick}
+        for runner in self.runners:
+            self._measure("make", **about)
+            found = self._measure("compare", **about, runner=runner)
+            if not found["agree"]:
+                raise SystemExit(f"Case {name} on {runner}: our values are not those of pylance alone.")
+            results["compare"].append({"case": name, "runner": runner, **found})
+            shutil.rmtree(folder)
+        if name in COLD_CASES and not (self.quick and name != "a"):
+            self._measure("make", **about)
+            for side in ("floor", *self.runners):
+                found = self._measure("once", **about, side=side)
+                results["once"].append({"case": name, "side": side, **found})
+            shutil.rmtree(folder)
+
+    def _slow(self) -> dict[str, Any]:
+        # A fragment that takes longer than the default interval, so that it is checkpointed on the way.
+        size = {"rows": 200 if self.quick else 24_000, "fragments": 2}
+        sides = self._measure("slow", folder=str(self.scratch / "slow"), repeats=1 if self.quick else 3, **size)
+        return {"sides": sides, **size}
+
+    def _plan(self) -> list[dict[str, Any]]:
+        found = []
+        for fragments in (50, 200) if self.quick else (20_000, 100_000):
+            for computed in (False, True):
+                folder = self.scratch / f"plan-{fragments}-{computed}"
+                self._measure("make_many", folder=str(folder), fragments=fragments, computed=computed)
+                repeats = 1 if self.quick else 5
+                plan = self._measure("plan", folder=str(folder), computed=computed, repeats=repeats)
+                found.append({"fragments": fragments, "computed": computed, **plan})
+                shutil.rmtree(folder)
+        return found
+
+    def _measure(self, name: str, **keywords: Any) -> Any:
+        if name != "make":
+            said = {key: value for key, value in keywords.items() if key not in ("folder", "quick")}
+            print(f"{name} {said}", file=sys.stderr, flush=True)
+        output = self.scratch / "measured.json"
+        command = [sys.executable, "-m", "bench.measure", str(output), name, json.dumps(keywords)]
+        done = subprocess.run(command, env=self.environment, cwd=self.scratch, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+        return json.loads(output.read_text())
+
+
+def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
+    """Measure, print the tables, and keep those of a whole run in ``docs/benchmarks.md``."""
+    everything = [*CASES, *OTHERS]
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes, inline unless told: does it work?")
+    parser.add_argument("--cases", default=",".join(everything), help="some of the default, with commas: %(default)s")
+    parser.add_argument("--runners", default=None, help=f"some of {','.join(RUNNERS)}")
+    options = parser.parse_args(arguments)
+    cases = options.cases.split(",")
+    runners = (options.runners or ("inline" if options.quick else ",".join(RUNNERS))).split(",")
+    for given, known in ((cases, everything), (runners, RUNNERS)):
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            parser.error(f"{unknown[0]!r} is not one of {', '.join(known)}")
+    scratch = Path(tempfile.mkdtemp(prefix="airflow-geneva-bench-"))
+    try:
+        results = Bench(scratch, options.quick, runners).run(cases)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    text = report.render(results)
+    print(text)
+    if not options.quick and cases == everything and set(runners) == set(RUNNERS):
+        report.write(PAGE, text)
+        print(f"Written to {PAGE.relative_to(ROOT)}.")
+    return results
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""One measurement in a process of its own, so that no other one's memory, caches or sessions show in it.
+
+Started by :mod:`bench.__main__` as ``python -m bench.measure OUTPUT NAME KEYWORDS-AS-JSON``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from airflow_geneva import Table
+from bench import floor, memory, planning, udfs
+from bench.cases import CASES, Case, open_table
+
+Measured = dict[str, Any]
+
+
+def make(case: str, folder: str, quick: bool) -> Measured:
+    """Make the table of a case."""
+    _case(case, quick).make(Path(folder))
+    return {}
+
+
+def compare(case: str, folder: str, quick: bool, runner: str) -> Measured:
+    """Run our side and the floor in turn on one table; the first round warms up and does not count."""
+    what, table = _case(case, quick), open_table(Path(folder))
+    prepared = None if what.kind == "fill" else _filled(table, what, runner)
+    ours, theirs = [], []
+    for turn in range(what.repeats + 1):
+        mine, other = prepared or _new_columns(table, what)
+        if what.kind == "grow":
+            what.grow(table)
+        sides = [lambda: _ours(table, what, mine, runner), lambda: _floor(table, what, other)]
+        results = [side() for side in (sides if turn % 2 else sides[::-1])]
+        ours.append(results[0 if turn % 2 else 1])
+        theirs.append(results[1 if turn % 2 else 0])
+        if turn == what.repeats:
+            values = table.lance.to_table(columns=[mine, other])
+            agree = values.column(mine).equals(values.column(other)) and values.column(mine).null_count == 0
+        if prepared is None:
+            table.lance.drop_columns([mine, other])
+    return {
+        "ours": [run["seconds"] for run in ours[1:]],
+        "floor": [run["seconds"] for run in theirs[1:]],
+        "ours_cpu": [run["cpu"] for run in ours[1:]],
+        "floor_cpu": [run["cpu"] for run in theirs[1:]],
+        "rows": ours[-1]["rows"],
+        "floor_rows": theirs[-1]["rows"],
+        "files": ours[-1]["files"],
+        "bytes": ours[-1]["bytes"],
+        "agree": agree,
+    }
+
+
+def once(case: str, folder: str, quick: bool, side: str) -> Measured:
+    """Run one side once from a cold start: seconds since the process began, and memory."""
+    what, table = _case(case, quick), open_table(Path(folder))
+    mine, other = _new_columns(table, what)
+    run = _floor(table, what, other) if side == "floor" else _ours(table, what, mine, side)
+    return {
+        "seconds": time.time() - psutil.Process().create_time(),
+        "inside": run["seconds"],
+        "peak_self": memory.peak_self(),
+        "peak_children": memory.peak_children(),
+    }
+
+
+def slow(folder: str, rows: int, fragments: int, repeats: int) -> Measured:
+    """A UDF of 1 ms a row with checkpoints at two intervals, and as a plain loop with none."""
+    what = Case("slow", "", rows, fragments, udfs.slow_embed)
+    what.make(Path(folder))
+    table = open_table(Path(folder))
+    sides: dict[str, Callable[[str], Measured]] = {
+        "none": lambda column: _floor(table, what, column),
+        "10 s": lambda column: _ours(table, what, column, "inline"),
+        "1 s": lambda column: _ours(table, what, column, "inline", checkpoint_interval=1.0),
+    }
+    runs: dict[str, list[Measured]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, side in sides.items():
+            column, unused = _new_columns(table, what)
+            runs[name].append(side(column))
+            table.lance.drop_columns([column, unused])
+    return {
+        name: {
+            "seconds": [run["seconds"] for run in group],
+            "files": group[-1].get("files", 0),
+            "bytes": group[-1].get("bytes", 0),
+            "rows": group[-1]["rows"],
+        }
+        for name, group in runs.items()
+    }
+
+
+def _case(name: str, quick: bool) -> Case:
+    return CASES[name].small() if quick else CASES[name]
+
+
+def _new_columns(table: Table, case: Case) -> tuple[str, str]:
+    tag = uuid.uuid4().hex[:8]
+    mine, other = f"ours_{tag}", f"floor_{tag}"
+    table.add_columns({mine: (case.udf, [case.column])})
+    floor.add_column(table.uri, other, case.udf)
+    return mine, other
+
+
+def _filled(table: Table, case: Case, runner: str) -> tuple[str, str]:
+    mine, other = _new_columns(table, case)
+    _ours(table, case, mine, runner)
+    _floor(table, case, other)
+    return mine, other
+
+
+def _ours(table: Table, case: Case, column: str, runner: str, **sizing: Any) -> Measured:
+    files, size = _checkpoints(table)
+    began, cpu = time.perf_counter(), time.process_time()
+    result = table.backfill(column, udf=case.udf, runner=runner, **sizing)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    files_after, size_after = _checkpoints(table)
+    return {
+        "seconds": seconds,
+        "cpu": cpu,
+        "rows": result.rows_computed,
+        "files": files_after - files,
+        "bytes": size_after - size,
+    }
+
+
+def _floor(table: Table, case: Case, column: str) -> Measured:
+    began, cpu = time.perf_counter(), time.process_time()
+    rows = floor.fill_column(table.uri, case.column, column, case.udf)
+    return {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu, "rows": rows}
+
+
+def _checkpoints(table: Table) -> tuple[int, int]:
+    """Number and bytes of all files below ``_checkpoints``: checkpoints, plans, ledgers and job records."""
+    sizes = [
+        os.path.getsize(os.path.join(folder, name))
+        for folder, _, names in os.walk(table.location.checkpoints.root)
+        for name in names
+    ]
+    return len(sizes), sum(sizes)
+
+
+MEASUREMENTS: dict[str, Callable[..., Measured]] = {
+    "make": make,
+    "compare": compare,
+    "once": once,
+    "slow": slow,
+    "make_many": planning.make_many,
+    "plan": planning.measure,
+}
+
+if __name__ == "__main__":
+    output, name, keywords = sys.argv[1:]
+    Path(output).write_text(json.dumps(MEASUREMENTS[name](**json.loads(keywords))))

@@ -1,0 +1,147 @@
+"""What was measured, as Markdown, and where it is kept."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.cases import CASES
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+
+def render(results: Mapping[str, Any]) -> str:
+    """All tables of a run."""
+    parts = [_machine()]
+    if results.get("compare"):
+        parts.append("### Filling a column\n\n" + _compared(results["compare"]))
+    if results.get("once"):
+        parts.append("### From a cold start, and memory\n\n" + _cold(results["once"]))
+    if results.get("slow"):
+        parts.append("### What checkpoints cost\n\n" + _slow(results["slow"]))
+    if results.get("plan"):
+        parts.append("### Planning\n\n" + _planned(results["plan"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def write(page: Path, text: str) -> None:
+    """Put the tables between the markers of a page, and leave the rest of it as it is."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise SystemExit(f"{page} has no lines {BEGIN} and {END}. Put them where the figures belong.")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+
+
+def _machine() -> str:
+    load = os.getloadavg()[0]
+    names = ("airflow-geneva", "pylance", "pyarrow", "pyspark", "numpy")
+    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    return (
+        f"Measured {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC on {os.cpu_count()} cores "
+        f"({platform.machine()}), {psutil.virtual_memory().total / (1 << 30):.0f} GB of memory, "
+        f"{platform.system()} {platform.release()}, Python {platform.python_version()}: {versions}. "
+        f"Load average at the end: {load:.1f}."
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _compared(runs: Sequence[Mapping[str, Any]]) -> str:
+    head = ("case", "runner", "ours, s", "pylance alone, s", "ratio", "CPU ratio", "rows run", "files", "KB", "peer, s")
+    rows = [
+        (
+            CASES[run["case"]].title,
+            run["runner"],
+            _best_median(run["ours"]),
+            _best_median(run["floor"]),
+            f"{min(run['ours']) / min(run['floor']):.1f} / {_median_ratio(run['ours'], run['floor']):.1f}",
+            # On Spark most of the work is in other processes.
+            f"{_median_ratio(run['ours_cpu'], run['floor_cpu']):.1f}" if run["runner"] == "inline" else "",
+            f"{run['rows']:,}",
+            f"{run['files']:,}",
+            f"{run['bytes'] / 1e3:,.0f}",
+            CASES[run["case"]].peer,
+        )
+        for run in runs
+    ]
+    return _table(head, rows)
+
+
+def _cold(runs: Sequence[Mapping[str, Any]]) -> str:
+    head = ("case", "side", "since process start, s", "of it the run, s", "peak MB, itself", "peak MB, children")
+    rows = [
+        (
+            CASES[run["case"]].title,
+            "pylance alone" if run["side"] == "floor" else run["side"],
+            f"{run['seconds']:.1f}",
+            f"{run['inside']:.2f}",
+            f"{run['peak_self'] / 1e6:,.0f}",
+            f"{run['peak_children'] / 1e6:,.0f}",
+        )
+        for run in runs
+    ]
+    return _table(head, rows)
+
+
+def _slow(run: Mapping[str, Any]) -> str:
+    head = ("checkpoints", "s", "over pylance alone", "files", "MB", "rows run")
+    without = run["sides"]["none"]["seconds"]
+    rows = []
+    for name, side in run["sides"].items():
+        took = side["seconds"]
+        best = 100 * (min(took) / min(without) - 1)
+        median = 100 * (_median_ratio(took, without) - 1)
+        rows.append(
+            (
+                "none: pylance alone" if name == "none" else f"every {name}" + (" (default)" if name == "10 s" else ""),
+                _best_median(took),
+                "" if name == "none" else f"{best:+.1f} % / {median:+.1f} %",
+                f"{side['files']:,}",
+                f"{side['bytes'] / 1e6:,.1f}",
+                f"{side['rows']:,}",
+            )
+        )
+    about = f"A UDF of 1 ms a row -> 384 x float32, {run['rows']:,} rows in {run['fragments']} fragments, inline."
+    return about + "\n\n" + _table(head, rows)
+
+
+def _planned(runs: Sequence[Mapping[str, Any]]) -> str:
+    head = ("fragments", "state", "plan, s", "open and read file lists, s", "ratio", "whole backfill, s", "peak MB")
+    rows = [
+        (
+            f"{run['fragments']:,}",
+            "nothing to do" if run["computed"] else "everything to do",
+            _best_median(run["plan"]),
+            _best_median(run["floor"]),
+            f"{min(run['plan']) / min(run['floor']):.1f}",
+            _best_median(run["backfill"]) if "backfill" in run else "",
+            f"{run['peak_self'] / 1e6:,.0f}",
+        )
+        for run in runs
+    ]
+    return _table(head, rows)
+
+
+def _median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Median of the ratios of runs that stood side by side, which load from elsewhere hits alike."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def _best_median(seconds: Sequence[float]) -> str:
+    return f"{_seconds(min(seconds))} / {_seconds(statistics.median(seconds))}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.4f}" if value < 0.1 else f"{value:.2f}"

@@ -1,0 +1,40 @@
+"""The functions that are measured; our side and the floor call the very same ones."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_geneva import udf
+
+DIMENSIONS = 384
+VECTOR = pa.list_(pa.float32(), DIMENSIONS)
+SECONDS_A_ROW = 0.001
+
+_WEIGHTS = np.linspace(-1, 1, DIMENSIONS, dtype=np.float32)
+
+
+@udf(data_type=pa.int64())
+def double(x: pa.Int64Array) -> pa.Int64Array:
+    return pc.multiply(x, 2)
+
+
+@udf(data_type=pa.int64())
+def length(text: str) -> int:
+    return len(text)
+
+
+@udf(data_type=VECTOR)
+def embed(x: pa.Int64Array) -> pa.Array:
+    flat = (x.to_numpy()[:, None] * _WEIGHTS).astype(np.float32).ravel()
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat), type=VECTOR)
+
+
+@udf(data_type=VECTOR)
+def slow_embed(x: int) -> npt.NDArray[np.float32]:
+    time.sleep(SECONDS_A_ROW)
+    return np.float32(x) * _WEIGHTS

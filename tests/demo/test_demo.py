@@ -1,0 +1,259 @@
+"""The demo does what it says, and says so when it does not."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lance
+import psutil
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from airflow_geneva import connect
+from dags_examples.demo.__main__ import InUse, claim, run_demo
+from dags_examples.demo.report import nearest
+from dags_examples.demo.rest import TaskState
+from dags_examples.demo.runs import Run, read_count
+from dags_examples.demo.stack import AirflowStopped, DemoHome, airflow_environment, run_airflow
+from dags_examples.demo.verses import COLUMN, append_books, create_verses, read_books
+
+ROOT = Path(__file__).parents[2]
+DAGS = ROOT / "dags_examples"
+
+
+@pytest.fixture(autouse=True)
+def _udfs_as_airflow_imports_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DAGS))
+
+
+@pytest.fixture(scope="module")
+def books() -> list[pa.Table]:
+    return read_books()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> DemoHome:
+    made = DemoHome(tmp_path / "demo")
+    made.root.mkdir()
+    return made
+
+
+def finished(name: str = "run 1", **changes: Any) -> Run:
+    """A run in which 10 rows were computed, 5 were skipped, and everything agrees."""
+    tasks = [TaskState(f"backfill.{stage}", -1, "success", 1, 1.5) for stage in ("plan", "finish")]
+    tasks += [TaskState(f"backfill.shards.{stage}", 0, "success", 1, 2.0) for stage in ("apply", "commit")]
+    result = {"state": "DONE", "rows_computed": 10, "rows_skipped": 5, "rows_left": 0}
+    return replace(Run(name, "success", tuple(tasks), result, 10, (3, 4), 9.0), **changes)
+
+
+def with_result(**changes: Any) -> Mapping[str, Any]:
+    return {**finished().result, **changes}
+
+
+def test_the_text_is_whole_and_in_order(books: list[pa.Table]) -> None:
+    assert len(books) == 66
+    assert sum(book.num_rows for book in books) == 31_102
+    first, last = books[0].to_pylist()[0], books[-1].to_pylist()[-1]
+    assert first == {
+        "book": "Genesis",
+        "chapter": 1,
+        "verse": 1,
+        "text": "In the beginning God created the heaven and the earth.",
+    }
+    assert (last["book"], last["chapter"], last["verse"]) == ("Revelation", 22, 21)
+    assert all(text and not text[0].isdigit() for book in books for text in book["text"].to_pylist())
+
+
+def test_books_come_in_one_commit_with_one_fragment_each(home: DemoHome, books: list[pa.Table]) -> None:
+    table = create_verses(connect(home.database), books[-6:-2])
+    before = table.version
+    append_books(table, books[-2:])
+    assert table.version == before + 1
+    fragments = table.lance.get_fragments()
+    assert [fragment.count_rows() for fragment in fragments] == [book.num_rows for book in books[-6:]]
+    assert table.to_arrow()["text"].to_pylist() == [text for book in books[-6:] for text in book["text"].to_pylist()]
+
+
+def test_an_embedding_does_not_depend_on_the_batch_it_was_computed_in(books: list[pa.Table]) -> None:
+    from embedding_udfs import embed
+
+    text = books[-2]["text"].combine_chunks()
+    whole = embed(text)
+    assert whole.shape == (len(text), embed.data_type.list_size)
+    for start in range(0, len(text), 7):
+        assert (embed(text[start : start + 7]) == whole[start : start + 7]).all()
+
+
+def test_the_counting_udf_gives_the_examples_values_and_counts_across_processes(
+    home: DemoHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedding_udfs import embed
+    from embedding_udfs.counted import COUNTS, counted_embed
+
+    monkeypatch.setenv(COUNTS, str(home.counts))
+    assert read_count(home.counts) == 0
+    text = pa.array(["one", "two", "three"])
+    assert (counted_embed(text) == embed(text)).all()
+    program = (
+        "import pyarrow as pa; from embedding_udfs.counted import counted_embed; counted_embed(pa.array(['four']))"
+    )
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(DAGS)}, check=True)
+    assert read_count(home.counts) == 4
+
+
+def test_a_change_of_the_example_is_a_change_of_the_counting_udf(tmp_path: Path) -> None:
+    """Else the demo would go on with values of code that is no more."""
+    package = tmp_path / "embedding_udfs"
+    package.mkdir()
+    (package / "counted.py").write_text((DAGS / "embedding_udfs" / "counted.py").read_text())
+    example = (DAGS / "embedding_udfs" / "__init__.py").read_text()
+    program = "from embedding_udfs.counted import counted_embed; print(counted_embed.code_version)"
+    versions = []
+    for text in (example, example.replace("text.to_pylist()", "text.to_pylist()[:]")):
+        (package / "__init__.py").write_text(text)
+        told = subprocess.run(
+            [sys.executable, "-B", "-c", program],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        versions.append(told.stdout)
+    assert versions[0] != versions[1]
+
+
+def test_a_run_that_agrees_has_no_problems() -> None:
+    assert finished().problems(computed=10, skipped=5) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"counted": 11}, "the UDF counted 11 rows, reported are 10"),
+        ({"state": "failed", "result": {}}, "the DAG run ended as failed"),
+        ({"result": with_result(state="PARTIAL")}, "state = PARTIAL, expected DONE"),
+        ({"result": with_result(rows_computed=9), "counted": 9}, "rows_computed = 9, expected 10"),
+        ({"result": with_result(rows_skipped=6)}, "rows_skipped = 6, expected 5"),
+        ({"result": with_result(rows_left=1)}, "rows_left = 1, expected 0"),
+        ({"result": {}}, "rows_computed = None, expected 10"),
+    ],
+)
+def test_a_run_that_does_not_agree_is_a_problem(changes: dict[str, Any], said: str) -> None:
+    assert any(said in problem for problem in finished(**changes).problems(computed=10, skipped=5))
+
+
+def test_spark_and_a_version_for_nothing_are_problems() -> None:
+    result = with_result(rows_computed=0, rows_skipped=15)
+    idle = finished(result=result, counted=0, versions=(4, 4), tasks=finished().tasks[:2])
+    assert idle.problems(computed=0, skipped=15) == []
+    assert "Spark was started" in replace(idle, tasks=finished().tasks).problems(0, 15)[0]
+    assert "from version 4 to 5" in replace(idle, versions=(4, 5)).problems(0, 15)[0]
+
+
+def test_two_demos_do_not_share_a_folder(home: DemoHome) -> None:
+    with claim(home), pytest.raises(InUse, match="End it first"), claim(home):
+        pytest.fail("both hold it")
+    with claim(home):
+        pass
+
+
+def test_nothing_of_the_users_own_airflow_or_spark_reaches_the_demo(
+    home: DemoHome, monkeypatch: pytest.MonkeyPatch, java_home: str
+) -> None:
+    for name in ("AIRFLOW__CORE__EXECUTOR", "AIRFLOW_CONN_LANCE_DEFAULT", "SPARK_HOME", "PYSPARK_PYTHON"):
+        monkeypatch.setenv(name, "the user's")
+    environment = airflow_environment(home, DAGS, 1)
+    assert "the user's" not in environment.values()
+    assert environment["AIRFLOW_HOME"].startswith(str(home.root))
+
+
+@pytest.mark.airflow
+@pytest.mark.slow
+def test_an_airflow_that_does_not_start_is_told_with_the_reason(home: DemoHome) -> None:
+    home.airflow.mkdir()
+    (home.airflow / "airflow.cfg").write_text("[database]\nsql_alchemy_conn = sqlite:////nowhere/airflow.db\n")
+    with pytest.raises(AirflowStopped, match="unable to open database file"), run_airflow(home, DAGS):
+        pytest.fail("it cannot be up")
+    assert mentioning(home) == []
+
+
+@pytest.mark.airflow
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_demo_computes_everything_then_nothing_then_what_is_new(home: DemoHome, books: list[pa.Table]) -> None:
+    said = io.StringIO()
+    (home.root / "left over").mkdir()
+    problems = run_demo(home, books[-8:], 2, "tears wiped away", Console(file=said, width=120))
+    text = said.getvalue()
+    assert problems == [], text
+    computed, late = sum(book.num_rows for book in books[-8:-2]), sum(book.num_rows for book in books[-2:])
+    assert f"{computed:,} rows computed, 0 skipped; the UDF itself counted {computed:,}." in text
+    assert f"0 rows computed, {computed:,} skipped; the UDF itself counted 0." in text
+    assert f"{late:,} rows computed, {computed:,} skipped; the UDF itself counted {late:,}." in text
+    assert f"{late:,} of {late:,} rows computed (100 %)" in text
+    assert "Revelation 21:4" in text
+
+    from embedding_udfs import embed
+
+    table = connect(home.database).open_table("verses")
+    stored = table.to_arrow()
+    vectors = stored[COLUMN].combine_chunks().flatten().to_numpy().reshape(stored.num_rows, -1)
+    assert (vectors == embed(stored["text"].combine_chunks())).all()
+    assert nearest(table, stored["text"][0].as_py(), 1)["_distance"][0].as_py() == pytest.approx(0, abs=1e-6)
+    committed = [table.lance.read_transaction(version).operation for version in (4, 6)]
+    assert table.version == 6
+    assert all(isinstance(operation, lance.LanceOperation.DataReplacement) for operation in committed)
+    assert not (home.root / "left over").exists()
+    assert mentioning(home) == []
+
+
+@pytest.mark.airflow
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_demo_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
+    """It is stopped while Spark is starting: scheduler, task, JVM and its driver are all there."""
+    home = DemoHome(tmp_path)
+    program = (
+        "import sys, signal; from pathlib import Path; from rich.console import Console\n"
+        f"sys.path.insert(0, {str(DAGS)!r})\n"
+        "from dags_examples.demo.__main__ import run_demo; from dags_examples.demo.stack import DemoHome\n"
+        "from dags_examples.demo.verses import read_books\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"run_demo(DemoHome(Path({str(tmp_path)!r})), read_books()[-4:], 2, 'any', Console())\n"
+    )
+    demo = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    while demo.poll() is None and not any("application/main.py" in " ".join(line) for line in mentioning(home)):
+        time.sleep(0.2)
+    family = psutil.Process(demo.pid).children(recursive=True)
+    demo.send_signal(signal.SIGINT)
+    _, told = demo.communicate(timeout=120)
+    assert b"KeyboardInterrupt" in told
+    assert len(family) > 5
+    assert [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
+    assert mentioning(home) == []
+
+
+def mentioning(home: DemoHome) -> list[list[str]]:
+    """Command lines of running processes that have to do with the folder, this one's aside."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = process.cmdline()
+            folder = process.environ().get("AIRFLOW_HOME", "")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if process.pid != os.getpid() and (str(home.root) in " ".join(line) or str(home.root) in folder):
+            found.append(line)
+    return found
