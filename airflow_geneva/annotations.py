@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.blobs import is_blob_type
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.signature import UNKNOWN, Signature, union_members
 
@@ -132,7 +133,7 @@ def _widens(annotation: Any, data_type: pa.DataType) -> bool:
 def accepts(annotation: Any, data_type: pa.DataType) -> bool | None:
     """Whether values of a column of this type are what the annotation promises; None: the annotation does not say."""
     if isinstance(data_type, pa.BaseExtensionType):
-        data_type = data_type.storage_type
+        data_type = pa.large_binary() if is_blob_type(data_type) else data_type.storage_type
     members = union_members(annotation)
     if len(members) != 1:
         answers = [accepts(member, data_type) for member in members]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.record import JobFolder, read_jobs
 from airflow_geneva.location import TableLocation
 from airflow_geneva.storage import Storage, check_name, freeze_options, join, normalize_uri
 from airflow_geneva.table import Table
@@ -43,6 +44,27 @@ class Database:
         """
         check_name(name, "table")
         return TableLocation(join(self.uri, f"{name}.lance"), name, self.options)
+
+    def jobs(self, newest: int = 100) -> list[dict[str, Any]]:
+        """Records of the newest jobs of every table, newest first.
+
+        Args:
+            newest: most records to read per table.
+        """
+        found = [record for name in self.table_names() for record in read_jobs(self.location(name).checkpoints, newest)]
+        return sorted(found, key=lambda record: str(record["id"]), reverse=True)
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """The record of one job.
+
+        Raises:
+            InvalidInput: no table has such a job.
+        """
+        for name in self.table_names():
+            record = JobFolder.of(self.location(name).checkpoints, job_id).read_record()
+            if record is not None:
+                return record
+        raise InvalidInput(f"There is no job {job_id!r} in {self.uri}. db.jobs() lists the newest.")
 
     def open_table(self, name: str) -> Table:
         """Open a table.

@@ -22,7 +22,7 @@ CREDENTIALS = "AIRFLOW_GENEVA_STORAGE_OPTIONS"
 """The variable in which the driver finds the storage options, as JSON."""
 
 _LOCAL = re.compile(r"local(?:\[(?P<slots>\*|\d+)(?:,\s*(?P<failures>\d+))?\])?")
-_CLUSTER = re.compile(r"(?P<kind>spark|k8s|mesos)://.+|(?P<yarn>yarn)|(?P<simulated>local-cluster\[.+\])")
+_CLUSTER = re.compile(r"(?P<kind>spark|k8s)://.+|(?P<yarn>yarn)|(?P<simulated>local-cluster\[.+\])")
 _TASK_FAILURES = 4
 
 # What a driver needs of the worker's environment. Nothing of Airflow's: its metadata database, its signing key and
@@ -46,7 +46,7 @@ class SparkMaster:
 
     Args:
         url: as spark-submit takes it.
-        kind: ``local``, ``spark`` (standalone), ``yarn``, ``k8s``, ``mesos`` or ``local-cluster``.
+        kind: ``local``, ``spark`` (standalone), ``yarn``, ``k8s`` or ``local-cluster``.
         slots: cores of a local master; None for the others.
         failures: how often a local task may fail; None for the others.
     """
@@ -104,12 +104,14 @@ class Resources:
         concurrency: task slots.
         num_cpus, num_gpus: what one call of the UDF needs; a share of a GPU is one that several calls use.
         memory: bytes one call needs.
+        executor_cores: cores of an executor, where the DAG author gave them.
     """
 
     concurrency: int
     num_cpus: float | None = None
     num_gpus: float | None = None
     memory: int | None = None
+    executor_cores: int | None = None
 
     @property
     def task_cpus(self) -> int:
@@ -120,31 +122,34 @@ class Resources:
         """How many calls share one GPU; Spark knows halves, thirds and so on, and whole ones."""
         return max(1, math.floor(1 / self.num_gpus)) if self.num_gpus else 1
 
+    @property
+    def calls_per_executor(self) -> int:
+        """How many calls run at once in an executor of its own."""
+        return self.calls_per_gpu if self.executor_cores is None else max(1, self.executor_cores // self.task_cpus)
+
     def settings(self, master: SparkMaster) -> dict[str, str]:
         """As Spark settings; none on a local master, which runs everything in one process."""
         if master.kind == "local":
             return {}
+        contained = master.kind in ("yarn", "k8s")
+        calls = self.calls_per_executor
         settings = {"spark.task.cpus": str(self.task_cpus)}
-        if master.kind == "spark" or master.kind == "mesos" or master.kind == "local-cluster":
-            settings["spark.cores.max"] = str(self.concurrency * self.task_cpus)
-        own_executors = master.kind in ("yarn", "k8s") or self.memory or self.num_gpus
-        calls = self.calls_per_gpu
-        if own_executors:
+        if contained or self.memory or self.num_gpus:
             settings["spark.executor.cores"] = str(calls * self.task_cpus)
-        if master.kind in ("yarn", "k8s"):
+        if contained:
             settings["spark.executor.instances"] = str(math.ceil(self.concurrency / calls))
+        else:
+            settings["spark.cores.max"] = str(self.concurrency * self.task_cpus)
         if self.num_gpus:
             whole = math.ceil(self.num_gpus)
-            settings["spark.task.resource.gpu.amount"] = f"{1 / calls:.6g}" if calls > 1 else str(whole)
-            settings["spark.executor.resource.gpu.amount"] = str(whole)
+            settings["spark.task.resource.gpu.amount"] = f"{whole / self.calls_per_gpu:.6g}"
+            settings["spark.executor.resource.gpu.amount"] = str(math.ceil(calls * whole / self.calls_per_gpu))
         if self.memory:
-            amount = f"{math.ceil(calls * self.memory / 2**20)}m"
-            if master.kind in ("yarn", "k8s"):
-                # A UDF's memory is Python's and not the JVM's. spark.executor.pyspark.memory would limit the address
-                # space of the worker, which CUDA and memory-mapped models exceed without using it.
-                settings["spark.executor.memoryOverhead"] = amount
-            else:
-                settings["spark.executor.memory"] = amount
+            # A UDF's memory is Python's and not the JVM's: in a container it comes on top of the heap. There,
+            # spark.executor.pyspark.memory would limit the address space of the worker, which CUDA and memory-mapped
+            # models exceed without using it.
+            setting = "spark.executor.memoryOverhead" if contained else "spark.executor.memory"
+            settings[setting] = f"{math.ceil(calls * self.memory / 2**20)}m"
         return settings
 
     def ignored(self, master: SparkMaster) -> list[str]:

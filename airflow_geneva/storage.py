@@ -17,6 +17,9 @@ from airflow_geneva.errors import InvalidInput, StorageError
 if TYPE_CHECKING:
     from lance.file import LanceFileSession
 
+# pylance's file session raises RuntimeError where a local disk raises OSError.
+_STORE_ERRORS = (OSError, RuntimeError)
+
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")
 
@@ -142,7 +145,7 @@ class Storage:
                 local = Path(scratch) / "document"
                 local.write_bytes(data)
                 self.session.upload_file(local, name)
-        except OSError as error:
+        except _STORE_ERRORS as error:
             raise StorageError(
                 f"Cannot write {target}: {error}. Check that the place exists and is writable."
             ) from error
@@ -160,13 +163,13 @@ class Storage:
                 return Path(source).read_bytes()
             except FileNotFoundError:
                 raise
-            except OSError as error:
+            except _STORE_ERRORS as error:
                 raise StorageError(f"Cannot read {source}: {error}.") from error
         with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
             local = Path(scratch) / "document"
             try:
                 self.session.download_file(name, local)
-            except OSError as error:
+            except _STORE_ERRORS as error:
                 if not self.exists(name):
                     raise FileNotFoundError(source) from error
                 raise StorageError(f"Cannot read {source}: {error}.") from error
@@ -183,7 +186,7 @@ class Storage:
             return os.path.exists(self.path(name))
         try:
             return self.session.contains(name)
-        except OSError as error:
+        except _STORE_ERRORS as error:
             raise StorageError(f"Cannot reach {self.root}: {error}.") from error
 
     def list_files(self, folder: str = "") -> list[str]:
@@ -197,7 +200,7 @@ class Storage:
             ]
         try:
             found = self.session.list(folder or None)
-        except OSError as error:
+        except _STORE_ERRORS as error:
             raise StorageError(f"Cannot list {join(self.root, folder)}: {error}.") from error
         return [name for name in found if not _half_written(name.rsplit("/", 1)[-1])]
 
@@ -213,7 +216,7 @@ class Storage:
             return sorted(e.name for e in entries if e.is_dir()), sorted(files)
         try:
             result = self.session.list_with_delimiter(folder or None)
-        except OSError as error:
+        except _STORE_ERRORS as error:
             raise StorageError(f"Cannot list {join(self.root, folder)}: {error}.") from error
         names = [[str(path).rstrip("/").rsplit("/", 1)[-1] for path in group] for group in _groups(result)]
         return sorted(names[0]), sorted(name for name in names[1] if not _half_written(name))
@@ -225,7 +228,7 @@ class Storage:
                 Path(self.path(name)).unlink(missing_ok=True)
             elif self.session.contains(name):
                 self.session.delete_file(name)
-        except OSError as error:
+        except _STORE_ERRORS as error:
             raise StorageError(f"Cannot delete {self.path(name)}: {error}.") from error
 
 

@@ -273,7 +273,7 @@ class Table:
 
 
 def _check_blob(table: str, schema: pa.Schema, field: pa.Field) -> None:
-    from airflow_geneva.write.staged import is_blob
+    from airflow_geneva.blobs import is_blob
 
     if not is_blob(field):
         return

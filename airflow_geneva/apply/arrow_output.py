@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.annotations import is_list
+from airflow_geneva.blobs import as_blobs, is_blob_type
 
 
 class OutputMismatch(TypeError):
@@ -56,6 +57,8 @@ def array_from_result(result: Any, data_type: pa.DataType) -> pa.Array:
         raise OutputMismatch("expected a pa.Array or a NumPy array")
     if result.type == data_type:
         return result
+    if is_blob_type(data_type):
+        return array_from_values(result.to_pylist(), data_type)
     if not _castable(result.type, data_type):
         raise OutputMismatch(f"expected {data_type}")
     try:
@@ -65,6 +68,8 @@ def array_from_result(result: Any, data_type: pa.DataType) -> pa.Array:
 
 
 def _convert(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
+    if is_blob_type(data_type):
+        return as_blobs(values)
     if isinstance(values, np.ndarray):
         made = pa.array(values)
         if not _castable(made.type, data_type):

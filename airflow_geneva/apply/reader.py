@@ -112,6 +112,7 @@ def read_rows(
         batch_readahead=4,
         with_row_id=True,
         with_row_address=True,
+        blob_handling="all_binary",
     )
     position = start
     left = count

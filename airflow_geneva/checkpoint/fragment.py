@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from airflow_geneva.blobs import as_bytes
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore
 
@@ -34,6 +35,7 @@ def range_batch(values: pa.Array, offsets: Offsets, ids: RowIds, looked_at: Rang
         looked_at: every row the range stands for, those a filter did not select included.
         job_id: the job that ran the UDF.
     """
+    values = as_bytes(values)
     metadata = {"looked_at": json.dumps(looked_at.pairs()), "job_id": job_id}
     fields = [pa.field(VALUE, values.type), pa.field(OFFSET, pa.uint32()), pa.field(ROW_ID, pa.uint64())]
     columns = [values, pa.array(offsets.astype(np.uint32)), pa.array(ids.astype(np.uint64))]

@@ -19,6 +19,7 @@ from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.storage import Storage
 
 _FOLD_AFTER = 16
+_SEEN_KEPT = 8
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,15 @@ def looked_at(where_hash: str, version: str) -> str:
     return f"where:{where_hash}:{version}"
 
 
+SEEN = "seen"
+"""What a fact says that only marks a version at which the facts were complete, for comparing rows by value."""
+
+
+def seen(version: int) -> Fact:
+    """Mark a table version as one to compare with."""
+    return Fact("", SEEN, None, version)
+
+
 _SCHEMA = pa.schema(
     [
         pa.field("signature", pa.string()),
@@ -66,6 +76,12 @@ class ColumnState:
 
     facts: dict[str, list[Fact]] = field(default_factory=dict)
     ledgers: list[str] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)
+
+    @property
+    def open_jobs(self) -> set[str]:
+        """Jobs with a ledger that is not folded yet."""
+        return {key.split(".")[1] for key in self.ledgers if key.startswith("ledger.")}
 
     def computed(self, signature: str, physical_rows: int) -> dict[str, Ranges]:
         """Rows of a fragment that hold a value, by UDF version."""
@@ -121,7 +137,10 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
     state = ColumnState(ledgers=[key for key in batches if key not in covered])
     for key in state.ledgers:
         for fact in _read(batches[key]):
-            state.facts.setdefault(fact.signature, []).append(fact)
+            if fact.what == SEEN:
+                state.seen.append(fact.at)
+            else:
+                state.facts.setdefault(fact.signature, []).append(fact)
     return state
 
 
@@ -143,6 +162,7 @@ def fold_ledgers(checkpoints: Storage, field_id: int, live: Iterable[str] | None
     state = load_state(checkpoints, field_id)
     keep = None if live is None else set(live)
     facts = [fact for signature, group in state.facts.items() if keep is None or signature in keep for fact in group]
+    facts += [seen(version) for version in sorted(set(state.seen))[-_SEEN_KEPT:]]
     if facts:
         covers = json.dumps(state.ledgers)
         state_store(checkpoints, field_id)[f"fold.{uuid.uuid4().hex[:12]}"] = _batch(facts, {"covers": covers})

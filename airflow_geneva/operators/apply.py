@@ -169,7 +169,15 @@ class ApplyOperator(SparkSubmitOperator):
 
     def _settings(self, work: Work, master: SparkMaster) -> dict[str, str]:
         definition = UdfDefinition.from_json(work.udf)
-        asked = Resources(work.sizing.concurrency, definition.num_cpus, definition.num_gpus, definition.memory)
+        conf = self.conf or {}
+        cores = self._executor_cores or conf.get("spark.executor.cores")
+        asked = Resources(
+            work.sizing.concurrency,
+            definition.num_cpus,
+            definition.num_gpus,
+            definition.memory,
+            None if cores is None else int(cores),
+        )
         if ignored := asked.ignored(master):
             self.log.info("The local Spark master %s ignores %s.", master.url, ", ".join(ignored))
         settings = {**session_settings(), **asked.settings(master)}
@@ -180,7 +188,7 @@ class ApplyOperator(SparkSubmitOperator):
             "spark.executor.instances": self._num_executors,
         }
         settings = {name: value for name, value in settings.items() if own.get(name) is None}
-        return {**settings, **(self.conf or {})}
+        return {**settings, **conf}
 
     def _environment(
         self,
@@ -200,7 +208,7 @@ class ApplyOperator(SparkSubmitOperator):
         return environment
 
     def on_kill(self) -> None:
-        if self._hook is None:
+        if self._hook is None or self._hook._submit_sp is None:
             stop_here()
             return
         super().on_kill()

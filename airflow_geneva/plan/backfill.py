@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from airflow_geneva.checkpoint.fragment import StagedFragment
-from airflow_geneva.checkpoint.held import Ancestor, KeyIndex
+from airflow_geneva.checkpoint.held import KeyIndex
 from airflow_geneva.checkpoint.keys import md5
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.checkpoint.state import ColumnState, Fact, computed_by, load_state, looked_at
+from airflow_geneva.checkpoint.state import ColumnState, Fact, load_state, looked_at
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.errors import CodeChanged, InvalidInput
-from airflow_geneva.plan.lineage import NO_LINEAGE, History, Lineage, Origin, read_lineage
+from airflow_geneva.plan.known import Knowledge
 from airflow_geneva.plan.manifest import (
     Columns,
     FragmentFiles,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 FRESH, NOT_SELECTED, NEW, LEFT_OUT = "computed", "not selected by where", "never computed", "newer than read_version"
 CHANGED, CODE, EMPTY = "rows without a value", "computed by another UDF version", "no live rows"
-HISTORY_GONE = "part of the table's history was cleaned up, so compacted rows may be computed again."
 
 
 @dataclass
@@ -103,25 +102,18 @@ class _Planner:
         self.state = state
         self.on_code_change = on_code_change
         self.tallies = _Tallies()
-        self.learned: list[Fact] = []
-        self.notes: list[str] = []
+        self.known = Knowledge(dataset, columns, (*work.inputs, work.column), manifest, state)
         self.stake: dict[str, int] = {}
-        self.lineage = NO_LINEAGE
-        self.history = History(dataset)
         self.where_hash = md5(work.where or "")
         self._at_read_version: dict[int, int] | None = None
 
     def plan(self, store: LanceCheckpointStore) -> Plan:
-        if self.state.facts and self.dataset.has_stable_row_ids:
-            unknown = [files for files in self.manifest.values() if files.signature not in self.state.facts]
-            if unknown:
-                self.lineage = self._lineage({files.signature for files in self.manifest.values()}, unknown)
         dues = [due for files in self.manifest.values() if (due := self._due(files)) is not None]
         selected = self._selected(dues)
         self._check_code()
         works = self._with_checkpoints(selected, KeyIndex(store, self.work.prefix) if selected else None)
         if not self.dataset.has_stable_row_ids:
-            self.notes.append(
+            self.known.notes.append(
                 "the table has no stable row ids, so a fragment that was compacted or updated is recomputed whole. "
                 "Copy it with db.create_table(...) to have them."
             )
@@ -131,25 +123,9 @@ class _Planner:
             rows_total=sum(files.live_rows for files in self.manifest.values()),
             tallies=self.tallies.freeze(),
             stake=tuple(sorted(self.stake.items())),
-            learned=tuple(self.learned),
-            notes=tuple(self.notes),
+            learned=tuple(self.known.learned),
+            notes=tuple(self.known.notes),
         )
-
-    def _lineage(self, present: set[str], unknown: list[FragmentFiles]) -> Lineage:
-        stray = [fact.at for signature, facts in self.state.facts.items() if signature not in present for fact in facts]
-        if not stray:
-            return NO_LINEAGE
-
-        def enough(known: Lineage) -> bool:
-            return all(
-                known.of(files) and all(a.signature in self.state.facts or known.of(a) for a in known.ancestors(files))
-                for files in unknown
-            )
-
-        lineage = read_lineage(self.dataset, self.columns, min(stray), enough)
-        if not lineage.complete:
-            self.notes.append(HISTORY_GONE)
-        return lineage
 
     def _due(self, files: FragmentFiles) -> _Due | None:
         """Compare one fragment with the facts; None when nothing is due."""
@@ -163,10 +139,8 @@ class _Planner:
         if self.state.covers_all(files.signature, files.deletion, version):
             self.tallies.add(FRESH, rows)
             return None
-        computed = self.state.computed(files.signature, files.physical_rows)
         live = live_offsets(self.dataset, files)
-        if files.signature not in self.state.facts and self.lineage.of(files, same_output=True):
-            computed = self._computed_before_compaction(files)
+        computed = self._computed(files, live)
         others = Ranges.empty()
         for other, offsets in computed.items():
             if other != version and (stale := offsets & live):
@@ -176,7 +150,7 @@ class _Planner:
         done = computed.get(version, Ranges.empty())
         due = live - done
         if not due and files.signature in self.state.facts:
-            self._learn_computed(files, version, done, True)
+            self.known.learn(files, version, done, all_live=True)
         if others and self.on_code_change == "new_rows":
             due = due - others
         if self.work.where is not None and due:
@@ -192,41 +166,22 @@ class _Planner:
         reason = computed_before if done or others else NEW
         return _Due(files, live, computed, due, reason, len(due))
 
+    def _computed(self, files: FragmentFiles, live: Ranges) -> dict[str, Ranges]:
+        """Computed rows by UDF version; values are compared only for rows that nothing else is known about."""
+        computed = self.known.computed(files)
+        unknown = live
+        for rows in computed.values():
+            unknown = unknown - rows
+        if unknown and self.work.where is not None:
+            unknown = unknown - self._looked_at(files)
+        if unknown:
+            for version, rows in self.known.by_value(files, unknown).items():
+                computed[version] = computed.get(version, Ranges.empty()) | rows
+        return computed
+
     def _looked_at(self, files: FragmentFiles) -> Ranges:
         signature = files.where_signature()
         return self.state.looked_at(signature, self.where_hash, self.work.udf_version, files.physical_rows)
-
-    def _computed_before_compaction(self, files: FragmentFiles) -> dict[str, Ranges]:
-        """Carry what was known about the fragments a compacted one was made of, by row id."""
-        offsets, ids = self.history.rows(files.id, self.dataset.version)
-        ids_by_version: dict[str, list[np.ndarray]] = {}
-        for origin in self._origins(self.lineage, files, same_output=True):
-            known = self.state.computed(origin.fragment.signature, origin.fragment.physical_rows)
-            for version, rows in known.items():
-                ids_by_version.setdefault(version, []).append(origin.row_ids[rows.mask(origin.offsets)])
-        found: dict[str, Ranges] = {}
-        for version, groups in ids_by_version.items():
-            rows = Ranges.from_offsets(offsets[np.isin(ids, np.concatenate(groups))])
-            if rows:
-                found[version] = rows
-                self._learn_computed(files, version, rows, len(rows) == len(offsets))
-        return found
-
-    def _learn_computed(self, files: FragmentFiles, version: str, rows: Ranges, all_live: bool) -> None:
-        whole = None if len(rows) == files.physical_rows else rows
-        under = files.deletion if all_live else None
-        self.learned.append(Fact(files.signature, computed_by(version), whole, self.dataset.version, under))
-
-    def _origins(self, lineage: Lineage, files: FragmentFiles, same_output: bool = False) -> list[Origin]:
-        """What a compacted fragment was made of, as far back as there are versions to read."""
-        found: list[Origin] = []
-        try:
-            for origin in self.history.origins(lineage, files, same_output):
-                found.append(origin)
-        except LookupError:
-            if HISTORY_GONE not in self.notes:
-                self.notes.append(HISTORY_GONE)
-        return found
 
     def _as_of_read_version(self, files: FragmentFiles, due: Ranges) -> Ranges:
         """Keep the rows that existed at the version asked for."""
@@ -280,7 +235,7 @@ class _Planner:
             if self.work.read_version is None:
                 what = looked_at(self.where_hash, self.work.udf_version)
                 signature = due.files.where_signature()
-                self.learned.append(Fact(signature, what, due.due, self.dataset.version))
+                self.known.learned.append(Fact(signature, what, due.due, self.dataset.version))
         return kept
 
     def _with_checkpoints(self, dues: list[_Due], index: KeyIndex | None) -> list[FragmentWork]:
@@ -289,14 +244,14 @@ class _Planner:
             return works
         places = index.places()
         here = {(due.files.srcfiles, due.files.id) for due in dues} if places else set()
-        lineage = self._checkpoint_lineage(dues, places - here)
+        lineage = self.known.checkpoint_lineage(bool(places - here))
         for due in dues:
             files = due.files
             self.tallies.add(due.reason, due.rows)
             if due.rows < files.live_rows:
                 rest = files.live_rows - due.rows
                 self.tallies.add(f"{NOT_SELECTED} or {FRESH}" if self.work.where else FRESH, rest)
-            older = self._ancestors(lineage, files, index)
+            older = self.known.ancestors(files, index, lineage)
             kept = tuple(due.computed.items())
             if not older and (not places or (files.srcfiles, files.id) not in places):
                 works.append(FragmentWork(files, due.reason, due.due, due.due, due.rows, False, (), kept))
@@ -311,27 +266,8 @@ class _Planner:
             works.append(FragmentWork(files, due.reason, due.due, missing, due.rows, usable, older, kept))
         return works
 
-    def _ancestors(self, lineage: Lineage, files: FragmentFiles, index: KeyIndex) -> tuple[Ancestor, ...]:
-        """Those with checkpoints, with the rows that came from them."""
-        if not any((a.srcfiles, a.id) in index for a in lineage.ancestors(files)):
-            return ()
-        offsets, ids = self.history.rows(files.id, self.dataset.version)
-        return tuple(
-            Ancestor((o.fragment.srcfiles, o.fragment.id), Ranges.from_offsets(offsets[np.isin(ids, o.row_ids)]))
-            for o in self._origins(lineage, files)
-            if (o.fragment.srcfiles, o.fragment.id) in index
-        )
-
     def _staged_is_whole(self, staged: StagedFragment) -> bool:
         return staged_is_whole(self.dataset, staged)
-
-    def _checkpoint_lineage(self, dues: list[_Due], stray: set[tuple[str, int]]) -> Lineage:
-        """Lineage for checkpoints of fragments that are gone; free when there are none."""
-        if not stray or not self.dataset.has_stable_row_ids:
-            return NO_LINEAGE
-        if self.lineage.parents:
-            return self.lineage
-        return read_lineage(self.dataset, self.columns, 0, lambda known: False)
 
 
 def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:

@@ -223,8 +223,10 @@ def live_offsets(dataset: lance.LanceDataset, fragment: FragmentFiles) -> Ranges
     """Physical offsets of the rows that are not deleted; reads the deletion file, no column."""
     if not fragment.deletion:
         return Ranges.of(0, fragment.physical_rows)
-    addresses = open_fragment(dataset, fragment.id).scanner(columns=[], with_row_address=True).to_table()
-    return Ranges.from_offsets(addresses.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF)
+    parts: list[Ranges] = []
+    for batch in open_fragment(dataset, fragment.id).scanner(columns=[], with_row_address=True).to_batches():
+        parts.append(Ranges.from_offsets(batch.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF))
+    return Ranges.from_pairs(pair for part in parts for pair in part)
 
 
 def row_ids(dataset: lance.LanceDataset, fragment_id: int) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from airflow_geneva.checkpoint.state import append_ledger, fold_ledgers
+from airflow_geneva.checkpoint.state import append_ledger, fold_ledgers, seen
 from airflow_geneva.code_zip import code_sha256, zip_code
 from airflow_geneva.commit.shard import ShardCommitter
 from airflow_geneva.commit.verify import Candidate
@@ -146,6 +146,8 @@ def finish_job(
     if missing:
         result = replace(result, state=FAILED)
         error = f"{len(missing)} of {len(saved.shards)} shards were not committed: {missing[:20]}."
+    if result.commits:
+        append_ledger(location.checkpoints, work.field_id, work.job_id, [seen(result.version)])
     fold_ledgers(location.checkpoints, work.field_id)
     folder = JobFolder.of(location.checkpoints, work.job_id)
     folder.write_result(result.state, result.to_json(), error)

@@ -282,6 +282,8 @@ def session_settings() -> dict[str, str]:
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 _shipped: set[tuple[str, str]] = set()
+# Spark serves shipped files from where they lie, so they stay until this process ends.
+_shipping: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def _ship_code(context: SparkContext, parcel: UdfParcel) -> None:
@@ -295,7 +297,8 @@ def _ship_code(context: SparkContext, parcel: UdfParcel) -> None:
         data = None if mark in _shipped else make()
         _shipped.add(mark)
         if data is not None:
-            folder = Path(tempfile.mkdtemp(prefix="geneva-code-"))
-            target = folder / f"{name.replace('.', '_')}.zip"
+            folder = tempfile.TemporaryDirectory(prefix="geneva-code-")
+            _shipping.append(folder)
+            target = Path(folder.name) / f"{name.replace('.', '_')}.zip"
             target.write_bytes(data)
             context.addPyFile(str(target))

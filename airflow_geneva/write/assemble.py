@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.reader import read_rows, rows_per_read
+from airflow_geneva.blobs import is_blob_type
 from airflow_geneva.checkpoint.held import HeldPiece, read_values
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, single_batch
@@ -44,6 +45,8 @@ def assemble(
         KeyError: a file behind a piece is gone.
     """
     data_type = dataset.schema.field(column).type
+    if is_blob_type(data_type):
+        data_type = pa.large_binary()
     width = min(_WINDOW_ROWS, max(rows_per_read(files, None), 1_024))
     cache = _PieceCache(dataset, store)
     for start in range(0, files.physical_rows, width):

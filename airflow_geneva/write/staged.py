@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.blobs import as_blobs, is_blob
 from airflow_geneva.checkpoint.ranges import Offsets
 from airflow_geneva.errors import StorageError
 from airflow_geneva.faults import fault_point
@@ -15,14 +16,6 @@ from airflow_geneva.storage import is_engine_error, join
 
 if TYPE_CHECKING:
     import lance
-
-BLOB_KEY = b"lance-encoding:blob"
-
-
-def is_blob(field: pa.Field) -> bool:
-    """Whether a column is stored as blobs, which only ``write_fragments`` can write."""
-    extension = getattr(field.type, "extension_name", "")
-    return (field.metadata or {}).get(BLOB_KEY) == b"true" or extension == "lance.blob.v2"
 
 
 def lay_out(values: pa.Array, offsets: Offsets, start: int, end: int) -> pa.Array:
@@ -71,7 +64,9 @@ class StagedWriter:
         """
         self.rows += len(values)
         wanted = self.schema.field(0).type
-        batch = pa.record_batch([values if values.type == wanted else values.cast(wanted)], schema=self.schema)
+        if values.type != wanted:
+            values = as_blobs(values) if self._blob else values.cast(wanted)
+        batch = pa.record_batch([values], schema=self.schema)
         if self._blob:
             self._parts.append(batch)
             return

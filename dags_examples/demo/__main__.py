@@ -125,7 +125,8 @@ def run_demo(home: DemoHome, books: Sequence[pa.Table], held_back: int, query: s
     console.print(
         f"In every run, the rows counted inside the UDF are the rows reported. {time.monotonic() - began:.0f} s in all."
     )
-    console.print(f"Everything is in {home.root}. To open the Airflow UI on it: [bold]make demo-ui[/]", soft_wrap=True)
+    console.print(f"Everything is in {home.root}", soft_wrap=True)
+    console.print("To open the Airflow UI on it: [bold]make demo-ui[/]")
     return []
 
 

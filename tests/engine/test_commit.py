@@ -1,4 +1,4 @@
-"""Commits among others: nobody's write is lost, nothing stale becomes visible, and what did not fit is left and said."""
+"""Commits among others: nobody's write is lost, nothing stale becomes visible, what did not fit is left and said."""
 
 from __future__ import annotations
 
@@ -473,7 +473,7 @@ def test_a_table_that_never_rests_ends_in_a_conflict_and_loses_nothing(
         return commit(*args, **more)
 
     monkeypatch.setattr(lance.LanceDataset, "commit", busy)
-    with pytest.raises(CommitConflict, match="at every one of 3 tries.*Nothing is lost"):
+    with pytest.raises(CommitConflict, match=r"at every one of 3 tries.*Nothing is lost"):
         job.commit()
     monkeypatch.setattr(lance.LanceDataset, "commit", commit)
     assert job.commit().rows_computed == 100

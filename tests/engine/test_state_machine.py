@@ -250,12 +250,29 @@ class Histories(RuleBasedStateMachine):
 
     @rule(where=st.sampled_from(WHERES), batch=st.sampled_from([None, 3]))
     def backfill(self, where: str | None, batch: int | None) -> None:
+        self.run_backfill(where, batch, None)
+
+    @rule(where=st.sampled_from(WHERES), number=PICK)
+    def backfill_that_fails_at_a_row_unless_a_checkpoint_has_it(self, where: str | None, number: int) -> None:
+        candidates = sorted(self.model.may_run(self.selected_by(where), where))
+        if candidates:
+            self.run_backfill(where, 3, candidates[number % len(candidates)])
+
+    def run_backfill(self, where: str | None, batch: int | None, fails_at: int | None) -> None:
         before, selected, version = self.rows_now(), self.selected_by(where), self.table.version
         assert {row: x for row, (x, _) in before.items()} == self.model.x
         self.trace.clear()
-        result = self.table.backfill(
-            "y", udf=function(), where=where, runner="inline", checkpoint_size=batch, commit_granularity=2
-        )
+        try:
+            result = self.table.backfill(
+                "y", udf=function(fails_at), where=where, runner="inline", checkpoint_size=batch, commit_granularity=2
+            )
+        except JobFailed:
+            assert fails_at is not None
+            run = self.assert_run(selected, where)
+            assert (self.table.version, self.rows_now()) == (version, before)
+            self.model.saved.setdefault(where, set()).update(run - {fails_at})
+            self.remember()
+            return
         run = self.assert_run(selected, where)
         assert result.state == "DONE"
         assert_honest(result, self.table, rows_run=len(run))
@@ -270,26 +287,6 @@ class Histories(RuleBasedStateMachine):
         self.model.loose -= selected
         self.model.saved.clear()
         self.remember()
-
-    @rule(where=st.sampled_from(WHERES), number=PICK)
-    def backfill_that_fails(self, where: str | None, number: int) -> None:
-        before, selected, version = self.rows_now(), self.selected_by(where), self.table.version
-        candidates = sorted(self.model.may_run(selected, where) - self.model.loose)
-        if not candidates:
-            return
-        fails_at = candidates[number % len(candidates)]
-        self.trace.clear()
-        try:
-            self.table.backfill(
-                "y", udf=function(fails_at), where=where, runner="inline", checkpoint_size=3, min_checkpoint_size=3
-            )
-        except JobFailed:
-            run = self.assert_run(selected, where)
-            assert (self.table.version, self.rows_now()) == (version, before)
-            self.model.saved.setdefault(where, set()).update(run - {fails_at})
-            self.remember()
-        else:
-            raise AssertionError(f"row {fails_at} was due and did not run")
 
     @precondition(lambda self: self.model.right >= set(self.model.x) and not self.model.loose)
     @rule(size=st.sampled_from([6, 1_000]))

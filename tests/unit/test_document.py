@@ -94,7 +94,7 @@ def test_a_shard_that_was_changed_is_refused(job: Storage, tmp_path: Path) -> No
 
 
 def test_a_plan_that_is_gone_says_what_to_do(job: Storage) -> None:
-    with pytest.raises(InvalidInput, match="is gone. Clear the plan task with its downstream tasks"):
+    with pytest.raises(InvalidInput, match=r"is gone\. Clear the plan task with its downstream tasks"):
         load_plan(job, "f" * 64)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ def assert_canonical(ranges: Ranges) -> None:
     """Sorted, not empty, and never touching: otherwise equal sets would compare as different."""
     pairs = list(ranges)
     assert all(start < end for start, end in pairs)
-    assert all(before[1] < after[0] for before, after in zip(pairs, pairs[1:], strict=False))
+    assert all(before[1] < after[0] for before, after in pairwise(pairs))
 
 
 @given(OFFSETS, OFFSETS)

@@ -90,6 +90,17 @@ def test_a_share_of_a_gpu_puts_several_calls_on_one_executor(master: SparkMaster
         assert settings["spark.executor.instances"] == "2"
 
 
+def test_the_authors_size_of_an_executor_is_filled_with_calls() -> None:
+    assert Resources(8, num_cpus=2, num_gpus=0.5, memory=2**30, executor_cores=8).settings(YARN) == {
+        "spark.task.cpus": "2",
+        "spark.executor.cores": "8",
+        "spark.executor.instances": "2",
+        "spark.task.resource.gpu.amount": "0.5",
+        "spark.executor.resource.gpu.amount": "2",
+        "spark.executor.memoryOverhead": "4096m",
+    }
+
+
 def test_a_share_that_spark_cannot_halve_takes_the_whole_gpu() -> None:
     settings = Resources(1, num_gpus=0.7).settings(YARN)
     assert settings["spark.task.resource.gpu.amount"] == "1"

@@ -1,0 +1,193 @@
+"""Which rows of a fragment hold a computed value, as far as facts, history and the values themselves tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from airflow_geneva.checkpoint.fragment import RowIds
+from airflow_geneva.checkpoint.held import Ancestor, KeyIndex
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.state import ColumnState, Fact, computed_by, seen
+from airflow_geneva.job.announcement import find_commits
+from airflow_geneva.plan.lineage import NO_LINEAGE, History, Lineage, Origin, read_lineage
+from airflow_geneva.plan.manifest import Columns, FragmentFiles
+from airflow_geneva.plan.moved import Reference, known_by_value
+from airflow_geneva.storage import is_engine_error
+
+if TYPE_CHECKING:
+    import lance
+
+HISTORY_GONE = "part of the table's history was cleaned up, so compacted or updated rows may be computed again."
+_MOST_REFERENCES = 4
+_MOST_VERSIONS = 1_000
+
+
+class Knowledge:
+    """Answers for one column of one table version; what it finds out the long way is in ``learned`` afterwards.
+
+    Args:
+        dataset: the table at the planned version.
+        columns: the columns that matter.
+        names: names of the inputs and, last, the output.
+        manifest: the table's fragments.
+        state: the facts about the column.
+    """
+
+    def __init__(
+        self,
+        dataset: lance.LanceDataset,
+        columns: Columns,
+        names: tuple[str, ...],
+        manifest: Mapping[int, FragmentFiles],
+        state: ColumnState,
+    ) -> None:
+        self.dataset = dataset
+        self.columns = columns
+        self.names = names
+        self.manifest = manifest
+        self.state = state
+        self.learned: list[Fact] = []
+        self.notes: list[str] = []
+        self._history = History(dataset)
+        self._stable = bool(dataset.has_stable_row_ids)
+        if state.facts and dataset.version not in state.seen:
+            self.learned.append(seen(dataset.version))
+
+    def computed(self, files: FragmentFiles) -> dict[str, Ranges]:
+        """Computed rows by UDF version, from facts about these files or the ones they were compacted from."""
+        if files.signature in self.state.facts:
+            return self.state.computed(files.signature, files.physical_rows)
+        if self._lineage.of(files, same_output=True):
+            return self._before_compaction(files)
+        return {}
+
+    def by_value(self, files: FragmentFiles, unknown: Ranges) -> dict[str, Ranges]:
+        """Rows that moved or whose files were replaced, and that still have the inputs and output they were known by.
+
+        Args:
+            unknown: live offsets about which :meth:`computed` says nothing.
+        """
+        found: dict[str, Ranges] = {}
+        if not self._stable:
+            return found
+        for reference in self._references:
+            if not unknown:
+                break
+            known, existed = known_by_value(reference, self.state, self.dataset, files, self.names, unknown)
+            unknown = unknown & existed
+            for version, rows in known.items():
+                found[version] = found.get(version, Ranges.empty()) | rows
+                unknown = unknown - rows
+        for version, rows in found.items():
+            self.learn(files, version, rows, all_live=False)
+        return found
+
+    def learn(self, files: FragmentFiles, version: str, rows: Ranges, all_live: bool) -> None:
+        """Keep a fact for the next plan.
+
+        Args:
+            all_live: whether the rows are all that are alive.
+        """
+        whole = None if len(rows) == files.physical_rows else rows
+        under = files.deletion if all_live else None
+        self.learned.append(Fact(files.signature, computed_by(version), whole, self.dataset.version, under))
+
+    def ancestors(self, files: FragmentFiles, index: KeyIndex, lineage: Lineage) -> tuple[Ancestor, ...]:
+        """Fragments one was compacted from that have checkpoints, with the rows that came from them."""
+        if not any((a.srcfiles, a.id) in index for a in lineage.ancestors(files)):
+            return ()
+        offsets, ids = self._history.rows(files.id, self.dataset.version)
+        return tuple(
+            Ancestor((o.fragment.srcfiles, o.fragment.id), Ranges.from_offsets(offsets[np.isin(ids, o.row_ids)]))
+            for o in self._origins(lineage, files)
+            if (o.fragment.srcfiles, o.fragment.id) in index
+        )
+
+    def checkpoint_lineage(self, stray: bool) -> Lineage:
+        """Lineage for checkpoints of fragments that are gone.
+
+        Args:
+            stray: whether there are any; free when not.
+        """
+        if not stray or not self._stable:
+            return NO_LINEAGE
+        return self._lineage if self._lineage.parents else read_lineage(self.dataset, self.columns, 0, lambda _: False)
+
+    @cached_property
+    def _lineage(self) -> Lineage:
+        if not self._stable or not self.state.facts:
+            return NO_LINEAGE
+        facts = self.state.facts
+        present = {files.signature for files in self.manifest.values()}
+        unknown = [files for files in self.manifest.values() if files.signature not in facts]
+        stray = [fact.at for signature, group in facts.items() if signature not in present for fact in group]
+        if not stray:
+            return NO_LINEAGE
+
+        def enough(known: Lineage) -> bool:
+            return all(
+                known.of(files) and all(a.signature in facts or known.of(a) for a in known.ancestors(files))
+                for files in unknown
+            )
+
+        lineage = read_lineage(self.dataset, self.columns, min(stray), enough)
+        if not lineage.complete:
+            self._note_gap()
+        return lineage
+
+    @cached_property
+    def _references(self) -> list[Reference]:
+        """Versions at which it is known what was computed, newest first."""
+        if not self.state.facts:
+            return []
+        versions = set(self.state.seen)
+        # A job that died before its finish marked no version; its commits carry its id.
+        since = max(versions, default=self.dataset.version - _MOST_VERSIONS)
+        since = max(since, self.dataset.version - _MOST_VERSIONS, 0)
+        versions |= set(find_commits(self.dataset, since, self.state.open_jobs))
+        found: list[Reference] = []
+        for version in sorted((v for v in versions if v <= self.dataset.version), reverse=True)[:_MOST_REFERENCES]:
+            try:
+                reference = Reference.at(self.dataset.checkout_version(version), self.columns)
+            except BaseException as error:
+                if not is_engine_error(error):
+                    raise
+                self._note_gap()
+                continue
+            if reference is not None:
+                found.append(reference)
+        return found
+
+    def _before_compaction(self, files: FragmentFiles) -> dict[str, Ranges]:
+        """Carry what was known about the fragments a compacted one was made of, by row id."""
+        offsets, ids = self._history.rows(files.id, self.dataset.version)
+        ids_by_version: dict[str, list[RowIds]] = {}
+        for origin in self._origins(self._lineage, files, same_output=True):
+            known = self.state.computed(origin.fragment.signature, origin.fragment.physical_rows)
+            for version, rows in known.items():
+                ids_by_version.setdefault(version, []).append(origin.row_ids[rows.mask(origin.offsets)])
+        found: dict[str, Ranges] = {}
+        for version, groups in ids_by_version.items():
+            rows = Ranges.from_offsets(offsets[np.isin(ids, np.concatenate(groups))])
+            if rows:
+                found[version] = rows
+                self.learn(files, version, rows, len(rows) == len(offsets))
+        return found
+
+    def _origins(self, lineage: Lineage, files: FragmentFiles, same_output: bool = False) -> list[Origin]:
+        """What a compacted fragment was made of, as far back as there are versions to read."""
+        found: list[Origin] = []
+        try:
+            for origin in self._history.origins(lineage, files, same_output):
+                found.append(origin)
+        except LookupError:
+            self._note_gap()
+        return found
+
+    def _note_gap(self) -> None:
+        if HISTORY_GONE not in self.notes:
+            self.notes.append(HISTORY_GONE)

@@ -1,0 +1,130 @@
+"""Rows that moved without a trace: compare them by value with a version at which they were known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.blobs import is_blob
+from airflow_geneva.checkpoint.ranges import Offsets, Ranges
+from airflow_geneva.checkpoint.state import ColumnState
+from airflow_geneva.checkpoint.store import single_batch
+from airflow_geneva.plan.manifest import Columns, FragmentFiles, open_fragment, read_manifest
+from airflow_geneva.plan.same_values import same_values
+
+if TYPE_CHECKING:
+    import lance
+
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A version of the table at which it is known which rows were computed.
+
+    Args:
+        dataset: the table at that version.
+        manifest: its fragments.
+        names: names of the inputs and, last, the output at that version.
+    """
+
+    dataset: lance.LanceDataset
+    manifest: Mapping[int, FragmentFiles]
+    names: tuple[str, ...]
+
+    @staticmethod
+    def at(dataset: lance.LanceDataset, columns: Columns) -> Reference | None:
+        """Open a version for comparison; None when it lacks one of the columns, or one holds blobs."""
+        by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
+        wanted = [fields[0] for fields in (*columns.inputs, columns.output)]
+        if any(field not in by_id for field in wanted):
+            return None
+        if any(is_blob(dataset.schema.field(by_id[field])) for field in wanted):
+            return None
+        return Reference(dataset, read_manifest(dataset, columns), tuple(by_id[field] for field in wanted))
+
+
+def known_by_value(
+    reference: Reference,
+    state: ColumnState,
+    dataset: lance.LanceDataset,
+    files: FragmentFiles,
+    names: tuple[str, ...],
+    unknown: Ranges,
+) -> tuple[dict[str, Ranges], Ranges]:
+    """Rows of a fragment that were computed at the reference version and have the same inputs and output since.
+
+    Right for any history between the two versions, because nothing but values is compared.
+
+    Args:
+        dataset: the table now.
+        files: a fragment of it.
+        names: names of the inputs and, last, the output now.
+        unknown: live offsets of the fragment about which nothing is known.
+
+    Returns:
+        Offsets by the UDF version that computed them, and all those that existed at the reference version.
+    """
+    found: dict[str, list[Offsets]] = {}
+    existing: list[Offsets] = [np.empty(0, np.int64)]
+    existed = f"_row_created_at_version <= {reference.dataset.version}"
+    scanner = open_fragment(dataset, files.id).scanner(
+        columns=list(dict.fromkeys(names)),
+        filter=existed,
+        with_row_id=True,
+        with_row_address=True,
+        batch_size=_BATCH_ROWS,
+    )
+    for batch in scanner.to_batches():
+        offsets = batch.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF
+        wanted = unknown.mask(offsets)
+        if wanted.any():
+            existing.append(offsets[wanted])
+            rows = single_batch(pa.Table.from_batches([batch]).filter(pa.array(wanted)))
+            for version, part in _compare(reference, state, rows, names).items():
+                found.setdefault(version, []).append(part)
+    known = {version: Ranges.from_offsets(np.concatenate(parts)) for version, parts in found.items()}
+    return known, Ranges.from_offsets(np.concatenate(existing))
+
+
+def _compare(
+    reference: Reference, state: ColumnState, now: pa.RecordBatch, names: tuple[str, ...]
+) -> dict[str, Offsets]:  # fmt: skip
+    ids = now.column("_rowid")
+    columns = [*dict.fromkeys(reference.names), "_rowid", "_rowaddr"]
+    # Dead ids are left out silently, so the answer is aligned on the ids it carries.
+    then = single_batch(reference.dataset._take_rows(ids.to_pylist(), columns=columns))
+    order = np.argsort(then.column("_rowid").to_numpy())
+    then_ids = then.column("_rowid").to_numpy()[order]
+    if len(then_ids) == 0:
+        return {}
+    at = np.minimum(np.searchsorted(then_ids, ids.to_numpy()), len(then_ids) - 1)
+    alive = then_ids[at] == ids.to_numpy()
+    mine, theirs = np.flatnonzero(alive), order[at[alive]]
+    alike = np.ones(len(mine), np.bool_)
+    for old_name, name in zip(reference.names, names, strict=True):
+        old, new = then.column(old_name).take(pa.array(theirs)), now.column(name).take(pa.array(mine))
+        alike &= same_values(old, new)
+    addresses = then.column("_rowaddr").to_numpy()[theirs].astype(np.int64)
+    offsets = now.column("_rowaddr").to_numpy()[mine].astype(np.int64) & 0xFFFFFFFF
+    return _by_version(reference, state, addresses[alike], offsets[alike])
+
+
+def _by_version(
+    reference: Reference, state: ColumnState, addresses: Any, offsets: Offsets
+) -> dict[str, Offsets]:  # fmt: skip
+    """Sort rows by the version that had computed them at the reference version."""
+    found: dict[str, list[Offsets]] = {}
+    for fragment_id in np.unique(addresses >> 32):
+        files = reference.manifest[int(fragment_id)]
+        inside = addresses >> 32 == fragment_id
+        for version, rows in state.computed(files.signature, files.physical_rows).items():
+            hit = inside.copy()
+            hit[inside] = rows.mask(addresses[inside] & 0xFFFFFFFF)
+            if hit.any():
+                found.setdefault(version, []).append(offsets[hit])
+    return {version: np.concatenate(parts) for version, parts in found.items()}

@@ -1,0 +1,72 @@
+"""The bench measures two ways to the same values; how fast they are is for a person to judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import airflow_geneva
+from bench import floor, report, udfs
+from bench.__main__ import main
+from bench.cases import CASES, Case, open_table
+
+
+@pytest.mark.parametrize("name", sorted({case.udf.name: case.name for case in CASES.values()}.values()))
+def test_the_floor_and_a_backfill_give_the_same_values(name: str, tmp_path: Path) -> None:
+    case = CASES[name].small()
+    case.make(tmp_path)
+    table = open_table(tmp_path)
+    table.add_columns({"ours": (case.udf, [case.column])})
+    floor.add_column(table.uri, "theirs", case.udf)
+    computed = table.backfill("ours", runner="inline").rows_computed
+    assert floor.fill_column(table.uri, case.column, "theirs", case.udf) == computed == case.rows
+    values = table.to_arrow()
+    assert values.column("ours").equals(values.column("theirs"))
+    assert values.column("ours").null_count == 0
+
+
+def test_the_floor_fills_only_fragments_without_values(tmp_path: Path) -> None:
+    table = airflow_geneva.connect(tmp_path).create_table("docs", pa.table({"x": pa.array(range(40))}))
+    floor.add_column(table.uri, "y", udfs.double)
+    assert floor.fill_column(table.uri, "x", "y", udfs.double) == 40
+    assert floor.fill_column(table.uri, "x", "y", udfs.double) == 0
+    assert Case("grow", "", 40, 1, udfs.double).grow(table) == 4
+    assert floor.fill_column(table.uri, "x", "y", udfs.double) == 4
+    values = table.to_arrow()
+    assert values.column("y").to_pylist() == [2 * x for x in values.column("x").to_pylist()]
+
+
+@pytest.mark.slow
+def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(capsys: pytest.CaptureFixture[str]) -> None:
+    results = main(["--quick"])
+    compared = {run["case"]: run for run in results["compare"]}
+    assert set(compared) == set(CASES)
+    assert all(run["agree"] for run in compared.values())
+    due = {name: {"fill": rows, "again": 0, "grow": rows // 10}[CASES[name].kind] for name, rows in _small_rows()}
+    assert {name: run["rows"] for name, run in compared.items()} == due
+    assert {name: run["floor_rows"] for name, run in compared.items()} == due
+    pending = {(run["fragments"], run["computed"]): run["rows_pending"] for run in results["plan"]}
+    assert pending == {(50, False): 500, (50, True): 0, (200, False): 2_000, (200, True): 0}
+    assert set(results["slow"]["sides"]) == {"none", "10 s", "1 s"}
+    assert "### Planning" in capsys.readouterr().out
+
+
+@pytest.mark.spark
+def test_a_quick_run_on_spark_agrees_with_the_floor() -> None:
+    results = main(["--quick", "--cases", "c", "--runners", "spark"])
+    (run,) = results["compare"]
+    assert run["agree"]
+    assert run["rows"] == run["floor_rows"] == CASES["c"].small().rows
+
+
+def test_figures_are_written_between_the_markers_only(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    report.write(page, "new")
+    assert page.read_text() == f"before\n{report.BEGIN}\n\nnew\n{report.END}\nafter\n"
+
+
+def _small_rows() -> list[tuple[str, int]]:
+    return [(name, case.small().rows) for name, case in CASES.items()]

@@ -1,0 +1,180 @@
+"""The engine on an S3-compatible server: checkpoints, commits and documents, with credentials that stay secret."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import boto3
+import pyarrow as pa
+import pytest
+from botocore.exceptions import BotoCoreError, ClientError
+
+from airflow_geneva import connect, udf
+from airflow_geneva.database import Database
+from airflow_geneva.errors import GenevaError, JobFailed
+from airflow_geneva.storage import Storage
+from tests.counting import Trace, label, labelled, leave_trace, triple, tripled
+from tests.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
+
+pytestmark = pytest.mark.slow
+
+KEY, SECRET = "AKIA-the-key-id", "the-very-secret-key"
+
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """A server of its own process on a free port; it ends with its standard input."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert server.stdout is not None
+    assert server.stdin is not None
+    try:
+        yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+    finally:
+        server.stdin.close()
+        server.wait(timeout=30)
+
+
+class Bucket:
+    """A bucket, looked at without the engine."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.client = boto3.client(
+            "s3", endpoint_url=endpoint, aws_access_key_id=KEY, aws_secret_access_key=SECRET, region_name="us-east-1"
+        )
+        self.name = f"bucket-{uuid.uuid4().hex[:8]}"
+        for _ in range(50):
+            try:
+                self.client.create_bucket(Bucket=self.name)
+                return
+            except (BotoCoreError, ClientError):
+                time.sleep(0.1)
+        raise AssertionError("the server did not start")
+
+    def objects(self, part: str = "") -> dict[str, bytes]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
+        names = [item["Key"] for page in pages for item in page.get("Contents", ()) if part in item["Key"]]
+        return {name: self.client.get_object(Bucket=self.name, Key=name)["Body"].read() for name in names}
+
+    def put(self, name: str, data: bytes) -> None:
+        self.client.put_object(Bucket=self.name, Key=name, Body=data)
+
+
+@pytest.fixture
+def bucket(endpoint: str) -> Bucket:
+    return Bucket(endpoint)
+
+
+@pytest.fixture
+def options(endpoint: str) -> dict[str, str]:
+    return {
+        "aws_endpoint": endpoint,
+        "aws_region": "us-east-1",
+        "aws_access_key_id": KEY,
+        "aws_secret_access_key": SECRET,
+        "allow_http": "true",
+    }
+
+
+@pytest.fixture
+def db(bucket: Bucket, options: dict[str, str]) -> Database:
+    return connect(f"s3://{bucket.name}/some/db", storage_options=options)
+
+
+def numbers(*xs: int) -> pa.Table:
+    return pa.table({"id": pa.array(xs, pa.int64()), "x": pa.array(xs, pa.int64())})
+
+
+def assert_nothing_secret(bucket: Bucket) -> None:
+    for name, data in bucket.objects().items():
+        for secret in (KEY, SECRET):
+            assert secret.encode() not in data, f"{name} holds a credential"
+
+
+def test_a_backfill_on_an_object_store_is_like_any_other(db: Database, bucket: Bucket, trace: Trace) -> None:
+    assert db.table_names() == []
+    table = db.create_table("docs", numbers(*range(60)), max_rows_per_file=20)
+    assert db.table_names() == ["docs"]
+    table.add_columns({"y": label})
+    result = table.backfill("y", runner="inline", checkpoint_size=8)
+    assert_exact(trace, range(60))
+    assert_honest(result, table, rows_run=60)
+    assert_nothing_to_do_is_free(db.open_table("docs"), "y", trace)
+    table.add(numbers(500))
+    table.lance.optimize.compact_files()
+    table.backfill("y", where="id = 500", runner="inline")
+    assert_exact(trace, [*range(60), 500])
+    assert_right(table, "y", labelled)
+    assert bucket.objects("/_checkpoints/")
+    assert_nothing_secret(bucket)
+
+
+def test_a_run_that_failed_goes_on_from_its_checkpoints(db: Database, bucket: Bucket, trace: Trace) -> None:
+    @udf(data_type=pa.int64(), version="1")
+    def brittle(x: int) -> int:
+        leave_trace([x])
+        if trace.counts()[30] == 1 and x == 30:
+            raise RuntimeError("first time")
+        return tripled(x)
+
+    table = db.create_table("docs", numbers(*range(60)), max_rows_per_file=20)
+    table.add_columns({"y": brittle})
+    with pytest.raises(JobFailed, match="first time"):
+        table.backfill("y", udf=brittle, runner="inline", checkpoint_size=5)
+    for damaged in bucket.objects("frag-1/range-0-5"):
+        bucket.put(damaged, b"")
+    result = table.backfill("y", udf=brittle, runner="inline")
+    assert_right(table, "y", tripled)
+    assert_exact(trace, [*range(60), 30, *range(20, 25)])
+    assert (result.rows_reused, result.rows_computed) == (25, 35)
+    assert_nothing_secret(bucket)
+
+
+def test_documents_are_listed_read_and_deleted(bucket: Bucket, options: dict[str, str]) -> None:
+    folder = Storage.at(f"s3://{bucket.name}/db/docs.lance/_checkpoints", options)
+    assert folder.list_files() == []
+    assert folder.list_folder("jobs") == ([], [])
+    folder.write_json("jobs/a/job.json", {"k": 1})
+    folder.write_json("jobs/b/job.json", {"k": 2})
+    assert folder.exists("jobs/a/job.json")
+    assert folder.read_json("jobs/b/job.json") == {"k": 2}
+    assert sorted(folder.list_files("jobs")) == ["jobs/a/job.json", "jobs/b/job.json"]
+    assert folder.list_folder("jobs") == (["a", "b"], [])
+    assert folder.list_folder("jobs/a") == ([], ["job.json"])
+    folder.delete("jobs/a/job.json")
+    folder.delete("jobs/a/job.json")
+    assert not folder.exists("jobs/a/job.json")
+    with pytest.raises(FileNotFoundError):
+        folder.read_bytes("jobs/a/job.json")
+
+
+@pytest.mark.parametrize("call", [lambda db: db.open_table("docs"), lambda db: db.table_names()])
+def test_a_store_that_does_not_answer_is_named(options: dict[str, str], call: Callable[[Database], Any]) -> None:
+    deaf = {**options, "aws_endpoint": "http://127.0.0.1:9", "client_max_retries": "0", "retry_timeout": "1"}
+    db = connect("s3://bucket/db", storage_options=deaf)
+    with pytest.raises(GenevaError, match="s3://bucket/db") as caught:
+        call(db)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_table_on_a_store_can_be_planned_without_writing(db: Database, bucket: Bucket) -> None:
+    table = db.create_table("docs", numbers(1, 2, 3))
+    table.add_columns({"y": triple})
+    before = bucket.objects()
+    assert table.plan_backfill("y").rows_pending == 3
+    assert bucket.objects() == before
