@@ -12,8 +12,8 @@ from airflow_geneva.storage import Storage, is_engine_error, join
 if TYPE_CHECKING:
     import lance
 
-# Lance calls DataReplacement unstable on every commit, on standard error, where Airflow logs it as an error; a reader can
-# do nothing about it. Read once, when lance is loaded; a setting of the user's own wins.
+# Lance calls DataReplacement unstable on every commit, on standard error, where Airflow logs it as an error; a reader
+# can do nothing about it. Read once, when lance is loaded; a setting of the user's own wins.
 os.environ.setdefault("LANCE_LOG", "warn,lance_table::transaction::manifest_build=error")
 
 
