@@ -81,4 +81,4 @@ def _differs(table: Table, column: str, spec: ColumnSpec) -> bool:
     if wanted.input_columns is None:
         # A UDF of whole record batches is given the columns that there were when its column was defined.
         wanted = replace(wanted, input_columns=stored.input_columns)
-    return wanted != stored or table.schema.field(column).type != udf.data_type
+    return wanted.to_json() != stored.to_json() or table.schema.field(column).type != udf.data_type

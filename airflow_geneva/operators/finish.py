@@ -10,6 +10,7 @@ from airflow.sdk import Asset, AssetAlias, Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.announcement import Mark, find_commits, read_marks, remove_mark
 from airflow_geneva.job.record import JobFolder
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
@@ -47,7 +48,10 @@ class FinishOperator(LanceOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         summary = self._summary(context)
-        plan = OpenPlan.of(self.open_database(), summary)
+        try:
+            plan = OpenPlan.of(self.open_database(), summary)
+        except InvalidInput as error:
+            raise AirflowFailException(str(error)) from error
         indexes = range(len(plan.saved.shards))
         committed = [_read(plan, index) for index in indexes]
         there = [shard for shard in committed if shard is not None]

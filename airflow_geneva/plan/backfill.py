@@ -27,7 +27,7 @@ from airflow_geneva.plan.manifest import (
     row_ids,
 )
 from airflow_geneva.plan.shards import cut_shards
-from airflow_geneva.plan.staging import staged_fits, staged_is_whole
+from airflow_geneva.plan.staging import staged_fits, staged_gives_rows
 from airflow_geneva.plan.values import FragmentWork, Plan, Tally, Work
 from airflow_geneva.plan.where import check_where, selected_offsets, where_columns
 from airflow_geneva.storage import Storage, is_engine_error
@@ -168,6 +168,10 @@ class _Planner:
 
     def _computed(self, files: FragmentFiles, live: Ranges) -> dict[str, Ranges]:
         """Computed rows by UDF version; values are compared only for rows that nothing else is known about."""
+        if not files.output:
+            # A column without a file holds nothing, whatever history says: that may be about a dropped column whose
+            # field id Lance gave to this one, once compaction had removed the last file that held it.
+            return {}
         computed = self.known.computed(files)
         unknown = live
         for rows in computed.values():
@@ -261,13 +265,13 @@ class _Planner:
             usable = staged is not None and staged_fits(
                 self.dataset, staged, files, due.live, due.due, self.columns.output
             )
-            held = index.held(place, older, due.due, partial(row_ids, self.dataset, files.id), self._staged_is_whole)
+            held = index.held(place, older, due.due, partial(row_ids, self.dataset, files.id), self._staged_gives_rows)
             missing = due.due - held.done
             works.append(FragmentWork(files, due.reason, due.due, missing, due.rows, usable, older, kept))
         return works
 
-    def _staged_is_whole(self, staged: StagedFragment) -> bool:
-        return staged_is_whole(self.dataset, staged)
+    def _staged_gives_rows(self, staged: StagedFragment) -> bool:
+        return staged_gives_rows(self.dataset, staged, self.work.column)
 
 
 def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:

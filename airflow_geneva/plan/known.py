@@ -115,7 +115,8 @@ class Knowledge:
         """
         if not stray or not self._stable:
             return NO_LINEAGE
-        return self._lineage if self._lineage.parents else read_lineage(self.dataset, self.columns, 0, lambda _: False)
+        # Not the lineage that facts are carried by: that ends where facts are found, checkpoints may be older.
+        return read_lineage(self.dataset, self.columns, 0, lambda _: False)
 
     @cached_property
     def _lineage(self) -> Lineage:

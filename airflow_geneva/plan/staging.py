@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from airflow_geneva.blobs import is_blob
 from airflow_geneva.checkpoint.fragment import StagedFragment
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.plan.manifest import FragmentFiles
@@ -36,6 +37,11 @@ def staged_fits(
     if staged.deletion != files.deletion and not staged.live.contains(live):
         return False
     return staged_is_whole(dataset, staged)
+
+
+def staged_gives_rows(dataset: lance.LanceDataset, staged: StagedFragment, column: str) -> bool:
+    """Whether values can be read out of the data file; of blobs a file by itself only says where they lie."""
+    return not is_blob(dataset.schema.field(column)) and staged_is_whole(dataset, staged)
 
 
 def staged_is_whole(dataset: lance.LanceDataset, staged: StagedFragment) -> bool:

@@ -16,7 +16,7 @@ from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStor
 from airflow_geneva.errors import StorageError
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.manifest import FragmentFiles, field_ids, live_offsets, row_ids
-from airflow_geneva.plan.staging import staged_fits, staged_is_whole
+from airflow_geneva.plan.staging import staged_fits, staged_gives_rows
 from airflow_geneva.plan.values import FragmentWork, Work
 from airflow_geneva.run.units import Unit
 from airflow_geneva.write.assemble import assemble
@@ -85,7 +85,7 @@ class Bench:
             fragment.ancestors,
             wanted,
             lambda: row_ids(self.dataset, fragment.id),
-            lambda staged: staged_is_whole(self.dataset, staged),
+            lambda staged: staged_gives_rows(self.dataset, staged, self.work.column),
         )
 
     def stage(self, fragment: FragmentWork, live: Ranges, held: Held) -> StagedFragment:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_geneva.spark_submit import APPLICATION, CREDENTIALS
 from tests.airflow.conftest import Desk
@@ -202,10 +203,12 @@ def test_without_credentials_in_the_connection_the_machines_identity_is_passed_o
 
 
 def test_env_vars_are_no_rendered_field(desk: Desk, recorder: Recorder) -> None:
-    run = go(desk, spark_submit={"env_vars": {"TOKEN": "planted-token"}})
+    variables = {"env_vars": {"TOKEN": "planted-token"}}
+    run = go(desk, spark_submit=variables)
     assert recorder.read().environment["TOKEN"] == "planted-token"
     assert "planted-token" not in json.dumps(run.rendered("backfill.shards.apply", 0))
     assert "planted-token" not in " ".join(recorder.read().argv)
+    assert "planted-token" not in json.dumps(DagSerialization.serialize_dag(make_dag(desk, spark_submit=variables)))
 
 
 def test_the_error_is_what_the_application_said_last(desk: Desk, recorder: Recorder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -417,6 +418,17 @@ def test_a_udf_is_named_by_its_import_path(desk: Desk) -> None:
 
     with pytest.raises(ValueError, match="name it by import path, udf='geneva_dag_udfs:length'"):
         make_dag(desk, udf=geneva_dag_udfs.length)
+
+
+def test_finish_fails_once_and_for_all_when_the_plan_is_gone(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    run = Driver.trigger(make_dag(desk, default_args={"retries": 2})).go()
+    Path(run.xcom("backfill.plan", "summary")["plan_uri"]).unlink()
+    tries = run.tries("backfill.finish")
+    run.clear("backfill.finish").go()
+    assert run.tries("backfill.finish") == tries + 1
+    assert "is gone. Clear the plan task" in run.error("backfill.finish")
 
 
 def test_a_plan_that_was_changed_is_not_carried_out(desk: Desk) -> None:

@@ -746,3 +746,50 @@ def test_a_blob_column_is_refused_where_lance_cannot_write_it(tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"cannot be a blob.*NOT NULL.*\['id'\]"):
         table.add_columns({"y": picture})
     assert table.schema.names == ["id", "x"]
+
+
+def test_a_re_added_column_that_gets_the_field_id_of_a_dropped_one_starts_empty(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    """Lance gives a field id away again once compaction has removed every file that held it."""
+
+    def field_id() -> int:
+        return int(table.lance.lance_schema.field("y").id())
+
+    table = make_table(40, per_fragment=10)
+    table.add_columns({"y": triple})
+    first = field_id()
+    table.backfill("y", runner="inline")
+    table.lance.optimize.compact_files(target_rows_per_fragment=20)
+    table.add([{"id": 500, "x": 500}])
+    table.backfill("y", runner="inline")
+    table.lance.drop_columns(["y"])
+    table.add_columns({"y": double})
+    assert field_id() != first
+    table.add([{"id": 501, "x": 501}])
+    table.lance.optimize.compact_files()
+    table.backfill("y", runner="inline")
+    assert_right(table, "y", doubled)
+    table.lance.drop_columns(["y"])
+    table.add_columns({"y": triple})
+    assert field_id() == first
+    table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled)
+
+
+def test_checkpoints_are_found_through_several_compactions_whatever_else_was_computed(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    function = fails_once(trace, at=30)
+    table = make_table(60, per_fragment=10)
+    table.add_columns({"y": function})
+    with pytest.raises(Exception, match="first time"):
+        table.backfill("y", udf=function, runner="inline", checkpoint_size=5)
+    table.lance.optimize.compact_files(target_rows_per_fragment=20)
+    table.backfill("y", udf=function, where="id >= 55", runner="inline")
+    table.lance.optimize.compact_files()
+    trace.clear()
+    leave_trace([30])
+    table.backfill("y", udf=function, runner="inline")
+    assert_exact(trace, [*range(30, 55), 30])
+    assert_right(table, "y", tripled)

@@ -55,7 +55,7 @@ class Model:
     Args:
         x: input by row.
         right: rows that hold the UDF's value for their input, because a backfill put it there.
-        loose: right rows that may run again all the same: they moved without a trace, or the history is gone.
+        loose: right rows that may run again all the same, because the history is gone.
         saved: rows whose value lies in a checkpoint, by the filter it was computed under; they must not run again.
     """
 
@@ -131,7 +131,6 @@ class Histories(RuleBasedStateMachine):
         if rows:
             self.table.lance.update({"x": str(x)}, where=f"id IN ({', '.join(map(str, rows))})")
             same = {row for row in rows if self.model.x[row] == x}
-            self.model.loose |= same & self.model.right
             self.model.right -= set(rows) - same
             self.model.forget(set(rows))
             self.model.x.update(dict.fromkeys(rows, x))
@@ -142,7 +141,6 @@ class Histories(RuleBasedStateMachine):
         rows = set(self.pick(number))
         if rows:
             self.table.lance.update({"id": "id"}, where=f"id IN ({', '.join(map(str, sorted(rows)))})")
-            self.model.loose |= rows & self.model.right
             self.model.forget(rows)
             self.remember()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -46,10 +47,8 @@ def victims(process: subprocess.Popen[str], what: str) -> list[psutil.Process]:
 
 def end(process: subprocess.Popen[str]) -> None:
     """Nothing of a killed run lives on into the next."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
@@ -70,7 +69,8 @@ def test_whatever_is_killed_whenever_the_result_is_right_and_little_runs_twice(
     killed = 0
     for attempt in range(KILLS * 3):
         process = start(tmp_path / "db", runner)
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
         if killed == KILLS:
             break
         before = len(seen(log))
@@ -93,7 +93,8 @@ def test_whatever_is_killed_whenever_the_result_is_right_and_little_runs_twice(
             table.lance.optimize.compact_files(target_rows_per_fragment=1_000)
     assert killed == KILLS
     out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0 and out.startswith("done"), out
+    assert process.returncode == 0, out
+    assert out.startswith("done"), out
 
     values = table.to_arrow()
     assert values.column("y").to_pylist() == [2 * x for x in values.column("x").to_pylist()]

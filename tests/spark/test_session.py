@@ -12,7 +12,7 @@ import airflow_geneva
 from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.job.record import JobFolder
 from tests.spark import spark_udfs
-from tests.spark.spark_udfs import double, dies_once_at_700, fails_at_700, logged, seen
+from tests.spark.spark_udfs import dies_once_at_700, double, fails_at_700, logged, seen
 
 pytestmark = pytest.mark.spark
 
@@ -67,10 +67,11 @@ def test_a_udf_of_this_process_travels_to_the_workers(spark: object, tmp_path: P
 def test_a_failing_row_is_named_and_everything_before_it_is_kept(spark: object, tmp_path: Path) -> None:
     table, log = make_table(tmp_path, 1_000, 1_000)
     table.add_columns({"y": (fails_at_700, ["x", "log"])})
-    with pytest.raises(JobFailed, match="row 700 of fragment 0.*seven hundred is too much") as caught:
+    with pytest.raises(JobFailed, match=r"row 700 of fragment 0.*seven hundred is too much") as caught:
         table.backfill("y", task_size=1_000)
     assert isinstance(caught.value.__cause__, UdfError)
-    assert caught.value.result is not None and caught.value.result.state == "FAILED"
+    assert caught.value.result is not None
+    assert caught.value.result.state == "FAILED"
     # Spark did not run the failing task again.
     assert Counter(seen(log))[700] == 1
     table.alter_columns({"y": logged})
