@@ -228,9 +228,12 @@ class Scratch:
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """The environment with all temporary files of Python, the JVM and Spark's driver in this folder."""
-        options = f"{environment.get('SPARK_SUBMIT_OPTS', '')} -Djava.io.tmpdir={self.path}".strip()
         here = str(self.path)
-        return {**environment, "TMPDIR": here, "SPARK_LOCAL_DIRS": here, "SPARK_SUBMIT_OPTS": options}
+        changed = {**environment, "TMPDIR": here, "SPARK_LOCAL_DIRS": here}
+        if " " not in here:
+            # Spark's launcher cuts these options at every space and knows no quotes.
+            changed["SPARK_SUBMIT_OPTS"] = f"{environment.get('SPARK_SUBMIT_OPTS', '')} -Djava.io.tmpdir={here}".strip()
+        return changed
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

@@ -77,6 +77,7 @@ class ColumnState:
     facts: dict[str, list[Fact]] = field(default_factory=dict)
     ledgers: list[str] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)
+    folded: set[str] = field(default_factory=set)
 
     @property
     def open_jobs(self) -> set[str]:
@@ -134,7 +135,7 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
         except KeyError:
             continue
         covered.update(json.loads((batches[key].schema.metadata or {}).get(b"covers", b"[]")))
-    state = ColumnState(ledgers=[key for key in batches if key not in covered])
+    state = ColumnState(ledgers=[key for key in batches if key not in covered], folded=covered)
     for key in state.ledgers:
         for fact in _read(batches[key]):
             if fact.what == SEEN:
@@ -164,7 +165,8 @@ def fold_ledgers(checkpoints: Storage, field_id: int, live: Iterable[str] | None
     facts = [fact for signature, group in state.facts.items() if keep is None or signature in keep for fact in group]
     facts += [seen(version) for version in sorted(set(state.seen))[-_SEEN_KEPT:]]
     if facts:
-        covers = json.dumps(state.ledgers)
+        # With what earlier folds cover: whoever reads this one first does not read those.
+        covers = json.dumps(sorted(state.folded.union(state.ledgers)))
         state_store(checkpoints, field_id)[f"fold.{uuid.uuid4().hex[:12]}"] = _batch(facts, {"covers": covers})
 
 

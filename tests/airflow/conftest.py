@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -126,6 +127,8 @@ def desk(dag_udfs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     connection = {"conn_type": "lance", "host": str(tmp_path / "db")}
     monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps(connection))
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))
+    # Scratch of other test runs on this machine is none of a test's business.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     database = airflow_geneva.connect(tmp_path / "db")
     table = database.create_table(f"docs{os.getpid()}_{next(_numbers)}", schema=pa.schema({"text": pa.string()}))
     found = Desk(database, table, dag_udfs.FOLDER)

@@ -102,6 +102,7 @@ def start_stack(home: Path, files: Mapping[str, str], extra: Mapping[str, str]) 
     """Start an Airflow on these DAG files, and end all of its processes."""
     dags = home / "dags"
     dags.mkdir(parents=True)
+    (home / "tmp").mkdir()
     for name, text in files.items():
         (dags / name).write_text(text)
     with socket.socket() as probe:
@@ -111,6 +112,7 @@ def start_stack(home: Path, files: Mapping[str, str], extra: Mapping[str, str]) 
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")},
         "AIRFLOW_HOME": str(home),
+        "TMPDIR": str(home / "tmp"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__PARALLELISM": "4",

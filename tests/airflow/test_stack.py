@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -222,12 +221,12 @@ def test_an_apply_that_is_marked_as_failed_ends_spark_and_leaves_nothing(site: S
     wait_for(reached.exists, RUN_SECONDS, "the UDF")
     spark = [process for process in site.stack.below() if "SparkSubmit" in command_line(process)]
     [family] = [[process, *process.children(recursive=True)] for process in spark]
-    assert scratch()
+    assert scratch(site.stack)
     base = f"/dags/local/dagRuns/{run}/taskInstances/backfill.shards.apply"
     site.stack.call("PATCH", f"{base}/0", {"new_state": "failed"})
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
-    wait_for(lambda: not scratch(), 60, "an empty scratch folder")
+    wait_for(lambda: not scratch(site.stack), 60, "an empty scratch folder")
     assert site.stack.finish("local", run) == "failed"
     assert site.local.open_table("docs").count_rows("n IS NOT NULL") == 0
 
@@ -273,8 +272,8 @@ def wait_briefly(path: Path) -> bool:
     return path.exists()
 
 
-def scratch() -> list[Path]:
-    return list(Path(tempfile.gettempdir()).glob("airflow-geneva-2*"))
+def scratch(stack: Stack) -> list[Path]:
+    return list((stack.home / "tmp").glob("airflow-geneva-2*"))
 
 
 def logs(stack: Stack) -> str:

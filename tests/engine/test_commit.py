@@ -497,7 +497,7 @@ def test_two_columns_at_once_in_two_processes_while_rows_arrive(make_table: Make
         subprocess.Popen([*command, column], stdout=subprocess.PIPE, text=True, env=os.environ) for column in ("y", "w")
     ]
     arrived = 0
-    while any(process.poll() is None for process in running) and arrived < 200:
+    while any(process.poll() is None for process in running) and arrived < 50:
         table.add([{"id": 10_000 + arrived, "x": 10_000 + arrived}])
         arrived += 1
     ends = [(process.communicate()[0].strip(), process.returncode) for process in running]

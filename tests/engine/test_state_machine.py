@@ -72,6 +72,12 @@ class Model:
         for saved in self.saved.values():
             saved -= rows
 
+    def forget_filters_on_the_column(self) -> None:
+        """What a filter on the column's old files selected is not what it selects now."""
+        for where in list(self.saved):
+            if where is not None and "y" in where:
+                del self.saved[where]
+
     def may_run(self, selected: set[int], where: str | None) -> set[int]:
         return ((selected - self.right) | (selected & self.loose)) - self.saved.get(where, set())
 
@@ -204,6 +210,7 @@ class Histories(RuleBasedStateMachine):
             transaction = lance.Transaction(dataset.version, lance.LanceOperation.DataReplacement([group]))
             lance.LanceDataset.commit(dataset.uri, transaction)
             self.model.right -= rows
+            self.model.forget_filters_on_the_column()
             self.remember()
 
     @rule(number=PICK)
@@ -228,6 +235,7 @@ class Histories(RuleBasedStateMachine):
         self.table.add_columns({"y": function()})
         self.model.right.clear()
         self.model.loose.clear()
+        self.model.forget_filters_on_the_column()
         self.versions.clear()
         self.remember()
 

@@ -10,10 +10,11 @@ from airflow_geneva.plan.manifest import FragmentFiles
 from airflow_geneva.plan.shards import cut_shards
 from airflow_geneva.plan.values import FragmentWork, Shard
 
+ROWS = Ranges.of(0, 10)
+
 
 def work(fragment: int) -> FragmentWork:
-    rows = Ranges.of(0, 10)
-    return FragmentWork(FragmentFiles(fragment, 10, "", 0, (), (), (), 0), "never computed", rows, rows, 10)
+    return FragmentWork(FragmentFiles(fragment, 10, "", 0, (), (), (), 0), "never computed", ROWS, ROWS, 10)
 
 
 def assert_partition(shards: tuple[Shard, ...], fragments: int) -> None:

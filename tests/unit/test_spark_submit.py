@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.run.spark import package_zip
 from airflow_geneva.spark_submit import (
     APPLICATION,
     Resources,
@@ -214,3 +217,18 @@ def test_every_option_is_a_secret_but_those_known_to_be_harmless() -> None:
     assert is_secret("aws_endpoint", "https://user:password@host")
     assert not is_secret("AWS_REGION", "eu-west-1")
     assert secrets_of({"aws_endpoint": "http://x", "aws_session_token": "t"}) == ["t"]
+
+
+def test_a_temporary_folder_with_a_space_does_not_break_the_launcher(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path / "a folder")
+    made = scratch.environment({"SPARK_SUBMIT_OPTS": "-Da=b"})
+    assert made["SPARK_SUBMIT_OPTS"] == "-Da=b", "Spark's launcher would take the second half for a class name"
+    assert made["TMPDIR"] == made["SPARK_LOCAL_DIRS"] == str(tmp_path / "a folder")
+    whole = Scratch(tmp_path).environment({})
+    assert whole["SPARK_SUBMIT_OPTS"] == f"-Djava.io.tmpdir={tmp_path}"
+
+
+def test_what_travels_to_workers_is_the_package_and_nothing_else() -> None:
+    names = zipfile.ZipFile(io.BytesIO(package_zip())).namelist()
+    assert "airflow_geneva/run/spark.py" in names
+    assert [name for name in names if not name.endswith(".py")] == []

@@ -103,7 +103,7 @@ def write_many(folder: Path, count: int) -> None:
         append_ledger(checkpoints(folder), 7, f"job{at}", [Fact("s", computed_by("v"), Ranges.of(at, at + 1), at)])
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_folding_changes_nothing_but_the_number_of_documents_to_read(tmp_path: Path, rounds: int) -> None:
     for _ in range(rounds):
         write_many(tmp_path, 20)
