@@ -48,7 +48,7 @@ def fill_column(uri: str, source: str, column: str, udf: UDF) -> int:
 
 def empty_fragments(dataset: lance.LanceDataset, column: str) -> list[LanceFragment]:
     """Fragments without a data file of a column, told by the manifest."""
-    field_id = dataset.lance_schema.field(column).id()
+    (field_id,) = (field.id() for field in dataset.lance_schema.fields() if field.name() == column)
     return [
         fragment
         for fragment in dataset.get_fragments()

@@ -6,7 +6,7 @@ import resource
 import sys
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 _UNIT = 1 if sys.platform == "darwin" else 1024
 
@@ -17,7 +17,7 @@ def peak_self() -> int:
 
 
 def peak_children() -> int:
-    """Sum of the largest resident sizes of the living processes below this one, in bytes; shared pages count in each."""
+    """Sum of the largest resident sizes of the living processes below this one, in bytes; shared pages count twice."""
     return sum(_peak(child) for child in psutil.Process().children(recursive=True))
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from airflow_geneva.apply.mapper import Mapper
 from airflow_geneva.apply.reader import Rows, read_rows, rows_per_read, windows
 from airflow_geneva.apply.sizing import bounds
-from airflow_geneva.checkpoint.fragment import RowIds, Run, join_runs, range_batch, runs_of, unrolled
+from airflow_geneva.checkpoint.fragment import RowIds, Runs, join_runs, range_batch, runs_of, unrolled
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, single_batch
 from airflow_geneva.errors import StorageError, UdfError
@@ -37,15 +37,14 @@ class Computed:
 
     Args:
         start, end: physical offsets the step accounts for.
-        runs: rows the UDF ran on, as (physical offset, first row id, length); some bytes where arrays would be the
-            largest thing a task holds on to.
+        runs: rows the UDF ran on, in run-length form, because arrays of them would be the largest thing a task holds.
         values: their values.
         looked_at: all rows of the step that were due, those a filter did not select included.
     """
 
     start: int
     end: int
-    runs: list[Run]
+    runs: Runs
     values: pa.Array
     looked_at: Ranges
 
@@ -76,7 +75,7 @@ class _Pending:
     def flush(self) -> None:
         """Write everything since the last checkpoint as one."""
         if self.steps:
-            looked_at = Ranges.from_pairs(pair for step in self.steps for pair in step.looked_at)
+            looked_at = Ranges.union(step.looked_at for step in self.steps)
             values = pa.concat_arrays([step.values for step in self.steps])
             offsets, ids = unrolled(join_runs([step.runs for step in self.steps]))
             batch = range_batch(values, offsets, ids, looked_at, self.work.job_id)

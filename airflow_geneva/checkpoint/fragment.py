@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,8 @@ from airflow_geneva.checkpoint.store import CheckpointStore
 
 RowIds = npt.NDArray[np.uint64]
 
-Run = tuple[int, int, int]
-"""Rows side by side: physical offset and row id of the first, and how many."""
+Runs = npt.NDArray[np.int64]
+"""Rows in run-length form, of shape (n, 3): physical offset and row id of the first row of a run, and how many."""
 
 VALUE, OFFSET, ROW_ID = "value", "_offset", "_rowid"
 
@@ -65,7 +65,7 @@ def read_range(store: CheckpointStore, key: str) -> RangeContent | None:
     return RangeContent(offsets, ids, looked_at, metadata.get(b"job_id", b"").decode())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StagedFragment:
     """A finished data file that waits to be committed.
 
@@ -77,7 +77,7 @@ class StagedFragment:
         deletion: identity of the deletion file it was built under.
         live: the rows that were alive then.
         physical_rows: rows in the file.
-        runs: computed rows as (offset, first row id, length).
+        runs: computed rows.
         looked_at: every row that was due, those a filter did not select included.
         by_job: rows computed, by job.
     """
@@ -89,20 +89,19 @@ class StagedFragment:
     deletion: str
     live: Ranges
     physical_rows: int
-    runs: tuple[tuple[int, int, int], ...]
+    runs: Runs
     looked_at: Ranges
     by_job: tuple[tuple[str, int], ...]
 
     @property
     def computed(self) -> Ranges:
         """Physical offsets whose value in the file came out of the UDF."""
-        return Ranges.from_pairs((offset, offset + length) for offset, _, length in self.runs)
+        return Ranges.from_bounds(self.runs[:, 0], self.runs[:, 0] + self.runs[:, 2])
 
     @property
     def row_ids(self) -> RowIds:
         """Row ids of the computed rows, in physical order."""
-        parts = [np.arange(row_id, row_id + length, dtype=np.uint64) for _, row_id, length in self.runs]
-        return np.concatenate(parts) if parts else np.empty(0, np.uint64)
+        return unrolled(self.runs)[1]
 
     def to_batch(self) -> pa.RecordBatch:
         head = {
@@ -115,27 +114,37 @@ class StagedFragment:
             "by_job": json.dumps(self.by_job),
         }
         columns = {name: pa.array([value]) for name, value in head.items()}
-        names = ("offset", "row_id", "length")
-        columns["rows"] = pa.array([[dict(zip(names, run, strict=True)) for run in self.runs]], pa.list_(_RUN))
-        for name, ranges in (("live", self.live), ("looked_at", self.looked_at)):
-            columns[name] = pa.array([[{"start": a, "end": b} for a, b in ranges]], pa.list_(_SPAN))
+        columns["rows"] = _one_list(_RUN, self.runs.T)
+        columns["live"] = _one_list(_SPAN, [self.live.starts, self.live.ends])
+        columns["looked_at"] = _one_list(_SPAN, [self.looked_at.starts, self.looked_at.ends])
         return pa.record_batch(columns)
 
     @staticmethod
     def from_batch(batch: pa.RecordBatch) -> StagedFragment:
-        row = batch.to_pylist()[0]
+        lists = {name: _from_list(batch.column(name)) for name in ("rows", "live", "looked_at")}
+        row = batch.drop_columns(list(lists)).to_pylist()[0]
         return StagedFragment(
             file=row["file"],
             src_data_files=tuple(json.loads(row["src_data_files"])),
             output_field_ids=tuple(json.loads(row["output_field_ids"])),
             output_files=tuple((int(a), int(b), str(c)) for a, b, c in json.loads(row["output_files"])),
             deletion=row["deletion"],
-            live=Ranges.from_pairs((s["start"], s["end"]) for s in row["live"]),
+            live=Ranges.from_bounds(*lists["live"].T),
             physical_rows=row["physical_rows"],
-            runs=tuple((r["offset"], r["row_id"], r["length"]) for r in row["rows"]),
-            looked_at=Ranges.from_pairs((s["start"], s["end"]) for s in row["looked_at"]),
+            runs=lists["rows"],
+            looked_at=Ranges.from_bounds(*lists["looked_at"].T),
             by_job=tuple((str(job), int(rows)) for job, rows in json.loads(row["by_job"])),
         )
+
+
+def _one_list(item: pa.StructType, columns: Iterable[npt.NDArray[np.int64]]) -> pa.Array:
+    """A list column of one row, its structs given field by field."""
+    arrays = [pa.array(values).cast(part.type) for values, part in zip(columns, item, strict=True)]
+    return pa.ListArray.from_arrays([0, len(arrays[0])], pa.StructArray.from_arrays(arrays, fields=list(item)))
+
+
+def _from_list(column: pa.Array) -> npt.NDArray[np.int64]:
+    return np.stack([part.to_numpy(zero_copy_only=False).astype(np.int64) for part in column.flatten().flatten()], 1)
 
 
 def read_staged(store: CheckpointStore, key: str) -> StagedFragment | None:
@@ -146,37 +155,35 @@ def read_staged(store: CheckpointStore, key: str) -> StagedFragment | None:
         return None
 
 
-def runs_of(offsets: Offsets, ids: RowIds) -> list[Run]:
-    """Run-length form of rows with ascending offsets: (offset, first row id, length) wherever both go up by one."""
-    if len(offsets) == 0:
-        return []
+def runs_of(offsets: Offsets, ids: RowIds) -> Runs:
+    """Run-length form of rows with ascending offsets: a run goes on wherever offset and row id both go up by one."""
     signed = ids.view(np.int64)
+    if len(offsets) == 0:
+        return np.empty((0, 3), np.int64)
     if offsets[-1] - offsets[0] == len(offsets) - 1 and (signed[1:] - signed[:-1] == 1).all():
-        return [(int(offsets[0]), int(signed[0]), len(offsets))]
-    breaks = np.flatnonzero((np.diff(offsets) != 1) | (np.diff(signed) != 1)) + 1
-    starts = np.concatenate(([0], breaks))
-    lengths = np.diff(np.concatenate((starts, [len(offsets)])))
-    return list(zip(offsets[starts].tolist(), signed[starts].tolist(), lengths.tolist(), strict=True))
+        return np.array([[offsets[0], signed[0], len(offsets)]], np.int64)
+    return join_runs([np.stack([offsets, signed, np.ones(len(offsets), np.int64)], 1)])
 
 
-def unrolled(runs: Sequence[Run]) -> tuple[Offsets, RowIds]:
+def unrolled(runs: Runs) -> tuple[Offsets, RowIds]:
     """Offsets and row ids of rows in run-length form."""
-    table = np.array(runs, np.int64).reshape(-1, 3)
-    lengths = table[:, 2]
+    lengths = runs[:, 2]
     before = np.cumsum(lengths) - lengths
     within = np.arange(int(lengths.sum()), dtype=np.int64)
-    offsets = within + np.repeat(table[:, 0] - before, lengths)
-    return offsets, (within + np.repeat(table[:, 1] - before, lengths)).view(np.uint64)
+    offsets = within + np.repeat(runs[:, 0] - before, lengths)
+    return offsets, (within + np.repeat(runs[:, 1] - before, lengths)).view(np.uint64)
 
 
-def join_runs(groups: Sequence[Sequence[tuple[int, int, int]]]) -> tuple[tuple[int, int, int], ...]:
-    """Runs of consecutive pieces as one list, merged where one goes on where the last one ended."""
-    joined: list[tuple[int, int, int]] = []
-    for offset, row_id, length in sorted(run for group in groups for run in group):
-        if joined:
-            last_offset, last_id, last_length = joined[-1]
-            if last_offset + last_length == offset and last_id + last_length == row_id:
-                joined[-1] = (last_offset, last_id, last_length + length)
-                continue
-        joined.append((offset, row_id, length))
-    return tuple(joined)
+def join_runs(groups: Sequence[Runs]) -> Runs:
+    """Runs of several pieces as one, by offset, merged where one goes on where the last one ended."""
+    if not groups:
+        return np.empty((0, 3), np.int64)
+    runs = np.concatenate(groups)
+    runs = runs[np.argsort(runs[:, 0], kind="stable")]
+    if len(runs) < 2:
+        return runs
+    ends = runs[:-1, :2] + runs[:-1, 2:]
+    starts = np.concatenate(([0], np.flatnonzero((ends != runs[1:, :2]).any(axis=1)) + 1))
+    joined = runs[starts].copy()
+    joined[:, 2] = np.add.reduceat(runs[:, 2], starts)
+    return joined

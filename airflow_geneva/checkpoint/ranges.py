@@ -50,6 +50,26 @@ class Ranges:
         return Ranges(table[:, 0].copy(), table[:, 1].copy())
 
     @staticmethod
+    def from_bounds(starts: Offsets, ends: Offsets) -> Ranges:
+        """The union of many half-open ranges, given as arrays in any order."""
+        keep = ends > starts
+        starts, ends = starts[keep].astype(np.int64), ends[keep].astype(np.int64)
+        if len(starts) == 0:
+            return _EMPTY
+        order = np.argsort(starts, kind="stable")
+        starts, reach = starts[order], np.maximum.accumulate(ends[order])
+        first = np.concatenate(([0], np.flatnonzero(starts[1:] > reach[:-1]) + 1))
+        return Ranges(starts[first], reach[np.concatenate((first[1:] - 1, [len(reach) - 1]))])
+
+    @staticmethod
+    def union(parts: Iterable[Ranges]) -> Ranges:
+        """Everything that is in one of the sets."""
+        group = list(parts)
+        if not group:
+            return _EMPTY
+        return Ranges.from_bounds(np.concatenate([p.starts for p in group]), np.concatenate([p.ends for p in group]))
+
+    @staticmethod
     def from_offsets(offsets: npt.ArrayLike) -> Ranges:
         """The set of the given offsets, which may come in any order and repeat."""
         sorted_offsets = np.asarray(offsets, np.int64)

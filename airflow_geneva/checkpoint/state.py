@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.ranges import Ranges
@@ -185,7 +186,7 @@ def _not_folded(store: LanceCheckpointStore) -> list[str]:
 
 
 def _batch(facts: Sequence[Fact], metadata: dict[str, str]) -> pa.RecordBatch:
-    rows = [None if f.rows is None else [bound for pair in f.rows for bound in pair] for f in facts]
+    rows = [None if f.rows is None else np.stack([f.rows.starts, f.rows.ends], 1).ravel() for f in facts]
     columns = [[f.signature for f in facts], [f.what for f in facts], rows]
     columns += [[f.at for f in facts], [f.live_under for f in facts]]
     arrays = [pa.array(values, schema_field.type) for values, schema_field in zip(columns, _SCHEMA, strict=True)]
@@ -193,7 +194,13 @@ def _batch(facts: Sequence[Fact], metadata: dict[str, str]) -> pa.RecordBatch:
 
 
 def _read(batch: pa.RecordBatch) -> Iterator[Fact]:
-    columns = [batch.column(name).to_pylist() for name in _SCHEMA.names]
-    for signature, what, flat, at, live_under in zip(*columns, strict=True):
-        pairs = None if flat is None else Ranges.from_pairs(zip(flat[0::2], flat[1::2], strict=True))
-        yield Fact(signature, what, pairs, at, live_under)
+    signatures, whats, ats, unders = (
+        batch.column(name).to_pylist() for name in ("signature", "what", "at", "live_under")
+    )  # fmt: skip
+    lists = batch.column("rows")
+    bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
+    given = lists.is_valid().to_pylist()
+    for i, signature in enumerate(signatures):
+        flat = bounds[cuts[i] : cuts[i + 1]]
+        rows = Ranges.from_bounds(flat[0::2], flat[1::2]) if given[i] else None
+        yield Fact(signature, whats[i], rows, ats[i], unders[i])

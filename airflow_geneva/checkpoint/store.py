@@ -28,6 +28,9 @@ class CheckpointStore(ABC):
     @abstractmethod
     def list_keys(self, prefix: str | None = None) -> list[str]: ...
 
+    @abstractmethod
+    def __delitem__(self, key: str) -> None: ...
+
     def read(self, key: str, columns: Sequence[str]) -> pa.RecordBatch:
         """Some columns of a batch.
 
@@ -48,6 +51,9 @@ class InMemoryCheckpointStore(CheckpointStore):
 
     def __getitem__(self, key: str) -> pa.RecordBatch:
         return self._batches[key]
+
+    def __delitem__(self, key: str) -> None:
+        del self._batches[key]
 
     def __contains__(self, key: str) -> bool:
         return key in self._batches
@@ -100,6 +106,9 @@ class LanceCheckpointStore(CheckpointStore):
 
     def read(self, key: str, columns: Sequence[str]) -> pa.RecordBatch:
         return self._read(key, list(columns))
+
+    def __delitem__(self, key: str) -> None:
+        self.storage.delete(self._path(key))
 
     def _read(self, key: str, columns: list[str] | None) -> pa.RecordBatch:
         try:

@@ -102,6 +102,4 @@ def selected_offsets(dataset: lance.LanceDataset, fragment_ids: list[int], where
         for fragment_id in np.unique(addresses >> 32):
             inside = addresses[addresses >> 32 == fragment_id] & 0xFFFFFFFF
             found.setdefault(int(fragment_id), []).append(Ranges.from_offsets(inside))
-    return {
-        fragment_id: Ranges.from_pairs(pair for part in parts for pair in part) for fragment_id, parts in found.items()
-    }
+    return {fragment_id: Ranges.union(parts) for fragment_id, parts in found.items()}

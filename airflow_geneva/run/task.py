@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from airflow_geneva.apply.compute import Applier, Computed
-from airflow_geneva.checkpoint.fragment import StagedFragment, join_runs, runs_of, unrolled
+from airflow_geneva.checkpoint.fragment import Runs, StagedFragment, join_runs, runs_of, unrolled
 from airflow_geneva.checkpoint.held import Held, KeyIndex
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     import lance
 
     from airflow_geneva.udf import UDF
+
+
+_MOST_BROKEN = 100
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Bench:
         fragment: FragmentWork,
         file: str,
         live: Ranges,
-        runs: tuple[tuple[int, int, int], ...],
+        runs: Runs,
         looked_at: Ranges,
         by_job: dict[str, int],
     ) -> StagedFragment:
@@ -158,14 +161,28 @@ def run_unit(bench: Bench, unit: Unit, udf: UDF, on_rows: Callable[[int], None] 
         pass
     if not unit.whole:
         return UnitReport(fragment.id, counted.rows, False)
-    try:
-        bench.stage(fragment, live, bench.held(fragment, bench.index(fragment), due))
-    except KeyError as lost:
-        raise StorageError(
-            f"Checkpoint {lost} of column {bench.work.column!r} changed or broke while fragment {fragment.id} was put "
-            "together. Run the task again; if it says so again, run with ignore_checkpoints=True."
-        ) from lost
-    return UnitReport(fragment.id, counted.rows, True)
+    for _ in range(_MOST_BROKEN):
+        held = bench.held(fragment, bench.index(fragment), due)
+        try:
+            bench.stage(fragment, live, held)
+        except KeyError as lost:
+            # Its head was readable and its values are not: without it, its rows are simply missing.
+            broken = next((piece for piece in held.pieces if lost.args == (piece.source,)), None)
+            if broken is None or broken.staged:
+                raise _changed_meanwhile(bench, fragment, lost) from lost
+            del bench.store[broken.source]
+            for _ in applier.compute(fragment, live, Ranges.from_offsets(broken.offsets)):
+                pass
+            continue
+        return UnitReport(fragment.id, counted.rows, True)
+    raise _changed_meanwhile(bench, fragment, KeyError(_MOST_BROKEN))
+
+
+def _changed_meanwhile(bench: Bench, fragment: FragmentWork, lost: KeyError) -> StorageError:
+    return StorageError(
+        f"Checkpoint {lost} of column {bench.work.column!r} changed or broke while fragment {fragment.id} was put "
+        "together. Run the task again; if it says so again, run with ignore_checkpoints=True."
+    )
 
 
 def _needs_old_values(files: FragmentFiles, live: Ranges, due: Ranges, work: Work) -> bool:
@@ -176,8 +193,8 @@ def _stream(bench: Bench, applier: Applier, fragment: FragmentWork, live: Ranges
     """Compute a whole fragment straight into its data file."""
     writer = StagedWriter(bench.dataset, bench.work.column)
     data_type: pa.DataType = bench.dataset.schema.field(bench.work.column).type
-    runs: list[list[tuple[int, int, int]]] = []
-    looked_at: list[list[int]] = []
+    runs: list[Runs] = []
+    looked_at: list[Ranges] = []
     position, rows = 0, 0
     steps: Iterator[Computed] = applier.compute(fragment, live, due, keep_last=False)
     for step in steps:
@@ -188,13 +205,13 @@ def _stream(bench: Bench, applier: Applier, fragment: FragmentWork, live: Ranges
             step.values if gapless else lay_out(step.values, unrolled(step.runs)[0], step.start, step.end)
         )  # fmt: skip
         runs.append(step.runs)
-        looked_at.extend(step.looked_at.pairs())
+        looked_at.append(step.looked_at)
         rows += len(step.values)
         position = step.end
     if position < fragment.files.physical_rows:
         writer.put(pa.nulls(fragment.files.physical_rows - position, data_type))
     by_job = {bench.work.job_id: rows}
-    bench.record(fragment, writer.finish(), live, join_runs(runs), Ranges.from_pairs(looked_at), by_job)
+    bench.record(fragment, writer.finish(), live, join_runs(runs), Ranges.union(looked_at), by_job)
 
 
 @dataclass
