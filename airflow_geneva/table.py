@@ -97,6 +97,12 @@ class Table:
         import pyarrow as pa
 
         dataset = self.lance
+        if not isinstance(columns, Mapping):
+            raise InvalidInput(
+                f'add_columns takes columns by name, such as {{"n": udf}}, not a {type(columns).__name__}.'
+            )
+        for name in columns:
+            _check_column_name(name)
         taken = [name for name in columns if name in dataset.schema.names]
         if taken:
             raise InvalidInput(
@@ -161,7 +167,8 @@ class Table:
 
         Args:
             column: the computed column.
-            udf: the UDF to use; by default the column's own, found by its import path.
+            udf: the UDF to use; by default the column's own, found by its import path. One of the same name takes the
+                column's input columns, another brings its own.
             where: SQL filter on the rows to compute; ``now()`` and its like are frozen at ``run_after``.
             read_version: compute only rows that existed at this version.
             on_code_change: ``error``, ``recompute`` or ``new_rows`` when rows hold another UDF version's value.
@@ -225,6 +232,8 @@ class Table:
 
         dataset = self.lance
         definition = self.definition(column, dataset)
+        if udf is not None and not isinstance(udf, UDF):
+            raise InvalidInput(f"udf={udf!r} is not a UDF. Give a function that is decorated with @udf(...).")
         function = udf or self.column_udf(column, definition)
         request = BackfillRequest(
             column=column,
@@ -254,6 +263,8 @@ class Table:
 
     def _define(self, dataset: LanceDataset, column: str, spec: ColumnSpec) -> tuple[UdfDefinition, UDF]:
         udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
+        if isinstance(inputs, str):
+            inputs = [inputs]
         if not isinstance(udf, UDF):
             raise InvalidInput(f"Column {column!r} needs a UDF, got {type(udf).__name__}. Decorate it with @udf(...).")
         definition = udf.definition(inputs)
@@ -261,7 +272,23 @@ class Table:
             others = tuple(name for name in dataset.schema.names if name != column)
             definition = replace(definition, input_columns=others)
         check_inputs(udf, dataset.schema, definition.input_columns, self.name)
+        self._check_cycle(dataset, column, definition.input_columns or ())
         return definition, udf
+
+    def _check_cycle(self, dataset: LanceDataset, column: str, inputs: Sequence[str]) -> None:
+        """Refuse a column that would be computed from itself: every backfill would make all of it due again."""
+        queue, seen = list(inputs), set[str]()
+        while queue:
+            name = queue.pop()
+            if name == column:
+                raise InvalidInput(
+                    f"Column {column!r} of table {self.name!r} would be computed from itself, by way of "
+                    f"{list(inputs)}. Compute it from other columns, or add another column for the result."
+                )
+            stored = (dataset.schema.field(name).metadata or {}).get(UDF_KEY.encode())
+            if stored is not None and name not in seen:
+                seen.add(name)
+                queue.extend(UdfDefinition.from_json(stored.decode()).input_columns or ())
 
     def _check_type(self, dataset: LanceDataset, column: str, udf: UDF) -> None:
         found = dataset.schema.field(column).type
@@ -270,6 +297,18 @@ class Table:
                 f"Type mismatch for column {column!r} of table {self.name!r}: it is {found}, and UDF "
                 f"{udf.name!r} gives {udf.data_type}. Use a UDF of that type, or add another column."
             )
+
+
+_RESERVED = {"_distance", "_score"}
+
+
+def _check_column_name(name: object) -> None:
+    """Refuse names that Lance gives to columns of its own, or reads as paths into structs."""
+    if not isinstance(name, str) or not name.strip() or name.startswith("_row") or name in _RESERVED or "." in name:
+        raise InvalidInput(
+            f"{name!r} cannot be the name of a computed column: it is empty, one of Lance's own (_row..., _distance, "
+            "_score), or has a dot in it, which Lance reads as a path into a struct. Choose another."
+        )
 
 
 def _check_blob(table: str, schema: pa.Schema, field: pa.Field) -> None:

@@ -31,12 +31,13 @@ from airflow_geneva.plan.staging import staged_fits, staged_gives_rows
 from airflow_geneva.plan.values import FragmentWork, Plan, Tally, Work
 from airflow_geneva.plan.where import check_where, selected_offsets, where_columns
 from airflow_geneva.storage import Storage, is_engine_error
+from airflow_geneva.udf_definition import UdfDefinition
 
 if TYPE_CHECKING:
     import lance
 
 FRESH, NOT_SELECTED, NEW, LEFT_OUT = "computed", "not selected by where", "never computed", "newer than read_version"
-CHANGED, CODE, EMPTY = "rows without a value", "computed by another UDF version", "no live rows"
+CHANGED, CODE, EMPTY = "new, or changed since they were computed", "computed by another UDF version", "no live rows"
 
 
 @dataclass
@@ -112,6 +113,12 @@ class _Planner:
         selected = self._selected(dues)
         self._check_code()
         works = self._with_checkpoints(selected, KeyIndex(store, self.work.prefix) if selected else None)
+        definition = UdfDefinition.from_json(self.work.udf)
+        if definition.on_error != "fail" or definition.timeout is not None:
+            self.known.notes.append(
+                f"on_error and timeout of UDF {self.work.udf_name!r} are stored and not applied by this version: the "
+                "first row that fails ends the job, and what was computed is kept."
+            )
         if not self.dataset.has_stable_row_ids:
             self.known.notes.append(
                 "the table has no stable row ids, so a fragment that was compacted or updated is recomputed whole. "
@@ -162,8 +169,8 @@ class _Planner:
         if not due:
             self.tallies.add(LEFT_OUT, rows)
             return None
-        computed_before = CODE if due & others else CHANGED
-        reason = computed_before if done or others else NEW
+        of_this_code = CHANGED if self.state.facts else NEW
+        reason = CODE if due & others else of_this_code
         return _Due(files, live, computed, due, reason, len(due))
 
     def _computed(self, files: FragmentFiles, live: Ranges) -> dict[str, Ranges]:

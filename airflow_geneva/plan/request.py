@@ -58,6 +58,7 @@ def plan_request(
         InvalidInput: something asked for does not exist or makes no sense.
         CodeChanged: see :func:`airflow_geneva.plan.backfill.plan_backfill`.
     """
+    _check_kinds(request)
     sizing = check_sizing(request.sizing)
     if request.on_code_change not in ON_CODE_CHANGE:
         raise InvalidInput(f"on_code_change={request.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
@@ -73,6 +74,11 @@ def plan_request(
     definition = udf.definition(inputs)
     columns = definition.input_columns or tuple(name for name in dataset.schema.names if name != request.column)
     check_inputs(udf, dataset.schema, columns, location.name)
+    if request.column in columns:
+        raise InvalidInput(
+            f"Column {request.column!r} of table {location.name!r} would be computed from itself. "
+            f"Map other inputs: table.alter_columns({{{request.column!r}: (udf, [...])}})."
+        )
     work = Work(
         job_id=request.job_id or new_job_id(),
         table=location.uri,
@@ -91,6 +97,18 @@ def plan_request(
         ignore_checkpoints=request.ignore_checkpoints,
     )
     return plan_backfill(dataset, location.checkpoints, work, request.on_code_change)
+
+
+def _check_kinds(request: BackfillRequest) -> None:
+    kinds = {
+        "where": (request.where, str, "an SQL filter as text"),
+        "read_version": (request.read_version, int, "a whole number"),
+        "run_after": (request.run_after, datetime, "a datetime"),
+        "ignore_checkpoints": (request.ignore_checkpoints, bool, "True or False"),
+    }
+    for name, (value, kind, wanted) in kinds.items():
+        if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise InvalidInput(f"{name}={value!r} makes no sense: give {wanted}.")
 
 
 def check_sizing(given: Mapping[str, Any]) -> Sizing:

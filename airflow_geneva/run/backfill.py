@@ -11,6 +11,7 @@ from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.values import Plan
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.job import Stopwatch, commit_shard, fail_job, finish_job, start_job
+from airflow_geneva.storage import is_engine_error
 
 if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
@@ -32,6 +33,10 @@ def run_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, wat
     Raises:
         JobFailed: something failed; ``.result`` says what was done all the same.
     """
+    if runner == "spark" and any(shard.to_apply for shard in plan.shards):
+        from airflow_geneva.run.spark import start_session
+
+        start_session(plan.work)
     plan, saved = start_job(plan, location)
     watch.lap("plan")
     results: list[ShardResult] = []
@@ -47,8 +52,10 @@ def run_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, wat
             results.append(commit_shard(location, saved, shard))
             watch.lap("commit")
         result = finish_job(location, saved, results, watch.seconds)
-    except Exception as error:
+    except BaseException as error:
         failed = fail_job(location, saved, results, error)
+        if not is_engine_error(error):
+            raise
         raise JobFailed(
             f"Backfill of {plan.work.table_name}.{plan.work.column} failed (job {plan.work.job_id}): {error}\n"
             "What was computed is kept in checkpoints; run it again to go on from there.",

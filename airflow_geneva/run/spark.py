@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import io
+import linecache
 import logging
 import os
 import sys
@@ -19,8 +21,9 @@ import cloudpickle  # type: ignore[import-untyped]
 
 import airflow_geneva
 from airflow_geneva import errors
-from airflow_geneva.code_zip import zip_code
-from airflow_geneva.errors import GenevaError
+from airflow_geneva.code_zip import code_sha256, zip_code
+from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.java import java_environment
 from airflow_geneva.job.progress import EVERY_SECONDS, Reporter
 from airflow_geneva.job.record import JobFolder
 from airflow_geneva.location import TableLocation
@@ -48,21 +51,39 @@ class UdfParcel:
 
     Args:
         import_path: how workers import it, or None.
+        version: the code version that was planned with; what an import path leads to must have it.
         pickled: the function itself, when it was made in the caller's own process and has no import path.
     """
 
     import_path: str | None
+    version: str
     pickled: bytes | None = None
 
     @staticmethod
     def of(udf: UDF) -> UdfParcel:
         path = udf.import_path
-        return UdfParcel(path) if path else UdfParcel(None, cloudpickle.dumps(udf))
+        return UdfParcel(path, udf.code_version, None if path else cloudpickle.dumps(udf))
 
     def open(self) -> UDF:
-        if self.import_path is not None:
-            return load_udf(self.import_path)
-        udf: UDF = cloudpickle.loads(self.pickled)
+        """The UDF in this process.
+
+        Raises:
+            InvalidInput: it cannot be imported here, or is not the code that was planned with.
+        """
+        if self.import_path is None:
+            made: UDF = cloudpickle.loads(self.pickled)
+            return made
+        udf = load_udf(self.import_path)
+        if udf.code_version != self.version:
+            # A worker that served an earlier job has the module as it was then.
+            _forget_module(self.import_path)
+            udf = load_udf(self.import_path)
+        if udf.code_version != self.version:
+            raise InvalidInput(
+                f"UDF {self.import_path!r} is version {udf.code_version} where it runs, and {self.version} was "
+                "planned: another copy of its module comes first on the worker's path. Remove that one, or start a new "
+                "session."
+            )
         return udf
 
 
@@ -81,6 +102,14 @@ class Station:
     work: Work
     parcel: UdfParcel
     progress: Storage
+
+
+def _forget_module(import_path: str) -> None:
+    top = import_path.split(":")[0].split(".")[0]
+    for name in [name for name in sys.modules if name == top or name.startswith(f"{top}.")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    linecache.clearcache()
 
 
 def apply_on_spark(
@@ -246,6 +275,15 @@ def package_zip() -> bytes:
     return buffer.getvalue()
 
 
+def start_session(work: Work) -> None:
+    """Have a session before a job is announced.
+
+    Raises:
+        JavaNotFound: there is neither an active session nor a Java to start one.
+    """
+    _session(work.sizing.concurrency)
+
+
 def apply_in_session(location: TableLocation, work: Work, shard: Shard, udf: UDF) -> int:
     """Compute a shard on the active SparkSession, or on a local one made for it."""
     session = _session(work.sizing.concurrency)
@@ -261,6 +299,9 @@ def _session(concurrency: int) -> SparkSession:
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
+    java = tempfile.TemporaryDirectory(prefix="geneva-java-")
+    _shipping.append(java)
+    os.environ.update(java_environment(java.name))
     slots = max(1, min(concurrency, os.cpu_count() or 1))
     # Workers of a local session must be this very Python; Spark would take whatever python3 is on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -292,12 +333,15 @@ def _ship_code(context: SparkContext, parcel: UdfParcel) -> None:
         path = parcel.import_path
         parcels.append((path.split(":")[0], lambda: zip_code(path)))
     for name, make in parcels:
-        mark = (str(context.applicationId), name)
-        data = None if mark in _shipped else make()
-        _shipped.add(mark)
-        if data is not None:
+        data = make()
+        mark = (str(context.applicationId), "" if data is None else code_sha256(data))
+        if data is not None and mark not in _shipped:
+            _shipped.add(mark)
             folder = tempfile.TemporaryDirectory(prefix="geneva-code-")
             _shipping.append(folder)
-            target = Path(folder.name) / f"{name.replace('.', '_')}.zip"
+            target = Path(folder.name) / f"{name.replace('.', '_')}-{mark[1][:12]}.zip"
             target.write_bytes(data)
+            path_before = list(sys.path)
             context.addPyFile(str(target))
+            # It is for the workers; here it would hide the module that the user goes on editing.
+            sys.path[:] = path_before

@@ -40,7 +40,7 @@ def apply_submitted(
     location = TableLocation(work.table, work.table_name, job.options)
     every = {} if progress_seconds is None else {"every": progress_seconds}
     loaded = saved.load_shard(job, shard)
-    rows = apply_on_spark(context, location, work, loaded, UdfParcel(work.code.import_path), **every)
+    rows = apply_on_spark(context, location, work, loaded, UdfParcel(work.code.import_path, work.udf_version), **every)
     return {
         "shard": shard,
         "fingerprint": fingerprint,

@@ -24,6 +24,11 @@ from tests.invariants import assert_untouched
 MakeTable = Callable[..., Table]
 
 
+@udf(data_type=pa.int64(), version="1")
+def plus_one(x: int) -> int:
+    return x + 1
+
+
 @pytest.fixture
 def table(make_table: MakeTable) -> Table:
     made = make_table(100, s=pa.array([{"a": 1}] * 100))
@@ -307,3 +312,61 @@ def test_every_udf_form_reports_the_same_way(make_table: MakeTable, trace: Trace
     table.add_columns({"a": triple, "b": triple_row})
     results = [table.backfill(column, runner="inline") for column in ("a", "b")]
     assert [(r.state, r.rows_computed, r.rows_skipped) for r in results] == [("DONE", 10, 0)] * 2
+
+
+@pytest.mark.parametrize("name", ["", " ", "_rowid", "_row_anything", "_distance", "a.b"])
+def test_a_column_name_that_would_break_the_table_is_refused(tmp_path: Path, name: str) -> None:
+    table = connect(tmp_path / "db").create_table("docs", pa.table({"x": [1]}))
+    with pytest.raises(InvalidInput, match="cannot be the name of a computed column"):
+        table.add_columns({name: plus_one})
+    assert table.schema.names == ["x"]
+
+
+def test_a_column_is_not_computed_from_itself_however_far_around(tmp_path: Path) -> None:
+    table = connect(tmp_path / "db").create_table("docs", pa.table({"x": [1]}))
+    table.add_columns({"y": plus_one})
+    table.add_columns({"z": (plus_one, ["y"])})
+    for column, inputs in (("y", ["y"]), ("y", ["z"])):
+        with pytest.raises(InvalidInput, match=r"would be computed from itself.*other columns"):
+            table.alter_columns({column: (plus_one, inputs)})
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ({"where": 5}, "where=5 makes no sense"),
+        ({"read_version": True}, "read_version=True makes no sense"),
+        ({"run_after": "2020"}, "run_after='2020' makes no sense"),
+        ({"ignore_checkpoints": "no"}, "ignore_checkpoints='no' makes no sense"),
+        ({"udf": len}, "is not a UDF"),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_named(tmp_path: Path, asked: dict[str, object], wanted: str) -> None:
+    table = connect(tmp_path / "db").create_table("docs", pa.table({"x": [1]}))
+    table.add_columns({"y": plus_one})
+    with pytest.raises(InvalidInput, match=wanted):
+        table.backfill("y", runner="inline", **{"udf": plus_one, **asked})
+
+
+def test_a_policy_that_is_not_applied_yet_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    @udf(data_type=pa.int64(), version="1", on_error="skip", timeout=1.0)
+    def lenient(x: int) -> int:
+        return x
+
+    table = connect(tmp_path / "db").create_table("docs", pa.table({"x": [1]}))
+    table.add_columns({"y": lenient})
+    result = table.backfill("y", udf=lenient, runner="inline")
+    assert any("not applied" in note for note in result.notes)
+
+
+def test_half_floats_are_compared_too(tmp_path: Path) -> None:
+    @udf(data_type=pa.float16(), version="1")
+    def half(h: pa.Array) -> pa.Array:
+        return h
+
+    data = pa.table({"id": [1, 2], "h": pa.array([0.5, 1.5], pa.float16())})
+    table = connect(tmp_path / "db").create_table("docs", data)
+    table.add_columns({"y": half})
+    table.backfill("y", udf=half, runner="inline")
+    table.lance.update({"id": "7"}, "id = 1")
+    assert table.plan_backfill("y", udf=half).rows_pending == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import linecache
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -107,3 +110,31 @@ def test_udf_of_a_module_is_used_as_it_is_in_the_table(spark: object, tmp_path: 
     assert table.definition("y").import_path == f"{spark_udfs.__name__}:double"
     table.backfill("y", udf=None)
     assert_doubled(table)
+
+
+def test_workers_that_hold_older_code_do_not_pass_it_off_as_the_new(
+    spark: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    module = folder / "edited_udfs.py"
+    source = (
+        "from __future__ import annotations\nfrom airflow_geneva.udf import udf\n\n\n"
+        "@udf\ndef add(x: int) -> int:\n    return x + {}\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    table, _ = make_table(tmp_path, 10, 10)
+    try:
+        for added in (1, 200):
+            module.write_text(source.format(added) + "\n" * added)
+            sys.modules.pop("edited_udfs", None)
+            importlib.invalidate_caches()
+            linecache.clearcache()
+            add = importlib.import_module("edited_udfs").add
+            if added == 1:
+                table.add_columns({"y": add})
+            result = table.backfill("y", udf=add, on_code_change="recompute")
+            assert result.rows_computed == 10
+            assert table.to_arrow().column("y").to_pylist() == [x + added for x in range(10)]
+    finally:
+        sys.modules.pop("edited_udfs", None)
