@@ -17,7 +17,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from airflow_geneva import Table
-from bench import floor, memory, planning, udfs
+from bench import floor, planning, processes, udfs
 from bench.cases import CASES, Case, open_table
 
 Measured = dict[str, Any]
@@ -67,8 +67,8 @@ def once(case: str, folder: str, quick: bool, side: str) -> Measured:
     return {
         "seconds": time.time() - psutil.Process().create_time(),
         "inside": run["seconds"],
-        "peak_self": memory.peak_self(),
-        "peak_children": memory.peak_children(),
+        "peak_self": processes.peak_self(),
+        "peak_children": processes.peak_children(),
     }
 
 
@@ -90,6 +90,7 @@ def slow(folder: str, rows: int, fragments: int, repeats: int) -> Measured:
     return {
         name: {
             "seconds": [run["seconds"] for run in group],
+            "cpu": [run["cpu"] for run in group],
             "files": group[-1].get("files", 0),
             "bytes": group[-1].get("bytes", 0),
             "rows": group[-1]["rows"],
@@ -119,9 +120,9 @@ def _filled(table: Table, case: Case, runner: str) -> tuple[str, str]:
 
 def _ours(table: Table, case: Case, column: str, runner: str, **sizing: Any) -> Measured:
     files, size = _checkpoints(table)
-    began, cpu = time.perf_counter(), time.process_time()
+    began, cpu = time.perf_counter(), processes.cpu_seconds()
     result = table.backfill(column, udf=case.udf, runner=runner, **sizing)
-    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    seconds, cpu = time.perf_counter() - began, processes.cpu_seconds() - cpu
     files_after, size_after = _checkpoints(table)
     return {
         "seconds": seconds,
@@ -133,9 +134,9 @@ def _ours(table: Table, case: Case, column: str, runner: str, **sizing: Any) -> 
 
 
 def _floor(table: Table, case: Case, column: str) -> Measured:
-    began, cpu = time.perf_counter(), time.process_time()
+    began, cpu = time.perf_counter(), processes.cpu_seconds(below=False)
     rows = floor.fill_column(table.uri, case.column, column, case.udf)
-    return {"seconds": time.perf_counter() - began, "cpu": time.process_time() - cpu, "rows": rows}
+    return {"seconds": time.perf_counter() - began, "cpu": processes.cpu_seconds(below=False) - cpu, "rows": rows}
 
 
 def _checkpoints(table: Table) -> tuple[int, int]:

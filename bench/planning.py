@@ -18,7 +18,7 @@ from lance.fragment import DataFile, FragmentMetadata
 import airflow_geneva
 from airflow_geneva.checkpoint.state import Fact, append_ledger, computed_by, fold_ledgers
 from airflow_geneva.plan.manifest import columns_of, field_ids, read_manifest
-from bench import memory, udfs
+from bench import processes, udfs
 from bench.cases import TABLE, open_table
 
 _ROWS = 10
@@ -80,7 +80,7 @@ def measure(folder: str, computed: bool, repeats: int) -> dict[str, Any]:
             if turn:
                 seconds[name].append(took)
     plan = table.plan_backfill("y", udf=udfs.double)
-    return {**seconds, "rows_pending": plan.rows_pending, "rows": plan.rows_total, "peak_self": memory.peak_self()}
+    return {**seconds, "rows_pending": plan.rows_pending, "rows": plan.rows_total, "peak_self": processes.peak_self()}
 
 
 def _read_file_lists(uri: str) -> int:

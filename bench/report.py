@@ -48,7 +48,7 @@ def _machine() -> str:
     return (
         f"Measured {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC on {os.cpu_count()} cores "
         f"({platform.machine()}), {psutil.virtual_memory().total / (1 << 30):.0f} GB of memory, "
-        f"{platform.system()} {platform.release()}, Python {platform.python_version()}: {versions}. "
+        f"{platform.system()}, Python {platform.python_version()}: {versions}. "
         f"Load average at the end: {load:.1f}."
     )
 
@@ -67,8 +67,7 @@ def _compared(runs: Sequence[Mapping[str, Any]]) -> str:
             _best_median(run["ours"]),
             _best_median(run["floor"]),
             f"{min(run['ours']) / min(run['floor']):.1f} / {_median_ratio(run['ours'], run['floor']):.1f}",
-            # On Spark most of the work is in other processes.
-            f"{_median_ratio(run['ours_cpu'], run['floor_cpu']):.1f}" if run["runner"] == "inline" else "",
+            f"{_median_ratio(run['ours_cpu'], run['floor_cpu']):.1f}",
             f"{run['rows']:,}",
             f"{run['files']:,}",
             f"{run['bytes'] / 1e3:,.0f}",
@@ -96,7 +95,7 @@ def _cold(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _slow(run: Mapping[str, Any]) -> str:
-    head = ("checkpoints", "s", "over pylance alone", "files", "MB", "rows run")
+    head = ("checkpoints", "s", "over pylance alone", "CPU, s", "files", "MB", "rows run")
     without = run["sides"]["none"]["seconds"]
     rows = []
     for name, side in run["sides"].items():
@@ -108,6 +107,7 @@ def _slow(run: Mapping[str, Any]) -> str:
                 "none: pylance alone" if name == "none" else f"every {name}" + (" (default)" if name == "10 s" else ""),
                 _best_median(took),
                 "" if name == "none" else f"{best:+.1f} % / {median:+.1f} %",
+                _best_median(side["cpu"]),
                 f"{side['files']:,}",
                 f"{side['bytes'] / 1e6:,.1f}",
                 f"{side['rows']:,}",

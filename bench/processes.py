@@ -1,9 +1,10 @@
-"""Peak memory of this process and of those it started."""
+"""Memory and processor time of this process and of those it started."""
 
 from __future__ import annotations
 
 import resource
 import sys
+import time
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -18,7 +19,24 @@ def peak_self() -> int:
 
 def peak_children() -> int:
     """Sum of the largest resident sizes of the living processes below this one, in bytes; shared pages count twice."""
-    return sum(_peak(child) for child in psutil.Process().children(recursive=True))
+    return sum(_peak(child) for child in _below())
+
+
+def cpu_seconds(below: bool = True) -> float:
+    """Processor time so far of this process with all its threads, and of the living ones below it if wanted."""
+    return time.process_time() + sum(_cpu(child) for child in _below()) if below else time.process_time()
+
+
+def _below() -> list[psutil.Process]:
+    return list(psutil.Process().children(recursive=True))
+
+
+def _cpu(process: psutil.Process) -> float:
+    try:
+        spent = process.cpu_times()
+        return float(spent.user + spent.system)
+    except psutil.Error:
+        return 0.0
 
 
 def _peak(process: psutil.Process) -> int:
