@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from airflow_geneva.database import Database, connect
-    from airflow_geneva.errors import GenevaError
+    from airflow_geneva.errors import GenevaError, UdfCrashed
     from airflow_geneva.table import Table
     from airflow_geneva.udf import UDF, Fail, Retry, Skip, udf
 
-__all__ = ["UDF", "Database", "Fail", "GenevaError", "Retry", "Skip", "Table", "connect", "udf"]
+__all__ = ["UDF", "Database", "Fail", "GenevaError", "Retry", "Skip", "Table", "UdfCrashed", "connect", "udf"]
 
 # The package's metadata is built from this line, so a zip of the package on sys.path knows its version too.
 __version__ = "0.1.0"
@@ -27,6 +27,7 @@ _HOMES = {
     "Skip": "airflow_geneva.udf",
     "Table": "airflow_geneva.table",
     "UDF": "airflow_geneva.udf",
+    "UdfCrashed": "airflow_geneva.errors",
     "connect": "airflow_geneva.database",
     "udf": "airflow_geneva.udf",
 }

@@ -12,9 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 import airflow_geneva
+from airflow_geneva import cli_jobs
+from airflow_geneva.cli_checkpoints import checkpoints_app
 from airflow_geneva.doctor import Finding, airflow_home, examine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+for command in (cli_jobs.jobs, cli_jobs.status, cli_jobs.errors, cli_jobs.plan):
+    app.command()(command)
+app.add_typer(checkpoints_app, name="checkpoints")
 
 
 def _print_version(wanted: bool) -> None:

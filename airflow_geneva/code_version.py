@@ -63,6 +63,22 @@ def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf") -> st
     return hasher.hexdigest()
 
 
+def deps_version(deps: Iterable[Any], name: str = "udf") -> str:
+    """Hash what a UDF declares to depend on, and nothing else; "" when that is nothing.
+
+    Raises:
+        InvalidInput: a dependency has no stable hash, or its source is not available.
+    """
+    hasher = _Hasher(tolerant=True)
+    given = tuple(deps)
+    try:
+        for dep in given:
+            hasher.dep(dep)
+    except InvalidInput as error:
+        raise InvalidInput(f"deps of UDF {name!r} cannot be hashed: {error}.") from error
+    return hasher.hexdigest() if given else ""
+
+
 class _Hasher:
     """One hash in the making: a definition that was reached before is fed by its number."""
 

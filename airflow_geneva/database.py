@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.record import JobFolder, read_jobs
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.record import Job, job_ids, read_chosen, read_job
 from airflow_geneva.location import TableLocation
 from airflow_geneva.storage import Storage, check_name, freeze_options, join, normalize_uri
 from airflow_geneva.table import Table
@@ -45,25 +46,33 @@ class Database:
         check_name(name, "table")
         return TableLocation(join(self.uri, f"{name}.lance"), name, self.options)
 
-    def jobs(self, newest: int = 100) -> list[dict[str, Any]]:
-        """Records of the newest jobs of every table, newest first.
+    def jobs(self, newest: int | None = 100, table: str | None = None) -> list[Job]:
+        """The newest jobs, newest first; however many there are, only those asked for are read.
 
         Args:
-            newest: most records to read per table.
-        """
-        found = [record for name in self.table_names() for record in read_jobs(self.location(name).checkpoints, newest)]
-        return sorted(found, key=lambda record: str(record["id"]), reverse=True)
+            newest: how many at most; None for all.
+            table: of one table only.
 
-    def job(self, job_id: str) -> dict[str, Any]:
-        """The record of one job.
+        Raises:
+            InvalidInput: there is no such table.
+        """
+        names = self.table_names() if table is None else [self.open_table(table).name]
+        places = {name: self.location(name).checkpoints for name in names}
+        # Ids sort by time, so the newest of all tables are known before any is read.
+        ids = sorted(((job_id, name) for name in names for job_id in job_ids(places[name])), reverse=True)[:newest]
+        found = [job for name in names for job in read_chosen(places[name], [at for at, owner in ids if owner == name])]
+        return sorted(found, key=lambda job: job.id, reverse=True)
+
+    def job(self, job_id: str) -> Job:
+        """One job, with how far each of its shards is.
 
         Raises:
             InvalidInput: no table has such a job.
         """
         for name in self.table_names():
-            record = JobFolder.of(self.location(name).checkpoints, job_id).read_record()
-            if record is not None:
-                return record
+            job = read_job(JobFolder.of(self.location(name).checkpoints, job_id))
+            if job is not None:
+                return job
         raise InvalidInput(f"There is no job {job_id!r} in {self.uri}. db.jobs() lists the newest.")
 
     def open_table(self, name: str) -> Table:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from airflow_geneva.apply.outcome import RowFailure
     from airflow_geneva.job.result import BackfillResult
 
 
@@ -27,17 +28,30 @@ class UdfError(GenevaError, RuntimeError):
 
     Attributes:
         row_index: position of the failing row within the batch, or None when the batch failed as a whole.
-        computed: values of the rows before ``row_index``, when the UDF is called row by row.
+        computed: values of the rows before ``row_index``, NULL for those that failed and were skipped; None when they
+            are not known.
+        failures: the rows before ``row_index`` that failed and were skipped.
     """
 
-    def __init__(self, message: str, row_index: int | None = None, computed: pa.Array | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        row_index: int | None = None,
+        computed: pa.Array | None = None,
+        failures: tuple[RowFailure, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.row_index = row_index
         self.computed = computed
+        self.failures = failures
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark pickles exceptions on their way to the driver; computed values stay where they were computed.
+        # Spark pickles exceptions on their way to the driver; values and failures stay where they were computed.
         return (type(self), (str(self), self.row_index))
+
+
+class UdfCrashed(GenevaError, RuntimeError):
+    """The process that ran a UDF died: a segmentation fault, `os._exit`, the system's out-of-memory killer."""
 
 
 class CodeChanged(GenevaError):

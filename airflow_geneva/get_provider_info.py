@@ -28,6 +28,7 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": _INTEGRATION,
                 "python-modules": [
                     "airflow_geneva.operators.apply",
+                    "airflow_geneva.operators.cleanup",
                     "airflow_geneva.operators.columns",
                     "airflow_geneva.operators.commit",
                     "airflow_geneva.operators.finish",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -12,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_geneva.entries import Entry, is_half_written, local_entries, remove_empty_folders, table_entries, table_of
 from airflow_geneva.errors import InvalidInput, StorageError
 
 if TYPE_CHECKING:
     from lance.file import LanceFileSession
+
+_TRIES = 5
 
 # pylance's file session raises RuntimeError where a local disk raises OSError.
 _STORE_ERRORS = (OSError, RuntimeError)
@@ -131,8 +135,7 @@ class Storage:
         try:
             if self.local:
                 folder = os.path.dirname(target)
-                os.makedirs(folder, exist_ok=True)
-                handle, temporary = tempfile.mkstemp(prefix=".tmp", dir=folder)
+                handle, temporary = _temporary_file(folder)
                 try:
                     with os.fdopen(handle, "wb") as file:
                         file.write(data)
@@ -196,13 +199,54 @@ class Storage:
             top = self.path(folder) if folder else self.root
             cut = len(self.root) + 1
             return [
-                f"{base}/{file}"[cut:] for base, _, files in os.walk(top) for file in files if not _half_written(file)
+                f"{base}/{file}"[cut:] for base, _, files in os.walk(top) for file in files if not is_half_written(file)
             ]
         try:
             found = self.session.list(folder or None)
         except _STORE_ERRORS as error:
             raise StorageError(f"Cannot list {join(self.root, folder)}: {error}.") from error
-        return [name for name in found if not _half_written(name.rsplit("/", 1)[-1])]
+        return [name for name in found if not is_half_written(name.rsplit("/", 1)[-1])]
+
+    def list_entries(self, folder: str = "", half_written: bool = False) -> list[Entry]:
+        """All files below a folder with sizes and times, named relative to this one; links are not followed.
+
+        On an object store the folder has to lie inside a Lance table, which is listed as a whole.
+
+        Args:
+            half_written: list the temporary files of unfinished writes too.
+
+        Raises:
+            StorageError: the store is unreachable or refuses, or the folder is outside of any table.
+        """
+        found = self._local_entries(folder) if self.local else self._remote_entries(folder)
+        return [entry for entry in found if half_written or not entry.half_written]
+
+    def _local_entries(self, folder: str) -> list[Entry]:
+        top = self.path(folder) if folder else self.root
+        try:
+            return list(local_entries(self.root, top))
+        except OSError as error:
+            raise StorageError(f"Cannot list {top}: {error}.") from error
+
+    def _remote_entries(self, folder: str) -> list[Entry]:
+        table = table_of(self.root)
+        if table is None:
+            raise StorageError(
+                f"The files of {self.root} cannot be listed with their sizes: on an object store that works inside of "
+                "a Lance table only."
+            )
+        try:
+            found = table_entries(table, self.root[len(table) :].strip("/"), dict(self.options))
+            return [entry for entry in found if not folder or entry.name.startswith(f"{folder}/")]
+        except BaseException as error:
+            if not is_engine_error(error):
+                raise
+            raise StorageError(f"Cannot list {join(self.root, folder)}: {error}.") from error
+
+    def remove_empty_folders(self, folder: str) -> None:
+        """Remove a folder that holds no file, and the empty ones inside; object stores have none."""
+        if self.local:
+            remove_empty_folders(self.path(folder))
 
     def list_folder(self, folder: str = "") -> tuple[list[str], list[str]]:
         """Names of the folders and of the files directly inside a folder."""
@@ -212,14 +256,14 @@ class Storage:
                 entries = list(os.scandir(top))
             except (FileNotFoundError, NotADirectoryError):
                 return [], []
-            files = [e.name for e in entries if not e.is_dir() and not _half_written(e.name)]
+            files = [e.name for e in entries if not e.is_dir() and not is_half_written(e.name)]
             return sorted(e.name for e in entries if e.is_dir()), sorted(files)
         try:
             result = self.session.list_with_delimiter(folder or None)
         except _STORE_ERRORS as error:
             raise StorageError(f"Cannot list {join(self.root, folder)}: {error}.") from error
         names = [[str(path).rstrip("/").rsplit("/", 1)[-1] for path in group] for group in _groups(result)]
-        return sorted(names[0]), sorted(name for name in names[1] if not _half_written(name))
+        return sorted(names[0]), sorted(name for name in names[1] if not is_half_written(name))
 
     def delete(self, name: str) -> None:
         """Remove one file; one that is already gone is fine."""
@@ -232,9 +276,14 @@ class Storage:
             raise StorageError(f"Cannot delete {self.path(name)}: {error}.") from error
 
 
+def _temporary_file(folder: str) -> tuple[int, str]:
+    """A temporary file in a folder that is made if need be; whoever tidies up may remove the folder once in between."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            os.makedirs(folder, exist_ok=True)
+            return tempfile.mkstemp(prefix=".tmp", dir=folder)
+    raise FileNotFoundError(folder)
+
+
 def _groups(result: Any) -> tuple[Iterable[str], Iterable[str]]:
     return result.common_prefixes, result.objects
-
-
-def _half_written(file_name: str) -> bool:
-    return file_name.startswith(".tmp") or "#" in file_name or ".tmp" in file_name

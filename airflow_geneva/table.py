@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from airflow_geneva.annotations import check_inputs
+from airflow_geneva.column_definition import (
+    UDF_KEY,
+    ColumnSpec,
+    check_blob,
+    check_column_name,
+    check_type,
+    define_column,
+    stored_definition,
+)
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.location import TableLocation
 from airflow_geneva.udf import UDF, UdfDefinition, load_udf
@@ -16,12 +24,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from lance import LanceDataset
 
+    from airflow_geneva.job.error_records import ErrorRecord
     from airflow_geneva.job.result import BackfillResult
     from airflow_geneva.plan.values import Plan
-
-UDF_KEY = "geneva::udf"
-
-ColumnSpec: TypeAlias = UDF | tuple[UDF, Sequence[str]]
+    from airflow_geneva.run.background import JobFuture
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class Table:
                 f'add_columns takes columns by name, such as {{"n": udf}}, not a {type(columns).__name__}.'
             )
         for name in columns:
-            _check_column_name(name)
+            check_column_name(name)
         taken = [name for name in columns if name in dataset.schema.names]
         if taken:
             raise InvalidInput(
@@ -111,9 +117,9 @@ class Table:
             )
         fields = []
         for name, spec in columns.items():
-            definition, udf = self._define(dataset, name, spec)
+            definition, udf = define_column(self.name, dataset.schema, name, spec)
             field = pa.field(name, udf.data_type, metadata={UDF_KEY: definition.to_json()})
-            _check_blob(self.name, dataset.schema, field)
+            check_blob(self.name, dataset.schema, field)
             fields.append(field)
         dataset.add_columns(pa.schema(fields))
 
@@ -127,8 +133,8 @@ class Table:
         changes: dict[str, dict[str, str | None]] = {}
         for name, spec in columns.items():
             self.definition(name, dataset)
-            definition, udf = self._define(dataset, name, spec)
-            self._check_type(dataset, name, udf)
+            definition, udf = define_column(self.name, dataset.schema, name, spec)
+            check_type(self.name, name, dataset.schema.field(name).type, udf)
             changes[name] = {UDF_KEY: definition.to_json()}
         dataset.update_field_metadata(changes)
 
@@ -144,13 +150,13 @@ class Table:
                 f"Column {column!r} is not defined in table {self.name!r}, which has: {', '.join(schema.names)}. "
                 f'Define it first: table.add_columns({{"{column}": udf}}).'
             )
-        stored = (schema.field(column).metadata or {}).get(UDF_KEY.encode())
-        if stored is None:
+        definition = stored_definition(schema, column)
+        if definition is None:
             raise InvalidInput(
                 f"Column {column!r} of table {self.name!r} has no UDF: it was not made by table.add_columns(). "
                 "Name a computed column, or add one."
             )
-        return UdfDefinition.from_json(stored.decode())
+        return definition
 
     def plan_backfill(
         self,
@@ -159,6 +165,9 @@ class Table:
         where: str | None = None,
         read_version: int | None = None,
         on_code_change: str = "error",
+        continue_from: str | Sequence[str] | None = None,
+        errors_only: bool = False,
+        recompute_mixed: bool = False,
         ignore_checkpoints: bool = False,
         run_after: datetime | None = None,
         **sizing: Any,
@@ -172,7 +181,11 @@ class Table:
             where: SQL filter on the rows to compute; ``now()`` and its like are frozen at ``run_after``.
             read_version: compute only rows that existed at this version.
             on_code_change: ``error``, ``recompute`` or ``new_rows`` when rows hold another UDF version's value.
-            ignore_checkpoints: do not use what earlier jobs computed and did not commit.
+            continue_from: other versions of the UDF whose values are taken over instead of being computed anew.
+            errors_only: compute only rows the UDF failed on, however often.
+            recompute_mixed: compute only rows whose value was taken over from another version.
+            ignore_checkpoints: do not use what earlier jobs computed and did not commit; so does the environment
+                variable ``GENEVA_IGNORE_CHECKPOINTS=1``.
             run_after: moment that ``now()`` stands for; by default now.
             sizing: see :class:`airflow_geneva.plan.values.Sizing`.
 
@@ -181,8 +194,20 @@ class Table:
             CodeChanged: rows hold another version's value, and ``on_code_change`` is ``error``.
         """
         return self._plan(
-            column, udf, where, read_version, on_code_change, ignore_checkpoints, run_after, sizing
-        )[0]  # fmt: skip
+            udf,
+            column,
+            {
+                "where": where,
+                "read_version": read_version,
+                "on_code_change": on_code_change,
+                "continue_from": continue_from,
+                "errors_only": errors_only,
+                "recompute_mixed": recompute_mixed,
+                "ignore_checkpoints": ignore_checkpoints,
+                "run_after": run_after,
+                **sizing,
+            },
+        )[0]
 
     def backfill(
         self,
@@ -191,6 +216,9 @@ class Table:
         where: str | None = None,
         read_version: int | None = None,
         on_code_change: str = "error",
+        continue_from: str | Sequence[str] | None = None,
+        errors_only: bool = False,
+        recompute_mixed: bool = False,
         ignore_checkpoints: bool = False,
         runner: str = "spark",
         run_after: datetime | None = None,
@@ -213,21 +241,87 @@ class Table:
         check_runner(runner)
         watch = Stopwatch()
         plan, function = self._plan(
-            column, udf, where, read_version, on_code_change, ignore_checkpoints, run_after, sizing
-        )  # fmt: skip
+            udf,
+            column,
+            {
+                "where": where,
+                "read_version": read_version,
+                "on_code_change": on_code_change,
+                "continue_from": continue_from,
+                "errors_only": errors_only,
+                "recompute_mixed": recompute_mixed,
+                "ignore_checkpoints": ignore_checkpoints,
+                "run_after": run_after,
+                **sizing,
+            },
+        )
         return run_backfill(plan, self.location, function, runner, watch)
 
-    def _plan(
-        self,
-        column: str,
-        udf: UDF | None,
-        where: str | None,
-        read_version: int | None,
-        on_code_change: str,
-        ignore_checkpoints: bool,
-        run_after: datetime | None,
-        sizing: Mapping[str, Any],
-    ) -> tuple[Plan, UDF]:
+    def backfill_async(
+        self, column: str, udf: UDF | None = None, runner: str = "spark", **options: Any
+    ) -> JobFuture:  # fmt: skip
+        """Start a backfill that goes on in the background of this process.
+
+        Args:
+            column, udf, runner, options: those of :meth:`backfill`.
+
+        Raises:
+            InvalidInput, CodeChanged: see :meth:`plan_backfill`; nothing was started.
+
+        Example:
+            ```python
+            future = table.backfill_async("n")
+            print(future.status())
+            result = future.result()
+            ```
+        """
+        from airflow_geneva.run.backfill import check_runner
+        from airflow_geneva.run.background import start_in_background
+        from airflow_geneva.run.job import Stopwatch
+
+        check_runner(runner)
+        watch = Stopwatch()
+        plan, function = self._plan(udf, column, options)
+        return start_in_background(plan, self.location, function, runner, watch)
+
+    def get_errors(self, job_id: str | None = None, column_name: str | None = None) -> list[ErrorRecord]:
+        """Records of rows that a UDF failed on, newest first.
+
+        Args:
+            job_id: of one job only.
+            column_name: of one column only.
+
+        Raises:
+            InvalidInput: ``job_id`` is not one.
+        """
+        from airflow_geneva.job.error_records import read_errors
+
+        return read_errors(self.location.checkpoints, job_id, column_name)
+
+    def get_failed_row_addresses(self, job_id: str | None = None, column_name: str | None = None) -> list[int]:
+        """Row addresses of failed rows, ascending.
+
+        Args:
+            job_id: rows that failed in this job, at the addresses they had then; None: rows that hold no value today
+                because the UDF failed on them, at the addresses they have now.
+            column_name: of one column only.
+
+        Raises:
+            InvalidInput: ``job_id`` is not one, or the column is not a computed one.
+        """
+        from airflow_geneva.plan.failed import failed_addresses
+
+        if job_id is not None:
+            return sorted({record.row_address for record in self.get_errors(job_id, column_name)})
+        dataset = self.lance
+        computed = [name for name in dataset.schema.names if stored_definition(dataset.schema, name) is not None]
+        found: list[int] = []
+        for name in computed if column_name is None else [column_name]:
+            inputs = self.definition(name, dataset).input_columns or ()
+            found += failed_addresses(dataset, self.location.checkpoints, name, inputs)
+        return sorted(found)
+
+    def _plan(self, udf: UDF | None, column: str, options: Mapping[str, Any]) -> tuple[Plan, UDF]:
         from airflow_geneva.plan.request import BackfillRequest, plan_request
 
         dataset = self.lance
@@ -235,16 +329,8 @@ class Table:
         if udf is not None and not isinstance(udf, UDF):
             raise InvalidInput(f"udf={udf!r} is not a UDF. Give a function that is decorated with @udf(...).")
         function = udf or self.column_udf(column, definition)
-        request = BackfillRequest(
-            column=column,
-            where=where,
-            read_version=read_version,
-            on_code_change=on_code_change,
-            ignore_checkpoints=ignore_checkpoints,
-            run_after=run_after,
-            sizing=dict(sizing),
-        )
         own_inputs = definition.input_columns if udf is None or udf.name == definition.name else None
+        request = BackfillRequest.of(column, options)
         return plan_request(self.location, request, function, own_inputs, dataset), function
 
     def column_udf(self, column: str, definition: UdfDefinition | None = None) -> UDF:
@@ -260,65 +346,3 @@ class Table:
                 f"found by name. Hand it over: table.backfill({column!r}, udf=...), or move it to a module."
             )
         return load_udf(definition.import_path)
-
-    def _define(self, dataset: LanceDataset, column: str, spec: ColumnSpec) -> tuple[UdfDefinition, UDF]:
-        udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
-        if isinstance(inputs, str):
-            inputs = [inputs]
-        if not isinstance(udf, UDF):
-            raise InvalidInput(f"Column {column!r} needs a UDF, got {type(udf).__name__}. Decorate it with @udf(...).")
-        definition = udf.definition(inputs)
-        if definition.input_columns is None:
-            others = tuple(name for name in dataset.schema.names if name != column)
-            definition = replace(definition, input_columns=others)
-        check_inputs(udf, dataset.schema, definition.input_columns, self.name)
-        self._check_cycle(dataset, column, definition.input_columns or ())
-        return definition, udf
-
-    def _check_cycle(self, dataset: LanceDataset, column: str, inputs: Sequence[str]) -> None:
-        """Refuse a column that would be computed from itself: every backfill would make all of it due again."""
-        queue, seen = list(inputs), set[str]()
-        while queue:
-            name = queue.pop()
-            if name == column:
-                raise InvalidInput(
-                    f"Column {column!r} of table {self.name!r} would be computed from itself, by way of "
-                    f"{list(inputs)}. Compute it from other columns, or add another column for the result."
-                )
-            stored = (dataset.schema.field(name).metadata or {}).get(UDF_KEY.encode())
-            if stored is not None and name not in seen:
-                seen.add(name)
-                queue.extend(UdfDefinition.from_json(stored.decode()).input_columns or ())
-
-    def _check_type(self, dataset: LanceDataset, column: str, udf: UDF) -> None:
-        found = dataset.schema.field(column).type
-        if found != udf.data_type:
-            raise InvalidInput(
-                f"Type mismatch for column {column!r} of table {self.name!r}: it is {found}, and UDF "
-                f"{udf.name!r} gives {udf.data_type}. Use a UDF of that type, or add another column."
-            )
-
-
-_RESERVED = {"_distance", "_score"}
-
-
-def _check_column_name(name: object) -> None:
-    """Refuse names that Lance gives to columns of its own, or reads as paths into structs."""
-    if not isinstance(name, str) or not name.strip() or name.startswith("_row") or name in _RESERVED or "." in name:
-        raise InvalidInput(
-            f"{name!r} cannot be the name of a computed column: it is empty, one of Lance's own (_row..., _distance, "
-            "_score), or has a dot in it, which Lance reads as a path into a struct. Choose another."
-        )
-
-
-def _check_blob(table: str, schema: pa.Schema, field: pa.Field) -> None:
-    from airflow_geneva.blobs import is_blob
-
-    if not is_blob(field):
-        return
-    required = [other.name for other in schema if not other.nullable]
-    if required:
-        raise InvalidInput(
-            f"Column {field.name!r} of table {table!r} cannot be a blob: Lance cannot write blobs into a table with "
-            f"NOT NULL columns, and {required} are. Use pa.large_binary() without blob storage, or make these nullable."
-        )

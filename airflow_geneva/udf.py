@@ -106,8 +106,10 @@ class UDF:
                 continue
             names = [name for name, value in vars(module).items() if value is self]
             for name in (getattr(self.func, "__qualname__", ""), *names):
-                if name and _find(module, name) is self:
-                    return f"{module_name}:{name}"
+                path = f"{module_name}:{name}"
+                # A script that something else runs may be in a module like "<run_path>", for as long as it runs.
+                if name and _IMPORT_PATH.fullmatch(path) and _find(module, name) is self:
+                    return path
         return None
 
     def resolve_inputs(self, input_columns: Sequence[str] | None = None) -> tuple[str, ...] | None:

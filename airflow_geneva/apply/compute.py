@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.apply.mapper import Mapper
+from airflow_geneva.apply.given_up import ErrorLog, SkipCount, counts_by_rule, fatal_failure
+from airflow_geneva.apply.outcome import Mapped
 from airflow_geneva.apply.reader import Rows, read_rows, rows_per_read, windows
 from airflow_geneva.apply.sizing import bounds
 from airflow_geneva.checkpoint.fragment import RowIds, Runs, join_runs, range_batch, runs_of, unrolled
+from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, single_batch
 from airflow_geneva.errors import StorageError, UdfError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.plan.values import FragmentWork, Work
+from airflow_geneva.storage import Storage
 
 if TYPE_CHECKING:
     import lance
@@ -40,6 +43,7 @@ class Computed:
         runs: rows the UDF ran on, in run-length form, because arrays of them would be the largest thing a task holds.
         values: their values.
         looked_at: all rows of the step that were due, those a filter did not select included.
+        failed: rows that were given up; their value is NULL.
     """
 
     start: int
@@ -47,6 +51,7 @@ class Computed:
     runs: Runs
     values: pa.Array
     looked_at: Ranges
+    failed: Ranges = field(default_factory=Ranges.empty)
 
 
 @dataclass
@@ -56,6 +61,7 @@ class _Pending:
     store: CheckpointStore
     work: Work
     fragment: FragmentWork
+    errors: ErrorLog
     steps: list[Computed] = field(default_factory=list)
     since: float = field(default_factory=time.monotonic)
     rows: int = 0
@@ -74,17 +80,17 @@ class _Pending:
 
     def flush(self) -> None:
         """Write everything since the last checkpoint as one."""
+        # Before the checkpoint that says that failed rows need not run again.
+        self.errors.write()
         if self.steps:
             looked_at = Ranges.union(step.looked_at for step in self.steps)
             values = pa.concat_arrays([step.values for step in self.steps])
             offsets, ids = unrolled(join_runs([step.runs for step in self.steps]))
-            batch = range_batch(values, offsets, ids, looked_at, self.work.job_id)
+            failed = Ranges.union(step.failed for step in self.steps)
+            failures = Failures.next(self.work.job_id, failed, self.work.tried(self.fragment))
+            batch = range_batch(values, offsets, ids, looked_at, failures, self.work.agreement)
             key = self.work.key(self.fragment).range(self.steps[0].start, self.steps[-1].end)
             self.store[key] = batch
-        self.drop()
-
-    def drop(self) -> None:
-        """Forget the steps: something more lasting holds them."""
         self.steps, self.rows, self.bytes, self.since = [], 0, 0, time.monotonic()
 
 
@@ -94,8 +100,11 @@ class Applier:
     Args:
         dataset: the table at ``work.version``.
         store: where checkpoints go.
+        job: the job's folder, where error records go.
         work: the job.
         udf: its loaded UDF.
+        mapper: calls the UDF on a batch.
+        skipped: counts the rows that are given up.
         on_rows: told the number of rows after every step, for progress.
     """
 
@@ -103,16 +112,21 @@ class Applier:
         self,
         dataset: lance.LanceDataset,
         store: CheckpointStore,
+        job: Storage,
         work: Work,
         udf: UDF,
+        mapper: Callable[[pa.RecordBatch], Mapped],
+        skipped: SkipCount,
         on_rows: Callable[[int], None] = lambda rows: None,
     ) -> None:
         sizing = work.sizing
         self.dataset = dataset
         self.store = store
+        self.job = job
         self.work = work
         self.on_rows = on_rows
-        self.mapper = Mapper(udf, work.inputs)
+        self.mapper = mapper
+        self.skipped = skipped
         self.row_by_row = udf.form == "scalar"
         self.batch_size = sizing.batch_size or udf.batch_size
         self.interval = sizing.checkpoint_interval
@@ -135,10 +149,11 @@ class Applier:
             keep_last: write a checkpoint of the last steps too; not needed when the caller stages the whole fragment.
 
         Raises:
-            UdfError: the UDF failed; what was computed before is checkpointed.
+            UdfError: the UDF failed, or more rows were given up than its policy allows; what was computed before is
+                checkpointed.
             StorageError: a checkpoint cannot be written.
         """
-        pending = _Pending(self.store, self.work, fragment)
+        pending = _Pending(self.store, self.work, fragment, ErrorLog(self.work, fragment, self.job))
         try:
             for rows in self._read(fragment, live, run):
                 for step in self._steps(fragment, rows, run, pending):
@@ -155,6 +170,8 @@ class Applier:
             raise
         if keep_last:
             pending.flush()
+        else:
+            pending.errors.write()
 
     def _read(self, fragment: FragmentWork, live: Ranges, run: Ranges) -> Iterator[Rows]:
         batch_rows = rows_per_read(fragment.files, self.batch_size)
@@ -209,12 +226,20 @@ class Applier:
             batch = single_batch(pa.Table.from_batches([batch]).filter(pa.array(mask)))
         began = time.monotonic()
         try:
-            values = self.mapper(batch)
+            mapped = self.mapper(batch)
         except UdfError as error:
             raise self._explained(fragment, error, span, offsets, ids, pending) from error
         self.sizer.record(len(offsets), time.monotonic() - began)
         self.on_rows(len(offsets))
-        return Computed(span[0], span[1], runs_of(offsets, ids), values, looked_at)
+        failed = pending.errors.add(mapped.failures, offsets, ids)
+        step = Computed(span[0], span[1], runs_of(offsets, ids), mapped.values, looked_at, failed)
+        if mapped.failures:
+            try:
+                self.skipped.add(counts_by_rule(mapped.failures))
+            except UdfError:
+                pending.add(step)
+                raise
+        return step
 
     def _explained(
         self,
@@ -234,9 +259,11 @@ class Applier:
         if error.row_index and error.computed is not None:
             done = offsets[: error.row_index]
             end = int(offsets[error.row_index])
-            values = error.computed
             runs = runs_of(done, ids[: error.row_index])
-            pending.add(Computed(span[0], end, runs, values, Ranges.from_offsets(done)))
+            failed = pending.errors.add(error.failures, offsets, ids)
+            pending.add(Computed(span[0], end, runs, error.computed, Ranges.from_offsets(done), failed))
             self.on_rows(len(done))
+        if error.row_index is not None:
+            pending.errors.add([fatal_failure(error, error.row_index)], offsets, ids)
         table = self.work.table_name
         return UdfError(f"Computing {table}.{self.work.column} failed at {where}: {error}", error.row_index)

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from airflow_geneva.annotations import is_list
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
+from airflow_geneva.apply.outcome import Trouble
+from airflow_geneva.apply.policy import Rules, fitting
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.signature import union_members
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from airflow_geneva.udf import UDF
 
 
@@ -43,14 +43,16 @@ class Mapper:
             InvalidInput: an input column is not in the batch, or there twice.
             UdfError: the UDF raised, or its output has another length or type.
         """
-        inputs = self._inputs(batch)
+        inputs = self.inputs(batch)
         if batch.num_rows == 0:
             return pa.array([], self.udf.data_type)
+        function = self.set_up()
         if self.udf.form == "scalar":
-            return self._map_rows(inputs)
-        return self._map_batch(inputs)
+            return self._map_rows(inputs, function)
+        return self.map_batch(inputs, function)
 
-    def _inputs(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def inputs(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns the UDF is called on, in order; `InvalidInput` if one is not in the batch, or there twice."""
         if self.input_columns is None:
             return batch
         bad = [name for name in self.input_columns if batch.schema.get_field_index(name) < 0]
@@ -64,41 +66,26 @@ class Mapper:
             schema=pa.schema([batch.schema.field(name) for name in self.input_columns]),
         )
 
-    def _map_rows(self, inputs: pa.RecordBatch) -> pa.Array:
-        columns = [self._row_values(inputs.column(i), i) for i in range(inputs.num_columns)]
-        results: list[Any] = []
-        append = results.append
-        function = self._function()
+    def set_up(self) -> Callable[..., Any]:
+        """The function to call; `UdfError` if the UDF's class cannot be instantiated."""
         try:
-            for value in map(function, *columns):
-                append(value)
+            return self.udf.function
         except Exception as error:
-            raise self._raised(error, error.__traceback__, inputs, len(results), self._computed(results)) from error
-        try:
-            return array_from_values(results, self.udf.data_type)
-        except OutputMismatch as mismatch:
-            row = mismatch.row_index or 0
-            got = type(results[row])
-            raise self._mismatch(
-                f"row {row} of the batch: {mismatch}",
-                f"{got.__name__} {results[row]!r:.200}",
-                inputs,
-                row,
-                self._computed(results[:row]),
-            ) from mismatch
+            text = traceback.format_exc()
+            raise UdfError(f"UDF {self.udf.name!r} could not be set up: {error!r}\n{text}") from error
 
-    def _map_batch(self, inputs: pa.RecordBatch) -> pa.Array:
+    def map_batch(self, inputs: pa.RecordBatch, function: Callable[..., Any]) -> pa.Array:
+        """Call an array or record-batch UDF once."""
         arguments = [inputs] if self.udf.form == "record_batch" else inputs.columns
-        function = self._function()
         try:
             result = function(*arguments)
         except Exception as error:
-            raise self._raised(error, error.__traceback__, inputs, None, None) from error
+            raise self._raised(error, inputs, None, None) from error
         try:
             output = array_from_result(result, self.udf.data_type)
         except OutputMismatch as mismatch:
             got = str(result.type) if isinstance(result, (pa.Array, pa.ChunkedArray)) else type(result).__name__
-            raise self._mismatch(str(mismatch), got, inputs, None, None) from mismatch
+            raise self._mismatch(str(mismatch), got, inputs) from mismatch
         if len(output) != inputs.num_rows:
             raise UdfError(
                 f"UDF {self.udf.name!r} returned {len(output)} values for a batch of {inputs.num_rows} rows. "
@@ -106,12 +93,53 @@ class Mapper:
             )
         return output
 
-    def _function(self) -> Callable[..., Any]:
+    def arguments(self, inputs: pa.RecordBatch) -> list[Sequence[Any]]:
+        """The arguments of a scalar UDF: for each column, the values of all rows."""
+        return [self._row_values(inputs.column(at), at) for at in range(inputs.num_columns)]
+
+    def misfit(self, mismatch: OutputMismatch, value: Any, inputs: pa.RecordBatch, row: int) -> UdfError:
+        """The error about one row's value that does not fit the type."""
+        return self._mismatch(
+            f"row {row} of the batch: {mismatch}", f"{type(value).__name__} {_shown(value)}", inputs, row
+        )
+
+    def failure(
+        self, trouble: Trouble, inputs: pa.RecordBatch, row: int | None, rows: int, computed: pa.Array | None = None
+    ) -> UdfError:
+        """The error that says what went wrong in a call.
+
+        Args:
+            inputs: a batch of the inputs, for its types.
+            row: the failing row, or None when it is the whole batch.
+            rows: rows of the batch.
+            computed: values of the rows before it.
+        """
+        if trouble.complete:
+            return UdfError(trouble.message, row, computed)
+        where = f"a batch of {rows} rows" if row is None else f"row {row} of a batch of {rows}"
+        return UdfError(
+            f"UDF {self.udf.name!r} raised {trouble.name} on {where}: {trouble.message}\n{self._schemas(inputs)}\n"
+            f"{trouble.traceback}",
+            row,
+            computed,
+        )
+
+    def _map_rows(self, inputs: pa.RecordBatch, function: Callable[..., Any]) -> pa.Array:
+        columns = self.arguments(inputs)
+        results: list[Any] = []
+        append = results.append
         try:
-            return self.udf.function
+            for value in map(function, *columns):
+                append(value)
         except Exception as error:
-            text = traceback.format_exc()
-            raise UdfError(f"UDF {self.udf.name!r} could not be set up: {error!r}\n{text}") from error
+            raise self._raised(error, inputs, len(results), self._computed(results)) from error
+        try:
+            return array_from_values(results, self.udf.data_type)
+        except OutputMismatch as mismatch:
+            row = mismatch.row_index or 0
+            misfit = self.misfit(mismatch, results[row], inputs, row)
+            misfit.computed = self._computed(results[:row])
+            raise misfit from mismatch
 
     def _row_values(self, column: pa.Array, position: int) -> Sequence[Any]:
         annotation = self.udf.signature.annotation_at(position)
@@ -134,31 +162,31 @@ class Mapper:
             f"UDF output type: {self.udf.data_type}."
         )
 
-    def _mismatch(
-        self, problem: str, got: str, inputs: pa.RecordBatch, row: int | None, computed: pa.Array | None
-    ) -> UdfError:
+    def _mismatch(self, problem: str, got: str, inputs: pa.RecordBatch, row: int | None = None) -> UdfError:
         return UdfError(
-            f"UDF {self.udf.name!r} failed with type error: {problem}. {self._schemas(inputs)} Got: {got}.",
-            row_index=row,
-            computed=computed,
+            f"UDF {self.udf.name!r} failed with type error: {problem}. {self._schemas(inputs)} Got: {got}.", row
         )
 
-    def _raised(
-        self,
-        error: Exception,
-        trace: TracebackType | None,
-        inputs: pa.RecordBatch,
-        row: int | None,
-        computed: pa.Array | None,
-    ) -> UdfError:
+    def _raised(self, error: Exception, inputs: pa.RecordBatch, row: int | None, computed: pa.Array | None) -> UdfError:
         # The first frame is this file's.
-        text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
-        where = f"a batch of {inputs.num_rows} rows" if row is None else f"row {row} of a batch of {inputs.num_rows}"
-        return UdfError(
-            f"UDF {self.udf.name!r} raised {type(error).__name__} on {where}: {error}\n{self._schemas(inputs)}\n{text}",
-            row_index=row,
-            computed=computed,
-        )
+        trace = error.__traceback__.tb_next if error.__traceback__ else None
+        return self.failure(Trouble.of(error, (), trace), inputs, row, inputs.num_rows, computed)
+
+
+def trouble_of(error: UdfError, rules: Rules) -> Trouble:
+    """What went wrong in a call of an array or record-batch UDF, by what `Mapper.map_batch` raised."""
+    own = error.__cause__
+    if not isinstance(own, Exception) or isinstance(own, OutputMismatch):
+        return Trouble.of(error, fitting(rules, UdfError), complete=True)
+    trace = own.__traceback__.tb_next if own.__traceback__ else None
+    return Trouble.of(own, fitting(rules, type(own)), trace)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.200}"
+    except Exception as broken:
+        return f"(its repr cannot be made: {type(broken).__name__})"
 
 
 def _list_items(column: pa.Array) -> list[pa.Array | None]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.blobs import as_bytes
+from airflow_geneva.checkpoint.provenance import NO_FAILURES, Failures
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore
 
@@ -25,7 +26,9 @@ _RUN = pa.struct([("offset", pa.uint32()), ("row_id", pa.uint64()), ("length", p
 _SPAN = pa.struct([("start", pa.uint32()), ("end", pa.uint32())])
 
 
-def range_batch(values: pa.Array, offsets: Offsets, ids: RowIds, looked_at: Ranges, job_id: str) -> pa.RecordBatch:
+def range_batch(
+    values: pa.Array, offsets: Offsets, ids: RowIds, looked_at: Ranges, failures: Failures, agreement: str = ""
+) -> pa.RecordBatch:
     """The content of a range checkpoint.
 
     Args:
@@ -33,10 +36,11 @@ def range_batch(values: pa.Array, offsets: Offsets, ids: RowIds, looked_at: Rang
         offsets: their physical offsets, ascending.
         ids: their row ids.
         looked_at: every row the range stands for, those a filter did not select included.
-        job_id: the job that ran the UDF.
+        failures: the job that ran the UDF, and the rows it gave up, whose value is NULL.
+        agreement: see :class:`airflow_geneva.checkpoint.trust.Trust`.
     """
     values = as_bytes(values)
-    metadata = {"looked_at": json.dumps(looked_at.pairs()), "job_id": job_id}
+    metadata = {"looked_at": json.dumps(looked_at.pairs()), "failures": failures.dumps(), "agreement": agreement}
     fields = [pa.field(VALUE, values.type), pa.field(OFFSET, pa.uint32()), pa.field(ROW_ID, pa.uint64())]
     columns = [values, pa.array(offsets.astype(np.uint32)), pa.array(ids.astype(np.uint64))]
     return pa.record_batch(columns, schema=pa.schema(fields, metadata=metadata))
@@ -49,7 +53,8 @@ class RangeContent:
     offsets: Offsets
     row_ids: RowIds
     looked_at: Ranges
-    job_id: str
+    failures: Failures
+    agreement: str
 
 
 def read_range(store: CheckpointStore, key: str) -> RangeContent | None:
@@ -57,12 +62,13 @@ def read_range(store: CheckpointStore, key: str) -> RangeContent | None:
     try:
         batch = store.read(key, [OFFSET, ROW_ID])
         metadata = batch.schema.metadata or {}
-        looked_at = Ranges.from_pairs(json.loads(metadata.get(b"looked_at", b"[]")))
+        looked_at = Ranges.from_pairs(json.loads(metadata[b"looked_at"]))
+        failures = Failures.loads(metadata[b"failures"])
     except (KeyError, ValueError):
         return None
     offsets = batch.column(OFFSET).to_numpy(zero_copy_only=False).astype(np.int64)
     ids = batch.column(ROW_ID).to_numpy(zero_copy_only=False)
-    return RangeContent(offsets, ids, looked_at, metadata.get(b"job_id", b"").decode())
+    return RangeContent(offsets, ids, looked_at, failures, metadata.get(b"agreement", b"").decode())
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +86,9 @@ class StagedFragment:
         runs: computed rows.
         looked_at: every row that was due, those a filter did not select included.
         by_job: rows computed, by job.
+        failures: the job that staged it, and the rows it gave up; they are among the computed ones, with NULL.
+        taken: computed rows that were taken over from another version of the UDF, by that version.
+        agreement: see :class:`airflow_geneva.checkpoint.trust.Trust`.
     """
 
     file: str
@@ -92,6 +101,9 @@ class StagedFragment:
     runs: Runs
     looked_at: Ranges
     by_job: tuple[tuple[str, int], ...]
+    failures: Failures = NO_FAILURES
+    taken: tuple[tuple[str, Ranges], ...] = ()
+    agreement: str = ""
 
     @property
     def computed(self) -> Ranges:
@@ -112,6 +124,9 @@ class StagedFragment:
             "deletion": self.deletion,
             "physical_rows": self.physical_rows,
             "by_job": json.dumps(self.by_job),
+            "failures": self.failures.dumps(),
+            "taken": json.dumps([[version, rows.pairs()] for version, rows in self.taken]),
+            "agreement": self.agreement,
         }
         columns = {name: pa.array([value]) for name, value in head.items()}
         columns["rows"] = _one_list(_RUN, self.runs.T)
@@ -134,6 +149,9 @@ class StagedFragment:
             runs=lists["rows"],
             looked_at=Ranges.from_bounds(*lists["looked_at"].T),
             by_job=tuple((str(job), int(rows)) for job, rows in json.loads(row["by_job"])),
+            failures=Failures.loads(row["failures"]),
+            taken=tuple((str(version), Ranges.from_pairs(pairs)) for version, pairs in json.loads(row["taken"])),
+            agreement=row["agreement"],
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +17,10 @@ from airflow_geneva.checkpoint.fragment import (
     read_staged,
 )
 from airflow_geneva.checkpoint.keys import FragmentKey, parse_key
+from airflow_geneva.checkpoint.provenance import Tried
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.checkpoint.trust import Trust
 
 RowIdLookup = Callable[[], tuple[Offsets, RowIds]]
 """Gives the live rows of the fragment at hand: physical offsets and row ids, in physical order."""
@@ -49,6 +51,8 @@ class HeldPiece:
         positions: where in the file their values are.
         row_ids: their row ids.
         job_id: the job that computed them ("" when several did).
+        version: the UDF version that computed them.
+        failed: those the job gave up, by offset in the fragment at hand; their value is NULL.
     """
 
     source: str
@@ -57,11 +61,17 @@ class HeldPiece:
     positions: Offsets
     row_ids: RowIds
     job_id: str
+    version: str
+    failed: Ranges = field(default_factory=Ranges.empty)
 
     def only(self, keep: Ranges) -> HeldPiece:
         mask = keep.mask(self.offsets)
-        return HeldPiece(
-            self.source, self.staged, self.offsets[mask], self.positions[mask], self.row_ids[mask], self.job_id
+        return replace(
+            self,
+            offsets=self.offsets[mask],
+            positions=self.positions[mask],
+            row_ids=self.row_ids[mask],
+            failed=self.failed & keep,
         )
 
 
@@ -78,6 +88,19 @@ class Held:
     looked_at: Ranges
 
     @property
+    def failed(self) -> Ranges:
+        """Computed rows that the job gave up."""
+        return Ranges.union(piece.failed for piece in self.pieces)
+
+    def taken(self, version: str) -> tuple[tuple[str, Ranges], ...]:
+        """Rows that other versions than the given one computed, by version."""
+        makers = sorted({piece.version for piece in self.pieces} - {version})
+        return tuple(
+            (maker, Ranges.union(Ranges.from_offsets(p.offsets) for p in self.pieces if p.version == maker))
+            for maker in makers
+        )
+
+    @property
     def computed(self) -> Ranges:
         return Ranges.from_offsets(np.concatenate([p.offsets for p in self.pieces])) if self.pieces else Ranges.empty()
 
@@ -91,26 +114,30 @@ NOTHING_HELD = Held((), Ranges.empty())
 
 
 class KeyIndex:
-    """The keys below one prefix, listed once, by fragment.
+    """The keys that a job trusts, listed once, by fragment.
 
     Args:
         store: the checkpoint store.
-        prefix: see :attr:`airflow_geneva.checkpoint.keys.WorkIdentity.prefix`.
+        trust: whose checkpoints are used.
         places: the (srcfiles, fragment id) of interest, or None for all; a few are listed faster than all.
     """
 
-    def __init__(self, store: CheckpointStore, prefix: str, places: Iterable[tuple[str, int]] | None = None) -> None:
+    def __init__(self, store: CheckpointStore, trust: Trust, places: Iterable[tuple[str, int]] | None = None) -> None:
         self.store = store
-        self.prefix = prefix
+        self.trust = trust
         self._keys: dict[tuple[str, int], list[str]] = {}
-        # Texts that end at a folder's edge, so that no other folder is listed.
-        wanted = (
-            [f"{prefix}_srcfiles-"] if places is None else {f"{prefix}_srcfiles-{source}_frag-" for source, _ in places}
-        )
-        for key in (key for start in wanted for key in store.list_keys(start)):
-            parsed = parse_key(key)
-            if parsed is not None and parsed.fragment.prefix == prefix:
-                self._keys.setdefault((parsed.fragment.srcfiles, parsed.fragment.fragment), []).append(key)
+        sources = None if places is None else {source for source, _ in places}
+        for prefix, _ in trust.prefixes:
+            # Texts that end at a folder's edge, so that no other folder is listed.
+            wanted = (
+                [f"{prefix}_srcfiles-"]
+                if sources is None
+                else [f"{prefix}_srcfiles-{source}_frag-" for source in sources]
+            )
+            for key in (key for start in wanted for key in store.list_keys(start)):
+                parsed = parse_key(key)
+                if parsed is not None and parsed.fragment.prefix == prefix:
+                    self._keys.setdefault((parsed.fragment.srcfiles, parsed.fragment.fragment), []).append(key)
 
     def __contains__(self, place: tuple[str, int]) -> bool:
         return place in self._keys
@@ -124,7 +151,7 @@ class KeyIndex:
 
     def staged_at(self, place: tuple[str, int]) -> StagedFragment | None:
         """The fragment checkpoint of a place, if there is a readable one."""
-        key = str(FragmentKey(self.prefix, *place))
+        key = str(FragmentKey(self.trust.prefix, *place))
         return read_staged(self.store, key) if key in self._keys.get(place, ()) else None
 
     def held(
@@ -134,6 +161,7 @@ class KeyIndex:
         wanted: Ranges,
         row_ids: RowIdLookup,
         staged_usable: Callable[[StagedFragment], bool],
+        tried: Tried = (),
     ) -> Held:
         """Find computed rows among the wanted ones.
 
@@ -143,6 +171,7 @@ class KeyIndex:
             wanted: physical offsets of interest.
             row_ids: called at most once, and only when ancestors have checkpoints.
             staged_usable: whether a staged data file is there to be read.
+            tried: wanted rows that failed before.
         """
         pieces: list[HeldPiece] = []
         looked_at = Ranges.empty()
@@ -152,7 +181,7 @@ class KeyIndex:
             for key in self.keys_at(source.place):
                 if not open_rows:
                     return Held(tuple(pieces), looked_at)
-                found = self._piece(key, staged_usable)
+                found = self._piece(key, staged_usable, tried if source.place == place else None)
                 if found is None:
                     continue
                 piece, seen = found
@@ -167,23 +196,42 @@ class KeyIndex:
                     open_rows = open_rows - Ranges.from_offsets(piece.offsets)
         return Held(tuple(pieces), looked_at)
 
-    def _piece(self, key: str, staged_usable: Callable[[StagedFragment], bool]) -> tuple[HeldPiece, Ranges] | None:
+    def _piece(
+        self, key: str, staged_usable: Callable[[StagedFragment], bool], tried: Tried | None
+    ) -> tuple[HeldPiece, Ranges] | None:
+        """What a key stands for: its usable rows, and all it was looked at.
+
+        Args:
+            tried: rows that failed before; None for a fragment's ancestors, whose failures are tried again.
+        """
         parsed = parse_key(key)
         if parsed is None:
             return None
+        trust, version = self.trust, self.trust.versions[parsed.fragment.prefix]
         if parsed.range is not None:
             content = read_range(self.store, key)
-            if content is None:
+            if content is None or content.agreement != trust.agreement:
                 return None
+            again = content.failures.all
+            if tried is not None and version == trust.version:
+                again = trust.to_try_again(content.failures, tried)
             positions = np.arange(len(content.offsets), dtype=np.int64)
-            piece = HeldPiece(key, False, content.offsets, positions, content.row_ids, content.job_id)
-            return piece, content.looked_at
+            failed = content.failures.all - again
+            piece = HeldPiece(
+                key, False, content.offsets, positions, content.row_ids, content.failures.job_id, version, failed
+            )
+            return (piece.only(Ranges.of(0, 1 << 32) - again) if again else piece), content.looked_at - again
         staged = read_staged(self.store, key)
         if staged is None or not staged_usable(staged):
             return None
         offsets = staged.computed.offsets()
         job_id = staged.by_job[0][0] if len(staged.by_job) == 1 else ""
-        return HeldPiece(staged.file, True, offsets, offsets, staged.row_ids, job_id), staged.looked_at
+        usable = trust.usable_rows(staged, version, () if tried is None else tried)
+        failed = staged.failures.all & usable
+        if tried is None:
+            usable, failed = usable - failed, Ranges.empty()
+        piece = HeldPiece(staged.file, True, offsets, offsets, staged.row_ids, job_id, version, failed)
+        return piece.only(usable), staged.looked_at - (staged.computed - usable)
 
 
 def _moved(piece: HeldPiece, lookup: tuple[Offsets, RowIds]) -> HeldPiece:
@@ -196,7 +244,7 @@ def _moved(piece: HeldPiece, lookup: tuple[Offsets, RowIds]) -> HeldPiece:
     at = np.minimum(np.searchsorted(ids, live_ids), len(order) - 1)
     hit = ids[at] == live_ids
     positions = piece.positions[order][at[hit]]
-    return HeldPiece(piece.source, piece.staged, offsets[hit], positions, live_ids[hit], piece.job_id)
+    return replace(piece, offsets=offsets[hit], positions=positions, row_ids=live_ids[hit])
 
 
 def read_values(store: CheckpointStore, piece: HeldPiece) -> pa.Array:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.checkpoint.provenance import Provenance, add_rows
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.storage import Storage
@@ -29,11 +30,12 @@ class Fact:
 
     Args:
         signature: hash of the relevant data files, see :mod:`airflow_geneva.plan.manifest`.
-        what: ``computed:<udf version>``, or ``where:<md5>:<udf version>`` for rows that were looked at under a filter
-            and are computed if it selects them.
+        what: a :class:`Provenance`, or ``where:<md5>:<udf version>`` for rows that were looked at under a filter and
+            are computed if it selects them.
         rows: physical offsets, or None for all physical rows.
         at: table version at which the fact was established.
         live_under: a deletion file's identity under which ``rows`` holds every live row; spares reading it.
+        inputs: field ids of the inputs the value was computed from, as text; "" when it does not matter.
     """
 
     signature: str
@@ -41,10 +43,11 @@ class Fact:
     rows: Ranges | None
     at: int
     live_under: str | None = None
+    inputs: str = ""
 
 
 def computed_by(version: str) -> str:
-    return f"computed:{version}"
+    return Provenance(version).what
 
 
 def looked_at(where_hash: str, version: str) -> str:
@@ -67,6 +70,7 @@ _SCHEMA = pa.schema(
         pa.field("rows", pa.list_(pa.uint32())),
         pa.field("at", pa.int64()),
         pa.field("live_under", pa.string()),
+        pa.field("inputs", pa.string()),
     ]
 )
 
@@ -85,15 +89,29 @@ class ColumnState:
         """Jobs with a ledger that is not folded yet."""
         return {key.split(".")[1] for key in self.ledgers if key.startswith("ledger.")}
 
-    def computed(self, signature: str, physical_rows: int) -> dict[str, Ranges]:
-        """Rows of a fragment that hold a value, by UDF version."""
-        found: dict[str, Ranges] = {}
+    def known(self, signature: str, physical_rows: int) -> dict[Provenance, Ranges]:
+        """Rows of a fragment that a UDF has run on, by what came of it."""
+        found: dict[Provenance, Ranges] = {}
         for fact in self.facts.get(signature, ()):
-            kind, _, version = fact.what.partition(":")
-            if kind == "computed":
-                rows = Ranges.of(0, physical_rows) if fact.rows is None else fact.rows
-                found[version] = found[version] | rows if version in found else rows
+            provenance = Provenance.of(fact.what)
+            if provenance is not None:
+                add_rows(found, [(provenance, Ranges.of(0, physical_rows) if fact.rows is None else fact.rows)])
         return found
+
+    def about(self, inputs: str) -> ColumnState:
+        """The facts about values that were computed from some inputs."""
+        if not self.other_inputs(inputs):
+            return self
+        facts = {
+            signature: kept
+            for signature, group in self.facts.items()
+            if (kept := [fact for fact in group if fact.inputs in ("", inputs)])
+        }
+        return replace(self, facts=facts)
+
+    def other_inputs(self, inputs: str) -> set[str]:
+        """Inputs, as facts name them, that values of the column were computed from besides the given ones."""
+        return {fact.inputs for group in self.facts.values() for fact in group if fact.inputs} - {inputs}
 
     def looked_at(self, signature: str, where_hash: str, version: str, physical_rows: int) -> Ranges:
         """Rows of a fragment that were looked at under a filter."""
@@ -188,14 +206,14 @@ def _not_folded(store: LanceCheckpointStore) -> list[str]:
 def _batch(facts: Sequence[Fact], metadata: dict[str, str]) -> pa.RecordBatch:
     rows = [None if f.rows is None else np.stack([f.rows.starts, f.rows.ends], 1).ravel() for f in facts]
     columns = [[f.signature for f in facts], [f.what for f in facts], rows]
-    columns += [[f.at for f in facts], [f.live_under for f in facts]]
+    columns += [[f.at for f in facts], [f.live_under for f in facts], [f.inputs for f in facts]]
     arrays = [pa.array(values, schema_field.type) for values, schema_field in zip(columns, _SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
 
 
 def _read(batch: pa.RecordBatch) -> Iterator[Fact]:
-    signatures, whats, ats, unders = (
-        batch.column(name).to_pylist() for name in ("signature", "what", "at", "live_under")
+    signatures, whats, ats, unders, inputs = (
+        batch.column(name).to_pylist() for name in ("signature", "what", "at", "live_under", "inputs")
     )  # fmt: skip
     lists = batch.column("rows")
     bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
@@ -203,4 +221,4 @@ def _read(batch: pa.RecordBatch) -> Iterator[Fact]:
     for i, signature in enumerate(signatures):
         flat = bounds[cuts[i] : cuts[i + 1]]
         rows = Ranges.from_bounds(flat[0::2], flat[1::2]) if given[i] else None
-        yield Fact(signature, whats[i], rows, ats[i], unders[i])
+        yield Fact(signature, whats[i], rows, ats[i], unders[i], inputs[i])

@@ -6,12 +6,14 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.keys import md5
+from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.checkpoint.state import Fact, append_ledger, computed_by, looked_at
+from airflow_geneva.checkpoint.state import Fact, append_ledger, load_state, looked_at
 from airflow_geneva.commit.verify import Candidate, Verdict, verify
 from airflow_geneva.errors import CommitConflict
 from airflow_geneva.faults import fault_point
@@ -63,14 +65,23 @@ class ShardCommitter:
         self._done: list[Candidate] = []
         self._left: list[tuple[int, int, str]] = []
         self._versions: list[int] = []
+        self._by_others = 0
 
-    def commit(self, shard: Shard, candidates: Sequence[Candidate], missing: Sequence[tuple[int, str]]) -> ShardResult:
+    def commit(
+        self,
+        shard: Shard,
+        candidates: Sequence[Candidate],
+        missing: Sequence[tuple[int, str]],
+        on_group: Callable[[int, int, tuple[int, ...]], None] = lambda fragments, rows, versions: None,
+    ) -> ShardResult:
         """Commit what fits, and say what was left.
 
         Args:
             shard: the shard.
             candidates: its fragments that have a staged file.
             missing: (fragment id, why) of the others.
+            on_group: told after every Lance commit how many fragments and due rows are visible by now, and the table
+                versions written.
 
         Raises:
             CommitConflict: others kept changing the table for longer than the retries allow.
@@ -80,14 +91,18 @@ class ShardCommitter:
         size = max(self.work.sizing.commit_granularity, 1)
         for at in range(0, len(candidates), size):
             self._commit_group(candidates[at : at + size])
+            on_group(len(self._done), sum(done.work.rows for done in self._done), tuple(self._versions))
         ours = sum(n for c in self._done for job, n in c.staged.by_job if job == self.work.job_id)
         # An earlier job may have computed rows that were deleted before this one was planned.
         everyone = sum(len(c.staged.computed & c.work.due) for c in self._done)
+        failed = sum(len(c.staged.failures.all & c.work.due) for c in self._done)
         return ShardResult(
             shard=shard.index,
             fingerprint=self.fingerprint,
-            rows_computed=ours,
-            rows_reused=everyone - ours,
+            rows_computed=ours - failed,
+            rows_reused=everyone - ours + self._by_others,
+            rows_failed=failed,
+            rows_taken=sum(len(rows) for c in self._done for _, rows in c.staged.taken),
             rows_left=sum(count for _, count, _ in self._left),
             fragments=len(self._done),
             versions=tuple(self._versions),
@@ -103,7 +118,11 @@ class ShardCommitter:
             verdict = verify(dataset, manifest, group, output)
             if not verdict.fitting or self._replace(dataset, manifest, verdict, output):
                 self._done.extend(verdict.done)
+                by_others = self._computed_by_others(manifest, [candidate for candidate, _ in verdict.left])
+                self._by_others += sum(candidate.work.rows for candidate in by_others)
                 for candidate, why in verdict.left:
+                    if candidate in by_others:
+                        continue
                     logger.warning("Fragment %s is left for the next run: %s.", candidate.work.id, why)
                     self._left.append((candidate.work.id, candidate.work.rows, why))
                 return
@@ -115,6 +134,23 @@ class ShardCommitter:
             f"{self.work.column!r}. Nothing is lost: run the task again when it is quieter, or raise "
             "GENEVA_VERSION_CONFLICT_MAX_RETRIES."
         )
+
+    def _computed_by_others(
+        self, manifest: Mapping[int, FragmentFiles], left: Sequence[Candidate]
+    ) -> list[Candidate]:  # fmt: skip
+        """Those for which another job has committed values of the same version meanwhile."""
+        if not left:
+            return []
+        state = load_state(self.checkpoints, self.work.field_id)
+        found = []
+        for candidate in left:
+            now = manifest.get(candidate.work.id)
+            if now is not None and now.inputs == candidate.work.files.inputs:
+                known = state.known(now.signature, now.physical_rows)
+                rows = known.get(Provenance(self.work.udf_version), Ranges.empty())
+                if rows.contains(candidate.staged.computed & candidate.work.due):
+                    found.append(candidate)
+        return found
 
     def _replace(
         self,
@@ -171,16 +207,14 @@ class ShardCommitter:
             now = manifest[candidate.work.id]
             output = candidate.output(self.work.field_id)
             signature = now.signature_with(output)
-            computed = candidate.staged.computed
-            by_version = {version: rows - computed for version, rows in candidate.work.kept}
-            by_version[self.work.udf_version] = by_version.get(self.work.udf_version, Ranges.empty()) | computed
-            for version, rows in by_version.items():
+            for provenance, rows in candidate.outcome(self.work.udf_version).items():
                 if rows:
-                    what, under = computed_by(version), _live_under(candidate, rows)
-                    facts.append(_fact(signature, what, rows, now.physical_rows, dataset.version, under))
+                    under = _live_under(candidate, rows)
+                    fact = _fact(signature, provenance.what, rows, now.physical_rows, dataset.version, under)
+                    facts.append(replace(fact, inputs=self.columns.inputs_text))
             if self.work.where is not None:
                 what = looked_at(md5(self.work.where), self.work.udf_version)
-                seen = candidate.staged.looked_at
+                seen = candidate.staged.looked_at - candidate.staged.failures.all
                 # As planned, not as now: somebody may have replaced the filter's columns in between.
                 signature = candidate.work.files.where_signature(output)
                 facts.append(_fact(signature, what, seen, now.physical_rows, dataset.version))

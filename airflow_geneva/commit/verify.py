@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.fragment import StagedFragment
+from airflow_geneva.checkpoint.provenance import Provenance, add_rows
+from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.plan.manifest import FragmentFiles, live_offsets
 from airflow_geneva.plan.staging import staged_fits
 from airflow_geneva.plan.values import FragmentWork
@@ -24,6 +26,20 @@ class Candidate:
 
     work: FragmentWork
     staged: StagedFragment
+
+    def outcome(self, version: str) -> dict[Provenance, Ranges]:
+        """What is known about the fragment's rows once its file is in the table.
+
+        Args:
+            version: the UDF version that computed it.
+        """
+        staged = self.staged
+        found = {provenance: rows - staged.computed for provenance, rows in self.work.kept}
+        add_rows(found, [(Provenance(version, maker), rows) for maker, rows in staged.taken])
+        add_rows(found, [(Provenance(version, failures=runs), rows) for runs, rows in staged.failures.rows])
+        apart = Ranges.union([staged.failures.all, *(rows for _, rows in staged.taken)])
+        add_rows(found, [(Provenance(version), staged.computed - apart)])
+        return found
 
     def output(self, field_id: int) -> tuple[tuple[int, int, str], ...]:
         """The output files the fragment will have."""
@@ -89,6 +105,6 @@ def _reason(
     if now.output != staged.output_files:
         return "somebody else wrote the column"
     live = live_offsets(dataset, now)
-    if not staged_fits(dataset, staged, now, live, candidate.work.due & live, output_fields):
+    if not staged_fits(dataset, staged, now, live, candidate.work.due & live, output_fields, staged.looked_at):
         return "its staged file no longer fits (rows came back, the column was replaced, or the file is gone)"
     return ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from airflow_geneva.errors import StorageError
 from airflow_geneva.storage import Storage
 
 logger = logging.getLogger("airflow_geneva.progress")
@@ -26,6 +27,10 @@ class Progress:
         ready: fragments whose data file is staged.
         committed: fragments visible in the table.
         seconds: since the try began.
+        rows_held: rows that checkpoints held when the shard was planned.
+        rows_ready: rows of the staged fragments.
+        rows_committed: rows of the visible fragments.
+        versions: table versions written.
     """
 
     rows: int
@@ -34,6 +39,20 @@ class Progress:
     ready: int
     committed: int
     seconds: float
+    rows_held: int = 0
+    rows_ready: int = 0
+    rows_committed: int = 0
+    versions: tuple[int, ...] = ()
+
+    @property
+    def rows_checkpointed(self) -> int:
+        """Rows that are computed and kept.
+
+        A running task keeps what it has computed when its checkpoint interval is over, so at most that much of it is
+        not on disk yet. A try that goes on where another one was killed counts what that one left in a fragment when it
+        has finished the fragment.
+        """
+        return max(self.rows_held + self.rows_done, self.rows_ready, self.rows_committed)
 
     @property
     def rows_per_second(self) -> float:
@@ -50,7 +69,7 @@ class Progress:
         share = 100 * self.rows_done / self.rows if self.rows else 100.0
         return (
             f"{self.rows_done:,} of {self.rows:,} rows computed ({share:.0f} %), {self.ready} of {self.fragments} "
-            f"fragments ready, {self.committed} committed, {self.rows_per_second:,.0f} rows/s, "
+            f"fragments ready ({self.rows_ready:,} rows), {self.rows_per_second:,.0f} rows/s, "
             + (f"about {left:,.0f} s left" if left is not None else "time left unknown")
         )
 
@@ -65,6 +84,8 @@ class Reporter:
         name: name of the file.
         emit: told the line.
         every: seconds between two reports.
+        rows_held: rows that checkpoints held when the shard was planned.
+        skipped: tells the rows that were given up, by rule.
     """
 
     rows: int
@@ -73,19 +94,49 @@ class Reporter:
     name: str = "progress.json"
     emit: Callable[[str], Any] = logger.info
     every: float = EVERY_SECONDS
+    rows_held: int = 0
     rows_done: int = 0
     ready: int = 0
+    rows_ready: int = 0
     committed: int = 0
+    rows_committed: int = 0
+    versions: tuple[int, ...] = ()
+    skipped: Callable[[], Mapping[int, int]] = dict
     _began: float = field(default_factory=time.monotonic)
     _last: float = 0.0
+    _complained: bool = False
 
     def now(self) -> Progress:
-        seconds = time.monotonic() - self._began
-        return Progress(self.rows, self.rows_done, self.fragments, self.ready, self.committed, seconds)
+        return Progress(
+            self.rows,
+            self.rows_done,
+            self.fragments,
+            self.ready,
+            self.committed,
+            time.monotonic() - self._began,
+            self.rows_held,
+            self.rows_ready,
+            self.rows_committed,
+            self.versions,
+        )
 
     def add_rows(self, rows: int) -> None:
         self.rows_done += rows
         self.tick()
+
+    def add_ready(self, rows: int) -> None:
+        """Count a fragment that was staged.
+
+        Args:
+            rows: due rows of it.
+        """
+        self.ready += 1
+        self.rows_ready += rows
+
+    def set_committed(self, fragments: int, rows: int, versions: tuple[int, ...]) -> None:
+        """Say what is visible by now; written at once, since commits are few."""
+        self.committed, self.rows_committed, self.versions = fragments, rows, versions
+        self.keep()
 
     def tick(self, force: bool = False) -> None:
         """Report if it is time to."""
@@ -93,8 +144,33 @@ class Reporter:
         if not force and moment - max(self._last, self._began) < self.every:
             return
         self._last = moment
+        self.emit(str(self.now()))
+        self.keep()
+
+    def keep(self) -> None:
+        """Write the file; a store that does not take it does not end the work that it tells of."""
+        if self.storage is None:
+            return
         progress = self.now()
-        self.emit(str(progress))
-        if self.storage is not None:
-            document = {**asdict(progress), "rows_per_second": progress.rows_per_second, "at": time.time()}
+        document = {
+            **asdict(progress),
+            "rows_per_second": progress.rows_per_second,
+            "at": time.time(),
+            "skipped": self.skipped(),
+        }
+        try:
             self.storage.write_json(self.name, document)
+        except StorageError as error:
+            if not self._complained:
+                self._complained = True
+                logger.warning("Progress could not be written, the work goes on: %s", error)
+
+
+def read_progress(document: Mapping[str, Any]) -> Progress:
+    """A progress file read back, of an older version of this package too.
+
+    Raises:
+        KeyError, TypeError: it is not one.
+    """
+    known = {part.name: document[part.name] for part in fields(Progress) if part.name in document}
+    return Progress(**{**known, "versions": tuple(document.get("versions", ()))})

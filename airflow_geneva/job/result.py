@@ -20,8 +20,10 @@ class ShardResult:
         rows_reused: rows made visible that earlier jobs had computed.
         rows_failed: rows the UDF failed on.
         rows_left: due rows that could not be committed.
+        rows_taken: rows among the reused ones whose value another UDF version computed.
         versions: table versions written.
         left_reasons: why, by fragment.
+        seconds: that its commit took.
     """
 
     shard: int
@@ -30,9 +32,11 @@ class ShardResult:
     rows_reused: int = 0
     rows_failed: int = 0
     rows_left: int = 0
+    rows_taken: int = 0
     fragments: int = 0
     versions: tuple[int, ...] = ()
     left_reasons: tuple[tuple[int, str], ...] = ()
+    seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -7,17 +7,26 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from airflow_geneva.operators.apply import ApplyOperator
+    from airflow_geneva.operators.cleanup import CleanupCheckpointsOperator
     from airflow_geneva.operators.columns import AddColumnsOperator
     from airflow_geneva.operators.commit import CommitOperator
     from airflow_geneva.operators.finish import FinishOperator
     from airflow_geneva.operators.plan import PlanBackfillOperator
 
-__all__ = ["AddColumnsOperator", "ApplyOperator", "CommitOperator", "FinishOperator", "PlanBackfillOperator"]
+__all__ = [
+    "AddColumnsOperator",
+    "ApplyOperator",
+    "CleanupCheckpointsOperator",
+    "CommitOperator",
+    "FinishOperator",
+    "PlanBackfillOperator",
+]
 
 # A DAG that only plans need not load the Spark provider.
 _HOMES = {
     "AddColumnsOperator": "airflow_geneva.operators.columns",
     "ApplyOperator": "airflow_geneva.operators.apply",
+    "CleanupCheckpointsOperator": "airflow_geneva.operators.cleanup",
     "CommitOperator": "airflow_geneva.operators.commit",
     "FinishOperator": "airflow_geneva.operators.finish",
     "PlanBackfillOperator": "airflow_geneva.operators.plan",

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
-from airflow_geneva.job.record import JobFolder
+from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.location import TableLocation
 from airflow_geneva.operators._templated import optional_text, required_text
 from airflow_geneva.plan.document import SavedPlan, load_plan

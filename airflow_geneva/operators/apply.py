@@ -17,13 +17,14 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from airflow_geneva.code_zip import code_sha256
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.java import java_environment
-from airflow_geneva.job.record import shard_name
+from airflow_geneva.job.folder import shard_name
+from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.operators._lance_task import OpenPlan, check_shard, open_database, stop_here
 from airflow_geneva.operators._templated import optional_int
 from airflow_geneva.plan.values import Shard, Work
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.job import is_staged
-from airflow_geneva.run.spark import BLAS_VARIABLES, package_zip, session_settings
+from airflow_geneva.run.spark_session import BLAS_VARIABLES, package_zip, session_settings
 from airflow_geneva.spark_submit import (
     APPLICATION,
     CREDENTIALS,
@@ -86,7 +87,9 @@ class ApplyOperator(SparkSubmitOperator):
         reference = check_shard(self.shard)
         plan = OpenPlan.of(open_database(self.lance_conn_id, self.database), reference)
         shard = plan.load_shard(reference["shard"])
-        how = self._compute(plan, shard, context)
+        # While the cluster has no place for it, there is no driver to show signs of life.
+        with beating(plan.folder.storage, "apply"), plan.folder.noting_failure(plan.fingerprint, shard.index):
+            how = self._compute(plan, shard, context)
         done = plan.folder.read_shard("apply", plan.fingerprint, shard.index)
         if done is None:
             raise AirflowException(

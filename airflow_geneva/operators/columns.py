@@ -8,11 +8,12 @@ from typing import Any
 
 from airflow.sdk import Context
 
+from airflow_geneva.column_definition import ColumnSpec
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.operators._templated import required_text
 from airflow_geneva.operators.plan import check_import_path
-from airflow_geneva.table import ColumnSpec, Table
+from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, load_udf
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow.sdk import Context
 
+from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan, check_shard
 from airflow_geneva.run.job import commit_shard
 
@@ -34,7 +35,9 @@ class CommitOperator(LanceOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         shard = check_shard(self.shard)
         plan = OpenPlan.of(self.open_database(), shard)
-        result = commit_shard(plan.location, plan.saved, plan.load_shard(shard["shard"]))
+        failure = plan.folder.noting_failure(plan.fingerprint, shard["shard"])
+        with beating(plan.folder.storage, "commit"), failure:
+            result = commit_shard(plan.location, plan.saved, plan.load_shard(shard["shard"]))
         self.log.info(
             "Shard %s of %s: %s fragments visible, %s rows computed, %s from checkpoints, %s left.",
             result.shard, plan.target, result.fragments, result.rows_computed, result.rows_reused, result.rows_left,

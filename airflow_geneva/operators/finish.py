@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from airflow.sdk import Asset, AssetAlias, Context
@@ -12,7 +13,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.announcement import Mark, find_commits, read_marks, remove_mark
-from airflow_geneva.job.record import JobFolder
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan
 from airflow_geneva.operators.plan import SUMMARY
@@ -55,7 +57,8 @@ class FinishOperator(LanceOperator):
         indexes = range(len(plan.saved.shards))
         committed = [_read(plan, index) for index in indexes]
         there = [shard for shard in committed if shard is not None]
-        result = finish_job(plan.location, plan.saved, there, _seconds(plan, summary))
+        with beating(plan.folder.storage, "finish") if plan.saved.shards else nullcontext():
+            result = finish_job(plan.location, plan.saved, there, _seconds(plan, summary, there))
         self.log.info("%s", result)
         missing = [index for index in indexes if committed[index] is None]
         if missing:
@@ -138,9 +141,13 @@ def _read(plan: OpenPlan, index: int) -> ShardResult | None:
     return None if document is None else ShardResult.from_json(document)
 
 
-def _seconds(plan: OpenPlan, summary: Mapping[str, Any]) -> dict[str, float]:
-    """Time of the plan and of all spark-submits; what else there was, Airflow's task durations say."""
+def _seconds(plan: OpenPlan, summary: Mapping[str, Any], committed: Sequence[ShardResult]) -> dict[str, float]:
+    """Time of the plan, of all spark-submits and of all commits; the waiting in between, Airflow's own pages show."""
     shards = range(len(plan.saved.shards))
     applied = [plan.folder.read_shard("apply", plan.fingerprint, index) for index in shards]
     spent = sum(float(document["seconds"]) for document in applied if document is not None)
-    return {"plan": float(summary.get("seconds", 0.0)), "apply": spent}
+    return {
+        "plan": float(summary.get("seconds", 0.0)),
+        "apply": spent,
+        "commit": sum(shard.seconds for shard in committed),
+    }

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.job.announcement import Mark, write_mark
-from airflow_geneva.job.record import JobFolder
+from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.operators._templated import optional_float, optional_int, optional_text, required_text, truth
 from airflow_geneva.plan.document import SavedPlan, plan_name, shard_summaries
@@ -44,6 +44,9 @@ class PlanBackfillOperator(LanceOperator):
         where: SQL filter on the rows; `now()` and its like stand for the DAG run's `run_after`.
         read_version: compute only rows that existed at this table version.
         on_code_change: `error`, `recompute` or `new_rows`, when rows hold another version's value.
+        continue_from: other versions of the UDF whose values are taken over; several with commas between them.
+        errors_only: compute only rows the UDF failed on, however often.
+        recompute_mixed: compute only rows whose value was taken over from another version.
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
         concurrency: Spark task slots per spark-submit.
         intra_applier_concurrency: threads per slot.
@@ -71,6 +74,9 @@ class PlanBackfillOperator(LanceOperator):
         "where",
         "read_version",
         "on_code_change",
+        "continue_from",
+        "errors_only",
+        "recompute_mixed",
         "ignore_checkpoints",
         "sizing",
     )
@@ -84,6 +90,9 @@ class PlanBackfillOperator(LanceOperator):
         where: str | None = None,
         read_version: int | str | None = None,
         on_code_change: str = "error",
+        continue_from: str | None = None,
+        errors_only: bool | str = False,
+        recompute_mixed: bool | str = False,
         ignore_checkpoints: bool | str = False,
         concurrency: int | str = _DEFAULT.concurrency,
         intra_applier_concurrency: int | str = _DEFAULT.intra_applier_concurrency,
@@ -105,6 +114,9 @@ class PlanBackfillOperator(LanceOperator):
         self.where = where
         self.read_version = read_version
         self.on_code_change = on_code_change
+        self.continue_from = continue_from
+        self.errors_only = errors_only
+        self.recompute_mixed = recompute_mixed
         self.ignore_checkpoints = ignore_checkpoints
         self.sizing = {
             "concurrency": concurrency,
@@ -156,6 +168,9 @@ class PlanBackfillOperator(LanceOperator):
             where=optional_text(self.where),
             read_version=optional_int("read_version", self.read_version),
             on_code_change=optional_text(self.on_code_change) or "error",
+            continue_from=optional_text(self.continue_from),
+            errors_only=truth("errors_only", self.errors_only),
+            recompute_mixed=truth("recompute_mixed", self.recompute_mixed),
             ignore_checkpoints=truth("ignore_checkpoints", self.ignore_checkpoints),
             run_after=run_after,
             job_id=_job_id(context),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,10 +12,14 @@ import numpy as np
 from airflow_geneva.checkpoint.fragment import StagedFragment
 from airflow_geneva.checkpoint.held import KeyIndex
 from airflow_geneva.checkpoint.keys import md5
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, runs_failed
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.state import ColumnState, Fact, load_state, looked_at
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.errors import CodeChanged, InvalidInput
+from airflow_geneva.plan.continuing import check_continue_from, savings
+from airflow_geneva.plan.due import DueRows, Wanted, sort_rows
+from airflow_geneva.plan.former import FormerInputs, version_label
 from airflow_geneva.plan.known import Knowledge
 from airflow_geneva.plan.manifest import (
     Columns,
@@ -31,13 +36,14 @@ from airflow_geneva.plan.staging import staged_fits, staged_gives_rows
 from airflow_geneva.plan.values import FragmentWork, Plan, Tally, Work
 from airflow_geneva.plan.where import check_where, selected_offsets, where_columns
 from airflow_geneva.storage import Storage, is_engine_error
-from airflow_geneva.udf_definition import UdfDefinition
 
 if TYPE_CHECKING:
     import lance
 
 FRESH, NOT_SELECTED, NEW, LEFT_OUT = "computed", "not selected by where", "never computed", "newer than read_version"
 CHANGED, CODE, EMPTY = "new, or changed since they were computed", "computed by another UDF version", "no live rows"
+FAILED, GIVEN_UP = "failed before", f"failed in {MOST_RUNS} runs"
+NOT_ASKED = "not asked for"
 
 
 @dataclass
@@ -58,31 +64,34 @@ class _Due:
 
     files: FragmentFiles
     live: Ranges
-    computed: dict[str, Ranges]
+    known: dict[Provenance, Ranges]
     due: Ranges
     reason: str
     rows: int
+    given_up: int = 0
 
 
-def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Work, on_code_change: str) -> Plan:
+def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Work, wanted: Wanted) -> Plan:
     """Compare a table with the state of one of its columns; writes nothing.
 
     Args:
         dataset: the table at the version to read.
         checkpoints: its ``_checkpoints`` folder.
         work: what is asked for; ``work.where`` is frozen already.
-        on_code_change: ``error``, ``recompute`` or ``new_rows``, for rows computed by another UDF version.
+        wanted: which rows are asked for.
 
     Raises:
-        InvalidInput: the filter is not valid, or a version does not exist.
+        InvalidInput: the filter is not valid, a version does not exist, or ``continue_from`` names one whose values
+            cannot be taken over.
         CodeChanged: rows computed by another version are at stake and ``on_code_change`` is ``error``.
     """
+    check_continue_from(checkpoints, work)
     check_where(dataset, work.where)
     columns = columns_of(dataset, work.inputs, where_columns(work.where, dataset.schema.names), work.column)
     with garbage_collector_off():
         manifest = read_manifest(dataset, columns)
         state = load_state(checkpoints, work.field_id)
-        planner = _Planner(dataset, work, columns, manifest, state, on_code_change)
+        planner = _Planner(dataset, work, columns, manifest, state, wanted)
         return planner.plan(LanceCheckpointStore(checkpoints))
 
 
@@ -94,16 +103,20 @@ class _Planner:
         columns: Columns,
         manifest: dict[int, FragmentFiles],
         state: ColumnState,
-        on_code_change: str,
+        wanted: Wanted,
     ) -> None:
         self.dataset = dataset
         self.work = work
         self.columns = columns
         self.manifest = manifest
-        self.state = state
-        self.on_code_change = on_code_change
+        self.state = state.about(columns.inputs_text)
+        self.wanted = wanted
         self.tallies = _Tallies()
-        self.known = Knowledge(dataset, columns, (*work.inputs, work.column), manifest, state)
+        self.known = Knowledge(dataset, columns, (*work.inputs, work.column), manifest, self.state)
+        others = state.other_inputs(columns.inputs_text)
+        self.former = [FormerInputs.of(dataset, columns, state, inputs) for inputs in sorted(others)]
+        self.given_up = 0
+        self.mixed: dict[str, int] = {}
         self.stake: dict[str, int] = {}
         self.where_hash = md5(work.where or "")
         self._at_read_version: dict[int, int] | None = None
@@ -112,12 +125,13 @@ class _Planner:
         dues = [due for files in self.manifest.values() if (due := self._due(files)) is not None]
         selected = self._selected(dues)
         self._check_code()
-        works = self._with_checkpoints(selected, KeyIndex(store, self.work.prefix) if selected else None)
-        definition = UdfDefinition.from_json(self.work.udf)
-        if definition.on_error != "fail" or definition.timeout is not None:
+        trust = self.work.trust(*self.work.continue_from)
+        works = self._with_checkpoints(selected, KeyIndex(store, trust) if selected else None)
+        self.known.notes.extend(savings(self.dataset, store, self.work, works))
+        if self.given_up:
             self.known.notes.append(
-                f"on_error and timeout of UDF {self.work.udf_name!r} are stored and not applied by this version: the "
-                "first row that fails ends the job, and what was computed is kept."
+                f"{self.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again: "
+                f"table.get_errors(column_name={self.work.column!r}) lists them, errors_only=True tries them."
             )
         if not self.dataset.has_stable_row_ids:
             self.known.notes.append(
@@ -125,11 +139,11 @@ class _Planner:
                 "Copy it with db.create_table(...) to have them."
             )
         return Plan(
-            work=self.work,
+            work=replace(self.work, rows=sum(work.rows for work in works), rows_mixed=sum(self.mixed.values())),
             shards=cut_shards(works, self.work.sizing.shard_size),
             rows_total=sum(files.live_rows for files in self.manifest.values()),
             tallies=self.tallies.freeze(),
-            stake=tuple(sorted(self.stake.items())),
+            stake=tuple(sorted((Counter(self.stake) + Counter(self.mixed)).items())),
             learned=tuple(self.known.learned),
             notes=tuple(self.known.notes),
         )
@@ -140,55 +154,80 @@ class _Planner:
         if rows == 0:
             self.tallies.add(EMPTY, 0)
             return None
-        if not self.state.facts and self.work.where is None and self.work.read_version is None:
-            live = live_offsets(self.dataset, files)
-            return _Due(files, live, {}, live, NEW, rows)
-        if self.state.covers_all(files.signature, files.deletion, version):
+        if not self.state.facts and not self.former and self.wanted == Wanted(self.wanted.on_code_change):
+            if self.work.where is None and self.work.read_version is None:
+                live = live_offsets(self.dataset, files)
+                return _Due(files, live, {}, live, NEW, rows)
+        elif self.state.covers_all(files.signature, files.deletion, version):
             self.tallies.add(FRESH, rows)
             return None
         live = live_offsets(self.dataset, files)
-        computed = self._computed(files, live)
-        others = Ranges.empty()
-        for other, offsets in computed.items():
-            if other != version and (stale := offsets & live):
-                others = others | stale
-                if self.on_code_change == "new_rows":
-                    self._put_at_stake(other, stale)
-        done = computed.get(version, Ranges.empty())
-        due = live - done
-        if not due and files.signature in self.state.facts:
-            self.known.learn(files, version, done, all_live=True)
-        if others and self.on_code_change == "new_rows":
-            due = due - others
+        known = self._known(files, live)
+        found = sort_rows(known, live, version, self.work.continue_from, self.wanted)
+        due, given_up = found.due, len(found.given_up)
+        for provenance, there in known.items():
+            if provenance.made_by and (stays := there & (live - due)):
+                self.mixed[provenance.made_by] = self.mixed.get(provenance.made_by, 0) + len(stays)
+        own = known.get(Provenance(version), Ranges.empty())
+        if own.contains(live) and files.signature in self.state.facts:
+            self.known.learn(files, Provenance(version), own, all_live=True)
+        for maker, accepted in found.accepted.items():
+            self._put_at_stake(maker, accepted)
+            if self.work.where is None and self.work.read_version is None:
+                self.known.learn(files, Provenance(version, maker), accepted, all_live=False)
         if self.work.where is not None and due:
-            due = due - self._looked_at(files)
+            # Rows that failed were looked at, and are tried again all the same.
+            failed = Ranges.union(rows for provenance, rows in known.items() if provenance.failures)
+            due = due - (self._looked_at(files) - failed)
         if not due:
-            self.tallies.add(FRESH if self.work.where is None else f"{FRESH} or {NOT_SELECTED}", rows)
+            self._add_given_up(given_up)
+            self.tallies.add(self._why_not(), rows - given_up)
             return None
         due = self._as_of_read_version(files, due)
         if not due:
-            self.tallies.add(LEFT_OUT, rows)
+            self._add_given_up(given_up)
+            self.tallies.add(LEFT_OUT, rows - given_up)
             return None
-        of_this_code = CHANGED if self.state.facts else NEW
-        reason = CODE if due & others else of_this_code
-        return _Due(files, live, computed, due, reason, len(due))
+        return _Due(files, live, known, due, self._why(found, due, known), len(due), given_up)
 
-    def _computed(self, files: FragmentFiles, live: Ranges) -> dict[str, Ranges]:
-        """Computed rows by UDF version; values are compared only for rows that nothing else is known about."""
+    def _why(self, found: DueRows, due: Ranges, known: dict[Provenance, Ranges]) -> str:
+        if due & Ranges.union(found.others.values()) or self.wanted.recompute_mixed:
+            return CODE
+        failed = Ranges.union(rows for provenance, rows in known.items() if provenance.failures)
+        if not due - failed:
+            return FAILED
+        return CHANGED if self.state.facts else NEW
+
+    def _why_not(self) -> str:
+        if self.wanted.errors_only or self.wanted.recompute_mixed:
+            return f"{FRESH} or {NOT_ASKED}"
+        return FRESH if self.work.where is None else f"{FRESH} or {NOT_SELECTED}"
+
+    def _add_given_up(self, rows: int) -> None:
+        if rows:
+            self.given_up += rows
+            self.tallies.add(GIVEN_UP, rows)
+
+    def _known(self, files: FragmentFiles, live: Ranges) -> dict[Provenance, Ranges]:
+        """Rows the UDF ran on, by what came of it; values are compared only where nothing else is known."""
         if not files.output:
             # A column without a file holds nothing, whatever history says: that may be about a dropped column whose
             # field id Lance gave to this one, once compaction had removed the last file that held it.
             return {}
-        computed = self.known.computed(files)
-        unknown = live
-        for rows in computed.values():
-            unknown = unknown - rows
+        known = self.known.of(files)
+        unknown = live - Ranges.union(known.values())
         if unknown and self.work.where is not None:
             unknown = unknown - self._looked_at(files)
         if unknown:
-            for version, rows in self.known.by_value(files, unknown).items():
-                computed[version] = computed.get(version, Ranges.empty()) | rows
-        return computed
+            by_value = self.known.by_value(files, unknown)
+            add_rows(known, by_value.items())
+            unknown = unknown - Ranges.union(by_value.values())
+        for former in self.former:
+            if unknown:
+                earlier = former.known(files, unknown)
+                add_rows(known, earlier.items())
+                unknown = unknown - Ranges.union(earlier.values())
+        return known
 
     def _looked_at(self, files: FragmentFiles) -> Ranges:
         signature = files.where_signature()
@@ -217,14 +256,15 @@ class _Planner:
             self.stake[version] = self.stake.get(version, 0) + len(rows)
 
     def _check_code(self) -> None:
-        if self.stake and self.on_code_change == "error":
-            at_stake = sum(self.stake.values())
-            versions = ", ".join(f"{rows:,} rows of version {version}" for version, rows in sorted(self.stake.items()))
+        at_stake = {maker: rows for maker, rows in self.stake.items() if maker not in self.work.continue_from}
+        if at_stake and self.wanted.on_code_change == "error":
+            rows = sum(at_stake.values())
+            versions = ", ".join(f"{n:,} rows of version {version_label(v)}" for v, n in sorted(at_stake.items()))
             raise CodeChanged(
                 f"The code of UDF {self.work.udf_name!r} changed behind column {self.work.column!r} of "
                 f"table {self.work.table_name!r}: it is version {self.work.udf_version} now, and the column holds "
                 f"{versions}. "
-                f'Recompute these {at_stake:,} rows with on_code_change="recompute", or leave them and compute only '
+                f'Recompute these {rows:,} rows with on_code_change="recompute", or leave them and compute only '
                 'new rows with on_code_change="new_rows".'
             )
 
@@ -236,14 +276,15 @@ class _Planner:
         kept: list[_Due] = []
         for due in dues:
             chosen = due.due if selected is None else due.due & selected.get(due.files.id, Ranges.empty())
-            for version, rows in due.computed.items():
-                if version != self.work.udf_version:
-                    self._put_at_stake(version, rows & chosen)
+            for provenance, rows in due.known.items():
+                if not provenance.failures and not self.wanted.recompute_mixed:
+                    self._put_at_stake(provenance.maker, rows & chosen)
             if chosen:
                 kept.append(due if len(chosen) == due.rows else replace(due, rows=len(chosen)))
                 continue
-            self.tallies.add(NOT_SELECTED, due.files.live_rows)
-            if self.work.read_version is None:
+            self._add_given_up(due.given_up)
+            self.tallies.add(NOT_SELECTED, due.files.live_rows - due.given_up)
+            if self.work.read_version is None and not self.wanted.errors_only and not self.wanted.recompute_mixed:
                 what = looked_at(self.where_hash, self.work.udf_version)
                 signature = due.files.where_signature()
                 self.known.learned.append(Fact(signature, what, due.due, self.dataset.version))
@@ -259,20 +300,24 @@ class _Planner:
         for due in dues:
             files = due.files
             self.tallies.add(due.reason, due.rows)
-            if due.rows < files.live_rows:
-                rest = files.live_rows - due.rows
-                self.tallies.add(f"{NOT_SELECTED} or {FRESH}" if self.work.where else FRESH, rest)
+            self._add_given_up(due.given_up)
+            if rest := files.live_rows - due.rows - due.given_up:
+                self.tallies.add(f"{NOT_SELECTED} or {FRESH}" if self.work.where else self._why_not(), rest)
             older = self.known.ancestors(files, index, lineage)
-            kept = tuple(due.computed.items())
+            kept = tuple(due.known.items())
+            tried = runs_failed(due.known, self.work.udf_version)
             if not older and (not places or (files.srcfiles, files.id) not in places):
                 works.append(FragmentWork(files, due.reason, due.due, due.due, due.rows, False, (), kept))
                 continue
             place = (files.srcfiles, files.id)
             staged = index.staged_at(place)
             usable = staged is not None and staged_fits(
-                self.dataset, staged, files, due.live, due.due, self.columns.output
+                self.dataset, staged, files, due.live, due.due, self.columns.output,
+                index.trust.settled_rows(staged, tried),
+            )  # fmt: skip
+            held = index.held(
+                place, older, due.due, partial(row_ids, self.dataset, files.id), self._staged_gives_rows, tried
             )
-            held = index.held(place, older, due.due, partial(row_ids, self.dataset, files.id), self._staged_gives_rows)
             missing = due.due - held.done
             works.append(FragmentWork(files, due.reason, due.due, missing, due.rows, usable, older, kept))
         return works

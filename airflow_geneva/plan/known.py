@@ -10,8 +10,9 @@ import numpy as np
 
 from airflow_geneva.checkpoint.fragment import RowIds
 from airflow_geneva.checkpoint.held import Ancestor, KeyIndex
+from airflow_geneva.checkpoint.provenance import Provenance, add_rows
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.checkpoint.state import ColumnState, Fact, computed_by, seen
+from airflow_geneva.checkpoint.state import ColumnState, Fact, seen
 from airflow_geneva.job.announcement import find_commits
 from airflow_geneva.plan.lineage import NO_LINEAGE, History, Lineage, Origin, read_lineage
 from airflow_geneva.plan.manifest import Columns, FragmentFiles
@@ -57,21 +58,21 @@ class Knowledge:
         if state.facts and dataset.version not in state.seen:
             self.learned.append(seen(dataset.version))
 
-    def computed(self, files: FragmentFiles) -> dict[str, Ranges]:
-        """Computed rows by UDF version, from facts about these files or the ones they were compacted from."""
+    def of(self, files: FragmentFiles) -> dict[Provenance, Ranges]:
+        """Rows the UDF ran on, by what came of it, from facts about these files or those they were compacted from."""
         if files.signature in self.state.facts:
-            return self.state.computed(files.signature, files.physical_rows)
+            return self.state.known(files.signature, files.physical_rows)
         if self._lineage.of(files, same_output=True):
             return self._before_compaction(files)
         return {}
 
-    def by_value(self, files: FragmentFiles, unknown: Ranges) -> dict[str, Ranges]:
+    def by_value(self, files: FragmentFiles, unknown: Ranges) -> dict[Provenance, Ranges]:
         """Rows that moved or whose files were replaced, and that still have the inputs and output they were known by.
 
         Args:
-            unknown: live offsets about which :meth:`computed` says nothing.
+            unknown: live offsets about which :meth:`of` says nothing.
         """
-        found: dict[str, Ranges] = {}
+        found: dict[Provenance, Ranges] = {}
         if not self._stable:
             return found
         for reference in self._references:
@@ -79,14 +80,14 @@ class Knowledge:
                 break
             known, existed = known_by_value(reference, self.state, self.dataset, files, self.names, unknown)
             unknown = unknown & existed
-            for version, rows in known.items():
-                found[version] = found.get(version, Ranges.empty()) | rows
+            add_rows(found, known.items())
+            for rows in known.values():
                 unknown = unknown - rows
-        for version, rows in found.items():
-            self.learn(files, version, rows, all_live=False)
+        for provenance, rows in found.items():
+            self.learn(files, provenance, rows, all_live=False)
         return found
 
-    def learn(self, files: FragmentFiles, version: str, rows: Ranges, all_live: bool) -> None:
+    def learn(self, files: FragmentFiles, provenance: Provenance, rows: Ranges, all_live: bool) -> None:
         """Keep a fact for the next plan.
 
         Args:
@@ -94,7 +95,8 @@ class Knowledge:
         """
         whole = None if len(rows) == files.physical_rows else rows
         under = files.deletion if all_live else None
-        self.learned.append(Fact(files.signature, computed_by(version), whole, self.dataset.version, under))
+        inputs = self.columns.inputs_text
+        self.learned.append(Fact(files.signature, provenance.what, whole, self.dataset.version, under, inputs))
 
     def ancestors(self, files: FragmentFiles, index: KeyIndex, lineage: Lineage) -> tuple[Ancestor, ...]:
         """Fragments one was compacted from that have checkpoints, with the rows that came from them."""
@@ -163,20 +165,20 @@ class Knowledge:
                 found.append(reference)
         return found
 
-    def _before_compaction(self, files: FragmentFiles) -> dict[str, Ranges]:
+    def _before_compaction(self, files: FragmentFiles) -> dict[Provenance, Ranges]:
         """Carry what was known about the fragments a compacted one was made of, by row id."""
         offsets, ids = self._history.rows(files.id, self.dataset.version)
-        ids_by_version: dict[str, list[RowIds]] = {}
+        ids_by_provenance: dict[Provenance, list[RowIds]] = {}
         for origin in self._origins(self._lineage, files, same_output=True):
-            known = self.state.computed(origin.fragment.signature, origin.fragment.physical_rows)
-            for version, rows in known.items():
-                ids_by_version.setdefault(version, []).append(origin.row_ids[rows.mask(origin.offsets)])
-        found: dict[str, Ranges] = {}
-        for version, groups in ids_by_version.items():
+            known = self.state.known(origin.fragment.signature, origin.fragment.physical_rows)
+            for provenance, rows in known.items():
+                ids_by_provenance.setdefault(provenance, []).append(origin.row_ids[rows.mask(origin.offsets)])
+        found: dict[Provenance, Ranges] = {}
+        for provenance, groups in ids_by_provenance.items():
             rows = Ranges.from_offsets(offsets[np.isin(ids, np.concatenate(groups))])
             if rows:
-                found[version] = rows
-                self.learn(files, version, rows, len(rows) == len(offsets))
+                found[provenance] = rows
+                self.learn(files, provenance, rows, len(rows) == len(offsets))
         return found
 
     def _origins(self, lineage: Lineage, files: FragmentFiles, same_output: bool = False) -> list[Origin]:

@@ -36,6 +36,11 @@ class Columns:
     where: tuple[tuple[int, ...], ...]
     output: tuple[int, ...]
 
+    @property
+    def inputs_text(self) -> str:
+        """The inputs by field id, as facts name them."""
+        return ",".join(str(fields[0]) for fields in self.inputs)
+
     @cached_property
     def roles(self) -> dict[int, list[tuple[str, int]]]:
         """Which columns a field id belongs to."""

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.blobs import is_blob
+from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.state import ColumnState
 from airflow_geneva.checkpoint.store import single_batch
@@ -55,7 +56,7 @@ def known_by_value(
     files: FragmentFiles,
     names: tuple[str, ...],
     unknown: Ranges,
-) -> tuple[dict[str, Ranges], Ranges]:
+) -> tuple[dict[Provenance, Ranges], Ranges]:
     """Rows of a fragment that were computed at the reference version and have the same inputs and output since.
 
     Right for any history between the two versions, because nothing but values is compared.
@@ -67,9 +68,9 @@ def known_by_value(
         unknown: live offsets of the fragment about which nothing is known.
 
     Returns:
-        Offsets by the UDF version that computed them, and all those that existed at the reference version.
+        Offsets by what came of them, and all those that existed at the reference version.
     """
-    found: dict[str, list[Offsets]] = {}
+    found: dict[Provenance, list[Offsets]] = {}
     existing: list[Offsets] = [np.empty(0, np.int64)]
     existed = f"_row_created_at_version <= {reference.dataset.version}"
     scanner = open_fragment(dataset, files.id).scanner(
@@ -85,15 +86,15 @@ def known_by_value(
         if wanted.any():
             existing.append(offsets[wanted])
             rows = single_batch(pa.Table.from_batches([batch]).filter(pa.array(wanted)))
-            for version, part in _compare(reference, state, rows, names).items():
-                found.setdefault(version, []).append(part)
-    known = {version: Ranges.from_offsets(np.concatenate(parts)) for version, parts in found.items()}
+            for provenance, part in _compare(reference, state, rows, names).items():
+                found.setdefault(provenance, []).append(part)
+    known = {provenance: Ranges.from_offsets(np.concatenate(parts)) for provenance, parts in found.items()}
     return known, Ranges.from_offsets(np.concatenate(existing))
 
 
 def _compare(
     reference: Reference, state: ColumnState, now: pa.RecordBatch, names: tuple[str, ...]
-) -> dict[str, Offsets]:  # fmt: skip
+) -> dict[Provenance, Offsets]:  # fmt: skip
     ids = now.column("_rowid")
     columns = [*dict.fromkeys(reference.names), "_rowid", "_rowaddr"]
     # Dead ids are left out silently, so the answer is aligned on the ids it carries.
@@ -111,20 +112,20 @@ def _compare(
         alike &= same_values(old, new)
     addresses = then.column("_rowaddr").to_numpy()[theirs].astype(np.int64)
     offsets = now.column("_rowaddr").to_numpy()[mine].astype(np.int64) & 0xFFFFFFFF
-    return _by_version(reference, state, addresses[alike], offsets[alike])
+    return _by_provenance(reference, state, addresses[alike], offsets[alike])
 
 
-def _by_version(
+def _by_provenance(
     reference: Reference, state: ColumnState, addresses: Any, offsets: Offsets
-) -> dict[str, Offsets]:  # fmt: skip
-    """Sort rows by the version that had computed them at the reference version."""
-    found: dict[str, list[Offsets]] = {}
+) -> dict[Provenance, Offsets]:  # fmt: skip
+    """Sort rows by what was known about them at the reference version."""
+    found: dict[Provenance, list[Offsets]] = {}
     for fragment_id in np.unique(addresses >> 32):
         files = reference.manifest[int(fragment_id)]
         inside = addresses >> 32 == fragment_id
-        for version, rows in state.computed(files.signature, files.physical_rows).items():
+        for provenance, rows in state.known(files.signature, files.physical_rows).items():
             hit = inside.copy()
             hit[inside] = rows.mask(addresses[inside] & 0xFFFFFFFF)
             if hit.any():
-                found.setdefault(version, []).append(offsets[hit])
-    return {version: np.concatenate(parts) for version, parts in found.items()}
+                found.setdefault(provenance, []).append(offsets[hit])
+    return {provenance: np.concatenate(parts) for provenance, parts in found.items()}

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.annotations import check_inputs
+from airflow_geneva.checkpoint.keys import md5
+from airflow_geneva.code_version import deps_version
+from airflow_geneva.column_definition import check_type
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.record import new_job_id
+from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.backfill import open_version, plan_backfill
+from airflow_geneva.plan.due import ON_CODE_CHANGE, Wanted
 from airflow_geneva.plan.manifest import field_ids
 from airflow_geneva.plan.values import CodeRef, Plan, Sizing, Work
 from airflow_geneva.plan.where import freeze_where
@@ -22,7 +27,6 @@ if TYPE_CHECKING:
 
     from airflow_geneva.udf import UDF
 
-ON_CODE_CHANGE = ("error", "recompute", "new_rows")
 _SIZES = {f.name for f in fields(Sizing)}
 
 
@@ -34,10 +38,20 @@ class BackfillRequest:
     where: str | None = None
     read_version: int | None = None
     on_code_change: str = "error"
+    continue_from: str | Sequence[str] | None = None
+    errors_only: bool = False
+    recompute_mixed: bool = False
     ignore_checkpoints: bool = False
     run_after: datetime | None = None
     job_id: str | None = None
     sizing: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(column: str, options: Mapping[str, Any]) -> BackfillRequest:
+        """A request out of keyword arguments: those that are not the request's own are sizes."""
+        own = {part.name for part in fields(BackfillRequest)} - {"column", "sizing"}
+        sizing = {name: value for name, value in options.items() if name not in own}
+        return BackfillRequest(column, **{name: options[name] for name in own & set(options)}, sizing=sizing)
 
 
 def plan_request(
@@ -60,17 +74,10 @@ def plan_request(
     """
     _check_kinds(request)
     sizing = check_sizing(request.sizing)
-    if request.on_code_change not in ON_CODE_CHANGE:
-        raise InvalidInput(f"on_code_change={request.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
     dataset = newest or location.open()
     if request.read_version is not None:
         open_version(dataset, request.read_version)
-    found = dataset.schema.field(request.column).type
-    if found != udf.data_type:
-        raise InvalidInput(
-            f"Type mismatch for column {request.column!r} of table {location.name!r}: it is {found}, and UDF "
-            f"{udf.name!r} gives {udf.data_type}. Use a UDF of that type, or add another column."
-        )
+    check_type(location.name, request.column, dataset.schema.field(request.column).type, udf)
     definition = udf.definition(inputs)
     columns = definition.input_columns or tuple(name for name in dataset.schema.names if name != request.column)
     check_inputs(udf, dataset.schema, columns, location.name)
@@ -94,17 +101,53 @@ def plan_request(
         udf_name=udf.name,
         udf_version=udf.code_version,
         sizing=sizing,
-        ignore_checkpoints=request.ignore_checkpoints,
+        ignore_checkpoints=request.ignore_checkpoints or _told_to_start_over(),
+        continue_from=_versions(request.continue_from),
+        agreement=md5(f"{udf.data_type}\0{deps_version(udf.deps, udf.name)}"),
     )
-    return plan_backfill(dataset, location.checkpoints, work, request.on_code_change)
+    wanted = Wanted(request.on_code_change, request.errors_only, request.recompute_mixed)
+    return plan_backfill(dataset, location.checkpoints, work, wanted)
+
+
+def _told_to_start_over() -> bool:
+    """Whether ``GENEVA_IGNORE_CHECKPOINTS`` asks every job of this process to start over.
+
+    Raises:
+        InvalidInput: its value says neither yes nor no.
+    """
+    value = os.environ.get("GENEVA_IGNORE_CHECKPOINTS", "").strip().lower()
+    if value not in ("", "0", "false", "1", "true"):
+        raise InvalidInput(f"GENEVA_IGNORE_CHECKPOINTS={value!r} makes no sense: set it to 1, or unset it.")
+    return value in ("1", "true")
+
+
+def _versions(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Versions as a list, or as one text with commas between them, as a templated field gives it."""
+    named = given.split(",") if isinstance(given, str) else list(given or ())
+    return tuple(dict.fromkeys(version.strip() for version in named if version.strip()))
 
 
 def _check_kinds(request: BackfillRequest) -> None:
+    if request.on_code_change not in ON_CODE_CHANGE:
+        raise InvalidInput(f"on_code_change={request.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
+    versions = request.continue_from
+    listed = isinstance(versions, Sequence) and all(isinstance(version, str) for version in versions)
+    if versions is not None and not listed:
+        raise InvalidInput(f"continue_from={versions!r} makes no sense: give a UDF version, or a list of them.")
+    if request.errors_only and request.recompute_mixed:
+        raise InvalidInput("errors_only and recompute_mixed each name the only rows to run. Give one of them.")
+    if versions and (request.ignore_checkpoints or request.recompute_mixed):
+        raise InvalidInput(
+            "continue_from takes over what another version computed; ignore_checkpoints and recompute_mixed ask for "
+            "the opposite. Give one of them."
+        )
     kinds = {
         "where": (request.where, str, "an SQL filter as text"),
         "read_version": (request.read_version, int, "a whole number"),
         "run_after": (request.run_after, datetime, "a datetime"),
         "ignore_checkpoints": (request.ignore_checkpoints, bool, "True or False"),
+        "errors_only": (request.errors_only, bool, "True or False"),
+        "recompute_mixed": (request.recompute_mixed, bool, "True or False"),
     }
     for name, (value, kind, wanted) in kinds.items():
         if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):

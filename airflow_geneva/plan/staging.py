@@ -21,6 +21,7 @@ def staged_fits(
     live: Ranges,
     due: Ranges,
     output_fields: tuple[int, ...],
+    settled: Ranges,
 ) -> bool:
     """Whether a staged data file may replace a fragment's column as the fragment is now.
 
@@ -29,10 +30,12 @@ def staged_fits(
         live: its live offsets.
         due: those that have to be computed.
         output_fields: field ids of the output column.
+        settled: rows of the file for which nothing is left to do, see
+            :meth:`airflow_geneva.checkpoint.trust.Trust.settled_rows`.
     """
     if staged.output_field_ids != output_fields or staged.output_files != files.output:
         return False
-    if staged.physical_rows != files.physical_rows or not staged.looked_at.contains(due):
+    if staged.physical_rows != files.physical_rows or not settled.contains(due):
         return False
     if staged.deletion != files.deletion and not staged.live.contains(live):
         return False

@@ -11,11 +11,13 @@ from typing import Any
 
 from airflow_geneva.checkpoint.held import Ancestor
 from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
+from airflow_geneva.checkpoint.provenance import Provenance, Tried, runs_failed
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.state import Fact
+from airflow_geneva.checkpoint.trust import Trust
 from airflow_geneva.plan.manifest import FragmentFiles
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class FragmentWork:
         rows: number of rows that will count as selected and due.
         staged: a data file for it is finished; only the commit is left.
         ancestors: fragments it was compacted from whose checkpoints may serve.
-        kept: rows with a value computed earlier, by UDF version; those that are not computed now keep it.
+        kept: rows that the UDF ran on earlier, by what came of it; those that are not computed now stay as they are.
     """
 
     files: FragmentFiles
@@ -85,7 +87,11 @@ class FragmentWork:
     rows: int
     staged: bool = False
     ancestors: tuple[Ancestor, ...] = ()
-    kept: tuple[tuple[str, Ranges], ...] = ()
+    kept: tuple[tuple[Provenance, Ranges], ...] = ()
+
+    @cached_property
+    def known(self) -> dict[Provenance, Ranges]:
+        return dict(self.kept)
 
     @property
     def id(self) -> int:
@@ -112,7 +118,7 @@ class FragmentWork:
             self.rows,
             self.staged,
             [[*ancestor.place, ancestor.rows.pairs()] for ancestor in self.ancestors],
-            [[version, rows.pairs()] for version, rows in self.kept],
+            [[provenance.what, rows.pairs()] for provenance, rows in self.kept],
         ]
 
     @staticmethod
@@ -127,7 +133,7 @@ class FragmentWork:
             rows,
             staged,
             tuple(Ancestor((str(a), int(b)), Ranges.from_pairs(pairs)) for a, b, pairs in ancestors),
-            tuple((str(version), Ranges.from_pairs(pairs)) for version, pairs in kept),
+            tuple((found, Ranges.from_pairs(pairs)) for what, pairs in kept if (found := Provenance.of(what))),
         )
 
 
@@ -180,6 +186,10 @@ class Work:
         udf_name, udf_version: identity of the code, taken once at plan time.
         sizing: how the work is cut.
         ignore_checkpoints: checkpoints of other jobs are not used.
+        continue_from: UDF versions whose checkpoints are used too.
+        agreement: digest of the output type and the declared deps, which such versions must have in common.
+        rows: rows of the job that are due.
+        rows_mixed: rows that are not due and whose value was taken over from another version.
     """
 
     job_id: str
@@ -197,6 +207,10 @@ class Work:
     udf_version: str
     sizing: Sizing = field(default_factory=Sizing)
     ignore_checkpoints: bool = False
+    continue_from: tuple[str, ...] = ()
+    agreement: str = ""
+    rows: int = 0
+    rows_mixed: int = 0
 
     @cached_property
     def identity(self) -> WorkIdentity:
@@ -204,9 +218,19 @@ class Work:
         tag = f"{self.where or ''}\0only:{self.job_id}" if self.ignore_checkpoints else self.where
         return WorkIdentity(self.udf_name, self.udf_version, self.column, tag, self.table)
 
+    def trust(self, *versions: str) -> Trust:
+        """Whose checkpoints it uses: its own version's, and those of other versions."""
+        own = (self.identity.prefix, self.udf_version)
+        others = tuple((replace(self.identity, version=version).prefix, version) for version in versions)
+        return Trust(self.job_id, (own, *others), self.agreement)
+
     @property
     def prefix(self) -> str:
         return self.identity.prefix
+
+    def tried(self, work: FragmentWork) -> Tried:
+        """Rows of a fragment on which the UDF failed in earlier runs."""
+        return runs_failed(work.known, self.udf_version)
 
     def key(self, work: FragmentWork) -> FragmentKey:
         return FragmentKey(self.prefix, *work.place)
@@ -220,6 +244,7 @@ class Work:
         fields["code"] = CodeRef(**fields["code"])
         fields["sizing"] = Sizing(**fields["sizing"])
         fields["inputs"] = tuple(fields["inputs"])
+        fields["continue_from"] = tuple(fields["continue_from"])
         return Work(**fields)
 
 

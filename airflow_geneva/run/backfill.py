@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_geneva.errors import InvalidInput, JobFailed
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.location import TableLocation
+from airflow_geneva.plan.document import SavedPlan
 from airflow_geneva.plan.values import Plan
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.job import Stopwatch, commit_shard, fail_job, finish_job, start_job
@@ -27,33 +32,77 @@ def check_runner(runner: str) -> None:
         raise InvalidInput(f'There is no runner {runner!r}. Use runner="spark" or runner="inline".')
 
 
+@dataclass(frozen=True)
+class StartedBackfill:
+    """A backfill that is announced, and of which nothing has run.
+
+    Args:
+        plan, saved: what is to be done, in memory and as it was kept.
+        location: the table.
+        udf: its loaded UDF.
+        runner: ``spark`` or ``inline``.
+        watch: the time that planning took.
+    """
+
+    plan: Plan
+    saved: SavedPlan
+    location: TableLocation
+    udf: UDF
+    runner: str
+    watch: Stopwatch
+
+
 def run_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, watch: Stopwatch) -> BackfillResult:
     """Carry a plan out in one call.
 
     Raises:
         JobFailed: something failed; ``.result`` says what was done all the same.
     """
+    return carry_out(start_backfill(plan, location, udf, runner, watch))
+
+
+def start_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, watch: Stopwatch) -> StartedBackfill:
+    """Announce a backfill, with the session there that it needs.
+
+    Raises:
+        JavaNotFound: there is neither an active session nor a Java to start one.
+        StorageError: the table's folder is read-only or unreachable.
+    """
     if runner == "spark" and any(shard.to_apply for shard in plan.shards):
-        from airflow_geneva.run.spark import start_session
+        from airflow_geneva.run.spark_session import start_session
 
         start_session(plan.work)
     plan, saved = start_job(plan, location)
     watch.lap("plan")
+    return StartedBackfill(plan, saved, location, udf, runner, watch)
+
+
+def carry_out(started: StartedBackfill) -> BackfillResult:
+    """Compute and commit shard after shard, and end the job.
+
+    Raises:
+        JobFailed: something failed; ``.result`` says what was done all the same.
+    """
+    plan, saved, location, watch = started.plan, started.saved, started.location, started.watch
+    job = JobFolder.of(location.checkpoints, plan.work.job_id).storage
     results: list[ShardResult] = []
     try:
         for shard in plan.shards:
-            if shard.to_apply and runner == "spark":
-                from airflow_geneva.run.spark import apply_in_session
+            with beating(job, "apply"):
+                if shard.to_apply and started.runner == "spark":
+                    from airflow_geneva.run.spark import apply_in_session
 
-                apply_in_session(location, plan.work, shard, udf)
-            else:
-                apply_inline(location, plan.work, shard, udf)
+                    apply_in_session(location, plan.work, shard, started.udf)
+                else:
+                    apply_inline(location, plan.work, shard, started.udf)
             watch.lap("apply")
-            results.append(commit_shard(location, saved, shard))
+            with beating(job, "commit"):
+                results.append(commit_shard(location, saved, shard))
             watch.lap("commit")
-        result = finish_job(location, saved, results, watch.seconds)
+        with beating(job, "finish") if plan.shards else nullcontext():
+            result = finish_job(location, saved, results, watch.seconds)
     except BaseException as error:
-        failed = fail_job(location, saved, results, error)
+        failed = fail_job(location, saved, results, error, watch.seconds)
         if not is_engine_error(error):
             raise
         raise JobFailed(
@@ -61,6 +110,5 @@ def run_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, wat
             "What was computed is kept in checkpoints; run it again to go on from there.",
             failed,
         ) from error
-    watch.lap("finish")
     logger.info("%s", result)
     return result

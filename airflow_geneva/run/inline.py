@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
+from airflow_geneva.job.folder import APPLYING, JobFolder, progress_name
 from airflow_geneva.job.progress import Reporter
-from airflow_geneva.job.record import JobFolder
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.values import Shard, Work
-from airflow_geneva.run.task import Bench, UnitReport, run_unit
+from airflow_geneva.run.task import Bench, Tool, UnitReport, run_unit, skipped_before
 from airflow_geneva.run.units import Unit, whole_unit
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 def apply_inline(location: TableLocation, work: Work, shard: Shard, udf: UDF) -> list[UnitReport]:
     """Compute a shard in this process, fragment by fragment.
 
+    Under an error policy or a timeout the UDF itself runs in a process beside this one.
+
     Raises:
         UdfError: the UDF failed; what was computed before it did is kept.
     """
@@ -29,26 +31,37 @@ def apply_inline(location: TableLocation, work: Work, shard: Shard, udf: UDF) ->
         return []
     storage = JobFolder.of(location.checkpoints, work.job_id).storage
     rows = sum(min(item.rows, len(item.missing)) for item in works)
-    reporter = Reporter(rows, len(works), storage, f"progress-{shard.index:04}.json")
-    return run_units(
-        Bench.at(location, work), [whole_unit(item) for item in works], udf, reporter,
-        work.sizing.intra_applier_concurrency,
-    )  # fmt: skip
+    held = sum(item.rows for item in works) - rows
+    reporter = Reporter(rows, len(works), storage, progress_name(APPLYING, shard.index), rows_held=held)
+    reporter.keep()
+    try:
+        return run_units(
+            Bench.at(location, work), [whole_unit(item) for item in works],
+            Tool.of(udf, work, skipped_before(location, work)), reporter,
+            work.sizing.intra_applier_concurrency,
+        )  # fmt: skip
+    finally:
+        reporter.keep()
 
 
 def run_units(
-    bench: Bench, units: Sequence[Unit], udf: UDF, reporter: Reporter, threads: int = 1
+    bench: Bench, units: Sequence[Unit], tool: Tool, reporter: Reporter, threads: int = 1
 ) -> list[UnitReport]:  # fmt: skip
     """Run units one after another, or several at a time in threads.
+
+    Args:
+        reporter: told of rows and fragments, and of rows that were given up.
 
     Raises:
         UdfError: of the first unit that failed, after the running ones have ended.
     """
+    reporter.skipped = tool.skipped.counted
     if threads <= 1 or len(units) <= 1:
         reports = []
         for unit in units:
-            reports.append(run_unit(bench, unit, udf, reporter.add_rows))
-            reporter.ready += reports[-1].staged
+            reports.append(run_unit(bench, unit, tool, reporter.add_rows))
+            if reports[-1].staged:
+                reporter.add_ready(unit.work.rows)
         return reports
     lock = threading.Lock()
 
@@ -58,11 +71,12 @@ def run_units(
 
     reports = []
     with ThreadPoolExecutor(threads) as pool:
-        futures = [pool.submit(run_unit, bench, unit, udf, add_rows) for unit in units]
+        futures = {pool.submit(run_unit, bench, unit, tool, add_rows): unit for unit in units}
         try:
             for future in as_completed(futures):
                 reports.append(future.result())
-                reporter.ready += reports[-1].staged
+                if reports[-1].staged:
+                    reporter.add_ready(futures[future].work.rows)
         except BaseException:
             for future in futures:
                 future.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +15,17 @@ from airflow_geneva.commit.shard import ShardCommitter
 from airflow_geneva.commit.verify import Candidate
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import find_commits
-from airflow_geneva.job.record import JobFolder
-from airflow_geneva.job.result import FAILED, BackfillResult, ShardResult, combine
+from airflow_geneva.job.error_records import count_errors
+from airflow_geneva.job.folder import COMMITTING, JobFolder, progress_name
+from airflow_geneva.job.heartbeat import beating
+from airflow_geneva.job.progress import Reporter
+from airflow_geneva.job.result import FAILED, PENDING, BackfillResult, ShardResult, combine
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import SavedPlan, save_plan
 from airflow_geneva.plan.manifest import columns_of, live_offsets
 from airflow_geneva.plan.values import CodeRef, Plan, Shard, Work
 from airflow_geneva.plan.where import where_columns
+from airflow_geneva.run.mixed import record_makers
 from airflow_geneva.run.task import Bench
 from airflow_geneva.storage import Storage
 
@@ -60,11 +65,14 @@ def start_job(
     folder.write_record(
         {
             "kind": "backfill",
-            "state": "RUNNING",
+            "state": PENDING,
             "table": work.table_name,
             "column": work.column,
             "udf": work.udf_name,
             "udf_version": work.udf_version,
+            "inputs": list(work.inputs),
+            "agreement": work.agreement,
+            "continue_from": list(work.continue_from),
             "where": work.where,
             "version": work.version,
             "read_version": work.read_version,
@@ -75,10 +83,26 @@ def start_job(
         }
     )
     fault_point("plan.recorded")
-    append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
-    saved = save_plan(plan, folder.storage, run)
+    with beating(folder.storage, "plan") if plan.shards else nullcontext():
+        append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
+        saved = save_plan(plan, folder.storage, run)
+        if plan.shards:
+            folder.write_planned(saved.fingerprint, [_size(shard) for shard in plan.shards])
     fault_point("plan.saved")
     return plan, saved
+
+
+def _size(shard: Shard) -> dict[str, int]:
+    """What whoever looks at a job has to know of a shard before anything of it has run."""
+    staged = [fragment.rows for fragment in shard.fragments if fragment.staged]
+    held = sum(fragment.rows - min(fragment.rows, len(fragment.missing)) for fragment in shard.to_apply)
+    return {
+        "rows": shard.rows,
+        "fragments": len(shard.fragments),
+        "staged": len(staged),
+        "rows_staged": sum(staged),
+        "rows_held": held,
+    }
 
 
 def is_staged(location: TableLocation, work: Work, shard: Shard) -> bool:
@@ -96,6 +120,7 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
     Raises:
         CommitConflict: others kept changing the table for longer than the retries allow.
     """
+    began = time.monotonic()
     bench = Bench.at(location, saved.work)
     candidates: list[Candidate] = []
     missing: list[tuple[int, str]] = []
@@ -128,8 +153,19 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
         bench.dataset,
         saved.fingerprint,
     )
-    result = committer.commit(shard, candidates, missing)
     folder = JobFolder.of(location.checkpoints, saved.work.job_id)
+    ready = sum(candidate.work.rows for candidate in candidates)
+    reporter = Reporter(
+        shard.rows,
+        len(shard.fragments),
+        folder.storage,
+        progress_name(COMMITTING, shard.index),
+        rows_ready=ready,
+        ready=len(candidates),
+    )
+    reporter.keep()
+    result = committer.commit(shard, candidates, missing, reporter.set_committed)
+    result = replace(result, seconds=round(time.monotonic() - began, 3))
     folder.write_shard("commit", saved.fingerprint, shard.index, result.to_json())
     return result
 
@@ -139,28 +175,41 @@ def finish_job(
 ) -> BackfillResult:
     """Add the shards up, fold the column's ledgers, and record how the job ended: FAILED when a shard is missing."""
     work = saved.work
+    began = time.monotonic()
     fault_point("finish.begin")
+    shards = list(shards)
+    record_makers(location, work, shards, whole=len({shard.shard for shard in shards}) == len(saved.shards))
     result, missing = _added_up(location, saved, shards)
     result = result.with_seconds(**(seconds or {}))
     error = None
     if missing:
         result = replace(result, state=FAILED)
         error = f"{len(missing)} of {len(saved.shards)} shards were not committed: {missing[:20]}."
+        failed = JobFolder.of(location.checkpoints, work.job_id).read_shard("failed", saved.fingerprint, missing[0])
+        if failed is not None:
+            error = f"{error} Shard {missing[0]}: {failed['error']}"
     if result.commits:
         append_ledger(location.checkpoints, work.field_id, work.job_id, [seen(result.version)])
     fold_ledgers(location.checkpoints, work.field_id)
     folder = JobFolder.of(location.checkpoints, work.job_id)
-    folder.write_result(result.state, result.to_json(), error)
+    errors = count_errors(folder.storage) if saved.shards else 0
+    result = result.with_seconds(finish=time.monotonic() - began)
+    folder.write_result(result.state, result.to_json(), error, errors)
     fault_point("finish.end")
     return result
 
 
 def fail_job(
-    location: TableLocation, saved: SavedPlan, shards: Iterable[ShardResult], error: BaseException
+    location: TableLocation,
+    saved: SavedPlan,
+    shards: Iterable[ShardResult],
+    error: BaseException,
+    seconds: Mapping[str, float] | None = None,
 ) -> BackfillResult:
     """Record that a job failed, and what it made visible before; what else it computed stays in checkpoints."""
-    result = replace(_added_up(location, saved, shards)[0], state=FAILED)
-    JobFolder.of(location.checkpoints, saved.work.job_id).write_result(FAILED, result.to_json(), str(error))
+    result = replace(_added_up(location, saved, shards)[0], state=FAILED).with_seconds(**(seconds or {}))
+    folder = JobFolder.of(location.checkpoints, saved.work.job_id)
+    folder.write_result(FAILED, result.to_json(), str(error), count_errors(folder.storage))
     return result
 
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import load_plan
-from airflow_geneva.run.spark import UdfParcel, apply_on_spark
+from airflow_geneva.run.spark import apply_on_spark
 from airflow_geneva.storage import Storage, freeze_options, normalize_uri
+from airflow_geneva.udf_parcel import UdfParcel
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -40,7 +42,10 @@ def apply_submitted(
     location = TableLocation(work.table, work.table_name, job.options)
     every = {} if progress_seconds is None else {"every": progress_seconds}
     loaded = saved.load_shard(job, shard)
-    rows = apply_on_spark(context, location, work, loaded, UdfParcel(work.code.import_path, work.udf_version), **every)
+    parcel = UdfParcel(work.code.import_path, work.udf_version)
+    # The submitter beats too, but it may be gone while the driver goes on.
+    with beating(job, "apply"):
+        rows = apply_on_spark(context, location, work, loaded, parcel, **every)
     return {
         "shard": shard,
         "fingerprint": fingerprint,

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from airflow_geneva.apply.compute import Applier, Computed
+from airflow_geneva.apply.given_up import FATAL, SkipCount
+from airflow_geneva.apply.guarded import open_mapper
 from airflow_geneva.checkpoint.fragment import Runs, StagedFragment, join_runs, runs_of, unrolled
 from airflow_geneva.checkpoint.held import Held, KeyIndex
+from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
+from airflow_geneva.checkpoint.trust import Trust
 from airflow_geneva.errors import StorageError
+from airflow_geneva.job.error_records import read_errors
+from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.manifest import FragmentFiles, field_ids, live_offsets, row_ids
 from airflow_geneva.plan.staging import staged_fits, staged_gives_rows
 from airflow_geneva.plan.values import FragmentWork, Work
 from airflow_geneva.run.units import Unit
+from airflow_geneva.storage import Storage
+from airflow_geneva.udf_definition import UdfDefinition
+from airflow_geneva.udf_parcel import UdfParcel
 from airflow_geneva.write.assemble import assemble
 from airflow_geneva.write.staged import StagedWriter, lay_out
 
@@ -54,15 +65,23 @@ class Bench:
         dataset: the table at the planned version.
         store: its checkpoints.
         work: the job.
+        job: the job's folder.
     """
 
     dataset: lance.LanceDataset
     store: CheckpointStore
     work: Work
+    job: Storage
 
     @staticmethod
     def at(location: TableLocation, work: Work) -> Bench:
-        return Bench(location.open(work.version), LanceCheckpointStore(location.checkpoints), work)
+        checkpoints = location.checkpoints
+        job = JobFolder.of(checkpoints, work.job_id).storage
+        return Bench(location.open(work.version), LanceCheckpointStore(checkpoints), work, job)
+
+    @cached_property
+    def trust(self) -> Trust:
+        return self.work.trust(*self.work.continue_from)
 
     @property
     def output_fields(self) -> tuple[int, ...]:
@@ -70,16 +89,18 @@ class Bench:
 
     def index(self, fragment: FragmentWork) -> KeyIndex:
         return KeyIndex(
-            self.store, self.work.prefix, [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
+            self.store, self.trust, [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
         )
 
     def staged(self, fragment: FragmentWork, index: KeyIndex, live: Ranges) -> StagedFragment | None:
         """The fragment's staged data file, if it may be committed as it is."""
         staged = index.staged_at(fragment.place)
-        due = fragment.due & live
-        if staged is None or not staged_fits(self.dataset, staged, fragment.files, live, due, self.output_fields):
+        if staged is None:
             return None
-        return staged
+        settled = self.trust.settled_rows(staged, self.work.tried(fragment))
+        due = fragment.due & live
+        fits = staged_fits(self.dataset, staged, fragment.files, live, due, self.output_fields, settled)
+        return staged if fits else None
 
     def held(self, fragment: FragmentWork, index: KeyIndex, wanted: Ranges) -> Held:
         """Computed rows of the fragment that the store has."""
@@ -89,6 +110,7 @@ class Bench:
             wanted,
             lambda: row_ids(self.dataset, fragment.id),
             lambda staged: staged_gives_rows(self.dataset, staged, self.work.column),
+            self.work.tried(fragment),
         )
 
     def stage(self, fragment: FragmentWork, live: Ranges, held: Held) -> StagedFragment:
@@ -107,9 +129,9 @@ class Bench:
         by_job: dict[str, int] = {}
         for piece in held.pieces:
             by_job[piece.job_id] = by_job.get(piece.job_id, 0) + len(piece.offsets)
-        return self.record(
-            fragment, writer.finish(), live, join_runs([runs_of(offsets[mask], ids[mask])]), held.done & live, by_job
-        )
+        runs = join_runs([runs_of(offsets[mask], ids[mask])])
+        taken = held.taken(self.work.udf_version)
+        return self.record(fragment, writer.finish(), live, runs, held.done & live, by_job, held.failed, taken)
 
     def record(
         self,
@@ -119,6 +141,8 @@ class Bench:
         runs: Runs,
         looked_at: Ranges,
         by_job: dict[str, int],
+        failed: Ranges,
+        taken: tuple[tuple[str, Ranges], ...] = (),
     ) -> StagedFragment:
         """Write the fragment checkpoint of a finished data file."""
         files = fragment.files
@@ -133,25 +157,75 @@ class Bench:
             runs=runs,
             looked_at=looked_at,
             by_job=tuple(sorted(by_job.items())),
+            failures=Failures.next(self.work.job_id, failed, self.work.tried(fragment)),
+            taken=taken,
+            agreement=self.work.agreement,
         )
         self.store[str(self.work.key(fragment))] = staged.to_batch()
         return staged
 
 
-def run_unit(bench: Bench, unit: Unit, udf: UDF, on_rows: Callable[[int], None] = lambda rows: None) -> UnitReport:
+@dataclass(frozen=True)
+class Tool:
+    """A UDF ready to be run by the units of one task.
+
+    Args:
+        udf: the UDF in this process.
+        source: what its mapper is opened from.
+        skipped: counts the rows that are given up.
+    """
+
+    udf: UDF
+    source: UDF | UdfParcel
+    skipped: SkipCount
+
+    @staticmethod
+    def of(udf: UDF, work: Work, before: Mapping[int, int], parcel: UdfParcel | None = None) -> Tool:
+        """Take a UDF up.
+
+        Args:
+            before: rows of the job that were given up before, by rule.
+            parcel: what the UDF came in, if it did.
+        """
+        alone = udf.on_error == "fail" and udf.timeout is None
+        source = udf if alone else parcel or UdfParcel.of(udf)
+        return Tool(udf, source, SkipCount(udf.on_error, work.rows, before))
+
+
+def skipped_before(location: TableLocation, work: Work) -> dict[int, int]:
+    """Rows of a job that earlier tries and other shards gave up, by rule; asked only where a policy has limits."""
+    if not has_limits(work):
+        return {}
+    records = read_errors(location.checkpoints, work.job_id, work.column)
+    return dict(Counter({record.row_id: record.rule for record in records if record.rule != FATAL}.values()))
+
+
+def has_limits(work: Work) -> bool:
+    """Whether the UDF's policy says how many rows of a job may be given up."""
+    rules = UdfDefinition.from_json(work.udf).on_error
+    return not isinstance(rules, str) and any(rule.get("max_count") or rule.get("max_fraction") for rule in rules)
+
+
+def run_unit(bench: Bench, unit: Unit, tool: Tool, on_rows: Callable[[int], None] = lambda rows: None) -> UnitReport:
     """Compute the missing rows of a unit; a unit that owns its fragment stages it too.
 
     Raises:
         UdfError: the UDF failed; what was computed before it did is kept.
         StorageError: a checkpoint or data file cannot be written.
     """
+    with open_mapper(tool.source, bench.work.inputs) as mapper:
+        counted = _Count(on_rows)
+        work = bench.work
+        applier = Applier(bench.dataset, bench.store, bench.job, work, tool.udf, mapper, tool.skipped, counted)
+        return _run_unit(bench, unit, applier, counted)
+
+
+def _run_unit(bench: Bench, unit: Unit, applier: Applier, counted: _Count) -> UnitReport:
     fragment = unit.work
     live = live_offsets(bench.dataset, fragment.files)
     index = bench.index(fragment)
     if unit.whole and bench.staged(fragment, index, live):
         return UnitReport(fragment.id, 0, True)
-    counted = _Count(on_rows)
-    applier = Applier(bench.dataset, bench.store, bench.work, udf, counted)
     due = unit.run & live
     held = bench.held(fragment, index, due)
     if unit.whole and not held.pieces and not _needs_old_values(fragment.files, live, due, bench.work):
@@ -195,6 +269,7 @@ def _stream(bench: Bench, applier: Applier, fragment: FragmentWork, live: Ranges
     data_type: pa.DataType = bench.dataset.schema.field(bench.work.column).type
     runs: list[Runs] = []
     looked_at: list[Ranges] = []
+    failed: list[Ranges] = []
     position, rows = 0, 0
     steps: Iterator[Computed] = applier.compute(fragment, live, due, keep_last=False)
     for step in steps:
@@ -206,12 +281,15 @@ def _stream(bench: Bench, applier: Applier, fragment: FragmentWork, live: Ranges
         )  # fmt: skip
         runs.append(step.runs)
         looked_at.append(step.looked_at)
+        failed.append(step.failed)
         rows += len(step.values)
         position = step.end
     if position < fragment.files.physical_rows:
         writer.put(pa.nulls(fragment.files.physical_rows - position, data_type))
     by_job = {bench.work.job_id: rows}
-    bench.record(fragment, writer.finish(), live, join_runs(runs), Ranges.union(looked_at), by_job)
+    bench.record(
+        fragment, writer.finish(), live, join_runs(runs), Ranges.union(looked_at), by_job, Ranges.union(failed)
+    )  # fmt: skip
 
 
 @dataclass

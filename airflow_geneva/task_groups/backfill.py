@@ -42,6 +42,9 @@ class BackfillTaskGroup(TaskGroup):
         shard_size: fragments per shard.
         commit_granularity: fragments per Lance commit.
         on_code_change: `error`, `recompute` or `new_rows`, when rows hold another version's value.
+        continue_from: other versions of the UDF whose values are taken over; several with commas between them.
+        errors_only: compute only rows the UDF failed on, however often.
+        recompute_mixed: compute only rows whose value was taken over from another version.
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
@@ -79,6 +82,9 @@ class BackfillTaskGroup(TaskGroup):
         shard_size: int | str | None = None,
         commit_granularity: int | str = _DEFAULT.commit_granularity,
         on_code_change: str = "error",
+        continue_from: str | None = None,
+        errors_only: bool | str = False,
+        recompute_mixed: bool | str = False,
         ignore_checkpoints: bool | str = False,
         lance_conn_id: str = "lance_default",
         database: str | None = None,
@@ -110,6 +116,9 @@ class BackfillTaskGroup(TaskGroup):
                 shard_size=shard_size,
                 commit_granularity=commit_granularity,
                 on_code_change=on_code_change,
+                continue_from=continue_from,
+                errors_only=errors_only,
+                recompute_mixed=recompute_mixed,
                 ignore_checkpoints=ignore_checkpoints,
                 **place,
             )

@@ -123,8 +123,8 @@ def test_a_failed_shard_keeps_no_other_from_being_committed_and_is_mended_by_cle
     assert [text for text, n in desk.values().items() if n is None] == texts("b")
     assert events(desk.asset) == []
     [record] = read_jobs(desk.table.location.checkpoints)
-    assert record["state"] == "FAILED"
-    assert record["result"]["rows_left"] == ROWS
+    assert record.state == "FAILED"
+    assert record.rows_left == ROWS
 
     desk.mend()
     desk.calls()

@@ -29,6 +29,14 @@ def test_the_notebook_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert left["r"].rows_computed == 3
 
 
+def test_the_snippet_about_errors_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = runpy.run_path(str(ROOT / "docs" / "snippets" / "errors.py"))
+    assert left["table"].to_arrow().column("price").to_pylist() == [1.5, 2.25, 0.0]
+    assert (left["r"].rows_computed, left["r"].rows_failed) == (2, 1)
+    assert [job.state for job in left["db"].jobs()] == ["DONE"] * 3
+
+
 def test_the_readme_shows_the_tested_notebook_and_the_tested_dag() -> None:
     notebook = ROOT / "docs" / "snippets" / "notebook.py"
     dag = ROOT / "dags_examples" / "backfill_embeddings.py"

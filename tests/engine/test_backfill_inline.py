@@ -515,7 +515,7 @@ def test_ignore_checkpoints_computes_what_was_not_committed_again(make_table: Ma
     assert_nothing_to_do_is_free(table, "y", trace, udf=function, ignore_checkpoints=True)
 
 
-def test_inputs_are_mapped_and_mapping_another_column_of_the_same_file_recomputes(
+def test_inputs_are_mapped_and_mapping_another_column_of_the_same_file_asks_first(
     make_table: MakeTable, trace: Trace
 ) -> None:
     table = make_table(20, z=pa.array(range(100, 120), pa.int64()))
@@ -524,7 +524,10 @@ def test_inputs_are_mapped_and_mapping_another_column_of_the_same_file_recompute
     assert_right(table, "y", tripled, inputs=("z",))
     trace.clear()
     table.alter_columns({"y": (triple, ["id"])})
-    table.backfill("y", runner="inline")
+    with pytest.raises(CodeChanged, match="20 rows of version .* with other input columns"):
+        table.backfill("y", runner="inline")
+    assert_exact(trace, [])
+    table.backfill("y", on_code_change="recompute", runner="inline")
     assert_exact(trace, range(20))
     assert_right(table, "y", tripled, inputs=("id",))
 

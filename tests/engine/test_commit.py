@@ -19,7 +19,7 @@ from airflow_geneva.plan.document import SavedPlan, load_plan
 from airflow_geneva.plan.values import Plan
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.job import commit_shard, finish_job, start_job
-from airflow_geneva.run.task import Bench, run_unit
+from airflow_geneva.run.task import Bench, Tool, run_unit
 from airflow_geneva.run.units import Unit
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, udf
@@ -58,7 +58,7 @@ class Stations:
         """As Spark does with a fragment that several tasks share: checkpoints only."""
         bench = Bench.at(self.table.location, self.plan.work)
         for work in self.plan.fragments:
-            run_unit(bench, Unit(work, work.due, False), self.function)
+            run_unit(bench, Unit(work, work.due, False), Tool.of(self.function, self.plan.work, {}))
 
     def commit(self) -> BackfillResult:
         results = [commit_shard(self.table.location, self.saved, shard) for shard in self.plan.shards]

@@ -216,8 +216,9 @@ def run_broken(table: Table, function: Any) -> JobFailed:
     assert caught.value.result is not None
     assert (caught.value.result.state, caught.value.result.commits) == ("FAILED", ())
     (record,) = read_jobs(table.location.checkpoints)
-    assert (record["state"], record["id"]) == ("FAILED", caught.value.result.job_id)
-    assert record["error"] in str(caught.value)
+    assert (record.state, record.id) == ("FAILED", caught.value.result.job_id)
+    assert record.error is not None
+    assert record.error in str(caught.value)
     return caught.value
 
 
@@ -283,7 +284,7 @@ def test_what_was_committed_before_a_failure_is_reported(make_table: MakeTable, 
     assert (result.state, result.rows_computed, result.rows_left, len(result.commits)) == ("FAILED", 50, 50, 2)
     assert result.version == table.version
     (record,) = read_jobs(table.location.checkpoints)
-    assert record["result"]["rows_computed"] == 50
+    assert record.rows_computed == 50
 
 
 def test_a_store_that_cannot_be_written_is_refused_before_any_row_runs(table: Table, trace: Trace) -> None:
@@ -338,6 +339,12 @@ def test_a_column_is_not_computed_from_itself_however_far_around(tmp_path: Path)
         ({"read_version": True}, "read_version=True makes no sense"),
         ({"run_after": "2020"}, "run_after='2020' makes no sense"),
         ({"ignore_checkpoints": "no"}, "ignore_checkpoints='no' makes no sense"),
+        ({"errors_only": 1}, "errors_only=1 makes no sense"),
+        ({"recompute_mixed": "yes"}, "recompute_mixed='yes' makes no sense"),
+        ({"errors_only": True, "recompute_mixed": True}, "Give one of them"),
+        ({"continue_from": ["v", 5]}, "continue_from=.* makes no sense"),
+        ({"continue_from": "v0"}, "no job of that version is recorded. Other versions .*: none"),
+        ({"continue_from": "v0", "ignore_checkpoints": True}, "Give one of them"),
         ({"udf": len}, "is not a UDF"),
     ],
 )
@@ -346,17 +353,6 @@ def test_an_argument_of_the_wrong_kind_is_named(tmp_path: Path, asked: dict[str,
     table.add_columns({"y": plus_one})
     with pytest.raises(InvalidInput, match=wanted):
         table.backfill("y", runner="inline", **{"udf": plus_one, **asked})
-
-
-def test_a_policy_that_is_not_applied_yet_is_not_passed_over_in_silence(tmp_path: Path) -> None:
-    @udf(data_type=pa.int64(), version="1", on_error="skip", timeout=1.0)
-    def lenient(x: int) -> int:
-        return x
-
-    table = connect(tmp_path / "db").create_table("docs", pa.table({"x": [1]}))
-    table.add_columns({"y": lenient})
-    result = table.backfill("y", udf=lenient, runner="inline")
-    assert any("not applied" in note for note in result.notes)
 
 
 def test_half_floats_are_compared_too(tmp_path: Path) -> None:

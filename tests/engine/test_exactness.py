@@ -113,7 +113,7 @@ def test_jobs_are_on_record(table: airflow_geneva.Table, tmp_path: Path) -> None
     backfill(table, 0)
     database = airflow_geneva.connect(tmp_path / "db")
     newest, first = database.jobs()
-    assert [(job["state"], job["result"]["rows_computed"]) for job in (newest, first)] == [("DONE", 0), ("DONE", ROWS)]
-    assert database.job(first["id"]) == first
+    assert [(job.state, job.rows_computed) for job in (newest, first)] == [("DONE", 0), ("DONE", ROWS)]
+    assert database.job(first.id).ended == first.ended
     with pytest.raises(ValueError, match=r"There is no job 'x'.*db.jobs\(\)"):
         database.job("x")

@@ -13,7 +13,7 @@ import pytest
 
 import airflow_geneva
 from airflow_geneva.errors import JobFailed, UdfError
-from airflow_geneva.job.record import JobFolder
+from airflow_geneva.job.folder import JobFolder
 from tests.spark import spark_udfs
 from tests.spark.spark_udfs import dies_once_at_700, double, fails_at_700, logged, seen
 

@@ -21,7 +21,7 @@ import airflow_geneva
 from airflow_geneva.plan.document import load_plan
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.run.job import commit_shard, finish_job, start_job
-from airflow_geneva.run.spark import package_zip
+from airflow_geneva.run.spark_session import package_zip
 from tests.spark.spark_udfs import package_is_installed, slow
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

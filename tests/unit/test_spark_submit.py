@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.run.spark import package_zip
+from airflow_geneva.run.spark_session import package_zip
 from airflow_geneva.spark_submit import (
     APPLICATION,
     Resources,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.state import (
     ColumnState,
@@ -46,7 +47,7 @@ def test_what_is_known_is_the_union_of_the_facts(facts: list[Fact]) -> None:
     for fact in facts:
         state.facts.setdefault(fact.signature, []).append(fact)
     for signature in ("s1", "s2"):
-        found = state.computed(signature, 21)
+        found = state.known(signature, 21)
         for version in ("v1", "v2"):
             wanted = {
                 offset
@@ -54,7 +55,7 @@ def test_what_is_known_is_the_union_of_the_facts(facts: list[Fact]) -> None:
                 if (fact.signature, fact.what) == (signature, computed_by(version)) and fact.rows is not None
                 for offset in fact.rows.offsets().tolist()
             }
-            assert set(found.get(version, Ranges.empty()).offsets().tolist()) == wanted
+            assert set(found.get(Provenance(version), Ranges.empty()).offsets().tolist()) == wanted
 
 
 def test_facts_are_read_back_as_they_were_written(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_a_whole_fragment_is_known_without_its_rows() -> None:
     assert state.covers_all("s", "", "v1")
     assert not state.covers_all("s", "", "v2")
     assert not state.covers_all("other", "", "v1")
-    assert state.computed("s", 10) == {"v1": Ranges.of(0, 10)}
+    assert state.known("s", 10) == {Provenance("v1"): Ranges.of(0, 10)}
 
 
 def test_rows_that_were_all_alive_under_one_deletion_file_are_not_all_under_another() -> None:
@@ -90,7 +91,7 @@ def test_rows_looked_at_count_for_their_filter_and_version_only() -> None:
     assert state.looked_at("s", "h1", "v1", 10) == Ranges.of(0, 4)
     assert not state.looked_at("s", "h2", "v1", 10)
     assert not state.looked_at("s", "h1", "v2", 10)
-    assert state.computed("s", 10) == {}
+    assert state.known("s", 10) == {}
 
 
 def test_nothing_to_say_writes_nothing(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_folding_changes_nothing_but_the_number_of_documents_to_read(tmp_path: P
         before = load_state(checkpoints(tmp_path), 7)
         fold_ledgers(checkpoints(tmp_path), 7)
         after = load_state(checkpoints(tmp_path), 7)
-        assert after.computed("s", 20) == before.computed("s", 20) == {"v": Ranges.of(0, 20)}
+        assert after.known("s", 20) == before.known("s", 20) == {Provenance("v"): Ranges.of(0, 20)}
         assert len(after.ledgers) == 1
 
 
@@ -125,13 +126,13 @@ def test_a_fold_that_is_damaged_leaves_the_ledgers_it_was_made_of(tmp_path: Path
     fold_ledgers(checkpoints(tmp_path), 7)
     (fold,) = (tmp_path / "state").rglob("fold*.lance")
     fold.write_bytes(b"")
-    assert load_state(checkpoints(tmp_path), 7).computed("s", 20) == {"v": Ranges.of(0, 20)}
+    assert load_state(checkpoints(tmp_path), 7).known("s", 20) == {Provenance("v"): Ranges.of(0, 20)}
 
 
 def test_a_damaged_ledger_costs_its_own_facts_only(tmp_path: Path) -> None:
     write_many(tmp_path, 3)
     ledger_files(tmp_path)[1].write_bytes(b"half")
-    found = load_state(checkpoints(tmp_path), 7).computed("s", 3)["v"]
+    found = load_state(checkpoints(tmp_path), 7).known("s", 3)[Provenance("v")]
     assert len(found) == 2
 
 
@@ -143,4 +144,4 @@ def test_two_folds_at_once_agree(tmp_path: Path) -> None:
     fold_ledgers(checkpoints(tmp_path), 7)
     hidden.rename(first)
     write_many(tmp_path, 1)
-    assert load_state(checkpoints(tmp_path), 7).computed("s", 20) == {"v": Ranges.of(0, 20)}
+    assert load_state(checkpoints(tmp_path), 7).known("s", 20) == {Provenance("v"): Ranges.of(0, 20)}

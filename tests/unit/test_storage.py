@@ -10,7 +10,7 @@ import pytest
 
 from airflow_geneva import connect
 from airflow_geneva.errors import InvalidInput, StorageError
-from airflow_geneva.job.record import JobFolder
+from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.storage import Storage, check_name, normalize_uri
 
 

@@ -1,0 +1,107 @@
+"""Narrow a call that fails down to the rows that make it fail."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from airflow_geneva.apply.outcome import Mapped, Trouble
+from airflow_geneva.apply.policy import deciding, pause_before
+from airflow_geneva.apply.settlement import Settlement
+from airflow_geneva.on_error import Retry, Skip
+
+# A call that kills its process costs a new one, and one that does not costs little: rather many pieces than many cuts.
+_PIECES = 16
+
+logger = logging.getLogger("airflow_geneva.apply")
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Rows of one call.
+
+    Args:
+        start, stop: the rows, end exclusive.
+        troubles: for the last piece of a failed call, how many troubles there were when it was cut.
+    """
+
+    start: int
+    stop: int
+    troubles: int | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+class Bisection:
+    """Settles the rows of a batch from the first to the last, with as few failing calls as it can.
+
+    A call of several rows that fails is cut into pieces, down to single rows. A `Retry` calls the whole batch again
+    before that, and single rows again afterwards, but nothing in between: so neither a batch nor a single row is called
+    more often than its attempts say, and a piece once. A call that fails only as a whole fails no row: the values of
+    the smaller calls are taken, and the log says so.
+
+    Args:
+        settlement: the batch.
+        call: calls the UDF on rows of it, once; a row alone at which a child dies, once more.
+    """
+
+    def __init__(self, settlement: Settlement, call: Callable[[int, int], pa.Array | Trouble]) -> None:
+        self.settlement = settlement
+        self.call = call
+        self.todo = [_Span(0, settlement.rows)]
+        self.troubles = 0
+        self.tries: Counter[_Span] = Counter()
+
+    def run(self, first: Trouble | None = None) -> Mapped:
+        """Settle all rows; `UdfError` at the first row that fails the job.
+
+        Args:
+            first: what a call of all rows led to, if there was one.
+        """
+        whole, cut = self.todo[0], None
+        while self.todo:
+            span = self.todo.pop()
+            if span.rows > 1 and span.troubles == self.troubles:
+                # The pieces before it were good, so this one is not: a call of it would fail again.
+                self._cut(span)
+                continue
+            outcome, first = first or self.call(span.start, span.stop), None
+            if not isinstance(outcome, Trouble):
+                self.settlement.put(span.start, outcome)
+                continue
+            self.troubles += 1
+            self.tries[span] += 1
+            again = self.tries[span] if span.rows == 1 or span == whole else None
+            at = deciding(self.settlement.rules, outcome.fits, again)
+            rule = None if at is None else self.settlement.rules[at]
+            if isinstance(rule, Retry):
+                time.sleep(pause_before(rule, self.tries[span]))
+                self.todo.append(span)
+            elif span.rows > 1:
+                cut = cut or outcome
+                self._cut(span)
+            elif at is not None and isinstance(rule, Skip):
+                self.settlement.leave(span.start)
+                self.settlement.give_up(span.start, at, outcome)
+            else:
+                raise self.settlement.failed(span.start, outcome)
+        if cut and not self.settlement.failures:
+            logger.warning(
+                "UDF %r failed on a call of %s rows (%s: %s), but on none of them in smaller calls, whose values are "
+                "kept. Set a smaller batch_size.",
+                self.settlement.mapper.udf.name, self.settlement.rows, cut.name, cut.message,
+            )  # fmt: skip
+        return self.settlement.mapped()
+
+    def _cut(self, span: _Span) -> None:
+        size = -(-span.rows // _PIECES)
+        pieces = [_Span(start, min(start + size, span.stop)) for start in range(span.start, span.stop, size)]
+        pieces[-1] = replace(pieces[-1], troubles=self.troubles)
+        self.todo += reversed(pieces)

@@ -1,0 +1,70 @@
+"""Messages between a process and the child that runs its UDF: a JSON header, and bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from typing import Any
+
+import pyarrow as pa
+
+_SIZES = struct.Struct("<IQ")
+
+
+def send(pipe: int, header: dict[str, Any], body: Any = b"") -> None:
+    """Write one message; `OSError` if nobody reads any more."""
+    head = json.dumps(header).encode()
+    view = memoryview(body)
+    _write(pipe, memoryview(_SIZES.pack(len(head), view.nbytes) + head))
+    _write(pipe, view)
+
+
+def receive(pipe: int) -> tuple[dict[str, Any], bytearray]:
+    """Read one message; `EOFError` if the other side is gone, in the middle of one too."""
+    head_size, body_size = _SIZES.unpack(_read(pipe, _SIZES.size))
+    return json.loads(_read(pipe, head_size)), _read(pipe, body_size)
+
+
+def batch_to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
+    """A batch in Arrow's stream format."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return sink.getvalue()
+
+
+def batch_from_bytes(data: bytearray) -> pa.RecordBatch:
+    """Read what `batch_to_bytes` wrote, without copying it."""
+    return pa.ipc.open_stream(pa.py_buffer(data)).read_next_batch()
+
+
+def values_to_bytes(values: pa.Array) -> pa.Buffer:
+    """An array as bytes; of an extension type only what it is stored as, which every process knows."""
+    stored = values.storage if isinstance(values.type, pa.BaseExtensionType) else values
+    return batch_to_bytes(pa.record_batch([stored], names=["values"]))
+
+
+def values_from_bytes(data: bytearray, data_type: pa.DataType) -> pa.Array:
+    """Read what `values_to_bytes` wrote of an array of this type."""
+    values = batch_from_bytes(data).column(0)
+    if isinstance(data_type, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(data_type, values)
+    return values
+
+
+def _write(pipe: int, view: memoryview) -> None:
+    view = view.cast("B")
+    while view.nbytes:
+        view = view[os.write(pipe, view) :]
+
+
+def _read(pipe: int, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view.nbytes:
+        count = os.readv(pipe, [view])
+        if count == 0:
+            raise EOFError
+        view = view[count:]
+    return data

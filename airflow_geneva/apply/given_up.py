@@ -1,0 +1,147 @@
+"""Rows that are given up under a policy: counted against its limits, and written down."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from airflow_geneva.apply.outcome import RowFailure
+from airflow_geneva.apply.policy import exceeded
+from airflow_geneva.checkpoint.fragment import RowIds
+from airflow_geneva.checkpoint.ranges import Offsets, Ranges
+from airflow_geneva.errors import UdfError
+from airflow_geneva.job.error_records import ErrorRecord, write_errors
+from airflow_geneva.on_error import Policy
+from airflow_geneva.plan.values import FragmentWork, Work
+from airflow_geneva.storage import Storage
+
+
+class SkipCount:
+    """Rows of one job that were given up, by the rule that said so; shared by the threads of a task.
+
+    Args:
+        policy: the UDF's.
+        job_rows: rows of the job, for limits that are a part of them.
+        before: rows that were given up before, by rule.
+    """
+
+    def __init__(self, policy: Policy, job_rows: int, before: Mapping[int, int] | None = None) -> None:
+        self.policy = policy
+        self.job_rows = job_rows
+        self.before = dict(before or {})
+        self._counts: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def counted(self) -> dict[int, int]:
+        """Rows given up since, by rule."""
+        return dict(self._counts)
+
+    def add(self, counts: Mapping[int, int]) -> None:
+        """Count some more.
+
+        Raises:
+            UdfError: they are more than the policy allows.
+        """
+        with self._lock:
+            self._counts.update(counts)
+        self.check()
+
+    def check(self, elsewhere: Mapping[int, int] | None = None) -> None:
+        """Hold the count against the limits.
+
+        Args:
+            elsewhere: rows that others have given up meanwhile, by rule.
+
+        Raises:
+            UdfError: they are more than the policy allows.
+        """
+        total = Counter(self.before) + Counter(self._counts) + Counter(elsewhere or {})
+        message = exceeded(self.policy, total, self.job_rows)
+        if message is not None:
+            raise UdfError(message)
+
+
+@dataclass
+class ErrorLog:
+    """Error records of a fragment that are not written yet.
+
+    Args:
+        work: the job.
+        fragment: the fragment.
+        job: the job's folder.
+    """
+
+    work: Work
+    fragment: FragmentWork
+    job: Storage
+    records: list[ErrorRecord] = field(default_factory=list)
+
+    def add(self, failures: Sequence[RowFailure], offsets: Offsets, ids: RowIds) -> Ranges:
+        """Note failures of a batch, and give the physical offsets of its failed rows.
+
+        Args:
+            offsets, ids: where the rows of the batch lie, and their row ids.
+        """
+        if not failures:
+            return Ranges.empty()
+        tried = self.work.tried(self.fragment)
+        failed = offsets[[failure.index for failure in failures]]
+        runs = np.ones(len(failed), np.int64)
+        for before, rows in tried:
+            runs[rows.mask(failed)] = before + 1
+        now = time.time()
+        for failure, offset, attempt in zip(failures, failed.tolist(), runs.tolist(), strict=True):
+            self.records.append(
+                ErrorRecord(
+                    job_id=self.work.job_id,
+                    column=self.work.column,
+                    udf=self.work.udf_name,
+                    udf_version=self.work.udf_version,
+                    row_address=self.fragment.id << 32 | offset,
+                    row_id=int(ids[failure.index]),
+                    exception=failure.exception,
+                    message=failure.message,
+                    traceback=failure.traceback,
+                    attempt=attempt,
+                    calls=failure.calls,
+                    rule=failure.rule,
+                    time=now,
+                )
+            )
+        return Ranges.from_offsets(failed)
+
+    def write(self) -> None:
+        """Write what was noted.
+
+        Raises:
+            StorageError: the store is full, read-only or unreachable.
+        """
+        if self.records:
+            first, last = self.records[0].offset, self.records[-1].offset
+            write_errors(self.job, f"v{self.work.version}-frag-{self.fragment.id}-rows-{first}-{last}", self.records)
+            self.records = []
+
+
+FATAL = -1
+"""Stands in for a rule where a failure ended the job."""
+
+
+def fatal_failure(error: UdfError, row: int) -> RowFailure:
+    """The failure that ended a job, for the error records.
+
+    Args:
+        row: position of the failing row within its batch.
+    """
+    cause = error.__cause__
+    name = f"{type(cause).__module__}.{type(cause).__qualname__}" if cause is not None else "UdfError"
+    return RowFailure(index=row, rule=FATAL, exception=name, message=str(error), traceback="", calls=1)
+
+
+def counts_by_rule(failures: Sequence[RowFailure]) -> dict[int, int]:
+    """How many rows each rule gave up."""
+    return dict(Counter(failure.rule for failure in failures))

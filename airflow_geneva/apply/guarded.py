@@ -1,0 +1,214 @@
+"""Run a UDF under its error policy and its timeout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Protocol
+
+import pyarrow as pa
+
+from airflow_geneva.apply.arrow_output import OutputMismatch
+from airflow_geneva.apply.bisection import Bisection
+from airflow_geneva.apply.mapper import Mapper, trouble_of
+from airflow_geneva.apply.outcome import Mapped, Trouble
+from airflow_geneva.apply.policy import fitting, rules_of
+from airflow_geneva.apply.pool import POOL
+from airflow_geneva.apply.row_by_row import RowByRow
+from airflow_geneva.apply.settlement import Settlement
+from airflow_geneva.apply.supervisor import Child, Chunk, Lost, Unfit
+from airflow_geneva.errors import UdfCrashed, UdfError
+from airflow_geneva.udf import UDF
+from airflow_geneva.udf_parcel import UdfParcel
+
+
+class OpenMapper(Protocol):
+    """A UDF ready to be called on batches, by one thread at a time; closed by `close` or at the end of a `with`."""
+
+    def __call__(self, batch: pa.RecordBatch) -> Mapped:
+        """Map a batch.
+
+        Args:
+            batch: rows with the input columns, named as in the table; other columns are not looked at.
+
+        Raises:
+            InvalidInput: an input column is not in the batch, or there twice.
+            UdfError: a row fails the job, or the UDF cannot be set up. Where there is a ``row_index``, ``computed``
+                and ``failures`` say what became of the rows before it.
+        """
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> OpenMapper: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def open_mapper(udf: UDF | UdfParcel, input_columns: Sequence[str] | None = None) -> OpenMapper:
+    """Make a UDF ready to be called on batches.
+
+    With `on_error="fail"` and no timeout it runs in this process. Otherwise it runs in a child process, which is
+    started with the first batch that has rows, killed and replaced as needed, and kept for a minute for whoever opens
+    the same UDF next. The timeout covers a call, in each new child the first one too, but not the import of the UDF's
+    module and the instantiation of its class.
+
+    Args:
+        udf: the UDF, or its parcel, which saves packing it where the same one is opened often.
+        input_columns: columns of the batches, in the order of its parameters; None: the UDF's own.
+    """
+    opened = udf.open() if isinstance(udf, UdfParcel) else udf
+    mapper = Mapper(opened, input_columns)
+    if opened.on_error == "fail" and opened.timeout is None:
+        return _Direct(mapper)
+    return _Supervised(mapper, udf)
+
+
+class _Direct:
+    """In this process, without a policy."""
+
+    def __init__(self, mapper: Mapper) -> None:
+        self.mapper = mapper
+
+    def __call__(self, batch: pa.RecordBatch) -> Mapped:
+        try:
+            return Mapped(self.mapper(batch), (), batch.num_rows)
+        except UdfError as error:
+            own = error.__cause__
+            if self.mapper.udf.form == "scalar" or own is None or isinstance(own, OutputMismatch):
+                raise
+            failed = error
+        # Outside of the handler: what is raised next must not have this error as its context.
+        return self._narrow(batch, failed)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def __enter__(self) -> _Direct:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _narrow(self, batch: pa.RecordBatch, error: UdfError) -> Mapped:
+        function = self.mapper.set_up()
+        settlement = Settlement(self.mapper, self.mapper.inputs(batch), ())
+        raised = error
+
+        def call(start: int, stop: int) -> pa.Array | Trouble:
+            nonlocal raised
+            settlement.called(start, stop)
+            try:
+                return self.mapper.map_batch(settlement.inputs.slice(start, stop - start), function)
+            except UdfError as again:
+                if again.__cause__ is None or isinstance(again.__cause__, OutputMismatch):
+                    raise
+                raised = again
+                return trouble_of(again, ())
+
+        settlement.called(0, batch.num_rows)
+        try:
+            return Bisection(settlement, call).run(trouble_of(error, ()))
+        except UdfError as failed:
+            if failed.row_index is None:
+                raise
+            raise failed from raised.__cause__
+
+
+class _Supervised:
+    """In a child, under a policy or with a timeout."""
+
+    def __init__(self, mapper: Mapper, source: UDF | UdfParcel) -> None:
+        self.mapper = mapper
+        self.source = source
+        self.timeout = mapper.udf.timeout
+        self.rules = rules_of(mapper.udf.on_error)
+        self.child: Child | None = None
+        self.loaded: pa.RecordBatch | None = None
+
+    def __call__(self, batch: pa.RecordBatch) -> Mapped:
+        settlement = Settlement(self.mapper, self.mapper.inputs(batch), self.rules)
+        if batch.num_rows == 0:
+            return settlement.mapped()
+
+        def order(start: int, stop: int) -> Iterator[Chunk]:
+            return self._order(settlement.inputs, start, stop)
+
+        if self.mapper.udf.form == "scalar":
+            return RowByRow(settlement, order, self._explain).run()
+
+        died: set[tuple[int, int]] = set()
+
+        def call(start: int, stop: int) -> pa.Array | Trouble:
+            settlement.called(start, stop)
+            try:
+                (chunk,) = order(start, stop)
+            except Lost as lost:
+                if lost.timed_out or stop - start > 1 or (start, stop) in died:
+                    return self._explain(lost)
+                # Alone in a new child: the memory may have been used up by others.
+                died.add((start, stop))
+                return call(start, stop)
+            return chunk.troubles[0][1] if chunk.troubles else chunk.values
+
+        return Bisection(settlement, call).run()
+
+    def close(self) -> None:
+        """Give the child back."""
+        if self.child is not None:
+            POOL.give_back(self.child)
+        self.child = self.loaded = None
+
+    def __enter__(self) -> _Supervised:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _order(self, inputs: pa.RecordBatch, start: int, stop: int) -> Iterator[Chunk]:
+        child = self._child_with(inputs)
+        try:
+            yield from child.map(start, stop, self.mapper.udf.data_type, self.timeout)
+        except Lost:
+            self.child = None
+            raise
+
+    def _child_with(self, inputs: pa.RecordBatch) -> Child:
+        """A living child that has the batch."""
+        for _ in range(2):
+            if self.child is None:
+                self.child, self.loaded = self._hire(), None
+            if self.loaded is inputs:
+                return self.child
+            try:
+                self.child.load(inputs)
+            except Lost as lost:
+                self.child, reason = None, lost.reason
+            else:
+                self.loaded = inputs
+                return self.child
+        raise UdfError(
+            f"UDF {self.mapper.udf.name!r} cannot be given a batch of {inputs.num_rows} rows, {inputs.nbytes:,} bytes: "
+            f"the process that runs it {reason}, twice, while it read them. Set a smaller batch_size."
+        )
+
+    def _hire(self) -> Child:
+        try:
+            return POOL.hire(self._parcel)
+        except Unfit as unfit:
+            raise UdfError(f"UDF {self.mapper.udf.name!r} could not be set up: {unfit}") from unfit
+        except OSError as error:
+            raise UdfError(
+                f"UDF {self.mapper.udf.name!r} could not be set up: no process can be started for it ({error})."
+            ) from error
+
+    @cached_property
+    def _parcel(self) -> UdfParcel:
+        return self.source if isinstance(self.source, UdfParcel) else UdfParcel.of(self.source)
+
+    def _explain(self, lost: Lost) -> Trouble:
+        """A lost child as an exception of the row or call it was at."""
+        kind: type[Exception] = UdfCrashed
+        message = f"The process that ran the call {lost.reason}."
+        if lost.timed_out:
+            kind, message = TimeoutError, f"The call took longer than {self.timeout:g} seconds and was killed."
+        return Trouble(f"{kind.__module__}.{kind.__qualname__}", message, "", fitting(self.rules, kind))

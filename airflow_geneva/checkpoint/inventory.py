@@ -1,0 +1,69 @@
+"""What checkpoints lie beside a table."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from airflow_geneva.checkpoint.keys import key_part, md5, parse_key, path_to_key
+from airflow_geneva.storage import Storage
+
+_PREFIX = re.compile(r"udf-(?P<udf>.*)_ver-(?P<version>.*)_col-(?P<column>.*)_where-(?P<where>\w+)_uri-(?P<uri>\w+)")
+_NO_FILTER = md5("")
+
+
+@dataclass
+class Inventory:
+    """The checkpoints below one prefix: of one UDF version, for one column, under one filter.
+
+    Args:
+        prefix: the key prefix.
+        udf, version, column: as the prefix names them.
+        where: hash of the filter, or None without one.
+        fragments: number of fragments whose data file is finished.
+        ranges: number of checkpoints of ranges.
+        size_bytes: size of the checkpoints; data files are not part of it.
+        newest: when the newest was written, in seconds since the epoch.
+    """
+
+    prefix: str
+    udf: str
+    version: str
+    column: str
+    where: str | None
+    fragments: int = 0
+    ranges: int = 0
+    size_bytes: int = 0
+    newest: float = field(default=0.0)
+
+
+def list_checkpoints(checkpoints: Storage, column: str | None = None) -> list[Inventory]:
+    """Count the checkpoints of a table by prefix, newest first.
+
+    Args:
+        checkpoints: the table's ``_checkpoints`` folder.
+        column: list those of one column only.
+
+    Raises:
+        StorageError: the folder cannot be listed.
+    """
+    found: dict[str, Inventory] = {}
+    for entry in checkpoints.list_entries():
+        if not entry.name.startswith("udf-"):
+            continue
+        key = parse_key(path_to_key(entry.name))
+        parts = _PREFIX.fullmatch(key.fragment.prefix) if key else None
+        if key is None or parts is None or (column is not None and parts["column"] != key_part(column)):
+            continue
+        prefix = key.fragment.prefix
+        where = None if parts["where"] == _NO_FILTER else parts["where"]
+        group = found.setdefault(
+            prefix, Inventory(prefix, parts["udf"], parts["version"], parts["column"], where)
+        )  # fmt: skip
+        if key.range is None:
+            group.fragments += 1
+        else:
+            group.ranges += 1
+        group.size_bytes += entry.size_bytes
+        group.newest = max(group.newest, entry.modified)
+    return sorted(found.values(), key=lambda group: -group.newest)

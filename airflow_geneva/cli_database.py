@@ -1,0 +1,98 @@
+"""How every command opens its database, speaks of errors, and prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from airflow_geneva.database import Database, connect
+from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.spark_submit import CREDENTIALS
+from airflow_geneva.storage import is_local, normalize_uri
+from airflow_geneva.storage_options import read_storage_options
+
+_WIDTH_OF_A_FILE = 200
+
+ConnectionId = Annotated[
+    str | None,
+    typer.Option(
+        "--conn-id",
+        help="Airflow connection of the database. DB is left out then, or is another place to use its storage "
+        "options with.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def database_and(arguments: Sequence[str] | None, conn_id: str | None, *names: str) -> tuple[Database, list[str]]:
+    """Open the database of a command line, and hand the arguments after it back.
+
+    Credentials never stand on a command line: with a path or URI they are the JSON object in the environment variable
+    ``AIRFLOW_GENEVA_STORAGE_OPTIONS``, with an Airflow connection its own.
+
+    Args:
+        arguments: what was given, DB first; it may be left out when there is a connection.
+        conn_id: the Airflow connection, or None.
+        names: of the arguments after DB.
+
+    Raises:
+        InvalidInput: an argument is missing or one too many, or the database is not there.
+    """
+    given = list(arguments or ())
+    least = len(names) if conn_id else len(names) + 1
+    if not least <= len(given) <= len(names) + 1:
+        raise InvalidInput(
+            f"Expected {' '.join(['DB', *names])}, got {len(given)} argument(s). DB is a path or a URI such as "
+            "s3://bucket/db; leave it out and give --conn-id for an Airflow connection."
+        )
+    uri = given.pop(0) if len(given) > len(names) else None
+    return _open(uri, conn_id), given
+
+
+def _open(uri: str | None, conn_id: str | None) -> Database:
+    if conn_id:
+        database = _of_connection(conn_id, uri)
+    else:
+        database = connect(normalize_uri(uri or ""), read_storage_options(os.environ.get(CREDENTIALS)))
+    if is_local(database.uri) and not Path(database.uri).is_dir():
+        raise InvalidInput(f"There is no database {database.uri}: no such folder. Check the path.")
+    return database
+
+
+def _of_connection(conn_id: str, uri: str | None) -> Database:
+    try:
+        from airflow_geneva.hooks.lance import LanceHook
+    except ImportError as error:
+        raise InvalidInput(
+            f"--conn-id needs Airflow, which cannot be imported here: {error}. Give the database's path or URI, and "
+            f"its credentials in {CREDENTIALS}."
+        ) from error
+    return LanceHook(conn_id).get_database(None if uri is None else normalize_uri(uri))
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Print what this package and the system refuse as one message, and leave with exit code 1."""
+    try:
+        yield
+    except (GenevaError, OSError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(code=1) from None
+
+
+def print_json(document: Any) -> None:
+    """Print a document as indented JSON."""
+    typer.echo(json.dumps(document, indent=2))
+
+
+def open_console() -> Console:
+    """A console that does not fold lines to 80 characters where they go into a file or a pipe."""
+    return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_A_FILE)

@@ -1,0 +1,103 @@
+"""What a computed column is defined by: a UDF and its inputs, checked against the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from airflow_geneva.annotations import check_inputs
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.udf import UDF, UdfDefinition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+UDF_KEY = "geneva::udf"
+"""Key of the column's metadata under which its definition is stored."""
+
+MIXED_KEY = "geneva::udf_version"
+"""Key of the column's metadata that says which UDF versions computed it, when there are several."""
+
+ColumnSpec: TypeAlias = UDF | tuple[UDF, Sequence[str]]
+
+_RESERVED = {"_distance", "_score"}
+
+
+def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) -> tuple[UdfDefinition, UDF]:
+    """The definition of a column that a UDF is to compute.
+
+    Args:
+        table: the table's name, for messages.
+        schema: its columns.
+        spec: a UDF, or a UDF with the columns to feed its parameters.
+
+    Raises:
+        InvalidInput: it is not a UDF, an input is missing or of the wrong type, or the column would feed itself.
+    """
+    udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if not isinstance(udf, UDF):
+        raise InvalidInput(f"Column {column!r} needs a UDF, got {type(udf).__name__}. Decorate it with @udf(...).")
+    definition = udf.definition(inputs)
+    if definition.input_columns is None:
+        others = tuple(name for name in schema.names if name != column)
+        definition = replace(definition, input_columns=others)
+    check_inputs(udf, schema, definition.input_columns, table)
+    _check_cycle(table, schema, column, definition.input_columns or ())
+    return definition, udf
+
+
+def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:
+    """What is stored about a column, or None when no UDF computes it."""
+    stored = (schema.field(column).metadata or {}).get(UDF_KEY.encode())
+    return None if stored is None else UdfDefinition.from_json(stored.decode())
+
+
+def _check_cycle(table: str, schema: pa.Schema, column: str, inputs: Sequence[str]) -> None:
+    """Refuse a column that would be computed from itself: every backfill would make all of it due again."""
+    queue, seen = list(inputs), set[str]()
+    while queue:
+        name = queue.pop()
+        if name == column:
+            raise InvalidInput(
+                f"Column {column!r} of table {table!r} would be computed from itself, by way of {list(inputs)}. "
+                "Compute it from other columns, or add another column for the result."
+            )
+        definition = stored_definition(schema, name)
+        if definition is not None and name not in seen:
+            seen.add(name)
+            queue.extend(definition.input_columns or ())
+
+
+def check_type(table: str, column: str, found: pa.DataType, udf: UDF) -> None:
+    """Refuse a UDF whose values do not fit an existing column."""
+    if found != udf.data_type:
+        raise InvalidInput(
+            f"Type mismatch for column {column!r} of table {table!r}: it is {found}, and UDF {udf.name!r} gives "
+            f"{udf.data_type}. Use a UDF of that type, or add another column."
+        )
+
+
+def check_column_name(name: object) -> None:
+    """Refuse names that Lance gives to columns of its own, or reads as paths into structs."""
+    if not isinstance(name, str) or not name.strip() or name.startswith("_row") or name in _RESERVED or "." in name:
+        raise InvalidInput(
+            f"{name!r} cannot be the name of a computed column: it is empty, one of Lance's own (_row..., _distance, "
+            "_score), or has a dot in it, which Lance reads as a path into a struct. Choose another."
+        )
+
+
+def check_blob(table: str, schema: pa.Schema, field: pa.Field) -> None:
+    """Refuse a blob column where Lance cannot write one."""
+    from airflow_geneva.blobs import is_blob
+
+    if not is_blob(field):
+        return
+    required = [other.name for other in schema if not other.nullable]
+    if required:
+        raise InvalidInput(
+            f"Column {field.name!r} of table {table!r} cannot be a blob: Lance cannot write blobs into a table with "
+            f"NOT NULL columns, and {required} are. Use pa.large_binary() without blob storage, or make these nullable."
+        )

@@ -1,0 +1,100 @@
+"""Files with their sizes and times, on a local disk and inside of tables on object stores."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+# The innermost table that a place lies in, or is.
+_TABLE = re.compile(r"^.*\.lance(?=/|$)")
+_COLUMNS = ("path", "size_bytes", "last_modified")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of a folder.
+
+    Args:
+        name: its name, relative to the folder that was listed from.
+        size_bytes: its size.
+        modified: when it was written, in seconds since the epoch, by the clock of its store.
+    """
+
+    name: str
+    size_bytes: int
+    modified: float
+
+    @property
+    def half_written(self) -> bool:
+        """Whether it is the temporary file of a write that is not finished, or never will be."""
+        return is_half_written(self.name.rsplit("/", 1)[-1])
+
+
+def is_half_written(file_name: str) -> bool:
+    """Tell the temporary files that this package, pylance and its object stores write to."""
+    return file_name.startswith(".tmp") or "#" in file_name or ".tmp" in file_name
+
+
+def local_entries(root: str, folder: str) -> Iterator[Entry]:
+    """All files below a folder of a local disk; links are neither followed nor listed.
+
+    Args:
+        root: the folder that names are relative to.
+        folder: the one to list, below it or the same.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    cut = len(root) + 1
+    folders = [folder]
+    while folders:
+        try:
+            inside = list(os.scandir(folders.pop()))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for item in inside:
+            if item.is_dir(follow_symlinks=False):
+                folders.append(item.path)
+            elif item.is_file(follow_symlinks=False):
+                with contextlib.suppress(FileNotFoundError):
+                    status = item.stat(follow_symlinks=False)
+                    yield Entry(item.path[cut:], status.st_size, status.st_mtime)
+
+
+def table_of(uri: str) -> str | None:
+    """The Lance table that a place on an object store lies in, or is; None when it lies in none."""
+    found = _TABLE.match(uri)
+    return found[0] if found else None
+
+
+def table_entries(table: str, folder: str, options: Mapping[str, str]) -> Iterator[Entry]:
+    """All files below a folder of a table, on any store that pylance reaches.
+
+    pylance's file sessions tell neither sizes nor times; a dataset does, for all its files at once.
+
+    Args:
+        table: URI of the table.
+        folder: a folder inside of it that names are relative to, "" for the table itself.
+        options: storage options.
+    """
+    import lance
+
+    files = lance.dataset(table, storage_options=dict(options) or None).all_files().read_all()
+    inside = f"{folder}/" if folder else ""
+    for path, size, modified in zip(*(files.column(name) for name in _COLUMNS), strict=True):
+        name = path.as_py()
+        if name.startswith(inside) and ".." not in name.split("/"):
+            yield Entry(name[len(inside) :], size.as_py(), modified.as_py().timestamp())
+
+
+def remove_empty_folders(folder: str) -> None:
+    """Remove a local folder if there is no file below it, and else the empty folders inside."""
+    # One that is gone, or that somebody writes into just now, is none of ours.
+    with contextlib.suppress(OSError):
+        for item in list(os.scandir(folder)):
+            if item.is_dir(follow_symlinks=False):
+                remove_empty_folders(item.path)
+        os.rmdir(folder)

@@ -1,0 +1,184 @@
+"""Rows that a UDF failed on, as they are kept: ``jobs/{id}/errors/{name}.arrow`` below a table's checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_geneva.errors import StorageError
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.storage import Storage
+
+logger = logging.getLogger("airflow_geneva.job")
+
+ERRORS = "errors"
+_SUFFIX = ".arrow"
+
+_SCHEMA = pa.schema(
+    [
+        ("job_id", pa.string()),
+        ("column", pa.string()),
+        ("udf", pa.string()),
+        ("udf_version", pa.string()),
+        ("row_address", pa.uint64()),
+        ("row_id", pa.uint64()),
+        ("exception", pa.string()),
+        ("message", pa.string()),
+        ("traceback", pa.string()),
+        ("attempt", pa.int64()),
+        ("calls", pa.int64()),
+        ("time", pa.float64()),
+        ("rule", pa.int64()),
+    ]
+)
+_IDENTITY = ("job_id", "column", "row_id", "attempt")
+
+
+@dataclass(frozen=True)
+class ErrorRecord:
+    """One row that a UDF failed on.
+
+    Args:
+        job_id: the job that ran it.
+        column: the column that stays NULL there.
+        udf, udf_version: the code that failed.
+        row_address: fragment and physical offset at the version that was planned on.
+        row_id: its stable row id; the row address in a table without them.
+        exception: name of the exception's class.
+        message: its text.
+        traceback: the UDF's own part of the traceback; "" when there is none, as after a crash.
+        attempt: the how many-th run of this input under this code it was, from 1.
+        calls: how often the UDF was called for it in this run, retries included.
+        time: when, in seconds since the epoch.
+        rule: position of the rule that gave the row up; -1 when the failure ended the job.
+    """
+
+    job_id: str
+    column: str
+    udf: str
+    udf_version: str
+    row_address: int
+    row_id: int
+    exception: str
+    message: str
+    traceback: str
+    attempt: int
+    calls: int
+    time: float
+    rule: int = 0
+
+    @property
+    def fragment(self) -> int:
+        return self.row_address >> 32
+
+    @property
+    def offset(self) -> int:
+        """Physical offset within the fragment."""
+        return self.row_address & 0xFFFFFFFF
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        moment = datetime.fromtimestamp(self.time, timezone.utc)
+        times = f", {self.calls} calls" if self.calls > 1 else ""
+        lines = [
+            f"row address {self.row_address} (fragment {self.fragment}, offset {self.offset}): "
+            f"{self.exception}: {self.message}",
+            f"  column {self.column}, UDF {self.udf} (version {self.udf_version}), attempt {self.attempt}{times}, "
+            f"{moment:%Y-%m-%d %H:%M:%S} UTC, job {self.job_id}",
+        ]
+        if self.traceback:
+            lines.append(textwrap.indent(self.traceback.rstrip(), "  "))
+        return "\n".join(lines)
+
+
+def write_errors(job: Storage, name: str, records: Sequence[ErrorRecord]) -> None:
+    """Keep records in one file, whole or not at all; none: nothing is written.
+
+    Args:
+        job: the job's folder.
+        name: of the file; writing it again replaces it, so name it by the range that was run.
+
+    Raises:
+        StorageError: the store is full, read-only or unreachable.
+        InvalidInput: the name would leave the folder.
+    """
+    if not records:
+        return
+    table = pa.Table.from_pylist([record.to_json() for record in records], schema=_SCHEMA)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    job.write_bytes(f"{ERRORS}/{name}{_SUFFIX}", sink.getvalue().to_pybytes())
+
+
+def read_errors(checkpoints: Storage, job_id: str | None = None, column: str | None = None) -> list[ErrorRecord]:
+    """Records of a table's jobs, newest first; one per job, column, row id and attempt.
+
+    Args:
+        checkpoints: the table's ``_checkpoints`` folder.
+        job_id: of one job only.
+        column: of one column only.
+
+    Raises:
+        InvalidInput: ``job_id`` is not one.
+        StorageError: the store is unreachable.
+    """
+    newest: dict[tuple[Any, ...], ErrorRecord] = {}
+    for table in _tables(checkpoints, _error_files(checkpoints, job_id)):
+        for row in table.to_pylist():
+            record = ErrorRecord(**row)
+            key = tuple(row[name] for name in _IDENTITY)
+            if column in (None, record.column) and (key not in newest or newest[key].time < record.time):
+                newest[key] = record
+    return sorted(newest.values(), key=lambda record: (-record.time, record.row_address))
+
+
+def count_errors(job: Storage, names: Iterable[str] | None = None) -> int:
+    """Number of records of one job, each counted once.
+
+    Args:
+        job: the job's folder.
+        names: its files, if they were listed already.
+    """
+    files = job.list_files(ERRORS) if names is None else list(names)
+    chosen = [name for name in files if _is_error_file(name)]
+    return len({key for table in _tables(job, chosen, _IDENTITY) for key in _identities(table)})
+
+
+def _identities(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(table.column(name).to_pylist() for name in _IDENTITY), strict=True)
+
+
+def _error_files(checkpoints: Storage, job_id: str | None) -> list[str]:
+    if job_id is None:
+        return [name for name in checkpoints.list_files("jobs") if _is_error_file(name)]
+    job = JobFolder.of(checkpoints, job_id).storage
+    return [f"jobs/{job_id}/{name}" for name in job.list_files(ERRORS) if _is_error_file(name)]
+
+
+def _is_error_file(name: str) -> bool:
+    return name.endswith(_SUFFIX) and f"/{name}".rpartition("/")[0].endswith(f"/{ERRORS}")
+
+
+def _tables(folder: Storage, names: Iterable[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    fields = None if columns is None else [_SCHEMA.get_field_index(name) for name in columns]
+    for name in names:
+        try:
+            data = folder.read_bytes(name)
+            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            table = pa.ipc.open_file(data, options=options).read_all()
+            yield table.select([_SCHEMA.names[at] for at in fields] if fields else _SCHEMA.names)
+        except FileNotFoundError:
+            continue
+        except (pa.ArrowException, KeyError, OSError) as error:
+            if isinstance(error, StorageError):
+                raise
+            logger.warning("Error records in %s cannot be read and are left out: %s", folder.path(name), error)

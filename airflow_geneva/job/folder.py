@@ -1,0 +1,118 @@
+"""Where a job's documents lie: ``_checkpoints/jobs/{id}/``."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.storage import Storage
+
+_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
+
+APPLYING, COMMITTING = "progress", "committing"
+"""What the files begin with in which a shard's stages say how far they are."""
+
+
+def new_job_id() -> str:
+    """A name that sorts by time, to the microsecond."""
+    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:10]}"
+
+
+def is_job_id(text: str) -> bool:
+    """Tell whether a text can name a job: one that stays inside its folder."""
+    return bool(_ID.fullmatch(text)) and ".." not in text
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """The documents of one job.
+
+    Args:
+        storage: the job's folder.
+        job_id: its name.
+    """
+
+    storage: Storage
+    job_id: str
+
+    @staticmethod
+    def of(checkpoints: Storage, job_id: str) -> JobFolder:
+        """The folder of a job below a table's ``_checkpoints``.
+
+        Raises:
+            InvalidInput: the id would leave its folder.
+        """
+        if not is_job_id(job_id):
+            raise InvalidInput(f"{job_id!r} is not a job id.")
+        return JobFolder(checkpoints.folder("jobs", job_id), job_id)
+
+    def write_record(self, record: Mapping[str, Any]) -> None:
+        """Announce the job; written before anything else of it. How an earlier try of it went is forgotten."""
+        _, names = self.storage.list_folder()
+        stages = (f"{APPLYING}-", f"{COMMITTING}-")
+        for name in names:
+            if name in ("result.json", "planned.json", "heartbeat.json") or name.startswith(stages):
+                self.storage.delete(name)
+        self.storage.write_json("job.json", {"started": time.time(), **record, "id": self.job_id})
+
+    def read_record(self) -> dict[str, Any] | None:
+        """The announcement, with state and result once the job ended; None when there is no such job."""
+        record = self.read("job.json")
+        if record is not None:
+            record.update(self.read("result.json") or {})
+        return record
+
+    def write_planned(self, fingerprint: str, shards: Sequence[Mapping[str, int]]) -> None:
+        """Say which plan the job carries out now, and how large its shards are."""
+        self.storage.write_json("planned.json", {"fingerprint": fingerprint, "shards": [dict(size) for size in shards]})
+
+    def write_result(self, state: str, result: Mapping[str, Any], error: str | None = None, errors: int = 0) -> None:
+        """Say how the job ended.
+
+        Args:
+            errors: number of error records it left.
+        """
+        document = {"state": state, "ended": time.time(), "result": dict(result), "error": error, "errors": errors}
+        self.storage.write_json("result.json", document)
+
+    def write_shard(self, stage: str, fingerprint: str, shard: int, document: Mapping[str, Any]) -> None:
+        """Keep what ``apply`` or ``commit`` did with one shard of one plan."""
+        self.storage.write_json(shard_name(stage, fingerprint, shard), dict(document))
+
+    def read_shard(self, stage: str, fingerprint: str, shard: int) -> dict[str, Any] | None:
+        return self.read(shard_name(stage, fingerprint, shard))
+
+    @contextmanager
+    def noting_failure(self, fingerprint: str, shard: int) -> Iterator[None]:
+        """Keep why the work on a shard failed, for the job's record; a new try forgets it."""
+        name = shard_name("failed", fingerprint, shard)
+        self.storage.delete(name)
+        try:
+            yield
+        except Exception as error:
+            with suppress(StorageError):
+                self.storage.write_json(name, {"error": str(error), "at": time.time()})
+            raise
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """One of the documents; None when it is not there, or is damaged."""
+        try:
+            document = self.storage.read_json(name)
+        except (FileNotFoundError, ValueError):
+            return None
+        return document if isinstance(document, dict) else None
+
+
+def shard_name(stage: str, fingerprint: str, shard: int) -> str:
+    return f"{stage}-{fingerprint[:16]}-{shard:04}.json"
+
+
+def progress_name(stage: str, shard: int) -> str:
+    return f"{stage}-{shard:04}.json"

@@ -1,0 +1,204 @@
+"""How far each shard of a job is, read from what its stages left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from airflow_geneva.job.folder import APPLYING, COMMITTING, JobFolder, progress_name, shard_name
+from airflow_geneva.job.progress import read_progress
+
+WAITING = "waiting"
+
+_READERS = 16
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True)
+class ShardStatus:
+    """One shard of a job at a moment; every committed row is a ready one, and every ready one is checkpointed.
+
+    Args:
+        index: its position in the plan.
+        stage: ``waiting``, ``applying``, ``applied``, ``committing`` or ``committed``.
+        rows: rows that were due.
+        rows_checkpointed: of these, computed and kept.
+        rows_ready: of these, in a finished data file.
+        rows_committed: of these, visible in the table; a row that failed and was skipped is so as NULL.
+        fragments, fragments_ready, fragments_committed: the same in fragments.
+        rows_computed: rows the UDF ran on in this job.
+        rows_reused: rows that other jobs had computed; known when the shard is committed.
+        rows_failed: rows the UDF failed on; known when the shard is committed.
+        versions: table versions written.
+        seconds: time spent, by stage.
+        rows_per_second: speed of the UDF while it runs, else 0.
+        seconds_left: estimate for the stage it is in, or None.
+        error: why its last try failed, as long as no other has succeeded; known of Airflow's tasks.
+    """
+
+    index: int
+    stage: str
+    rows: int
+    rows_checkpointed: int = 0
+    rows_ready: int = 0
+    rows_committed: int = 0
+    fragments: int = 0
+    fragments_ready: int = 0
+    fragments_committed: int = 0
+    rows_computed: int = 0
+    rows_reused: int = 0
+    rows_failed: int = 0
+    versions: tuple[int, ...] = ()
+    seconds: tuple[tuple[str, float], ...] = ()
+    rows_per_second: float = 0.0
+    seconds_left: float | None = None
+    error: str | None = None
+
+    def __str__(self) -> str:
+        speed = f", {self.rows_per_second:,.0f} rows/s" if self.rows_per_second else ""
+        left = f", about {self.seconds_left:,.0f} s left" if self.seconds_left is not None else ""
+        return (
+            f"shard {self.index}: {self.stage}, {self.rows_checkpointed:,} of {self.rows:,} rows checkpointed, "
+            f"{self.rows_ready:,} ready, {self.rows_committed:,} committed{speed}{left}"
+            + (f"; failed: {self.reason}" if self.error else "")
+        )
+
+    @property
+    def reason(self) -> str:
+        """The first line of its error."""
+        return (self.error or "").partition("\n")[0]
+
+
+def read_shards(folder: JobFolder, planned: Mapping[str, Any], names: Collection[str]) -> tuple[ShardStatus, ...]:
+    """The shards of the plan that a job carries out now.
+
+    Args:
+        planned: the job's ``planned.json``.
+        names: of the files in its folder.
+    """
+    there = frozenset(names)
+    sizes = list(enumerate(planned["shards"]))
+    found = in_parallel(
+        lambda item: _read_shard(folder, planned["fingerprint"], item[0], item[1], there), sizes, folder.storage.local
+    )
+    return tuple(found)
+
+
+def in_parallel(read: Callable[[_T], _R], items: Iterable[_T], local: bool) -> list[_R]:
+    """Read many small documents: in threads where each costs a round trip."""
+    if local:
+        return [read(item) for item in items]
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(read, items))
+
+
+def _read_shard(
+    folder: JobFolder, fingerprint: str, index: int, size: Mapping[str, Any], names: frozenset[str]
+) -> ShardStatus:
+    def read(name: str) -> dict[str, Any]:
+        return (folder.read(name) if name in names else None) or {}
+
+    staged = int(size["rows_staged"])
+    status = ShardStatus(
+        index=index,
+        stage=WAITING,
+        rows=int(size["rows"]),
+        rows_checkpointed=staged + int(size["rows_held"]),
+        rows_ready=staged,
+        fragments=int(size["fragments"]),
+        fragments_ready=int(size["staged"]),
+    )
+    committed = read(shard_name("commit", fingerprint, index))
+    if not committed or committed["rows_left"]:
+        # A shard that was committed whole needs no more than what its commit says.
+        status = _applying(status, read(progress_name(APPLYING, index)))
+        status = _applied(status, read(shard_name("apply", fingerprint, index)))
+        status = _committing(status, read(progress_name(COMMITTING, index)))
+        failed = read(shard_name("failed", fingerprint, index))
+        status = replace(status, error=None if committed else failed.get("error"))
+    else:
+        status = _applied(status, read(shard_name("apply", fingerprint, index)))
+    return _committed(status, committed)
+
+
+def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+    if not document:
+        return status
+    progress = read_progress(document)
+    return replace(
+        status,
+        stage="applying",
+        # What was staged when it was planned is not part of what is applied.
+        rows_checkpointed=status.rows_ready + progress.rows_checkpointed,
+        rows_ready=status.rows_ready + progress.rows_ready,
+        fragments_ready=status.fragments_ready + progress.ready,
+        rows_computed=progress.rows_done,
+        seconds=(("apply", round(progress.seconds, 3)),),
+        rows_per_second=progress.rows_per_second,
+        seconds_left=progress.seconds_left,
+    )
+
+
+def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+    if not document:
+        return status
+    return replace(
+        status,
+        stage="applied",
+        rows_checkpointed=status.rows,
+        rows_ready=status.rows,
+        fragments_ready=status.fragments,
+        rows_computed=max(status.rows_computed, int(document["rows_run"])),
+        seconds=(("apply", float(document.get("seconds", 0.0))),),
+        rows_per_second=0.0,
+        seconds_left=None,
+    )
+
+
+def _committing(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+    if not document:
+        return status
+    progress = read_progress(document)
+    return replace(
+        status,
+        stage="committing",
+        rows_checkpointed=max(status.rows_checkpointed, progress.rows_checkpointed),
+        rows_ready=progress.rows_ready,
+        rows_committed=progress.rows_committed,
+        fragments_ready=progress.ready,
+        fragments_committed=progress.committed,
+        versions=progress.versions,
+        seconds=_and(status.seconds, "commit", progress.seconds),
+        rows_per_second=0.0,
+        seconds_left=None,
+    )
+
+
+def _committed(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+    if not document:
+        return status
+    visible = int(document["rows_computed"]) + int(document["rows_reused"]) + int(document["rows_failed"])
+    whole = not document["rows_left"]
+    return replace(
+        status,
+        stage="committed",
+        # Rows that were deleted since they were planned are nobody's any more.
+        rows_checkpointed=visible if whole else max(status.rows_checkpointed, visible),
+        rows_ready=visible if whole else max(status.rows_ready, visible),
+        rows_committed=visible,
+        fragments_ready=max(status.fragments_ready, int(document["fragments"])),
+        fragments_committed=int(document["fragments"]),
+        rows_computed=int(document["rows_computed"]),
+        rows_reused=int(document["rows_reused"]),
+        rows_failed=int(document["rows_failed"]),
+        versions=tuple(document["versions"]),
+        seconds=_and(status.seconds, "commit", float(document.get("seconds", 0.0))),
+    )
+
+
+def _and(seconds: tuple[tuple[str, float], ...], stage: str, spent: float) -> tuple[tuple[str, float], ...]:
+    return (*((name, value) for name, value in seconds if name != stage), (stage, round(spent, 3)))

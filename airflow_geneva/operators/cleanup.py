@@ -1,0 +1,82 @@
+"""Remove what earlier backfills left beside their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.operators._lance_task import LanceOperator
+from airflow_geneva.operators._templated import optional_text, required_text, truth
+from airflow_geneva.run.cleanup import collect, find_garbage
+from airflow_geneva.run.garbage import Garbage, add_up, parse_ttl
+
+
+class CleanupCheckpointsOperator(LanceOperator):
+    """Remove what nobody needs any more beside the tables of a database.
+
+    That is checkpoints, staged data files that nothing references, plans and records of ended jobs, half-written files,
+    and what the state of a column was folded from. What an open job uses stays, and so does everything that is younger
+    than `ttl`: within it, a shard of a finished run can still be cleared. A killed task is simply run again.
+
+    Returns how many files and bytes were removed, or with `dry_run` would be, in all and by kind.
+
+    Args:
+        table: the table's name; by default all tables of the database.
+        ttl: how old everything has to be that goes: a text such as `7d` or `12h`, or a timedelta. Let it be longer than
+            the longest time between planning a backfill and its last retry.
+        dry_run: remove nothing, only tell.
+        lance_conn_id: the Airflow connection of the database.
+        database: another URI to use with that connection's storage options.
+
+    Example:
+        ```python
+        CleanupCheckpointsOperator(task_id="clean_up", ttl="14d")
+        ```
+    """
+
+    template_fields: Sequence[str] = (*LanceOperator.template_fields, "table", "ttl", "only_tell")
+
+    def __init__(
+        self,
+        *,
+        table: str | None = None,
+        ttl: timedelta | str = "7d",
+        dry_run: bool | str = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.table = table
+        self.ttl = ttl
+        # Not `dry_run`: that is a method of every operator.
+        self.only_tell = dry_run
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        dry = truth("dry_run", self.only_tell)
+        try:
+            ttl = parse_ttl(self.ttl if isinstance(self.ttl, timedelta) else required_text("ttl", self.ttl))
+        except InvalidInput as error:
+            raise AirflowFailException(str(error)) from error
+        database = self.open_database()
+        name = optional_text(self.table)
+        found: list[Garbage] = []
+        failed: list[GenevaError] = []
+        for table in database.table_names() if name is None else [name]:
+            location = database.open_table(table).location if name else database.location(table)
+            try:
+                garbage = find_garbage(location, ttl)
+                found.append(garbage if dry else collect(location, garbage))
+            except GenevaError as error:
+                # One table that cannot be read keeps no other from being cleaned.
+                failed.append(error)
+        told = "\n".join(str(garbage) for garbage in found if garbage.count or garbage.notes)
+        self.log.info(
+            "%s %s tables.\n%s", "Looked at" if dry else "Cleaned up", len(found), told or "Nothing to remove."
+        )
+        if failed:
+            raise failed[0]
+        return {"tables": len(found), "dry_run": dry, **add_up(found)}

@@ -1,0 +1,112 @@
+"""Take over what another version of a UDF computed before its job ended (seed 004, made safe)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from airflow_geneva.checkpoint.held import KeyIndex
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.plan.manifest import row_ids
+from airflow_geneva.plan.staging import staged_gives_rows
+from airflow_geneva.plan.values import FragmentWork, Work
+from airflow_geneva.storage import Storage
+
+if TYPE_CHECKING:
+    import lance
+
+
+def check_continue_from(checkpoints: Storage, work: Work) -> None:
+    """Refuse versions whose values do not belong beside those of the version at hand.
+
+    Raises:
+        InvalidInput: no job of such a version is recorded, or it had other inputs, another filter, output type or deps.
+    """
+    if not work.continue_from:
+        return
+    jobs = list(_jobs_of(checkpoints, work.column))
+    for version in work.continue_from:
+        then = [job for job in jobs if job.get("udf_version") == version]
+        if version == work.udf_version or not then:
+            why = "that is the version at hand" if version == work.udf_version else "no job of that version is recorded"
+            found = ", ".join(sorted({str(job.get("udf_version")) for job in jobs} - {work.udf_version})) or "none"
+            raise InvalidInput(
+                f"continue_from={version!r}: {why}. Other versions that worked on column {work.column!r} of table "
+                f"{work.table_name!r}: {found}."
+            )
+        differences = [_differences(job, work) for job in then]
+        if all(differences):
+            raise InvalidInput(
+                f"continue_from={version!r}: values of that version do not belong beside those of version "
+                f"{work.udf_version}: {'; '.join(differences[0])}. Compute them anew: leave continue_from out."
+            )
+
+
+def _jobs_of(checkpoints: Storage, column: str) -> Iterator[dict[str, Any]]:
+    """Announcements of a column's jobs, newest first."""
+    names, _ = checkpoints.list_folder("jobs")
+    for name in reversed(names):
+        try:
+            job: dict[str, Any] = checkpoints.folder("jobs", name).read_json("job.json")
+        except (FileNotFoundError, ValueError):
+            continue
+        if job.get("column") == column:
+            yield job
+
+
+def _differences(job: dict[str, Any], work: Work) -> list[str]:
+    """What a job had otherwise, in words."""
+    then: list[tuple[str, Any, Any]] = [
+        ("name", job.get("udf"), work.udf_name),
+        ("inputs", job.get("inputs"), list(work.inputs)),
+        ("where", job.get("where"), work.where),
+    ]
+    found = [f"its {what} was {before!r} and is {now!r}" for what, before, now in then if before != now]
+    if job.get("agreement") != work.agreement:
+        found.append("its output type or its declared deps were others")
+    return found
+
+
+def savings(
+    dataset: lance.LanceDataset, store: LanceCheckpointStore, work: Work, fragments: Sequence[FragmentWork]
+) -> Iterator[str]:
+    """One line for each other version that has rows checkpointed which are about to run."""
+    open_rows = {f.place: (f, f.missing - _visible(f)) for f in fragments if not f.staged}
+    if work.ignore_checkpoints or not any(rows for _, rows in open_rows.values()):
+        return
+    for version in _versions_there(store, work):
+        trust = work.trust(version)
+        index = KeyIndex(store, replace(trust, prefixes=trust.prefixes[1:]))
+        rows = 0
+        for place in index.places() & set(open_rows):
+            fragment, wanted = open_rows[place]
+            held = index.held(
+                place, (), wanted, partial(row_ids, dataset, fragment.id),
+                lambda staged: staged_gives_rows(dataset, staged, work.column),
+            )  # fmt: skip
+            rows += len(held.computed)
+        if rows:
+            yield f'{rows:,} rows are checkpointed by UDF version {version}: continue_from="{version}" would save them.'
+
+
+def _visible(fragment: FragmentWork) -> Ranges:
+    return Ranges.union(rows for provenance, rows in fragment.kept if not provenance.failures)
+
+
+def _versions_there(store: LanceCheckpointStore, work: Work) -> list[str]:
+    """Other versions of the UDF that have checkpoints for the column."""
+    head, _, tail = _folder(work, "\0").partition("\0")
+    folders, _ = store.storage.list_folder()
+    named = [name for name in folders if name.startswith(head) and name.endswith(tail)]
+    found = [name[len(head) : len(name) - len(tail)] for name in named]
+    return [version for version in found if version not in (work.udf_version, *work.continue_from)]
+
+
+def _folder(work: Work, version: str) -> str:
+    """The folder of a version's checkpoints."""
+    prefix = replace(work.identity, version="v").prefix.partition("_where-")[0]
+    return prefix.replace("_ver-v_col-", f"_ver-{version}_col-", 1)

@@ -1,0 +1,87 @@
+"""Which live rows of a fragment are due, given what came of each of them so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
+from airflow_geneva.checkpoint.ranges import Ranges
+
+ON_CODE_CHANGE = ("error", "recompute", "new_rows")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which rows a backfill is asked to run, a filter and a read version aside.
+
+    Args:
+        on_code_change: ``error``, ``recompute`` or ``new_rows``, for rows that hold another UDF version's value.
+        errors_only: only rows the UDF failed on, however often, and under whatever version.
+        recompute_mixed: only rows whose value was taken over from another version.
+    """
+
+    on_code_change: str = "error"
+    errors_only: bool = False
+    recompute_mixed: bool = False
+
+
+@dataclass(frozen=True)
+class DueRows:
+    """The live rows of one fragment, sorted.
+
+    Args:
+        due: rows to run.
+        done: rows that hold the version's value.
+        others: rows that hold another version's value, by that version; none of them is done.
+        accepted: those among them that are left as they are from now on, by that version.
+        given_up: rows that failed in as many runs as are tried.
+    """
+
+    due: Ranges
+    done: Ranges
+    others: Mapping[str, Ranges]
+    accepted: Mapping[str, Ranges]
+    given_up: Ranges
+
+
+def sort_rows(
+    known: Mapping[Provenance, Ranges], live: Ranges, version: str, continue_from: tuple[str, ...], wanted: Wanted
+) -> DueRows:
+    """Decide about the rows of a fragment.
+
+    Args:
+        known: rows the UDF ran on, by what came of it.
+        live: the fragment's live offsets.
+        version: the UDF version that is asked for.
+        continue_from: versions whose values are taken over.
+    """
+    strict = wanted.on_code_change == "recompute"
+    done = _rows(known, lambda p: _counts(p, version, continue_from, strict)) & live
+    failed = _rows(known, lambda p: p.failures > 0) & (live - done)
+    given_up = _rows(known, lambda p: p.failures >= MOST_RUNS and p.version == version) & failed
+    others: dict[str, Ranges] = {}
+    for provenance, rows in known.items():
+        if not provenance.failures and (rest := (rows & live) - done):
+            others[provenance.maker] = others.get(provenance.maker, Ranges.empty()) | rest
+    left_alone = {maker: rows for maker, rows in others.items() if maker in continue_from}
+    if wanted.on_code_change == "new_rows":
+        left_alone = others
+    if wanted.errors_only:
+        return DueRows(failed, done, others, {}, Ranges.empty())
+    if wanted.recompute_mixed:
+        mixed = _rows(known, lambda p: p.version == version and bool(p.made_by)) & live
+        return DueRows(mixed, done - mixed, others, {}, given_up)
+    due = live - done - given_up - Ranges.union(left_alone.values())
+    return DueRows(due, done, others, left_alone, given_up)
+
+
+def _counts(provenance: Provenance, version: str, continue_from: tuple[str, ...], strict: bool) -> bool:
+    """Whether rows need no further look; to recompute means to recompute what was taken over, too."""
+    if strict and provenance.made_by and provenance.made_by not in (version, *continue_from):
+        return False
+    return provenance.is_value_of(version)
+
+
+def _rows(known: Mapping[Provenance, Ranges], wanted: Callable[[Provenance], bool]) -> Ranges:
+    return Ranges.union(rows for provenance, rows in known.items() if wanted(provenance))

@@ -1,0 +1,140 @@
+"""Remove what nobody needs any more beside a table.
+
+Whatever may be in use stays: what open jobs may come back to, and jobs that ended less than the time to live ago; data
+files that a version, tag, branch or remaining checkpoint names; everything when the jobs cannot be read. Killed
+anywhere, it is simply run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from airflow_geneva.checkpoint.pruning import prune_state
+from airflow_geneva.entries import Entry
+from airflow_geneva.faults import fault_point
+from airflow_geneva.location import TableLocation
+from airflow_geneva.run.cleanup_files import sidecar_folder, without_referenced
+from airflow_geneva.run.cleanup_jobs import Occupants, is_about, read_occupants
+from airflow_geneva.run.cleanup_search import find_garbage
+from airflow_geneva.run.cleanup_state import ExistingVersions
+from airflow_geneva.run.garbage import CHECKPOINTS, JOBS, LEDGERS, MARKS, STAGED, TEMPORARY, Garbage, piles_of
+from airflow_geneva.storage import Storage
+
+__all__ = ["collect", "find_garbage"]
+
+_LOOK_EVERY = 200
+
+
+def collect(location: TableLocation, garbage: Garbage) -> Garbage:
+    """Remove what was found, as far as nobody began to use it since; returns what was removed.
+
+    Raises:
+        StorageError: the jobs cannot be read any more, or a file cannot be removed.
+    """
+    return _Collector(location, garbage).collect()
+
+
+class _Collector:
+    def __init__(self, location: TableLocation, garbage: Garbage) -> None:
+        self.location = location
+        self.garbage = garbage
+        self.storage = Storage(location.uri, location.options)
+        self.jobs = self._look_around()
+
+    def collect(self) -> Garbage:
+        removed: dict[str, Iterable[Entry]] = {
+            LEDGERS: self._remove(self.garbage.pile(LEDGERS).files),
+            MARKS: self._marks(),
+            TEMPORARY: self._remove(self.garbage.pile(TEMPORARY).files),
+            # A job that reads a checkpoint before it is gone is on record by then, and its data files stay.
+            CHECKPOINTS: self._checkpoints(),
+            STAGED: self._staged(),
+            JOBS: self._job_folders(),
+        }
+        self._prune()
+        return Garbage(
+            self.garbage.table, piles_of(removed), self.garbage.notes, self.garbage.jobs, self.garbage.version
+        )
+
+    def _remove(self, files: Iterable[Entry]) -> list[Entry]:
+        removed = []
+        for file in files:
+            self.storage.delete(file.name)
+            fault_point("cleanup.removed")
+            removed.append(file)
+        return removed
+
+    def _look_around(self) -> Occupants:
+        self.jobs = read_occupants(self.location.checkpoints).without_old(self.garbage.jobs)
+        return self.jobs
+
+    def _began(self) -> bool:
+        """Whether any job is at work, or was announced since the garbage was found."""
+        return self.jobs.any_open or bool(set(self.jobs.ended) - self.garbage.jobs)
+
+    def _used(self, work_folder: str) -> bool:
+        new = (job for name, job in self.jobs.ended.items() if name not in self.garbage.jobs)
+        return self.jobs.use(work_folder) or any(is_about(job, work_folder) for job in new)
+
+    def _marks(self) -> list[Entry]:
+        busy = {job.id for job in self.jobs.open}
+        files = self.garbage.pile(MARKS).files
+        return self._remove(f for f in files if f.name.rsplit("/", 1)[-1].removesuffix(".json") not in busy)
+
+    def _checkpoints(self) -> list[Entry]:
+        files = self.garbage.pile(CHECKPOINTS).files
+        removed: list[Entry] = []
+        for at in range(0, len(files), _LOOK_EVERY):
+            self._look_around()
+            batch = files[at : at + _LOOK_EVERY]
+            removed += self._remove(file for file in batch if not self._used(file.name.split("/")[1]))
+        for folder in {file.name.split("/")[1] for file in removed}:
+            self.storage.remove_empty_folders(f"_checkpoints/{folder}")
+        return removed
+
+    def _staged(self) -> list[Entry]:
+        files = {file.name: file for file in self.garbage.pile(STAGED).files}
+        self._look_around()
+        owners = dict(self.garbage.owners)
+        names = [name for name, folder in owners.items() if not (self._used(folder) if folder else self._began())]
+        if not names:
+            return []
+        dataset = self.location.open()
+        if dataset.version < self.garbage.version:
+            return []
+        try:
+            loose = without_referenced(dataset, names, since=self.garbage.version)
+        except LookupError:
+            return []
+        sidecars = tuple(sidecar_folder(name) for name in loose)
+        beside = [file for name, file in files.items() if name.startswith(sidecars)]
+        removed = self._remove([*beside, *(files[name] for name in sorted(loose))])
+        for folder in sidecars:
+            self.storage.remove_empty_folders(folder.rstrip("/"))
+        return removed
+
+    def _job_folders(self) -> list[Entry]:
+        self._look_around()
+        busy = {job.id for job in self.jobs.open} | self.jobs.unreadable
+        folders: dict[str, list[Entry]] = {}
+        for file in self.garbage.pile(JOBS).files:
+            folders.setdefault(file.name.split("/")[2], []).append(file)
+        removed: list[Entry] = []
+        for name, files in folders.items():
+            if name not in busy:
+                # The record last: what is left of a folder after a kill is a job all the same.
+                removed += self._remove(sorted(files, key=lambda file: file.name.endswith("/job.json")))
+                self.storage.remove_empty_folders(f"_checkpoints/jobs/{name}")
+        return removed
+
+    def _prune(self) -> None:
+        """Fold away facts about fragments that no version has any more."""
+        state = self.location.checkpoints.folder("state")
+        fields = [name for name in state.list_folder()[0] if name.startswith("field-") and name[6:].isdigit()]
+        if not fields:
+            return
+        versions = ExistingVersions.of(self.location.open())
+        for name in fields:
+            field_id = int(name[6:])
+            prune_state(self.location.checkpoints, field_id, versions.numbers, partial(versions.signatures, field_id))

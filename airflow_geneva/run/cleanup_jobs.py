@@ -1,0 +1,113 @@
+"""What the jobs of a table still use of what lies beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from airflow_geneva.checkpoint.keys import key_part
+from airflow_geneva.errors import StorageError
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.record import Job, job_ids, read_job
+from airflow_geneva.job.shard import in_parallel
+from airflow_geneva.plan.values import Shard, Work
+from airflow_geneva.storage import Storage
+
+Place = tuple[str, str, int]
+"""Where the checkpoints of one fragment lie: key prefix, hash of the source files, fragment id."""
+
+
+@dataclass(frozen=True)
+class Occupants:
+    """The jobs of a table, at the moment they were read.
+
+    Args:
+        open: jobs that somebody works on or may come back to.
+        ended: the others.
+        unreadable: job folders whose record is damaged.
+        bare: job folders without a record.
+    """
+
+    open: tuple[Job, ...]
+    ended: Mapping[str, Job]
+    unreadable: frozenset[str]
+    bare: frozenset[str]
+
+    @property
+    def any_open(self) -> bool:
+        return bool(self.open or self.unreadable)
+
+    def use(self, work_folder: str) -> bool:
+        """Whether an open job may use the checkpoints in a folder ``udf-..._ver-..._col-...``.
+
+        All versions of a UDF count: a job may go on from what another version computed.
+        """
+        return bool(self.unreadable) or any(is_about(job, work_folder) for job in self.open)
+
+    def without_old(self, old: Collection[str]) -> Occupants:
+        """The same when damaged records of folders that nobody touched for long count for nothing."""
+        return Occupants(self.open, self.ended, self.unreadable - set(old), self.bare | (self.unreadable & set(old)))
+
+
+def is_about(job: Job, work_folder: str) -> bool:
+    """Whether a job is about the column of a folder ``udf-..._ver-..._col-...``; one without a column is about all."""
+    return job.column is None or work_folder.endswith(f"_col-{key_part(job.column)}")
+
+
+def read_occupants(checkpoints: Storage) -> Occupants:
+    """Look at every job of a table.
+
+    Raises:
+        StorageError: the jobs cannot be listed or read; nothing may be removed then.
+    """
+    opened: list[Job] = []
+    ended: dict[str, Job] = {}
+    unreadable: set[str] = set()
+    bare: set[str] = set()
+    names = job_ids(checkpoints)
+    for name, found in zip(names, in_parallel(lambda n: _read(checkpoints, n), names, checkpoints.local), strict=True):
+        if isinstance(found, Job):
+            if found.open:
+                opened.append(found)
+            else:
+                ended[name] = found
+        else:
+            (unreadable if found else bare).add(name)
+    return Occupants(tuple(opened), ended, frozenset(unreadable), frozenset(bare))
+
+
+def _read(checkpoints: Storage, job_id: str) -> Job | bool:
+    """The job, or whether its folder has a record at all."""
+    folder = JobFolder.of(checkpoints, job_id)
+    try:
+        job = read_job(folder, with_shards=False)
+    except StorageError:
+        raise
+    except (KeyError, TypeError, ValueError):
+        job = None
+    return folder.storage.exists("job.json") if job is None else job
+
+
+def planned_places(job: Storage, plans: Iterable[str], wanted: Collection[str]) -> set[Place] | None:
+    """Where the checkpoints lie that the plans of a job may use; None when that cannot be told.
+
+    Args:
+        job: the job's folder.
+        plans: names of its plan headers.
+        wanted: key prefixes of interest; shards of plans about others are not read.
+    """
+    found: set[Place] = set()
+    try:
+        for name in plans:
+            header = job.read_json(name)
+            work = Work.from_json(header["work"])
+            prefixes = {prefix for prefix, _ in work.trust(*work.continue_from).prefixes}
+            if prefixes.isdisjoint(wanted):
+                continue
+            for entry in header["shards"]:
+                for fragment in Shard.load(job.read_bytes(str(entry["file"]))).fragments:
+                    places = [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
+                    found |= {(prefix, *place) for prefix in prefixes for place in places}
+    except (FileNotFoundError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return found

@@ -1,0 +1,247 @@
+"""Find what nobody needs any more beside a table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+
+from airflow_geneva.checkpoint.keys import ParsedKey, parse_key, path_to_key
+from airflow_geneva.checkpoint.pruning import covered_documents
+from airflow_geneva.entries import Entry
+from airflow_geneva.job.announcement import find_commits, read_marks
+from airflow_geneva.location import TableLocation
+from airflow_geneva.run.cleanup_files import (
+    is_named_like_ours,
+    may_be_staged,
+    named_by,
+    sidecar_folder,
+    without_referenced,
+)
+from airflow_geneva.run.cleanup_jobs import Place, is_about, planned_places, read_occupants
+from airflow_geneva.run.garbage import (
+    CHECKPOINTS,
+    DEFAULT_TTL,
+    JOBS,
+    LEDGERS,
+    MARKS,
+    STAGED,
+    TEMPORARY,
+    Garbage,
+    parse_ttl,
+    piles_of,
+)
+from airflow_geneva.storage import Storage
+
+# A job that is being announced, and whoever just listed the documents of a column, is done within this.
+_SETTLED = timedelta(minutes=10).total_seconds()
+# Data files of which nothing says that they are ours may be a stranger's who is about to commit.
+_STRANGE = timedelta(days=1).total_seconds()
+
+
+def find_garbage(location: TableLocation, ttl: timedelta | str = DEFAULT_TTL, now: float | None = None) -> Garbage:
+    """Say what could be removed; writes and removes nothing.
+
+    Args:
+        location: the table.
+        ttl: how old everything has to be that goes, such as ``7d``.
+        now: the time to count from, in seconds since the epoch; by default now.
+
+    Raises:
+        InvalidInput: there is no such table, or the time to live makes no sense.
+        StorageError: the files or jobs cannot be listed.
+    """
+    return _Search(location, ttl, time.time() if now is None else now).garbage()
+
+
+class _Search:
+    def __init__(self, location: TableLocation, ttl: timedelta | str, now: float) -> None:
+        self.now = now
+        self.cutoff = now - parse_ttl(ttl).total_seconds()
+        self.dataset = location.open()
+        self.checkpoints = location.checkpoints
+        # Files first: whatever a job writes that starts from here on is not among them.
+        files = Storage(location.uri, location.options).list_entries(half_written=True)
+        self.files = {parts: file for file in files if (parts := tuple(file.name.split("/")))[0] in _OURS}
+        self.folders = self._job_folders()
+        untouched = [name for name, inside in self.folders.items() if _newest(inside) < self.cutoff]
+        self.jobs = read_occupants(location.checkpoints).without_old(untouched)
+        self.old_jobs = self._old_jobs(untouched)
+        self.table = location.name
+        self.notes: list[str] = []
+        self.owners: dict[str, str] = {}
+
+    def garbage(self) -> Garbage:
+        checkpoints = self._checkpoints()
+        found: dict[str, Iterable[Entry]] = {
+            CHECKPOINTS: checkpoints,
+            STAGED: self._staged({file.name for file in checkpoints}),
+            JOBS: [file for name in self.old_jobs for file in self.folders[name]],
+            TEMPORARY: self._temporary(),
+            MARKS: self._marks(),
+            LEDGERS: self._ledgers(),
+        }
+        if self.jobs.unreadable:
+            self.notes.append(
+                f"the record of job {min(self.jobs.unreadable)!r} is damaged, so no checkpoint and no data file goes "
+                "until its folder is older than the time to live."
+            )
+        return Garbage(
+            self.table,
+            piles_of(found),
+            tuple(self.notes),
+            frozenset(self.jobs.ended) | self.jobs.bare,
+            int(self.dataset.version),
+            tuple(sorted(self.owners.items())),
+        )
+
+    def _below(self, *start: str) -> dict[tuple[str, ...], Entry]:
+        """Finished files whose path begins like this, by the rest of the path."""
+        cut = len(start)
+        return {
+            parts[cut:]: file
+            for parts, file in self.files.items()
+            if parts[:cut] == start and len(parts) > cut and not file.half_written
+        }
+
+    def _job_folders(self) -> dict[str, list[Entry]]:
+        found: dict[str, list[Entry]] = {}
+        for parts, file in self.files.items():
+            if parts[:2] == ("_checkpoints", "jobs") and len(parts) > 3:
+                found.setdefault(parts[2], []).append(file)
+        return found
+
+    def _old_jobs(self, untouched: list[str]) -> list[str]:
+        """Job folders that go."""
+        ended = {name for name in untouched if name in self.jobs.ended}
+        bare = {
+            name for name in untouched if name in self.jobs.bare and _newest(self.folders[name]) < self.now - _SETTLED
+        }
+        return sorted(ended | bare)
+
+    def _checkpoints(self) -> list[Entry]:
+        """Checkpoints of fragments that nobody wrote to, planned or worked on within the time to live."""
+        groups: dict[str, list[Entry]] = {}
+        places: dict[str, Place | None] = {}
+        for parts, file in self._below("_checkpoints").items():
+            if parts[0].startswith("udf-") and len(parts) > 1 and not self.jobs.use(parts[0]):
+                key = parse_key(path_to_key("/".join(parts)))
+                group = str(key.fragment) if key else file.name
+                groups.setdefault(group, []).append(file)
+                places[group] = _place(key)
+        old = {group for group, files in groups.items() if _newest(files) < self.cutoff}
+        prefixes = {place[0] for group in old if (place := places[group]) is not None}
+        planned: set[Place] = set()
+        unclear: set[str] = set()
+        for name, job in self.jobs.ended.items() if old else ():
+            if name in self.old_jobs:
+                continue
+            plans = [p for file in self.folders.get(name, ()) if (p := file.name.split("/")[-1]).startswith("plan-")]
+            found = planned_places(self.checkpoints.folder("jobs", name), plans, prefixes)
+            if found is None:
+                unclear.add(name)
+                old -= {group for group in old if is_about(job, _folder(groups[group]))}
+            else:
+                planned |= found
+        if unclear:
+            self.notes.append(f"the plan of job {min(unclear)!r} cannot be read, so no checkpoint of its column goes.")
+        return [file for group in old if places[group] not in planned for file in groups[group]]
+
+    def _staged(self, going: set[str]) -> list[Entry]:
+        """Staged data files, with the blobs beside them."""
+        data = {f"data/{'/'.join(parts)}": file for parts, file in self._below("data").items()}
+        names = {name for name, file in data.items() if file.modified < self.cutoff and may_be_staged(name)}
+        try:
+            loose = without_referenced(self.dataset, names)
+        except LookupError as error:
+            self.notes.append(f"a version or branch of the table cannot be read, so no data file goes: {error}.")
+            return []
+        if not loose:
+            return []
+        fragments = {
+            file.name: str(key.fragment)
+            for parts, file in self._below("_checkpoints").items()
+            if (key := parse_key(path_to_key("/".join(parts)))) is not None and key.range is None
+        }
+        kept = named_by(self.checkpoints, (key for name, key in fragments.items() if name not in going))
+        gone = named_by(self.checkpoints, (key for name, key in fragments.items() if name in going))
+        self.owners = {name: folder for name, folder in gone.folders.items() if name in loose - kept.folders.keys()}
+        if kept.complete and not self.jobs.any_open:
+            strange = {name for name in loose if is_named_like_ours(name) and name not in gone.folders}
+            strange -= kept.folders.keys()
+            self.owners |= {name: "" for name in strange if data[name].modified < self.now - _STRANGE}
+        sidecars = tuple(sidecar_folder(name) for name in self.owners)
+        return [file for name, file in data.items() if name in self.owners or name.startswith(sidecars)]
+
+    def _temporary(self) -> list[Entry]:
+        """Temporary files that nobody is writing any more."""
+        began = [
+            min(file.modified for file in self.folders[job.id]) for job in self.jobs.open if job.id in self.folders
+        ]
+        if self.jobs.unreadable or len(began) < len(self.jobs.open):
+            return []
+        before = min([self.cutoff, *began])
+        old = []
+        for parts, file in self.files.items():
+            patience = _STRANGE if parts[0] == "data" else _SETTLED
+            of_old_job = parts[:2] == ("_checkpoints", "jobs") and len(parts) > 3 and parts[2] in self.old_jobs
+            if file.half_written and not of_old_job and file.modified < min(before, self.now - patience):
+                old.append(file)
+        return old
+
+    def _marks(self) -> list[Entry]:
+        """Announcement marks of jobs that ended without a commit that anybody could be told of."""
+        going = []
+        for field_id, files in _by_field(self._below("_checkpoints", "unannounced")).items():
+            old = {
+                job: file
+                for name, file in files.items()
+                if file.modified < self.cutoff and self._silent(job := name.removesuffix(".json"))
+            }
+            since = [mark.since for mark in read_marks(self.checkpoints, field_id) if mark.job_id in old] if old else []
+            if since:
+                committed = set(find_commits(self.dataset, min(since), old).values())
+                going += [file for job, file in old.items() if job not in committed]
+        return going
+
+    def _silent(self, job_id: str) -> bool:
+        job = self.jobs.ended.get(job_id)
+        return not job.commits if job is not None else job_id not in self.folders
+
+    def _ledgers(self) -> list[Entry]:
+        going = []
+        settled = min(self.cutoff, self.now - _SETTLED)
+        for field_id, files in _by_field(self._below("_checkpoints", "state")).items():
+            keys = {path_to_key(name): file for name, file in files.items()}
+            folds = sorted(
+                (key for key, file in keys.items() if key.startswith("fold.") and file.modified < settled),
+                key=lambda key: -keys[key].modified,
+            )
+            covered = covered_documents(self.checkpoints, field_id, folds) if folds else set()
+            going += [keys[key] for key in covered if key in keys and keys[key].modified < self.cutoff]
+        return going
+
+
+_OURS = ("_checkpoints", "data")
+
+
+def _newest(files: Iterable[Entry]) -> float:
+    return max(file.modified for file in files)
+
+
+def _place(key: ParsedKey | None) -> Place | None:
+    return None if key is None else (key.fragment.prefix, key.fragment.srcfiles, key.fragment.fragment)
+
+
+def _folder(files: list[Entry]) -> str:
+    return files[0].name.split("/")[1]
+
+
+def _by_field(files: Mapping[tuple[str, ...], Entry]) -> dict[int, dict[str, Entry]]:
+    """Files directly inside the folders ``field-{id}``, by field and name."""
+    found: dict[int, dict[str, Entry]] = {}
+    for parts, file in files.items():
+        number = parts[0].removeprefix("field-")
+        if len(parts) == 2 and number.isdigit():
+            found.setdefault(int(number), {})[parts[1]] = file
+    return found

@@ -1,0 +1,58 @@
+"""Say in a column's metadata when its values come from several versions of its UDF."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from airflow_geneva.column_definition import MIXED_KEY
+from airflow_geneva.job.announcement import JOB_PROPERTY
+from airflow_geneva.job.result import ShardResult
+from airflow_geneva.location import TableLocation
+from airflow_geneva.plan.values import Work
+from airflow_geneva.storage import is_engine_error
+
+logger = logging.getLogger("airflow_geneva.run")
+
+_MIXED = "mixed:"
+
+
+def record_makers(location: TableLocation, work: Work, shards: Sequence[ShardResult], whole: bool) -> None:
+    """Write, change or remove the note ``mixed:<version>,<version>``; mostly nothing is to be done.
+
+    It is a note for readers: which rows they are, the column's ledgers say.
+
+    Args:
+        shards: what was committed.
+        whole: whether that is all that was planned.
+    """
+    import lance
+
+    taken = any(shard.rows_taken for shard in shards)
+    left = not whole or any(shard.rows_left for shard in shards)
+    dataset = location.open()
+    field = next((field for field in dataset.lance_schema.fields() if field.id() == work.field_id), None)
+    if field is None:
+        return
+    noted = (dataset.schema.field(field.name()).metadata or {}).get(MIXED_KEY.encode(), b"").decode()
+    wanted = noted
+    if taken:
+        before = set(noted.removeprefix(_MIXED).split(",")) if noted else set()
+        wanted = _MIXED + ",".join(sorted({*before, *work.continue_from, work.udf_version}))
+    elif not (work.rows_mixed or left or work.where or work.read_version):
+        wanted = ""
+    if wanted == noted:
+        return
+    operation = lance.LanceOperation
+    update = operation.UpdateMap({MIXED_KEY: wanted or None}, False)
+    transaction = lance.Transaction(
+        read_version=dataset.version,
+        operation=operation.UpdateConfig(field_metadata_updates={work.field_id: update}),
+        transaction_properties={JOB_PROPERTY: work.job_id},
+    )
+    try:
+        lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
+    except BaseException as error:
+        if not is_engine_error(error):
+            raise
+        logger.warning("The note %r could not be written beside column %s: %s", wanted, work.column, error)

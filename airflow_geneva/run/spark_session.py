@@ -1,0 +1,99 @@
+"""A SparkSession to run on, and the code that its workers may lack."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import airflow_geneva
+from airflow_geneva.code_zip import code_sha256, zip_code
+from airflow_geneva.java import java_environment
+from airflow_geneva.plan.values import Work
+from airflow_geneva.udf_parcel import UdfParcel
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+
+def package_zip() -> bytes:
+    """This package as an archive, for workers that do not have it installed."""
+    folder = Path(airflow_geneva.__file__).parent
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.rglob("*.py")):
+            info = zipfile.ZipInfo(f"airflow_geneva/{path.relative_to(folder).as_posix()}", (1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, path.read_bytes())
+    return buffer.getvalue()
+
+
+def start_session(work: Work) -> None:
+    """Have a session before a job is announced.
+
+    Raises:
+        JavaNotFound: there is neither an active session nor a Java to start one.
+    """
+    open_session(work.sizing.concurrency)
+
+
+def open_session(concurrency: int) -> SparkSession:
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    # A thread in the background has no active session of its own, and means the process's.
+    with contextlib.suppress(PySparkRuntimeError):
+        return SparkSession.active()
+    java = tempfile.TemporaryDirectory(prefix="geneva-java-")
+    _shipping.append(java)
+    os.environ.update(java_environment(java.name))
+    slots = max(1, min(concurrency, os.cpu_count() or 1))
+    # Workers of a local session must be this very Python; Spark would take whatever python3 is on PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(f"local[{slots},4]").appName("airflow_geneva")
+    for name, value in session_settings().items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def session_settings() -> dict[str, str]:
+    """Spark settings of a session of our own: quiet, and with one BLAS thread a task (two fight for the cores)."""
+    settings = {"spark.ui.enabled": "false", "spark.log.level": "WARN", "spark.ui.showConsoleProgress": "false"}
+    for name in BLAS_VARIABLES:
+        settings[f"spark.executorEnv.{name}"] = "1"
+    return settings
+
+
+BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+_shipped: set[tuple[str, str]] = set()
+# Spark serves shipped files from where they lie, so they stay until this process ends.
+_shipping: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def ship_code(context: SparkContext, parcel: UdfParcel) -> None:
+    """Give the workers what they may lack: this package on a cluster, and the UDF's module."""
+    parcels: list[tuple[str, Callable[[], bytes | None]]] = [("airflow_geneva", package_zip)]
+    if parcel.import_path is not None:
+        path = parcel.import_path
+        parcels.append((path.split(":")[0], lambda: zip_code(path)))
+    for name, make in parcels:
+        data = make()
+        mark = (str(context.applicationId), "" if data is None else code_sha256(data))
+        if data is not None and mark not in _shipped:
+            _shipped.add(mark)
+            folder = tempfile.TemporaryDirectory(prefix="geneva-code-")
+            _shipping.append(folder)
+            target = Path(folder.name) / f"{name.replace('.', '_')}-{mark[1][:12]}.zip"
+            target.write_bytes(data)
+            path_before = list(sys.path)
+            context.addPyFile(str(target))
+            # It is for the workers; here it would hide the module that the user goes on editing.
+            sys.path[:] = path_before

@@ -1,0 +1,46 @@
+import pyarrow as pa
+
+from airflow_geneva import connect, udf
+
+# --8<-- [start:define]
+from airflow_geneva import Fail, Retry, Skip
+
+
+@udf(
+    data_type=pa.float64(),
+    on_error=[Retry(ConnectionError, attempts=3), Skip(ValueError, max_fraction=0.5), Fail()],
+    timeout=30.0,
+)
+def price(text: str) -> float:
+    return float(text)
+
+
+# --8<-- [end:define]
+db = connect("shop")
+table = db.create_table("offers", pa.table({"text": ["1.50", "2.25", "call us"]}))
+table.add_columns({"price": price})
+# --8<-- [start:read]
+r = table.backfill("price", udf=price, runner="inline")
+print(r)  # DONE: 2 rows computed, ... 1 failed
+
+for error in table.get_errors(r.job_id):
+    print(error)  # row address, exception, the function's own traceback
+table.get_failed_row_addresses(column_name="price")  # rows that hold no value today
+# --8<-- [end:read]
+
+
+@udf(data_type=pa.float64(), name="price")
+def lenient_price(text: str) -> float:
+    return float(text) if text[0].isdigit() else 0.0
+
+
+# --8<-- [start:again]
+table.backfill("price", udf=lenient_price, errors_only=True, runner="inline")
+# --8<-- [end:again]
+# --8<-- [start:jobs]
+future = table.backfill_async("price", udf=lenient_price, on_code_change="new_rows", runner="inline")
+print(future.status())
+print(future.result())
+for job in db.jobs():
+    print(job)
+# --8<-- [end:jobs]

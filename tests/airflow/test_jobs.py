@@ -1,0 +1,68 @@
+"""The record of a job that Airflow runs: whose it is, how far each shard is, and why one failed."""
+
+from __future__ import annotations
+
+import pytest
+from airflow.sdk import DAG
+
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.heartbeat import Heartbeat
+from airflow_geneva.job.record import Job, read_job
+from airflow_geneva.task_groups import BackfillTaskGroup
+from tests.airflow.conftest import Desk
+from tests.airflow.driving import Driver
+
+pytestmark = pytest.mark.airflow
+
+ROWS = 10
+
+
+def run_group(desk: Desk) -> Driver:
+    with DAG(f"dag_{desk.table.name}", schedule=None) as dag:
+        BackfillTaskGroup(table=desk.table.name, column="n", inline_below_rows=10**9, shard_size=1)
+    return Driver.trigger(dag).go()
+
+
+def job_of(desk: Desk, run: Driver) -> Job:
+    """The job of a run, its shards included."""
+    job = desk.database.job(run.xcom("backfill.plan", "summary")["job_id"])
+    assert isinstance(job, Job)
+    return job
+
+
+def test_a_job_knows_its_airflow_run_and_the_time_of_every_stage(desk: Desk) -> None:
+    desk.append("ab")
+    desk.define(n="length")
+    run = run_group(desk)
+    assert run.state == "success", run.errors
+    job = job_of(desk, run)
+    assert job.airflow is not None
+    assert (job.airflow.dag_id, job.airflow.task_id) == (f"dag_{desk.table.name}", "backfill.plan")
+    assert (job.state, job.rows_committed, len(job.commits)) == ("DONE", 2 * ROWS, 2)
+    assert set(job.seconds) == {"plan", "apply", "commit", "finish"}
+    assert [dict(shard.seconds).keys() for shard in job.shards] == [{"apply", "commit"}] * 2
+    heartbeat = Heartbeat.from_json(JobFolder.of(desk.table.location.checkpoints, job.id).read("heartbeat.json"))
+    assert heartbeat is not None
+    assert (heartbeat.stage, heartbeat.over) == ("finish", True)
+
+
+def test_the_record_says_which_shard_failed_and_why_until_it_is_mended(desk: Desk) -> None:
+    desk.append("abc")
+    desk.define(n="length")
+    desk.break_at("b04")
+    run = run_group(desk)
+    job = job_of(desk, run)
+    assert (job.state, job.open, job.rows_committed, job.rows_left) == ("FAILED", False, 2 * ROWS, ROWS)
+    assert job.error is not None
+    assert "1 of 3 shards were not committed: [1]. Shard 1:" in job.error
+    assert "b04" in job.error
+    assert [shard.stage for shard in job.shards] == ["committed", "applying", "committed"]
+    assert [shard.error is None for shard in job.shards] == [True, False, True]
+    assert "shard 1: applying, 4 of 10 rows checkpointed" in str(job)
+    assert "failed: Computing" in str(job)
+
+    desk.mend()
+    run.clear(("backfill.shards.apply", 1)).go()
+    job = read_job(JobFolder.of(desk.table.location.checkpoints, job.id)) or job
+    assert (job.state, job.error, job.rows_committed) == ("DONE", None, 3 * ROWS)
+    assert [shard.error for shard in job.shards] == [None] * 3

@@ -1,0 +1,269 @@
+"""Rows that a UDF fails on: what is stored, what is told, and when they are tried again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import UDF, Fail, Retry, Skip, udf
+from airflow_geneva.errors import JobFailed
+from airflow_geneva.table import Table
+from tests.counting import Trace, leave_trace
+from tests.engine.conftest import MakeTable
+from tests.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
+
+BAD = (3, 30, 77)
+
+
+def picky(
+    bad: Sequence[int] = BAD, version: str = "1", form: str = "scalar", on_error: Any = "skip", **settings: Any
+) -> UDF:  # fmt: skip
+    """A UDF that raises on some inputs; its trace has every row it was asked about."""
+
+    def row(x: int) -> int:
+        leave_trace([x])
+        if x in bad:
+            raise ValueError(f"cannot do {x}")
+        return 3 * x
+
+    def array(x: pa.Int64Array) -> pa.Int64Array:
+        leave_trace(x)
+        found = [value for value in x.to_pylist() if value in bad]
+        if found:
+            raise ValueError(f"cannot do {found[0]}")
+        return pa.array([3 * value for value in x.to_pylist()], pa.int64())
+
+    function: Callable[..., Any] = row if form == "scalar" else array
+    return udf(data_type=pa.int64(), name="picky", version=version, on_error=on_error, **settings)(function)
+
+
+def expected(bad: Sequence[int] = BAD) -> Callable[[int], int | None]:
+    return lambda x: None if x in bad else 3 * x
+
+
+@pytest.fixture
+def table(make_table: MakeTable) -> Table:
+    made = make_table(100)
+    made.add_columns({"y": picky()})
+    return made
+
+
+def run(table: Table, function: UDF, **arguments: Any) -> Any:
+    return table.backfill("y", udf=function, runner="inline", **arguments)
+
+
+@pytest.mark.parametrize("form", ["scalar", "array"])
+def test_skipped_rows_are_null_counted_and_listed(table: Table, trace: Trace, form: str) -> None:
+    result = run(table, picky(form=form))
+    assert (result.state, result.rows_computed, result.rows_failed, result.rows_left) == ("DONE", 97, 3, 0)
+    assert_honest(result, table)
+    assert_right(table, "y", expected())
+    if form == "scalar":
+        assert_exact(trace, range(100))
+    records = table.get_errors(result.job_id, "y")
+    assert {(r.row_address >> 32) * 25 + (r.row_address & 0xFFFFFFFF) for r in records} == set(BAD)
+    ids = dict(zip(*table.lance.to_table(columns=["id"], with_row_id=True).to_pydict().values(), strict=True))
+    for record in records:
+        assert (record.column, record.udf, record.exception, record.attempt) == ("y", "picky", "builtins.ValueError", 1)
+        assert record.row_id == ids[int(record.message.removeprefix("cannot do "))]
+        assert "raise ValueError" in record.traceback
+    assert table.get_failed_row_addresses(result.job_id) == sorted(r.row_address for r in records)
+    assert table.get_failed_row_addresses(column_name="y") == sorted(r.row_address for r in records)
+
+
+@pytest.mark.parametrize("form", ["scalar", "array"])
+def test_failed_rows_are_tried_in_three_runs_and_then_only_listed(table: Table, trace: Trace, form: str) -> None:
+    for attempt in (1, 2, 3):
+        trace.clear()
+        result = run(table, picky(form=form))
+        assert result.rows_failed == 3
+        if attempt > 1 or form == "scalar":
+            assert set(trace.counts()) == set(BAD if attempt > 1 else range(100))
+        assert {record.attempt for record in table.get_errors(result.job_id)} == {attempt}
+    assert_right(table, "y", expected())
+    plan = table.plan_backfill("y", udf=picky(form=form))
+    assert "3 rows failed in 3 runs and are not tried again" in str(plan)
+    assert "failed in 3 runs" in {tally.reason for tally in plan.tallies}
+    assert_nothing_to_do_is_free(table, "y", trace, udf=picky(form=form))
+    assert len(table.get_failed_row_addresses()) == 3
+    trace.clear()
+    result = run(table, picky(form=form), errors_only=True)
+    assert (set(trace.counts()), result.rows_failed) == (set(BAD), 3)
+    assert_nothing_to_do_is_free(table, "y", trace, udf=picky(form=form))
+
+
+def test_a_row_that_succeeds_in_a_later_run_is_failed_no_more(table: Table, trace: Trace) -> None:
+    run(table, picky())
+    trace.clear()
+    result = run(table, picky(bad=(3,)))
+    assert_exact(trace, BAD)
+    assert (result.rows_computed, result.rows_failed, result.rows_skipped) == (2, 1, 97)
+    assert_right(table, "y", expected((3,)))
+    assert table.get_failed_row_addresses(column_name="y") == [3]
+
+
+def test_new_code_runs_just_the_failed_rows_when_asked_for_errors_only(table: Table, trace: Trace) -> None:
+    for _ in range(3):
+        run(table, picky())
+    trace.clear()
+    result = run(table, picky(bad=(), version="2"), errors_only=True)
+    assert_exact(trace, BAD)
+    assert (result.rows_computed, result.rows_failed) == (3, 0)
+    assert_right(table, "y", expected(()))
+    assert table.get_failed_row_addresses() == []
+
+
+def test_a_failed_row_whose_input_changes_starts_anew(table: Table, trace: Trace) -> None:
+    for _ in range(3):
+        run(table, picky())
+    table.lance.update({"x": "x + 1"}, where="id = 3")
+    trace.clear()
+    result = run(table, picky())
+    assert_exact(trace, [4])
+    assert result.rows_failed == 0
+    assert_right(table, "y", expected())
+
+
+def test_runs_are_counted_through_compaction_and_unrelated_updates(table: Table, trace: Trace) -> None:
+    table.lance.add_columns({"other": "id"})
+    run(table, picky())
+    table.lance.optimize.compact_files()
+    run(table, picky())
+    table.lance.update({"other": "0"}, where="id < 50")
+    trace.clear()
+    result = run(table, picky())
+    assert_exact(trace, BAD)
+    assert {record.attempt for record in table.get_errors(result.job_id)} == {3}
+    table.lance.optimize.compact_files()
+    table.lance.update({"other": "1"}, where="id = 30")
+    assert_nothing_to_do_is_free(table, "y", trace, udf=picky())
+    addresses = table.lance.to_table(columns=["x"], filter="x IN (3, 30, 77)", with_row_address=True)["_rowaddr"]
+    assert table.get_failed_row_addresses() == sorted(addresses.to_pylist())
+
+
+def test_a_computed_row_whose_new_input_fails_loses_its_old_value(table: Table, trace: Trace) -> None:
+    run(table, picky(bad=()))
+    table.lance.update({"x": "30"}, where="id = 8")
+    trace.clear()
+    result = run(table, picky(bad=(30,)))
+    assert_exact(trace, [30])
+    assert result.rows_failed == 1
+    assert dict(zip(*table.lance.to_table(columns=["id", "y"]).to_pydict().values(), strict=True))[8] is None
+
+
+def test_failed_rows_of_a_filter_are_tried_again_under_it(table: Table, trace: Trace) -> None:
+    run(table, picky(), where="x < 50")
+    trace.clear()
+    result = run(table, picky(), where="x < 50")
+    assert_exact(trace, (3, 30))
+    assert (result.rows_failed, result.rows_skipped) == (2, 98)
+    trace.clear()
+    run(table, picky())
+    assert_exact(trace, [3, 30, *range(50, 100)])
+    trace.clear()
+    run(table, picky())
+    assert_exact(trace, [77])
+
+
+@pytest.mark.parametrize("limit", [{"max_count": 1}, {"max_fraction": 0.01}])
+@pytest.mark.parametrize("form", ["scalar", "array"])
+def test_more_skipped_rows_than_allowed_end_the_job_and_keep_what_was_computed(
+    table: Table, trace: Trace, limit: dict[str, Any], form: str
+) -> None:
+    version = table.version
+    strict = picky(form=form, on_error=[Skip(ValueError, **limit)])
+    with pytest.raises(JobFailed, match="lets a job skip at most .* and 2 failed") as caught:
+        run(table, strict, batch_size=10)
+    assert caught.value.result is not None
+    assert (caught.value.result.state, caught.value.result.rows_left) == ("FAILED", 100)
+    assert table.version == version
+    assert len(table.get_errors(caught.value.result.job_id)) == 2
+    trace.clear()
+    result = run(table, picky(form=form, bad=()))
+    assert (result.rows_computed + result.rows_reused, result.rows_failed) == (100, 0)
+    assert set(trace.counts()) >= {3, 30, *range(50, 100)}
+    assert not set(trace.counts()) & set(range(3))
+
+
+def test_a_limit_that_holds_lets_the_job_pass(table: Table, trace: Trace) -> None:
+    result = run(table, picky(on_error=[Skip(ValueError, max_count=3, max_fraction=0.03)]))
+    assert (result.state, result.rows_failed) == ("DONE", 3)
+
+
+@pytest.mark.parametrize("form", ["scalar", "array"])
+def test_fail_names_the_row_and_keeps_what_came_before(table: Table, trace: Trace, form: str) -> None:
+    with pytest.raises(JobFailed) as caught:
+        run(table, picky(bad=(30,), form=form, on_error="fail"), batch_size=50)
+    message = str(caught.value)
+    assert f"row 5 of fragment 1 (row address {1 << 32 | 5})" in message
+    assert "cannot do 30" in message
+    assert "x: int64" in message
+    assert "raise ValueError" in message
+    assert caught.value.result is not None
+    (record,) = table.get_errors(caught.value.result.job_id)
+    assert record.row_address == 1 << 32 | 5
+    trace.clear()
+    result = run(table, picky(bad=(), form=form, on_error="fail"))
+    assert_exact(trace, range(30, 100))
+    assert (result.rows_computed, result.rows_reused) == (70, 30)
+    assert_right(table, "y", expected(()))
+
+
+def test_rules_are_looked_at_in_order(table: Table, trace: Trace) -> None:
+    rules = [Retry(ValueError, attempts=2, backoff=0.0), Skip(ValueError), Fail()]
+    result = run(table, picky(on_error=rules))
+    assert (result.rows_computed, result.rows_failed) == (97, 3)
+    assert all(trace.counts()[x] == (2 if x in BAD else 1) for x in range(100))
+    assert {record.calls for record in table.get_errors()} == {2}
+    with pytest.raises(JobFailed, match="cannot do 3"):
+        run(table, picky(version="2", on_error=[Skip(KeyError), Fail()]), on_code_change="recompute")
+
+
+def test_a_row_that_takes_too_long_fails(make_table: MakeTable, trace: Trace) -> None:
+    @udf(data_type=pa.int64(), version="1", on_error="skip", timeout=0.5)
+    def stuck(x: int) -> int:
+        leave_trace([x])
+        while x == 7:
+            pass
+        return x
+
+    table = make_table(30)
+    table.add_columns({"y": stuck})
+    result = table.backfill("y", udf=stuck, runner="inline")
+    assert (result.rows_computed, result.rows_failed) == (29, 1)
+    (record,) = table.get_errors()
+    assert (record.exception, record.row_address) == ("builtins.TimeoutError", 7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["scalar", "array"])
+def test_a_udf_that_kills_its_process_on_3_rows_of_100_000_fails_on_these_rows_only(
+    make_table: MakeTable, form: str
+) -> None:
+    bad = (5, 49_999, 77_777)
+
+    def crash(found: bool) -> None:
+        if found:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    def row(x: int) -> int:
+        crash(x in bad)
+        return 3 * x
+
+    def array(x: pa.Int64Array) -> pa.Int64Array:
+        crash(any(value in bad for value in x.to_pylist()))
+        return pa.array([3 * value for value in x.to_pylist()], pa.int64())
+
+    deadly = udf(data_type=pa.int64(), version="1", on_error="skip")(row if form == "scalar" else array)
+    table = make_table(100_000, per_fragment=10_000)
+    table.add_columns({"y": deadly})
+    result = table.backfill("y", udf=deadly, runner="inline")
+    assert (result.rows_computed, result.rows_failed) == (99_997, 3)
+    assert_right(table, "y", expected(bad))
+    assert len(table.get_errors()) == 3
+    assert {record.exception.rpartition(".")[2] for record in table.get_errors()} == {"UdfCrashed"}

@@ -1,0 +1,277 @@
+"""Jobs on record: while they run, when they are killed, in the background, and among ten thousand others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import connect, udf
+from airflow_geneva.database import Database
+from airflow_geneva.errors import InvalidInput, JobFailed
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.heartbeat import SILENT_WHILE_WORKING
+from airflow_geneva.job.record import Job, read_job
+from airflow_geneva.run.background import JobFuture, start_in_background
+from airflow_geneva.run.job import Stopwatch
+from airflow_geneva.storage import Storage
+from airflow_geneva.table import Table
+from airflow_geneva.udf import UDF
+from tests.counting import Trace, triple
+from tests.engine.conftest import MakeTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Gate:
+    """A UDF that stops in front of one value until it is let through."""
+
+    def __init__(self, before: int) -> None:
+        self.before = before
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+
+    def udf(self) -> UDF:
+        def gated(x: int) -> int:
+            if x == self.before:
+                self.reached.set()
+                self.opened.wait()
+            return 2 * x
+
+        return udf(data_type=pa.int64(), version="1", name="gated")(gated)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate(before=60)
+    yield made
+    made.opened.set()
+
+
+def start(table: Table, function: UDF, **sizing: int) -> JobFuture:
+    plan = table.plan_backfill("y", udf=function, **sizing)
+    return start_in_background(plan, table.location, function, "inline", Stopwatch())
+
+
+def test_a_job_can_be_watched_while_it_runs(make_table: MakeTable, tmp_path: Path, gate: Gate) -> None:
+    table = make_table(100, per_fragment=25)
+    table.add_columns({"y": gate.udf()})
+    future = start(table, gate.udf(), shard_size=1, batch_size=5)
+    gate.reached.wait()
+    job = connect(tmp_path / "db").job(future.job_id)
+    assert (job.state, job.open, job.stage, job.target) == ("RUNNING", True, "apply", "docs.y")
+    assert [shard.stage for shard in job.shards] == ["committed", "committed", "applying", "waiting"]
+    assert (job.rows_committed, job.rows_left, len(job.commits)) == (50, 50, 2)
+    assert job.rows_checkpointed >= job.rows_ready >= job.rows_committed
+    assert not future.done()
+    assert future.status().state == "RUNNING"
+    assert repr(future) == f"JobFuture(docs.y, job_id={future.job_id!r}, running)"
+    with pytest.raises(TimeoutError, match="goes on"):
+        future.result(timeout=0.01)
+
+    gate.opened.set()
+    result = future.result()
+    job = future.status()
+    assert (result.state, result.job_id, result.rows_computed) == ("DONE", future.job_id, 100)
+    assert (job.state, job.rows_checkpointed, job.rows_ready, job.rows_committed) == ("DONE", 100, 100, 100)
+    assert job.commits == result.commits
+    assert set(job.seconds) == {"plan", "apply", "commit", "finish"}
+    assert repr(future).endswith("DONE)")
+
+
+def test_a_background_job_that_fails_raises_from_its_result(make_table: MakeTable) -> None:
+    @udf(data_type=pa.int64(), version="1")
+    def breaks(x: int) -> int:
+        return 1 // (x - 30)
+
+    table = make_table(100, per_fragment=25)
+    table.add_columns({"y": breaks})
+    future = start(table, breaks, shard_size=1)
+    with pytest.raises(JobFailed, match="ZeroDivisionError") as caught:
+        future.result()
+    assert caught.value.result is not None
+    assert caught.value.result.rows_computed == 25
+    job = future.status()
+    assert (job.state, job.rows_committed, job.rows_left) == ("FAILED", 25, 75)
+    assert job.error is not None
+    assert "ZeroDivisionError" in job.error
+    assert repr(future).endswith("failed)")
+
+
+def test_what_cannot_be_started_is_refused_by_the_call_itself(make_table: MakeTable) -> None:
+    table = make_table(10)
+    table.add_columns({"y": triple})
+    plan = table.plan_backfill("y")
+    Path(table.location.checkpoints.root).write_text("a file where the folder should be")
+    with pytest.raises(OSError, match="_checkpoints"):
+        start_in_background(plan, table.location, triple, "inline", Stopwatch())
+
+
+@pytest.mark.spark
+def test_a_background_job_uses_the_spark_session_that_is_there(make_table: MakeTable, spark: SparkSession) -> None:
+    table = make_table(100, per_fragment=25)
+    table.add_columns({"y": triple})
+    settings = dict(spark.conf.getAll)
+    future = start_in_background(table.plan_backfill("y"), table.location, triple, "spark", Stopwatch())
+    assert future.result().rows_computed == 100
+    (shard,) = future.status().shards
+    assert (shard.stage, shard.rows_committed, shard.fragments_ready) == ("committed", 100, 4)
+    assert dict(spark.conf.getAll) == settings, "a session of our own was laid over the caller's"
+
+
+SCRIPT = """
+import sys, time
+import pyarrow as pa
+from airflow_geneva import connect, udf
+from airflow_geneva.run.background import start_in_background
+from airflow_geneva.run.job import Stopwatch
+
+@udf(data_type=pa.int64(), version="1")
+def slow(x: int) -> int:
+    time.sleep(0.01)
+    return x
+
+table = connect(sys.argv[1]).open_table("docs")
+plan = table.plan_backfill("y", udf=slow, shard_size=1, intra_applier_concurrency=2)
+print(start_in_background(plan, table.location, slow, "inline", Stopwatch()).job_id)
+"""
+
+
+def test_a_program_that_ends_waits_for_its_background_job_and_says_so(make_table: MakeTable, tmp_path: Path) -> None:
+    @udf(data_type=pa.int64(), version="1")
+    def slow(x: int) -> int:
+        return x
+
+    table = make_table(40, per_fragment=10)
+    table.add_columns({"y": slow})
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "db")], capture_output=True, text=True, check=True
+    )  # fmt: skip
+    job_id = ran.stdout.strip()
+    assert f"this process waits for job {job_id}" in ran.stderr
+    assert connect(tmp_path / "db").job(job_id).state == "DONE"
+    assert table.count_rows("y = x") == 40
+
+
+def kill_at(table: Table, fault: str) -> None:
+    code = f"""
+from airflow_geneva import connect
+connect({str(Path(table.uri).parent)!r}).open_table("docs").backfill("y", runner="inline", shard_size=1)
+"""
+    environment = {**os.environ, "AIRFLOW_GENEVA_FAULT": fault}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("fault", "state", "stages"),
+    [
+        ("plan.recorded", "PENDING", []),
+        ("plan.saved", "PENDING", ["waiting", "waiting", "waiting", "waiting"]),
+        ("apply.step", "RUNNING", ["applying", "waiting", "waiting", "waiting"]),
+        ("commit.before:2", "RUNNING", ["committed", "committing", "waiting", "waiting"]),
+        ("finish.begin", "RUNNING", ["committed", "committed", "committed", "committed"]),
+    ],
+)
+def test_a_killed_job_says_how_far_it_was_and_is_found_dead_in_time(
+    make_table: MakeTable, trace: Trace, fault: str, state: str, stages: list[str]
+) -> None:
+    table = make_table(100, per_fragment=25)
+    table.add_columns({"y": triple})
+    kill_at(table, fault)
+    (name,) = os.listdir(table.location.checkpoints.folder("jobs").root)
+    folder = JobFolder.of(table.location.checkpoints, name)
+
+    def at(seconds: float) -> Job:
+        job = read_job(folder, now=time.time() + seconds)
+        assert job is not None
+        return job
+
+    job = at(0)
+    assert (job.state, job.open, job.dead) == (state, True, False)
+    assert [shard.stage for shard in job.shards] == stages
+    assert job.rows_committed == 25 * stages.count("committed")
+    assert (at(SILENT_WHILE_WORKING + 60).dead, at(24 * 3600 + 60).dead) == (state == "RUNNING", True)
+    assert table.backfill("y", runner="inline").state == "DONE"
+
+
+def test_the_share_of_reused_work_is_on_record(make_table: MakeTable, trace: Trace, tmp_path: Path) -> None:
+    table = make_table(100, per_fragment=25)
+    table.add_columns({"y": triple})
+    kill_at(table, "commit.before:2")
+    result = table.backfill("y", runner="inline")
+    job = connect(tmp_path / "db").job(result.job_id)
+    assert (job.rows_skipped, job.rows_reused, job.rows_computed) == (25, 25, 50)
+    assert job.share_reused == pytest.approx(1 / 3)
+
+
+def test_a_job_with_nothing_to_do_is_on_record_and_leaves_no_heartbeat(make_table: MakeTable, tmp_path: Path) -> None:
+    table = make_table(10)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline")
+    result = table.backfill("y", runner="inline")
+    job = connect(tmp_path / "db").job(result.job_id)
+    assert (job.state, job.rows_skipped, job.shards, job.commits) == ("DONE", 10, (), ())
+    files = os.listdir(JobFolder.of(table.location.checkpoints, job.id).storage.root)
+    assert sorted(name for name in files if not name.startswith("plan-")) == ["job.json", "result.json"]
+
+
+def test_only_the_jobs_that_are_asked_for_are_read(
+    make_table: MakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(10)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline")
+    database = connect(tmp_path / "db")
+    database.create_table("other", pa.table({"x": [1]}))
+    copy_jobs(database, 2000)
+    read: list[str] = []
+    real = Storage.read_bytes
+
+    def counting(self: Storage, name: str) -> bytes:
+        read.append(self.path(name))
+        return real(self, name)
+
+    monkeypatch.setattr(Storage, "read_bytes", counting)
+    newest = database.jobs(newest=5)
+    assert [job.id for job in newest] == sorted((job.id for job in newest), reverse=True)
+    assert len(newest) == 5
+    assert len(read) <= 5 * 3
+    assert database.jobs(table="other") == []
+    read.clear()
+    assert database.job(newest[3].id).rows_computed == 10
+    assert len(read) <= 12
+    assert len(database.jobs(newest=None)) == 2001
+
+
+def copy_jobs(database: Database, count: int) -> None:
+    """Make many jobs of the only one, older than it."""
+    (job,) = database.jobs()
+    root = Path(database.location("docs").checkpoints.folder("jobs").root)
+    for number in range(count):
+        name = f"2020{number:016}-copy"
+        shutil.copytree(root / job.id, root / name)
+        record = json.loads((root / name / "job.json").read_text())
+        (root / name / "job.json").write_text(json.dumps({**record, "id": name}))
+
+
+def test_asking_for_what_is_not_there_says_so(make_table: MakeTable, tmp_path: Path) -> None:
+    make_table(10)
+    database = connect(tmp_path / "db")
+    with pytest.raises(InvalidInput, match="There is no job 'x'"):
+        database.job("x")
+    with pytest.raises(InvalidInput, match="is not a job id"):
+        database.job("../x")
+    with pytest.raises(InvalidInput, match="There is no table 'nope'"):
+        database.jobs(table="nope")

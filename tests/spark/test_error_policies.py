@@ -1,0 +1,49 @@
+"""Error policies where Spark runs the UDF: a row may fail, a task does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import airflow_geneva
+from airflow_geneva.errors import JobFailed
+from tests.udfs_for_tests import picky
+
+pytestmark = pytest.mark.spark
+
+
+def make_table(tmp_path: Path, function: airflow_geneva.UDF, rows: int = 10_000) -> airflow_geneva.Table:
+    data = pa.table({"x": pa.array(range(rows))})
+    table = airflow_geneva.connect(tmp_path / "db").create_table("numbers", data, max_rows_per_file=rows // 5)
+    table.add_columns({"y": function})
+    return table
+
+
+@pytest.mark.parametrize("function", [picky.skipping, picky.deadly])
+def test_failed_rows_are_null_and_listed_and_no_task_is_lost(
+    spark: object, tmp_path: Path, function: airflow_geneva.UDF
+) -> None:
+    table = make_table(tmp_path, function)
+    result = table.backfill("y", task_size=1_500, batch_size=500)
+    assert (result.state, result.rows_computed, result.rows_failed) == ("DONE", 9_990, 10)
+    rows = table.lance.to_table(with_row_address=True).to_pylist()
+    assert all(row["y"] == (None if picky.is_bad(row["x"]) else 2 * row["x"]) for row in rows)
+    failed = sorted(row["_rowaddr"] for row in rows if row["y"] is None)
+    assert table.get_failed_row_addresses(result.job_id) == table.get_failed_row_addresses() == failed
+    assert len(table.get_errors(result.job_id)) == 10
+
+
+def test_limits_count_over_all_tasks_of_a_job(spark: object, tmp_path: Path) -> None:
+    table = make_table(tmp_path, picky.limited)
+    version = table.version
+    with pytest.raises(JobFailed, match="at most 4 rows"):
+        table.backfill("y", task_size=2_000)
+    assert table.version == version
+
+
+def test_a_worker_that_dies_without_a_policy_is_told_how_its_row_is_found(spark: object, tmp_path: Path) -> None:
+    table = make_table(tmp_path, picky.deadly_without_a_policy, 1_000)
+    with pytest.raises(JobFailed, match='UDF .*deadly_without_a_policy.* died.*on_error="skip"'):
+        table.backfill("y")

@@ -1,0 +1,219 @@
+"""The commands about jobs, on real tables: running, killed, failed, and many."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from airflow_geneva import connect, udf
+from airflow_geneva.cli import app
+from airflow_geneva.job.error_records import ErrorRecord, write_errors
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.run.background import start_in_background
+from airflow_geneva.run.job import Stopwatch
+from airflow_geneva.table import Table
+from tests.counting import triple
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    rows = pa.table({"x": pa.array(range(100), pa.int64())})
+    made = connect(tmp_path / "db").create_table("docs", rows, max_rows_per_file=25)
+    made.add_columns({"y": triple})
+    return made
+
+
+@pytest.fixture
+def db(table: Table) -> str:
+    return str(Path(table.uri).parent)
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    """What a command prints; its errors when it is to fail."""
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return " ".join(result.stderr.split()) if code else result.stdout
+
+
+def read(*arguments: str) -> Any:
+    return json.loads(run(*arguments, "--json"))
+
+
+def test_jobs_lists_the_newest_first(table: Table, db: str) -> None:
+    assert "No jobs." in run("jobs", db)
+    first = table.backfill("y", runner="inline")
+    second = table.backfill("y", runner="inline")
+    lines = run("jobs", db).splitlines()
+    assert [line.split()[:3] for line in lines[1:]] == [
+        [second.job_id, "DONE", "docs.y"],
+        [first.job_id, "DONE", "docs.y"],
+    ]
+    assert [job["id"] for job in read("jobs", db, "--newest", "1")] == [second.job_id]
+    assert read("jobs", db, "--table", "docs")[1]["rows_computed"] == 100
+
+
+def test_status_shows_a_job_and_its_shards(table: Table, db: str) -> None:
+    job = table.backfill("y", runner="inline", shard_size=2)
+    text = run("status", db, job.job_id)
+    assert text.startswith("DONE: backfill of docs.y with triple")
+    assert "100 of 100 rows due: 100 checkpointed, 100 ready to commit, 100 committed, 0 left" in text
+    assert len(re.findall(r"shard \d .* committed +50 of 50 rows checkpointed +50 ready, 50 committed", text)) == 2
+    assert read("status", db, job.job_id)["shards"][1]["rows_committed"] == 50
+
+
+def test_status_watches_a_job_until_it_has_ended(table: Table, db: str) -> None:
+    reached, opened = threading.Event(), threading.Event()
+
+    def gated(x: int) -> int:
+        if x == 60:
+            reached.set()
+            opened.wait()
+        return 3 * x + 1
+
+    function = udf(data_type=pa.int64(), version="1", name="gated")(gated)
+    table.alter_columns({"y": function})
+    plan = table.plan_backfill("y", udf=function, shard_size=1, batch_size=5)
+    future = start_in_background(plan, table.location, function, "inline", Stopwatch())
+    reached.wait()
+    try:
+        running = run("status", db, future.job_id)
+        assert running.startswith("RUNNING: backfill of docs.y")
+        assert re.search(r"shard 1 .*committed", running)
+        assert re.search(r"shard 2 .*applying", running)
+        assert re.search(r"shard 3 .*waiting +0 of 25 rows", running)
+        assert [job["state"] for job in read("jobs", db)] == ["RUNNING"]
+        threading.Timer(0.5, opened.set).start()
+        watched = run("status", db, future.job_id, "--watch")
+    finally:
+        opened.set()
+    assert watched.startswith("DONE")
+    assert future.done() or future.result().state == "DONE"
+    lines = [json.loads(line) for line in run("status", db, future.job_id, "--watch", "--json").splitlines()]
+    assert [line["state"] for line in lines] == ["DONE"]
+
+
+def test_status_of_a_killed_job_says_how_far_it_was(table: Table, db: str) -> None:
+    code = f"""
+from airflow_geneva import connect
+connect({db!r}).open_table("docs").backfill("y", runner="inline", shard_size=1)
+"""
+    environment = {**os.environ, "AIRFLOW_GENEVA_FAULT": "commit.after:2"}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == -signal.SIGKILL
+    (job,) = read("jobs", db)
+    assert (job["state"], job["dead"], job["open"], job["stage"]) == ("RUNNING", False, True, "commit")
+    text = run("status", db, job["id"])
+    assert re.search(r"shard 0 .*committed +25 of 25", text)
+    assert re.search(r"shard 1 .*committing +25 of 25 rows checkpointed +25 ready, 0 committed", text)
+    # Nobody beats for it any more, and a day is over.
+    folder = JobFolder.of(table.location.checkpoints, job["id"])
+    record = folder.read("job.json")
+    assert record is not None
+    folder.storage.write_json("job.json", {**record, "started": 1.0})
+    folder.storage.write_json("heartbeat.json", {"at": 2.0, "stage": "commit"})
+    assert run("status", db, job["id"], "--watch").startswith("RUNNING (found dead): backfill")
+    assert "RUNNING (dead)" in run("jobs", db)
+
+
+def test_a_failed_job_shows_its_error_whatever_signs_are_in_it(table: Table, db: str) -> None:
+    @udf(data_type=pa.int64(), version="1")
+    def breaks(x: int) -> int:
+        raise ValueError("[bold]no[/nothing] closes this")
+
+    table.alter_columns({"y": breaks})
+    with pytest.raises(Exception, match="closes this"):
+        table.backfill("y", udf=breaks, runner="inline", where="x > 3")
+    (job,) = read("jobs", db)
+    assert (job["state"], job["rows_left"], job["where"]) == ("FAILED", 96, "x > 3")
+    assert "[bold]no[/nothing] closes this" in run("status", db, job["id"])
+
+
+def test_errors_prints_rows_with_their_traceback(table: Table, db: str) -> None:
+    assert "No errors." in run("errors", db)
+    job = table.backfill("y", runner="inline")
+    trace = "Traceback\n  here"
+    records = [
+        ErrorRecord(job.job_id, column, "f", "v", (1 << 32) | row, row, "ValueError", "[red]bad", trace, 1, 1, at)
+        for column, row, at in [("y", 5, 10.0), ("y", 6, 20.0), ("z", 7, 30.0)]
+    ]
+    write_errors(JobFolder.of(table.location.checkpoints, job.job_id).storage, "range-0-10", records)
+    text = run("errors", db)
+    assert text.startswith("docs: row address 4294967303 (fragment 1, offset 7): ValueError: [red]bad")
+    assert text.count("    here") + text.count("  Traceback") == 6
+    assert [record["row_id"] for record in read("errors", db, "--column", "y")] == [6, 5]
+    assert [record["row_id"] for record in read("errors", db, "--job", job.job_id, "--newest", "1")] == [7]
+    assert "2 older ones are not shown" in run("errors", db, "--newest", "1")
+    assert read("errors", db, "--table", "docs")[0]["table"] == "docs"
+
+
+def test_plan_explains_and_writes_nothing(table: Table, db: str) -> None:
+    text = run("plan", db, "docs", "y", "--where", "x < 50")
+    assert "Backfill of docs.y with triple" in text
+    assert "where x < 50" in text
+    assert "100 rows: 50 pending" in text
+    assert read("jobs", db) == []
+    assert "with double (version" in run("plan", db, "docs", "y", "--udf", "tests.counting:double")
+
+
+def test_plan_prints_what_a_job_carries_out(table: Table, db: str) -> None:
+    ran = table.backfill("y", runner="inline", shard_size=2)
+    idle = table.backfill("y", runner="inline")
+    text = run("plan", db, "--job", ran.job_id)
+    assert "100 rows, 100 pending, 0 with nothing to do" in text
+    assert text.count("50 rows in 2 fragment(s)") == 2
+    assert "Nothing was to be done: all 100 rows" in run("plan", db, "--job", idle.job_id)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["jobs"], "Error: Expected DB, got 0 argument(s)"),
+        (["jobs", "{db}", "more"], "Error: Expected DB, got 2 argument(s)"),
+        (["jobs", "{db}/nowhere"], "no such folder"),
+        (["jobs", "{db}", "--table", "nope"], "There is no table 'nope'"),
+        (["status", "{db}"], "Error: Expected DB JOB, got 1 argument(s)"),
+        (["status", "{db}", "20200101-x"], "There is no job '20200101-x'"),
+        (["status", "{db}", "../../x"], "is not a job id"),
+        (["errors", "{db}", "--job", "x"], "There is no job 'x'"),
+        (["plan", "{db}", "docs", "nope"], "Column 'nope' is not defined in table 'docs'"),
+        (["plan", "{db}", "docs", "y", "--where", "nope > 1"], "nope"),
+        (["plan", "{db}", "--job", "x"], "There is no job 'x'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_message_and_exit_code_1(
+    table: Table, db: str, arguments: list[str], message: str
+) -> None:
+    assert message in run(*(argument.format(db=db) for argument in arguments), code=1)
+
+
+def test_credentials_come_from_the_environment_and_never_show(
+    table: Table, db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_GENEVA_STORAGE_OPTIONS", '{"aws_secret_access_key": "hunter2"}')
+    job = table.backfill("y", runner="inline")
+    assert "hunter2" not in run("status", db, job.job_id) + run("jobs", db) + run("plan", db, "--job", job.job_id)
+    monkeypatch.setenv("AIRFLOW_GENEVA_STORAGE_OPTIONS", "hunter2")
+    message = run("jobs", db, code=1)
+    assert "not JSON" in message
+    assert "hunter2" not in message
+
+
+def test_an_airflow_connection_names_the_database(table: Table, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = table.backfill("y", runner="inline")
+    connection = {"conn_type": "lance", "host": db, "extra": {"storage_options": {"aws_region": "eu-west-1"}}}
+    monkeypatch.setenv("AIRFLOW_CONN_MY_LANCE", json.dumps(connection))
+    assert [found["id"] for found in read("jobs", "--conn-id", "my_lance")] == [job.job_id]
+    assert read("status", job.job_id, "--conn-id", "my_lance")["id"] == job.job_id
+    assert read("status", db, job.job_id, "--conn-id", "my_lance")["id"] == job.job_id
+    assert "Airflow connection 'nobody' does not exist" in run("jobs", "--conn-id", "nobody", code=1)

@@ -1,0 +1,282 @@
+"""A job as it is read from its folder: state, life, counts, and what older versions of the package wrote."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_geneva.job.error_records import ErrorRecord, count_errors, read_errors, write_errors
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.heartbeat import SILENT_WHILE_WAITING, SILENT_WHILE_WORKING
+from airflow_geneva.job.progress import Reporter
+from airflow_geneva.job.record import Job, read_job, read_jobs
+from airflow_geneva.job.result import BackfillResult, ShardResult
+from airflow_geneva.storage import Storage
+
+PRINT = "f" * 64
+RECORD = {
+    "kind": "backfill",
+    "state": "PENDING",
+    "table": "docs",
+    "column": "n",
+    "udf": "length",
+    "udf_version": "abc",
+    "where": None,
+    "version": 7,
+    "read_version": None,
+    "rows_total": 1000,
+    "rows_pending": 300,
+    "shards": 2,
+    "started": 1_000_000.0,
+}
+SIZES = [
+    {"rows": 200, "fragments": 2, "staged": 1, "rows_staged": 100, "rows_held": 20},
+    {"rows": 100, "fragments": 1, "staged": 0, "rows_staged": 0, "rows_held": 0},
+]
+AIRFLOW = {"airflow": {"dag_id": "d", "run_id": "r", "task_id": "g.plan", "try": 2}}
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Storage:
+    return Storage.at(str(tmp_path / "_checkpoints"))
+
+
+@pytest.fixture
+def folder(checkpoints: Storage) -> JobFolder:
+    made = JobFolder.of(checkpoints, "20260101T000000-a")
+    made.write_record(RECORD)
+    return made
+
+
+def read(folder: JobFolder, now: float | None = None) -> Job:
+    job = read_job(folder, now=now)
+    assert job is not None
+    return job
+
+
+def beat(folder: JobFolder, at: float, stage: str, over: bool = False) -> None:
+    folder.storage.write_json("heartbeat.json", {"at": at, "stage": stage, "over": over})
+
+
+def end(folder: JobFolder, state: str = "DONE", **more: Any) -> None:
+    result = BackfillResult(folder.job_id, state, **more)
+    folder.write_result(state, result.to_json(), "it broke" if state == "FAILED" else None, errors=3)
+
+
+def test_a_planned_job_is_pending_and_knows_what_lies_ahead(folder: JobFolder) -> None:
+    folder.write_planned(PRINT, SIZES)
+    job = read(folder, now=RECORD["started"] + 5)
+    assert (job.state, job.open, job.dead, job.target) == ("PENDING", True, False, "docs.n")
+    assert (job.rows_total, job.rows_pending, job.rows_skipped, job.rows_left) == (1000, 300, 700, 300)
+    assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (120, 100, 0)
+    assert [shard.stage for shard in job.shards] == ["waiting", "waiting"]
+
+
+def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
+    folder.write_planned(PRINT, SIZES)
+    applying = Reporter(80, 1, folder.storage, "progress-0000.json", rows_held=20)
+    applying.add_rows(30)
+    applying.keep()
+    beat(folder, RECORD["started"] + 10, "apply")
+    job = read(folder, now=RECORD["started"] + 12)
+    assert (job.state, job.stage) == ("RUNNING", "apply")
+    assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (150, 100, 0)
+    assert (job.rows_computed, job.rows_left, job.commits) == (30, 300, ())
+
+    applying.add_rows(50)
+    applying.add_ready(100)
+    applying.keep()
+    committing = Reporter(200, 2, folder.storage, "committing-0000.json", rows_ready=200, ready=2)
+    committing.set_committed(1, 100, (8,))
+    job = read(folder, now=RECORD["started"] + 12)
+    assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (200, 200, 100)
+    assert (job.rows_left, job.commits, job.shards[0].fragments_committed) == (200, (8,), 1)
+
+    done = ShardResult(0, PRINT, rows_computed=80, rows_reused=118, rows_failed=2, fragments=2, versions=(8, 9))
+    folder.write_shard("commit", PRINT, 0, done.to_json())
+    job = read(folder, now=RECORD["started"] + 12)
+    assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (200, 200, 200)
+    assert (job.rows_computed, job.rows_reused, job.rows_failed, job.rows_left) == (80, 118, 2, 100)
+    assert (job.commits, [shard.stage for shard in job.shards]) == ((8, 9), ["committed", "waiting"])
+
+
+def test_what_a_shard_could_not_commit_stays_ready(folder: JobFolder) -> None:
+    folder.write_planned(PRINT, SIZES[:1])
+    folder.write_shard("apply", PRINT, 0, {"rows_run": 80, "seconds": 4.0})
+    partly = ShardResult(0, PRINT, rows_computed=100, rows_left=100, fragments=1, versions=(8,), seconds=0.5)
+    folder.write_shard("commit", PRINT, 0, partly.to_json())
+    (shard,) = read(folder).shards
+    assert (shard.rows_checkpointed, shard.rows_ready, shard.rows_committed) == (200, 200, 100)
+    assert dict(shard.seconds) == {"apply": 4.0, "commit": 0.5}
+
+
+def test_an_ended_job_says_what_its_result_says(folder: JobFolder) -> None:
+    folder.write_planned(PRINT, [])
+    end(
+        folder, rows_computed=225, rows_reused=75, rows_skipped=700, commits=(8, 9), seconds={"plan": 0.5, "apply": 9.0}
+    )
+    job = read(folder)
+    assert (job.state, job.open, job.dead) == ("DONE", False, False)
+    assert (job.rows_committed, job.share_reused, job.commits, job.errors) == (300, 0.25, (8, 9), 3)
+    assert job.seconds == {"plan": 0.5, "apply": 9.0}
+    assert job.ended is not None
+    assert job.took == job.ended - job.started
+
+
+def test_a_failed_job_tells_why(folder: JobFolder) -> None:
+    end(folder, "FAILED", rows_left=300)
+    job = read(folder)
+    assert (job.state, job.error, job.open) == ("FAILED", "it broke", False)
+    assert "Error: it broke" in str(job)
+
+
+@pytest.mark.parametrize(
+    ("stage", "over", "airflow", "limit"),
+    [
+        ("apply", False, False, SILENT_WHILE_WORKING),
+        ("apply", True, False, SILENT_WHILE_WAITING),
+        ("apply", False, True, SILENT_WHILE_WAITING),
+        ("plan", True, True, SILENT_WHILE_WAITING),
+        (None, False, False, SILENT_WHILE_WAITING),
+    ],
+)
+def test_a_job_is_dead_only_when_it_is_silent_for_longer_than_its_limit(
+    folder: JobFolder, stage: str | None, over: bool, airflow: bool, limit: float
+) -> None:
+    folder.write_record({**RECORD, **(AIRFLOW if airflow else {})})
+    last = RECORD["started"]
+    if stage is not None:
+        last += 500
+        beat(folder, last, stage, over)
+    alive, dead = read(folder, now=last + limit), read(folder, now=last + limit + 1)
+    assert (alive.dead, alive.open, alive.last_seen) == (False, True, last)
+    assert (dead.dead, dead.open, dead.state) == (True, False, alive.state)
+    assert "(found dead)" in str(dead)
+
+
+def test_an_ended_job_is_never_dead(folder: JobFolder) -> None:
+    end(folder)
+    assert not read(folder, now=time.time() + 1e9).dead
+
+
+def test_a_cleared_shard_opens_a_failed_job_again_until_it_falls_silent(folder: JobFolder) -> None:
+    end(folder, "FAILED")
+    ended = read(folder).ended
+    assert ended is not None
+    beat(folder, ended + 100, "apply")
+    assert read(folder, now=ended + 200).state == "RUNNING"
+    assert read(folder, now=ended + 200).open
+    assert read(folder, now=ended + 200 + SILENT_WHILE_WORKING).state == "FAILED"
+    beat(folder, ended + 100, "finish", over=True)
+    assert read(folder, now=ended + 200).state == "FAILED"
+
+
+def test_a_driver_that_came_too_late_leaves_a_finished_job_finished(folder: JobFolder) -> None:
+    end(folder, "DONE")
+    ended = read(folder).ended
+    assert ended is not None
+    beat(folder, ended + 100, "apply", over=True)
+    assert read(folder, now=ended + 200).state == "DONE"
+
+
+def test_planning_again_forgets_how_the_try_before_went(folder: JobFolder) -> None:
+    folder.write_planned(PRINT, SIZES)
+    Reporter(80, 1, folder.storage, "progress-0000.json", rows_done=80).keep()
+    beat(folder, time.time(), "apply")
+    end(folder, "FAILED")
+    folder.write_record(RECORD)
+    job = read(folder)
+    assert (job.state, job.shards, job.error, job.rows_checkpointed) == ("PENDING", (), None, 0)
+
+
+def test_records_of_older_versions_are_readable(checkpoints: Storage) -> None:
+    old = JobFolder.of(checkpoints, "20250101T000000-old")
+    old.storage.write_json("job.json", {**RECORD, "state": "RUNNING", "id": old.job_id})
+    old.storage.write_json("progress-0000.json", {"rows": 80, "rows_done": 30, "fragments": 1, "ready": 0})
+    assert (read(old).state, read(old).errors) == ("RUNNING", 0)
+    result = BackfillResult(old.job_id, "DONE", rows_computed=5).to_json()
+    old.storage.write_json("result.json", {"state": "DONE", "ended": 1_000_100.0, "result": result, "error": None})
+    assert (read(old).state, read(old).rows_computed, read(old).took) == ("DONE", 5, 100.0)
+
+
+def test_damaged_and_foreign_folders_do_not_hide_the_others(checkpoints: Storage, folder: JobFolder) -> None:
+    damaged = JobFolder.of(checkpoints, "20260102T000000-b")
+    damaged.storage.write_bytes("job.json", b'{"kind": "back')
+    checkpoints.write_bytes("jobs/not a job/x.json", b"{}")
+    folder.storage.write_bytes("heartbeat.json", b"")
+    folder.storage.write_bytes("planned.json", b"[1")
+    assert [job.id for job in read_jobs(checkpoints)] == [folder.job_id]
+
+
+def test_a_job_reads_well_and_goes_through_json(folder: JobFolder) -> None:
+    folder.write_record({**RECORD, **AIRFLOW, "where": "x > 1"})
+    folder.write_planned(PRINT, SIZES)
+    beat(folder, RECORD["started"] + 60, "plan", over=True)
+    job = read(folder, now=RECORD["started"] + 61)
+    assert str(job).splitlines() == [
+        "PENDING: backfill of docs.n with length (version abc) where x > 1, job 20260101T000000-a",
+        "  started 1970-01-12 13:46:40 UTC, last sign of life 1970-01-12 13:47:40 UTC in stage plan",
+        "  300 of 1,000 rows due: 120 checkpointed, 100 ready to commit, 0 committed, 300 left",
+        "  0 rows computed, 0 reused (0 %), 700 skipped, 0 failed, 0 error record(s)",
+        "  planned on version 7, no commits",
+        "  Airflow: d, run r, task g.plan, try 2",
+        "  shard 0: waiting, 120 of 200 rows checkpointed, 100 ready, 0 committed",
+        "  shard 1: waiting, 0 of 100 rows checkpointed, 0 ready, 0 committed",
+    ]
+    document = json.loads(json.dumps(job.to_json()))
+    assert (document["state"], document["open"], document["airflow"]["try_number"]) == ("PENDING", True, 2)
+    assert document["shards"][0]["rows_ready"] == 100
+
+
+def error(row: int, attempt: int = 1, at: float = 100.0, **more: Any) -> ErrorRecord:
+    known = {"job_id": "20260101T000000-a", "column": "n", "udf": "length", "udf_version": "abc"}
+    record = {**known, "row_address": (2 << 32) | row, "row_id": row, "exception": "ValueError", "message": "bad"}
+    return ErrorRecord(
+        **{**record, "traceback": "Traceback:\n  here", "attempt": attempt, "calls": 1, "time": at, **more}
+    )
+
+
+def test_error_records_come_back_newest_first_and_once_each(checkpoints: Storage, folder: JobFolder) -> None:
+    write_errors(folder.storage, "range-0-10", [error(1, at=100.0), error(2, at=101.0)])
+    write_errors(folder.storage, "range-0-20", [error(2, at=105.0), error(2, attempt=2, at=104.0)])
+    found = read_errors(checkpoints)
+    assert [(record.row_id, record.attempt, record.time) for record in found] == [
+        (2, 1, 105.0),
+        (2, 2, 104.0),
+        (1, 1, 100.0),
+    ]
+    assert count_errors(folder.storage) == 3 == read(folder).errors
+    assert (read_errors(checkpoints, folder.job_id), read_errors(checkpoints, "other")) == (found, [])
+    assert (read_errors(checkpoints, column="n"), read_errors(checkpoints, column="m")) == (found, [])
+
+
+def test_running_a_range_again_replaces_its_error_records(checkpoints: Storage, folder: JobFolder) -> None:
+    write_errors(folder.storage, "range-0-10", [error(1), error(2)])
+    write_errors(folder.storage, "range-0-10", [error(2)])
+    write_errors(folder.storage, "range-10-20", [])
+    assert [record.row_id for record in read_errors(checkpoints)] == [2]
+
+
+@pytest.mark.parametrize("keep", [0, 4, 200, -1])
+def test_a_damaged_file_of_errors_is_left_out_with_a_warning(
+    checkpoints: Storage, folder: JobFolder, caplog: pytest.LogCaptureFixture, keep: int
+) -> None:
+    write_errors(folder.storage, "good", [error(1)])
+    write_errors(folder.storage, "bad", [error(2)])
+    path = Path(folder.storage.path("errors/bad.arrow"))
+    path.write_bytes(path.read_bytes()[:keep])
+    assert [record.row_id for record in read_errors(checkpoints)] == [1]
+    assert "bad.arrow cannot be read" in caplog.text
+
+
+def test_an_error_record_names_the_row_and_shows_the_traceback() -> None:
+    assert str(error(5, attempt=2, calls=3)).splitlines() == [
+        "row address 8589934597 (fragment 2, offset 5): ValueError: bad",
+        "  column n, UDF length (version abc), attempt 2, 3 calls, 1970-01-01 00:01:40 UTC, job 20260101T000000-a",
+        "  Traceback:",
+        "    here",
+    ]
