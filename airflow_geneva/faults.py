@@ -10,12 +10,15 @@ _hits = 0
 
 
 def fault_point(name: str) -> None:
-    """Kill this process with SIGKILL if ``AIRFLOW_GENEVA_FAULT`` is ``name`` or ``name:n`` (at the n-th passage)."""
+    """Kill this process with SIGKILL if ``AIRFLOW_GENEVA_FAULT`` is ``name`` or ``name:n`` (at the n-th passage).
+
+    ``any:n`` counts the passages of all points.
+    """
     if not _ARMED:
         return
     global _hits
     wanted, _, count = _ARMED.partition(":")
-    if wanted == name:
+    if wanted in (name, "any"):
         _hits += 1
         if _hits >= int(count or 1):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -21,7 +21,7 @@ def md5(text: str) -> str:
 
 def key_part(name: str) -> str:
     """A user-given name as it may stand in a key: readable, short, without separators, and still unique."""
-    clean = _UNSAFE.sub("-", name)[:_NAME_LENGTH]
+    clean = _UNSAFE.sub("_", name)[:_NAME_LENGTH]
     return clean if clean == name else f"{clean}.{md5(name)[:8]}"
 
 

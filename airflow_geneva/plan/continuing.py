@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.checkpoint.held import KeyIndex
+from airflow_geneva.checkpoint.keys import key_part
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.errors import InvalidInput
@@ -90,7 +91,8 @@ def savings(
             )  # fmt: skip
             rows += len(held.computed)
         if rows:
-            yield f'{rows:,} rows are checkpointed by UDF version {version}: continue_from="{version}" would save them.'
+            named = _named(store, work.column, version)
+            yield f'{rows:,} rows are checkpointed by UDF version {named}: continue_from="{named}" would save them.'
 
 
 def _visible(fragment: FragmentWork) -> Ranges:
@@ -103,7 +105,14 @@ def _versions_there(store: LanceCheckpointStore, work: Work) -> list[str]:
     folders, _ = store.storage.list_folder()
     named = [name for name in folders if name.startswith(head) and name.endswith(tail)]
     found = [name[len(head) : len(name) - len(tail)] for name in named]
-    return [version for version in found if version not in (work.udf_version, *work.continue_from)]
+    known = {key_part(version) for version in (work.udf_version, *work.continue_from)}
+    return [version for version in found if version not in known]
+
+
+def _named(store: LanceCheckpointStore, column: str, part: str) -> str:
+    """The version that a folder's name stands for."""
+    versions = (str(job.get("udf_version")) for job in _jobs_of(store.storage, column))
+    return next((version for version in versions if key_part(version) == part), part)
 
 
 def _folder(work: Work, version: str) -> str:

@@ -13,6 +13,7 @@ from functools import partial
 from airflow_geneva.checkpoint.pruning import prune_state
 from airflow_geneva.entries import Entry
 from airflow_geneva.faults import fault_point
+from airflow_geneva.job.record import job_ids
 from airflow_geneva.location import TableLocation
 from airflow_geneva.run.cleanup_files import sidecar_folder, without_referenced
 from airflow_geneva.run.cleanup_jobs import Occupants, is_about, read_occupants
@@ -85,8 +86,11 @@ class _Collector:
     def _checkpoints(self) -> list[Entry]:
         files = self.garbage.pile(CHECKPOINTS).files
         removed: list[Entry] = []
+        names: list[str] | None = None
         for at in range(0, len(files), _LOOK_EVERY):
-            self._look_around()
+            # A listing is cheap where there are thousands of jobs to read.
+            if names != (names := job_ids(self.location.checkpoints)):
+                self._look_around()
             batch = files[at : at + _LOOK_EVERY]
             removed += self._remove(file for file in batch if not self._used(file.name.split("/")[1]))
         for folder in {file.name.split("/")[1] for file in removed}:

@@ -132,7 +132,13 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
             due = fragment.due & live
             held = bench.held(fragment, index, due)
             if due - held.done:
-                missing.append((fragment.id, "not all of its rows are computed"))
+                was_staged = index.staged_at(fragment.place) is not None
+                why = (
+                    "its staged data file is gone or no longer fits"
+                    if was_staged
+                    else "not all of its rows are computed"
+                )
+                missing.append((fragment.id, why))
                 continue
             try:
                 staged = bench.stage(fragment, live, held)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from airflow_geneva.column_definition import MIXED_KEY
+from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import JOB_PROPERTY
 from airflow_geneva.job.result import ShardResult
 from airflow_geneva.location import TableLocation
@@ -50,9 +51,12 @@ def record_makers(location: TableLocation, work: Work, shards: Sequence[ShardRes
         operation=operation.UpdateConfig(field_metadata_updates={work.field_id: update}),
         transaction_properties={JOB_PROPERTY: work.job_id},
     )
+    fault_point("note.write")
     try:
         lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
     except BaseException as error:
         if not is_engine_error(error):
             raise
         logger.warning("The note %r could not be written beside column %s: %s", wanted, work.column, error)
+        return
+    fault_point("note.written")

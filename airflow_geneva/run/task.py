@@ -19,7 +19,7 @@ from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
 from airflow_geneva.checkpoint.trust import Trust
-from airflow_geneva.errors import StorageError
+from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.job.error_records import read_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.location import TableLocation
@@ -75,9 +75,24 @@ class Bench:
 
     @staticmethod
     def at(location: TableLocation, work: Work) -> Bench:
+        """Lay everything out.
+
+        Raises:
+            InvalidInput: the table, or the version of it that was planned on, is gone.
+        """
         checkpoints = location.checkpoints
         job = JobFolder.of(checkpoints, work.job_id).storage
-        return Bench(location.open(work.version), LanceCheckpointStore(checkpoints), work, job)
+        try:
+            dataset = location.open(work.version)
+        except InvalidInput as error:
+            # With the whole table out of reach, that is what is to be said.
+            location.open()
+            raise InvalidInput(
+                f"Version {work.version} of table {work.table_name!r}, which column {work.column!r} was planned on, was "
+                "cleaned up. What was computed is kept in checkpoints. Clear the plan task with its downstream tasks; "
+                "outside of Airflow, run the backfill again."
+            ) from error
+        return Bench(dataset, LanceCheckpointStore(checkpoints), work, job)
 
     @cached_property
     def trust(self) -> Trust:
@@ -88,9 +103,7 @@ class Bench:
         return field_ids(self.dataset, self.work.column)
 
     def index(self, fragment: FragmentWork) -> KeyIndex:
-        return KeyIndex(
-            self.store, self.trust, [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
-        )
+        return KeyIndex(self.store, self.trust, [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)])
 
     def staged(self, fragment: FragmentWork, index: KeyIndex, live: Ranges) -> StagedFragment | None:
         """The fragment's staged data file, if it may be committed as it is."""

@@ -524,7 +524,7 @@ def test_inputs_are_mapped_and_mapping_another_column_of_the_same_file_asks_firs
     assert_right(table, "y", tripled, inputs=("z",))
     trace.clear()
     table.alter_columns({"y": (triple, ["id"])})
-    with pytest.raises(CodeChanged, match="20 rows of version .* with other input columns"):
+    with pytest.raises(CodeChanged, match=r"20 rows of version .* with other input columns"):
         table.backfill("y", runner="inline")
     assert_exact(trace, [])
     table.backfill("y", on_code_change="recompute", runner="inline")

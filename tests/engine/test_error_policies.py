@@ -177,7 +177,7 @@ def test_more_skipped_rows_than_allowed_end_the_job_and_keep_what_was_computed(
 ) -> None:
     version = table.version
     strict = picky(form=form, on_error=[Skip(ValueError, **limit)])
-    with pytest.raises(JobFailed, match="lets a job skip at most .* and 2 failed") as caught:
+    with pytest.raises(JobFailed, match=r"lets a job skip at most .* and 2 failed") as caught:
         run(table, strict, batch_size=10)
     assert caught.value.result is not None
     assert (caught.value.result.state, caught.value.result.rows_left) == ("FAILED", 100)

@@ -45,5 +45,5 @@ def test_limits_count_over_all_tasks_of_a_job(spark: object, tmp_path: Path) -> 
 
 def test_a_worker_that_dies_without_a_policy_is_told_how_its_row_is_found(spark: object, tmp_path: Path) -> None:
     table = make_table(tmp_path, picky.deadly_without_a_policy, 1_000)
-    with pytest.raises(JobFailed, match='UDF .*deadly_without_a_policy.* died.*on_error="skip"'):
+    with pytest.raises(JobFailed, match=r'UDF .*deadly_without_a_policy.* died.*on_error="skip"'):
         table.backfill("y")

@@ -44,7 +44,9 @@ def fragment(at: int, gaps: int = 2) -> FragmentWork:
     files = FragmentFiles(at, 1_000, "4-5-6", 3, ((1, -1, f"in-{at}.lance"),), ((0, -1, "w"),), ((4, 2, "o"),), 99)
     missing = Ranges.from_pairs((3 * n, 3 * n + 1) for n in range(gaps))
     older = (Ancestor(("a" * 32, 5), Ranges.of(0, 4)),)
-    return FragmentWork(files, "never computed", Ranges.of(0, 900), missing, 900, True, older, ((Provenance("old"), missing),))
+    return FragmentWork(
+        files, "never computed", Ranges.of(0, 900), missing, 900, True, older, ((Provenance("old"), missing),)
+    )
 
 
 def plan_of(fragments: int, shard_size: int | None = None, gaps: int = 2) -> Plan:

@@ -85,3 +85,8 @@ def test_all_ranges_of_a_fragment_lie_in_one_folder() -> None:
 )
 def test_other_texts_are_not_taken_for_keys(text: str) -> None:
     assert parse_key(text) is None
+
+
+def test_names_with_the_signs_of_markers_do_not_meet() -> None:
+    one = WorkIdentity("a_ver-b", "c", "y", None, "uri").prefix
+    assert one != WorkIdentity("a", "b_ver-c", "y", None, "uri").prefix

@@ -1,0 +1,111 @@
+"""Processes that are there at once: one that has imported everything forks them, because importing takes a second.
+
+lance may be imported before a fork as long as nothing of it has run; it is first used in the children.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+_PRELOAD = (
+    "lance",
+    "lance.commit",
+    "lance.file",
+    "lance.fragment",
+    "airflow_geneva.database",
+    "airflow_geneva.table",
+    "airflow_geneva.run.backfill",
+    "airflow_geneva.run.cleanup",
+    "tests.engine.harness",
+)
+
+
+class Forge:
+    """Runs functions of modules in fresh processes, several at a time, and tells how each ended."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", "tests.engine.forge"]
+        self._zygote = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        atexit.register(self.close)
+
+    def start(self, function: str, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> int:
+        """Start ``module:function(**arguments)`` in a process of its own; returns its id."""
+        order = {"function": function, "arguments": dict(arguments), "environment": dict(environment)}
+        self._tell(order)
+        return int(self._answer()["started"])
+
+    def wait(self, pid: int) -> int:
+        """The exit code of a process, negative when a signal ended it."""
+        self._tell({"wait": pid})
+        return int(self._answer()["ended"])
+
+    def run(self, function: str, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> int:
+        return self.wait(self.start(function, arguments, environment))
+
+    def close(self) -> None:
+        """End it; children that nobody waited for end by themselves."""
+        if self._zygote.poll() is None and self._zygote.stdin is not None:
+            self._zygote.stdin.close()
+            self._zygote.wait()
+
+    def _tell(self, order: Mapping[str, Any]) -> None:
+        assert self._zygote.stdin is not None
+        self._zygote.stdin.write(json.dumps(order) + "\n")
+        self._zygote.stdin.flush()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._zygote.stdout is not None
+        answer: dict[str, Any] = json.loads(self._zygote.stdout.readline())
+        return answer
+
+
+@functools.cache
+def forge() -> Forge:
+    """The one of this test run."""
+    return Forge()
+
+
+def _serve() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    # What children print goes where errors go, and not among the answers.
+    os.dup2(2, 1)
+    for name in _PRELOAD:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "wait" in order:
+            _, status = os.waitpid(order["wait"], 0)
+            answer = {"ended": os.waitstatus_to_exitcode(status)}
+        else:
+            answer = {"started": _fork(order)}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _fork(order: Mapping[str, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.environ.update(order["environment"])
+        module, _, name = order["function"].partition(":")
+        getattr(importlib.import_module(module), name)(**order["arguments"])
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve()
