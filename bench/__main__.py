@@ -20,7 +20,7 @@ from bench.cases import CASES
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 RUNNERS = ("inline", "spark")
-OTHERS = ("slow", "plan")
+OTHERS = ("slow", "plan", "changes")
 COLD_CASES = ("a", "c", "a16m")
 
 
@@ -50,10 +50,12 @@ class Bench:
 
     def run(self, cases: Sequence[str]) -> dict[str, Any]:
         """Measure the cases asked for; a mapping from kind of measurement to what was found."""
-        results: dict[str, Any] = {"compare": [], "once": [], "slow": None, "plan": []}
+        results: dict[str, Any] = {"compare": [], "once": [], "slow": None, "plan": [], "changes": None}
         for name in cases:
             if name == "slow":
                 results["slow"] = self._slow()
+            elif name == "changes":
+                results["changes"] = self._changes()
             elif name == "plan":
                 results["plan"] = self._plan()
             else:
@@ -82,6 +84,13 @@ class Bench:
         size = {"rows": 200 if self.quick else 24_000, "fragments": 2}
         sides = self._measure("slow", folder=str(self.scratch / "slow"), repeats=1 if self.quick else 3, **size)
         return {"sides": sides, **size}
+
+    def _changes(self) -> dict[str, Any]:
+        size = {"rows": 2_000, "fragments": 20} if self.quick else {"rows": 1_000_000, "fragments": 100}
+        folder = self.scratch / "changes"
+        found = self._measure("changes", folder=str(folder), repeats=1 if self.quick else 5, **size)
+        shutil.rmtree(folder)
+        return dict(found)
 
     def _plan(self) -> list[dict[str, Any]]:
         found = []

@@ -17,7 +17,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from airflow_geneva import Table
-from bench import floor, planning, processes, udfs
+from bench import changes, floor, planning, processes, udfs
 from bench.cases import CASES, Case, open_table
 
 Measured = dict[str, Any]
@@ -156,6 +156,7 @@ MEASUREMENTS: dict[str, Callable[..., Measured]] = {
     "slow": slow,
     "make_many": planning.make_many,
     "plan": planning.measure,
+    "changes": changes.measure,
 }
 
 if __name__ == "__main__":

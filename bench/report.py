@@ -29,6 +29,8 @@ def render(results: Mapping[str, Any]) -> str:
         parts.append("### What checkpoints cost\n\n" + _slow(results["slow"]))
     if results.get("plan"):
         parts.append("### Planning\n\n" + _planned(results["plan"]))
+    if results.get("changes"):
+        parts.append("### After changes\n\n" + _changed(results["changes"]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -132,6 +134,23 @@ def _planned(runs: Sequence[Mapping[str, Any]]) -> str:
         for run in runs
     ]
     return _table(head, rows)
+
+
+def _changed(run: Mapping[str, Any]) -> str:
+    head = ("change since the last backfill", "fragments then", "plan, s", "rows due", "rows run", "versions written")
+    rows = [
+        (
+            change["change"],
+            f"{change['fragments']:,}",
+            _best_median(change["plan"]),
+            f"{change['due']:,}",
+            f"{change['run']:,}",
+            f"{change['versions']:,}",
+        )
+        for change in run["changes"]
+    ]
+    size = f"{run['rows']:,} rows in {run['fragments']:,} fragments, one change after another, inline."
+    return f"{size}\n\n{_table(head, rows)}"
 
 
 def _median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
