@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from airflow_geneva.plan.former import version_label
 from airflow_geneva.plan.values import Plan
 
 _LISTED = 8
@@ -25,14 +26,19 @@ def explain(plan: Plan) -> str:
         kept = f" ({held:,} rows come from checkpoints)" if held else ""
         lines.append(f"  {len(plan.fragments):,} fragments in {len(plan.shards)} shard(s){kept}")
         for fragment in plan.fragments[:_LISTED]:
-            gaps = ", ".join(f"{a}-{b}" for a, b in list(fragment.missing)[:4])
+            gaps = ", ".join(_span(a, b) for a, b in list(fragment.missing)[:4])
             more = " ..." if len(fragment.missing.starts) > 4 else ""
             lines.append(
-                f"    fragment {fragment.id}: {fragment.status}, {fragment.reason}; missing {gaps or '-'}{more}"
+                f"    fragment {fragment.id}: {fragment.status}, {fragment.reason}; rows missing: {gaps or '-'}{more}"
             )
         if len(plan.fragments) > _LISTED:
             lines.append(f"    and {len(plan.fragments) - _LISTED:,} more fragments")
     for version, rows in plan.stake:
-        lines.append(f"  {rows:,} rows hold values of UDF version {version}")
+        lines.append(f"  {rows:,} rows hold values of UDF version {version_label(version)}")
     lines.extend(f"  Note: {note}" for note in plan.notes)
     return "\n".join(lines)
+
+
+def _span(start: int, end: int) -> str:
+    """Offsets ``[start, end)`` as a reader counts them."""
+    return f"{start} to {end - 1}" if end - start > 1 else f"{start}"

@@ -81,7 +81,7 @@ def test_fragments_with_checkpoints_are_partly_done_or_staged(table: Table, dele
     assert plan.rows_to_run == 15 + 25
     assert f"({plan.rows_pending - 40:,} rows come from checkpoints)" in str(plan)
     assert "fragment 2: partly done" in str(plan)
-    assert "missing 10-25" in str(plan)
+    assert "rows missing: 10 to 24" in str(plan)
 
 
 def test_a_filter_has_its_reasons(table: Table) -> None:
