@@ -10,10 +10,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from airflow_geneva.database import Database, connect
     from airflow_geneva.errors import GenevaError, UdfCrashed
+    from airflow_geneva.query import Query
     from airflow_geneva.table import Table
     from airflow_geneva.udf import UDF, Fail, Retry, Skip, udf
+    from airflow_geneva.view import View
 
-__all__ = ["UDF", "Database", "Fail", "GenevaError", "Retry", "Skip", "Table", "UdfCrashed", "connect", "udf"]
+__all__ = [
+    "UDF",
+    "Database",
+    "Fail",
+    "GenevaError",
+    "Query",
+    "Retry",
+    "Skip",
+    "Table",
+    "UdfCrashed",
+    "View",
+    "connect",
+    "udf",
+]
 
 # The package's metadata is built from this line, so a zip of the package on sys.path knows its version too.
 __version__ = "0.1.0"
@@ -23,11 +38,13 @@ _HOMES = {
     "Database": "airflow_geneva.database",
     "Fail": "airflow_geneva.udf",
     "GenevaError": "airflow_geneva.errors",
+    "Query": "airflow_geneva.query",
     "Retry": "airflow_geneva.udf",
     "Skip": "airflow_geneva.udf",
     "Table": "airflow_geneva.table",
     "UDF": "airflow_geneva.udf",
     "UdfCrashed": "airflow_geneva.errors",
+    "View": "airflow_geneva.view",
     "connect": "airflow_geneva.database",
     "udf": "airflow_geneva.udf",
 }

@@ -183,7 +183,10 @@ def check_inputs(udf: UDF, schema: pa.Schema, input_columns: Sequence[str] | Non
     missing = [column for column in columns if column not in schema.names]
     if missing:
         nested = [column for column in missing if column.split(".")[0] in schema.names]
-        advice = f'Map its inputs: table.add_columns({{"new_column": ({udf.name}, ["a_column"])}}).'
+        advice = (
+            f'Map its inputs: table.add_columns({{"new_column": ({udf.name}, ["a_column"])}}), or, for a column '
+            "that is there, table.alter_columns(...)."
+        )
         if nested:
             struct = nested[0].split(".")[0]
             advice = (

@@ -20,6 +20,13 @@ def is_blob(field: pa.Field) -> bool:
     return (field.metadata or {}).get(_KEY) == b"true" or is_blob_type(field.type)
 
 
+def blob_field(name: str) -> pa.Field:
+    """A column of blobs that may be NULL."""
+    import lance
+
+    return lance.blob_field(name)
+
+
 def as_blobs(values: Any) -> pa.Array:
     """Bytes as an array of Lance's blob type; the older kind of blob column holds plain bytes.
 

@@ -84,13 +84,18 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (GenevaError, OSError) as error:
-        typer.echo(f"Error: {error}", err=True)
+        typer.echo(f"Error: {without_controls(error)}", err=True)
         raise typer.Exit(code=1) from None
 
 
 def print_json(document: Any) -> None:
     """Print a document as indented JSON."""
     typer.echo(json.dumps(document, indent=2))
+
+
+def without_controls(text: object) -> str:
+    """A text with escapes for what would steer a terminal: UDFs, and the data they fail on, write messages."""
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in str(text))
 
 
 def open_console() -> Console:

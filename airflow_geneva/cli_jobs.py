@@ -15,7 +15,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from airflow_geneva.cli_database import AsJson, ConnectionId, database_and, open_console, plain_errors, print_json
+from airflow_geneva.cli_database import (
+    AsJson,
+    ConnectionId,
+    database_and,
+    open_console,
+    plain_errors,
+    print_json,
+    without_controls,
+)
 from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.error_records import read_errors
@@ -114,7 +122,7 @@ def errors(
         print_json([{"table": name, **record.to_json()} for name, record in found[:newest]])
         return
     for name, record in found[:newest]:
-        typer.echo(f"{name}: {record}\n")
+        typer.echo(f"{name}: {without_controls(record)}\n")
     if not found:
         typer.echo("No errors.")
     elif len(found) > newest:
@@ -145,7 +153,7 @@ def plan(
     with plain_errors():
         if job is not None:
             db, _ = database_and(arguments, conn_id)
-            typer.echo(_stored_plan(db, job))
+            typer.echo(without_controls(_stored_plan(db, job)))
             return
         db, (table, column) = database_and(arguments, conn_id, "TABLE", "COLUMN")
         # As Python itself does for a script: UDFs lie in the project that the command is called from.
@@ -180,7 +188,7 @@ def _tell_json(db: Database, job_id: str, watch: bool) -> None:
 
 
 def _picture(job: Job) -> RenderableType:
-    head, *rest = job.lines()
+    head, *rest = map(without_controls, job.lines())
     parts: list[RenderableType] = [Text(head, f"bold {_COLORS.get(job.state, 'cyan')}"), *map(Text, rest)]
     # Those that still move first: a screen holds some forty of a thousand shards.
     shown = sorted(job.shards, key=lambda shard: shard.stage == "committed")[:_MOST_LINES]
@@ -204,7 +212,7 @@ def _bar(shard: ShardStatus) -> list[RenderableType]:
         bar,
         Text(shard.stage),
         Text(f"{shard.rows_checkpointed:,} of {shard.rows:,} rows checkpointed", justify="right"),
-        Text(f"{shard.rows_ready:,} ready, {shard.rows_committed:,} committed{speed}{left}{failed}"),
+        Text(f"{shard.rows_ready:,} ready, {shard.rows_committed:,} committed{speed}{left}{without_controls(failed)}"),
     ]
 
 

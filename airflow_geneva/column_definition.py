@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from airflow_geneva.annotations import check_inputs
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.udf import UDF, UdfDefinition
+from airflow_geneva.udf import UDF, UdfDefinition, load_udf
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,10 +49,51 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
     return definition, udf
 
 
+def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSpec]) -> pa.Schema:
+    """New computed columns as Arrow fields that hold their definitions.
+
+    Raises:
+        InvalidInput: a column exists, or see `define_column`.
+    """
+    import pyarrow as pa
+
+    if not isinstance(columns, Mapping):
+        raise InvalidInput(f'add_columns takes columns by name, such as {{"n": udf}}, not a {type(columns).__name__}.')
+    for name in columns:
+        check_column_name(name)
+    taken = [name for name in columns if name in schema.names]
+    if taken:
+        raise InvalidInput(
+            f"Table {table!r} already has columns {taken}. Change the UDF of a computed column with "
+            "table.alter_columns(...), or choose other names."
+        )
+    fields = []
+    for name, spec in columns.items():
+        definition, udf = define_column(table, schema, name, spec)
+        field = pa.field(name, udf.data_type, metadata={UDF_KEY: definition.to_json()})
+        check_blob(table, schema, field)
+        fields.append(field)
+    return pa.schema(fields)
+
+
 def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:
     """What is stored about a column, or None when no UDF computes it."""
     stored = (schema.field(column).metadata or {}).get(UDF_KEY.encode())
     return None if stored is None else UdfDefinition.from_json(stored.decode())
+
+
+def load_column_udf(column: str, definition: UdfDefinition) -> UDF:
+    """A column's own UDF, imported.
+
+    Raises:
+        InvalidInput: it has no import path, or cannot be imported here.
+    """
+    if definition.import_path is None:
+        raise InvalidInput(
+            f"The UDF {definition.name!r} of column {column!r} was made in a notebook or script, so it cannot be "
+            f"found by name. Hand it over: table.backfill({column!r}, udf=...), or move it to a module."
+        )
+    return load_udf(definition.import_path)
 
 
 def _check_cycle(table: str, schema: pa.Schema, column: str, inputs: Sequence[str]) -> None:

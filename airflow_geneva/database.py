@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,11 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.record import Job, job_ids, read_chosen, read_job
 from airflow_geneva.location import TableLocation
-from airflow_geneva.storage import Storage, check_name, freeze_options, join, normalize_uri
+from airflow_geneva.rows import RowData, as_table
+from airflow_geneva.storage import Storage, check_name, freeze_options, is_local, join, normalize_uri
 from airflow_geneva.table import Table
+from airflow_geneva.view import View
+from airflow_geneva.view_definition import is_view
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +38,11 @@ class Database:
     def table_names(self) -> list[str]:
         """Names of all tables, sorted."""
         folders, _ = Storage(self.uri, self.options).list_folder()
-        return [name.removesuffix(".lance") for name in folders if name.endswith(".lance")]
+        tables = [name for name in folders if name.endswith(".lance")]
+        if is_local(self.uri):
+            # A process that was killed while making a table leaves a folder without a version.
+            tables = [name for name in tables if os.path.isdir(join(self.uri, name, "_versions"))]
+        return [name.removesuffix(".lance") for name in tables]
 
     def location(self, name: str) -> TableLocation:
         """Where a table is, or would be.
@@ -76,14 +83,14 @@ class Database:
         raise InvalidInput(f"There is no job {job_id!r} in {self.uri}. db.jobs() lists the newest.")
 
     def open_table(self, name: str) -> Table:
-        """Open a table.
+        """Open a table; a materialized view is given as a :class:`airflow_geneva.View`.
 
         Raises:
             InvalidInput: there is none of that name; names those there are.
         """
         location = self.location(name)
         try:
-            location.open()
+            dataset = location.open()
         except InvalidInput as error:
             names = self.table_names()
             if name in names:
@@ -93,12 +100,12 @@ class Database:
                 f"There is no table {name!r} in {self.uri}. Tables: {listed}. "
                 f"Make it first: db.create_table({name!r}, data)."
             ) from error
-        return Table(location)
+        return View(location) if is_view(dataset.schema.metadata) else Table(location)
 
     def create_table(
         self,
         name: str,
-        data: pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]] | None = None,
+        data: RowData | None = None,
         schema: pa.Schema | None = None,
         storage_options: Mapping[str, str] | None = None,
         **write_options: Any,
@@ -116,23 +123,28 @@ class Database:
             InvalidInput: the table exists, or neither data nor schema was given.
         """
         import lance
-        import pyarrow as pa
 
         location = self.location(name)
-        if name in self.table_names():
+        if location.exists():
             raise InvalidInput(f"Table {name!r} already exists in {self.uri}. Open it with db.open_table({name!r}).")
         if data is None and schema is None:
             raise InvalidInput(f"Table {name!r} needs data or a schema. Give one of them.")
-        if data is None and schema is not None:
-            rows = schema.empty_table()
-        elif isinstance(data, (pa.Table, pa.RecordBatch)):
-            rows = pa.table(data) if isinstance(data, pa.RecordBatch) else data
-        else:
-            rows = pa.Table.from_pylist(list(data or ()), schema=schema)
+        rows = as_table(() if data is None else data, schema)
         stable = _stable_row_ids(storage_options or {})
         options = {"enable_stable_row_ids": stable, **write_options}
         lance.write_dataset(rows, location.uri, storage_options=location.storage_options, **options)
         return Table(location)
+
+    def drop_table(self, name: str) -> None:
+        """Remove a table or view, with its checkpoints and job records, for good.
+
+        Raises:
+            InvalidInput: there is none of that name.
+        """
+        import lance
+
+        table = self.open_table(name)
+        lance.LanceDataset.drop(table.uri, storage_options=table.location.storage_options)
 
 
 def _stable_row_ids(options: Mapping[str, str]) -> bool:

@@ -33,6 +33,7 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_geneva.operators.commit",
                     "airflow_geneva.operators.finish",
                     "airflow_geneva.operators.plan",
+                    "airflow_geneva.operators.views",
                 ],
             },
         ],

@@ -40,8 +40,17 @@ class TableLocation:
         return Storage(join(self.uri, "_checkpoints"), self.options)
 
     @property
+    def database_uri(self) -> str:
+        """The folder that the table lies in."""
+        return self.uri.rpartition("/")[0]
+
+    @property
     def storage_options(self) -> dict[str, str] | None:
         return dict(self.options) or None
+
+    def exists(self) -> bool:
+        """Whether there is a table, and not only files that a process left that was killed while making one."""
+        return bool(Storage(self.uri, self.options).list_folder("_versions")[1])
 
     def open(self, version: int | None = None) -> lance.LanceDataset:
         """Open the newest version, or the one asked for.

@@ -39,7 +39,8 @@ class Skip:
 
     Args:
         exc: exception class or classes.
-        max_count: most rows of a job that may be skipped; None: any number.
+        max_count: most rows of a job that may be skipped; None: any number. Rows that failed in an earlier job and
+            are tried again do not count.
         max_fraction: largest part of a job's rows that may be skipped, above 0 and up to 1; None: any.
     """
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
 from airflow_geneva.entries import Entry, is_half_written, local_entries, remove_empty_folders, table_entries, table_of
 from airflow_geneva.errors import InvalidInput, StorageError
@@ -41,6 +42,16 @@ def normalize_uri(uri: str | os.PathLike[str]) -> str:
     if _SCHEME.match(text):
         return text.rstrip("/")
     return os.path.realpath(os.path.expanduser(text))
+
+
+def without_credentials(uri: str) -> str:
+    """A normalized URI as it may be stored and shown: without user, password and query."""
+    if is_local(uri):
+        return uri
+    parts = urlsplit(uri)
+    user, _, host = parts.netloc.rpartition("@")
+    # What comes before the @ without a password is a container, as in abfss://container@account.
+    return urlunsplit((parts.scheme, host if ":" in user else parts.netloc, parts.path, "", ""))
 
 
 def is_local(uri: str) -> bool:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 from airflow_geneva.column_definition import (
     UDF_KEY,
     ColumnSpec,
-    check_blob,
-    check_column_name,
     check_type,
     define_column,
+    define_columns,
+    load_column_udf,
     stored_definition,
 )
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.location import TableLocation
-from airflow_geneva.udf import UDF, UdfDefinition, load_udf
+from airflow_geneva.rows import RowData, as_table
+from airflow_geneva.udf import UDF, UdfDefinition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from airflow_geneva.job.error_records import ErrorRecord
     from airflow_geneva.job.result import BackfillResult
     from airflow_geneva.plan.values import Plan
+    from airflow_geneva.query import Query
     from airflow_geneva.run.background import JobFuture
 
 
@@ -67,20 +69,28 @@ class Table:
     def to_arrow(self) -> pa.Table:
         return self.lance.to_table()
 
-    def add(self, data: pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]) -> None:
+    def query(self) -> Query:
+        """A query of the table's rows and columns, which a materialized view can be made of."""
+        from airflow_geneva.query import Query
+
+        return Query(self)
+
+    def search(self, query: None = None) -> Query:
+        """The same as :meth:`query`, by the name it has in LanceDB; nothing is searched for."""
+        if query is not None:
+            raise InvalidInput("Only search(None) makes a view. For vector and text search use table.lance.")
+        return self.query()
+
+    def add(self, data: RowData) -> None:
         """Append rows; computed columns may be left out and are NULL until the next backfill.
 
         Args:
             data: an Arrow table or batch, or a list of dicts, with any of the table's columns.
         """
         import lance
-        import pyarrow as pa
 
         schema = self.schema
-        if isinstance(data, (pa.Table, pa.RecordBatch)):
-            rows = pa.table(data) if isinstance(data, pa.RecordBatch) else data
-        else:
-            rows = pa.Table.from_pylist(list(data), schema=schema)
+        rows = as_table(data, schema)
         unknown = [name for name in rows.schema.names if name not in schema.names]
         if unknown:
             raise InvalidInput(f"Table {self.name!r} has no columns {unknown}. It has: {', '.join(schema.names)}.")
@@ -100,28 +110,8 @@ class Table:
             table.add_columns({"n": length, "m": (length, ["body"])})
             ```
         """
-        import pyarrow as pa
-
         dataset = self.lance
-        if not isinstance(columns, Mapping):
-            raise InvalidInput(
-                f'add_columns takes columns by name, such as {{"n": udf}}, not a {type(columns).__name__}.'
-            )
-        for name in columns:
-            check_column_name(name)
-        taken = [name for name in columns if name in dataset.schema.names]
-        if taken:
-            raise InvalidInput(
-                f"Table {self.name!r} already has columns {taken}. Change the UDF of a computed column with "
-                "table.alter_columns(...), or choose other names."
-            )
-        fields = []
-        for name, spec in columns.items():
-            definition, udf = define_column(self.name, dataset.schema, name, spec)
-            field = pa.field(name, udf.data_type, metadata={UDF_KEY: definition.to_json()})
-            check_blob(self.name, dataset.schema, field)
-            fields.append(field)
-        dataset.add_columns(pa.schema(fields))
+        dataset.add_columns(define_columns(self.name, dataset.schema, columns))
 
     def alter_columns(self, columns: Mapping[str, ColumnSpec]) -> None:
         """Give computed columns another UDF; values stay until a backfill.
@@ -317,9 +307,9 @@ class Table:
         computed = [name for name in dataset.schema.names if stored_definition(dataset.schema, name) is not None]
         found: list[int] = []
         for name in computed if column_name is None else [column_name]:
-            inputs = self.definition(name, dataset).input_columns or ()
-            found += failed_addresses(dataset, self.location.checkpoints, name, inputs)
-        return sorted(found)
+            self.definition(name, dataset)
+            found += failed_addresses(dataset, self.location.checkpoints, name)
+        return sorted(set(found))
 
     def _plan(self, udf: UDF | None, column: str, options: Mapping[str, Any]) -> tuple[Plan, UDF]:
         from airflow_geneva.plan.request import BackfillRequest, plan_request
@@ -339,10 +329,4 @@ class Table:
         Raises:
             InvalidInput: it has no import path, or cannot be imported here.
         """
-        definition = definition or self.definition(column)
-        if definition.import_path is None:
-            raise InvalidInput(
-                f"The UDF {definition.name!r} of column {column!r} was made in a notebook or script, so it cannot be "
-                f"found by name. Hand it over: table.backfill({column!r}, udf=...), or move it to a module."
-            )
-        return load_udf(definition.import_path)
+        return load_column_udf(column, definition or self.definition(column))

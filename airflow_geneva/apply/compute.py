@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -102,7 +102,7 @@ class Applier:
         store: where checkpoints go.
         job: the job's folder, where error records go.
         work: the job.
-        udf: its loaded UDF.
+        udf: the loaded UDF whose sizes count, if there is one.
         mapper: calls the UDF on a batch.
         skipped: counts the rows that are given up.
         on_rows: told the number of rows after every step, for progress.
@@ -114,26 +114,27 @@ class Applier:
         store: CheckpointStore,
         job: Storage,
         work: Work,
-        udf: UDF,
+        udf: UDF | None,
         mapper: Callable[[pa.RecordBatch], Mapped],
         skipped: SkipCount,
         on_rows: Callable[[int], None] = lambda rows: None,
     ) -> None:
         sizing = work.sizing
         self.dataset = dataset
+        self.reads: Sequence[str] | Mapping[str, str] = work.inputs
         self.store = store
         self.job = job
         self.work = work
         self.on_rows = on_rows
         self.mapper = mapper
         self.skipped = skipped
-        self.row_by_row = udf.form == "scalar"
-        self.batch_size = sizing.batch_size or udf.batch_size
+        self.row_by_row = udf is not None and udf.form == "scalar"
+        self.batch_size = sizing.batch_size or (udf.batch_size if udf else None)
         self.interval = sizing.checkpoint_interval
         self.sizer, self.most = bounds(
-            sizing.checkpoint_size or udf.checkpoint_size,
-            sizing.min_checkpoint_size or udf.min_checkpoint_size,
-            sizing.max_checkpoint_size or udf.max_checkpoint_size,
+            sizing.checkpoint_size or (udf.checkpoint_size if udf else None),
+            sizing.min_checkpoint_size or (udf.min_checkpoint_size if udf else None),
+            sizing.max_checkpoint_size or (udf.max_checkpoint_size if udf else None),
             self.interval,
         )
 
@@ -176,9 +177,7 @@ class Applier:
     def _read(self, fragment: FragmentWork, live: Ranges, run: Ranges) -> Iterator[Rows]:
         batch_rows = rows_per_read(fragment.files, self.batch_size)
         for window in windows(run):
-            yield from read_rows(
-                self.dataset, fragment.files, live, window, self.work.inputs, self.work.where, batch_rows
-            )
+            yield from read_rows(self.dataset, fragment.files, live, window, self.reads, self.work.where, batch_rows)
 
     def _steps(self, fragment: FragmentWork, rows: Rows, run: Ranges, pending: _Pending) -> Iterator[Computed]:
         due = None if rows.gapless and run.covers(rows.first, rows.last + 1) else run.mask(rows.offsets)
@@ -234,8 +233,11 @@ class Applier:
         failed = pending.errors.add(mapped.failures, offsets, ids)
         step = Computed(span[0], span[1], runs_of(offsets, ids), mapped.values, looked_at, failed)
         if mapped.failures:
+            # Rows that failed in an earlier job were let through then: counted again, they would fail every later job.
+            before = Ranges.union(again for _, again in self.work.tried(fragment)).mask(offsets)
+            first = [failure for failure in mapped.failures if not before[failure.index]]
             try:
-                self.skipped.add(counts_by_rule(mapped.failures))
+                self.skipped.add(counts_by_rule(first))
             except UdfError:
                 pending.add(step)
                 raise

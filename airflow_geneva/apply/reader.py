@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ def read_rows(
     files: FragmentFiles,
     live: Ranges,
     window: tuple[int, int],
-    columns: Sequence[str],
+    columns: Sequence[str] | Mapping[str, str],
     where: str | None,
     batch_rows: int,
 ) -> Iterator[Rows]:
@@ -89,7 +89,8 @@ def read_rows(
     Args:
         live: live offsets of the fragment at the dataset's version.
         window: physical ``[start, end)``.
-        columns: top-level columns to read, each given once however often it is named; may be empty.
+        columns: top-level columns to read, each given once however often it is named; may be empty. Or, by the name
+            to give it, an SQL expression or a quoted column.
         where: filter to be evaluated by row, not applied.
         batch_rows: most rows per batch.
     """
@@ -99,11 +100,12 @@ def read_rows(
     if count == 0:
         return
     names = list(dict.fromkeys(columns))
-    wanted: Any = names
+    wanted: Any = dict(columns) if isinstance(columns, Mapping) else names
     if where is not None:
         # An expression needs a real column beside it.
         some = names or [dataset.schema.names[0]]
-        wanted = {**{name: f"`{name}`" for name in some}, SELECTED: f"({where})"}
+        wanted = wanted if isinstance(columns, Mapping) else {name: f"`{name}`" for name in some}
+        wanted = {**wanted, SELECTED: f"({where})"}
     scanner = open_fragment(dataset, files.id).scanner(
         columns=wanted,
         offset=before,

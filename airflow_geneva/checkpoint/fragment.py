@@ -89,6 +89,7 @@ class StagedFragment:
         failures: the job that staged it, and the rows it gave up; they are among the computed ones, with NULL.
         taken: computed rows that were taken over from another version of the UDF, by that version.
         agreement: see :class:`airflow_geneva.checkpoint.trust.Trust`.
+        dense: the file holds the computed rows only, one after another, as new rows of a view.
     """
 
     file: str
@@ -104,6 +105,7 @@ class StagedFragment:
     failures: Failures = NO_FAILURES
     taken: tuple[tuple[str, Ranges], ...] = ()
     agreement: str = ""
+    dense: bool = False
 
     @property
     def computed(self) -> Ranges:
@@ -127,6 +129,7 @@ class StagedFragment:
             "failures": self.failures.dumps(),
             "taken": json.dumps([[version, rows.pairs()] for version, rows in self.taken]),
             "agreement": self.agreement,
+            "dense": self.dense,
         }
         columns = {name: pa.array([value]) for name, value in head.items()}
         columns["rows"] = _one_list(_RUN, self.runs.T)
@@ -152,6 +155,7 @@ class StagedFragment:
             failures=Failures.loads(row["failures"]),
             taken=tuple((str(version), Ranges.from_pairs(pairs)) for version, pairs in json.loads(row["taken"])),
             agreement=row["agreement"],
+            dense=row["dense"],
         )
 
 

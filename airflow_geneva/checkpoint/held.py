@@ -126,6 +126,7 @@ class KeyIndex:
         self.store = store
         self.trust = trust
         self._keys: dict[tuple[str, int], list[str]] = {}
+        self._last: tuple[str, StagedFragment | None] = ("", None)
         sources = None if places is None else {source for source, _ in places}
         for prefix, _ in trust.prefixes:
             # Texts that end at a folder's edge, so that no other folder is listed.
@@ -152,7 +153,13 @@ class KeyIndex:
     def staged_at(self, place: tuple[str, int]) -> StagedFragment | None:
         """The fragment checkpoint of a place, if there is a readable one."""
         key = str(FragmentKey(self.trust.prefix, *place))
-        return read_staged(self.store, key) if key in self._keys.get(place, ()) else None
+        return self._staged(key) if key in self._keys.get(place, ()) else None
+
+    def _staged(self, key: str) -> StagedFragment | None:
+        # It is asked for twice in a row: whether it fits as it is, and for its rows.
+        if key != self._last[0]:
+            self._last = key, read_staged(self.store, key)
+        return self._last[1]
 
     def held(
         self,
@@ -221,7 +228,7 @@ class KeyIndex:
                 key, False, content.offsets, positions, content.row_ids, content.failures.job_id, version, failed
             )
             return (piece.only(Ranges.of(0, 1 << 32) - again) if again else piece), content.looked_at - again
-        staged = read_staged(self.store, key)
+        staged = self._staged(key)
         if staged is None or not staged_usable(staged):
             return None
         offsets = staged.computed.offsets()
@@ -230,7 +237,8 @@ class KeyIndex:
         failed = staged.failures.all & usable
         if tried is None:
             usable, failed = usable - failed, Ranges.empty()
-        piece = HeldPiece(staged.file, True, offsets, offsets, staged.row_ids, job_id, version, failed)
+        positions = np.arange(len(offsets), dtype=np.int64) if staged.dense else offsets
+        piece = HeldPiece(staged.file, True, offsets, positions, staged.row_ids, job_id, version, failed)
         return piece.only(usable), staged.looked_at - (staged.computed - usable)
 
 

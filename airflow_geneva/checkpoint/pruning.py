@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Collection, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_geneva.checkpoint.provenance import Provenance
-from airflow_geneva.checkpoint.state import load_state, state_store
+from airflow_geneva.checkpoint.state import load_state, new_fold_key, state_store
 from airflow_geneva.checkpoint.store import single_batch
 from airflow_geneva.storage import Storage
 
@@ -77,7 +76,7 @@ def prune_state(checkpoints: Storage, field_id: int, existing: Collection[int], 
     if dropped < _WORTH_IT * pc.sum(about_rows).as_py() or not len(kept):
         return 0
     covers = json.dumps(sorted(state.folded.union(state.ledgers)))
-    store[f"fold.{uuid.uuid4().hex[:12]}"] = single_batch(kept.replace_schema_metadata({"covers": covers}))
+    store[new_fold_key()] = single_batch(kept.replace_schema_metadata({"covers": covers}))
     return dropped
 
 

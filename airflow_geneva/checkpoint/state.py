@@ -8,6 +8,7 @@ before the commit they announce, the state is their union, and a job that died n
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.checkpoint.provenance import Provenance, add_rows
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.storage import Storage
@@ -75,6 +76,20 @@ _SCHEMA = pa.schema(
 )
 
 
+def _newest_failures(known: dict[Provenance, Ranges]) -> dict[Provenance, Ranges]:
+    """Leave out what is told about a row that failed again since: of its failures, the highest number counts."""
+    numbers = sorted({provenance.failures for provenance in known if provenance.failures}, reverse=True)
+    if len(numbers) < 2:
+        return known
+    later: dict[str, Ranges] = {}
+    for number in numbers:
+        for provenance in [p for p in known if p.failures == number]:
+            rows = known[provenance] - later.get(provenance.version, Ranges.empty())
+            later[provenance.version] = later.get(provenance.version, Ranges.empty()) | rows
+            known[provenance] = rows
+    return {provenance: rows for provenance, rows in known.items() if rows}
+
+
 @dataclass
 class ColumnState:
     """All facts about one column, by signature."""
@@ -96,7 +111,7 @@ class ColumnState:
             provenance = Provenance.of(fact.what)
             if provenance is not None:
                 add_rows(found, [(provenance, Ranges.of(0, physical_rows) if fact.rows is None else fact.rows)])
-        return found
+        return _newest_failures(found)
 
     def about(self, inputs: str) -> ColumnState:
         """The facts about values that were computed from some inputs."""
@@ -108,6 +123,12 @@ class ColumnState:
             if (kept := [fact for fact in group if fact.inputs in ("", inputs)])
         }
         return replace(self, facts=facts)
+
+    def given_up(self, signature: str, version: str) -> int:
+        """How many rows of a fragment failed in so many runs that they are only listed."""
+        wanted = Provenance(version, failures=MOST_RUNS).what
+        rows = [fact.rows for fact in self.facts.get(signature, ()) if fact.what == wanted and fact.rows is not None]
+        return len(Ranges.union(rows))
 
     def other_inputs(self, inputs: str) -> set[str]:
         """Inputs, as facts name them, that values of the column were computed from besides the given ones."""
@@ -123,7 +144,9 @@ class ColumnState:
         return found
 
     def covers_all(self, signature: str, deletion: str, version: str) -> bool:
-        """Whether every live row of such a fragment is known to be computed by a version, without reading anything.
+        """Whether every live row of such a fragment is known to be done with, without reading anything.
+
+        That is, computed by a version, or given up after as many runs as are tried.
 
         Args:
             deletion: identity of the fragment's deletion file.
@@ -146,7 +169,7 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
     keys = store.list_keys()
     batches: dict[str, pa.RecordBatch] = {}
     covered: set[str] = set()
-    for key in [k for k in keys if k.startswith("fold.")] + [k for k in keys if k.startswith("ledger.")]:
+    for key in _by_age(keys):
         if key in covered:
             continue
         try:
@@ -186,15 +209,27 @@ def fold_ledgers(checkpoints: Storage, field_id: int, live: Iterable[str] | None
     if facts:
         # With what earlier folds cover: whoever reads this one first does not read those.
         covers = json.dumps(sorted(state.folded.union(state.ledgers)))
-        state_store(checkpoints, field_id)[f"fold.{uuid.uuid4().hex[:12]}"] = _batch(facts, {"covers": covers})
+        state_store(checkpoints, field_id)[new_fold_key()] = _batch(facts, {"covers": covers})
+
+
+def new_fold_key() -> str:
+    """A name that sorts by time, so that the newest fold is read first, and spares reading those it covers."""
+    return f"fold.{time.time_ns():020}.{uuid.uuid4().hex[:12]}"
+
+
+def _by_age(keys: Iterable[str]) -> list[str]:
+    """Folds, newest first, and then ledgers."""
+    found = list(keys)
+    folds = sorted((key for key in found if key.startswith("fold.")), reverse=True)
+    return folds + [key for key in found if key.startswith("ledger.")]
 
 
 def _not_folded(store: LanceCheckpointStore) -> list[str]:
     """Keys that no fold names, found without reading the facts."""
     keys = store.list_keys()
     covered: set[str] = set()
-    for key in keys:
-        if key.startswith("fold."):
+    for key in _by_age(keys):
+        if key.startswith("fold.") and key not in covered:
             try:
                 metadata = store.read(key, ["at"]).schema.metadata or {}
             except KeyError:

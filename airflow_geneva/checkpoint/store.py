@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +12,9 @@ import pyarrow as pa
 from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.faults import fault_point
-from airflow_geneva.storage import Storage, is_engine_error, join
+from airflow_geneva.storage import Storage, is_engine_error, is_local, join
+
+_LAST_BYTES = b"LANC"
 
 
 class CheckpointStore(ABC):
@@ -94,6 +98,7 @@ class LanceCheckpointStore(CheckpointStore):
             writer = self.storage.session.open_writer(path, schema=value.schema)
             writer.write_batch(value)
             writer.close()
+            check_finished(join(self.storage.root, path))
         except BaseException as error:
             if not is_engine_error(error):
                 raise
@@ -135,6 +140,25 @@ class LanceCheckpointStore(CheckpointStore):
         folder = key_to_path(text).removesuffix(".lance").rpartition("/")[0] if text else ""
         found = (path_to_key(name) for name in self.storage.list_files(folder) if name.endswith(".lance"))
         return sorted(key for key in found if key.startswith(text))
+
+
+def check_finished(path: str) -> None:
+    """Make sure that a Lance file is there to its last byte, and remove it if it is not.
+
+    On a local disk Lance reports no error when the last bytes did not fit: the disk is full, or a quota is used up.
+    Object stores take a file whole or not at all.
+
+    Raises:
+        OSError: the file was cut short.
+    """
+    if not is_local(path):
+        return
+    with open(path, "rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - len(_LAST_BYTES), 0))
+        whole = file.read() == _LAST_BYTES
+    if not whole:
+        os.unlink(path)
+        raise OSError(errno.ENOSPC, "the file was cut short, the disk is full or a limit is reached")
 
 
 def single_batch(table: pa.Table) -> pa.RecordBatch:

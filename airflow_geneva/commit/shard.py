@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from airflow_geneva.checkpoint.fragment import unrolled
 from airflow_geneva.checkpoint.keys import md5
-from airflow_geneva.checkpoint.provenance import Provenance
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.state import Fact, append_ledger, load_state, looked_at
 from airflow_geneva.commit.verify import Candidate, Verdict, verify
-from airflow_geneva.errors import CommitConflict
+from airflow_geneva.errors import CommitConflict, StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.result import ShardResult
 from airflow_geneva.plan.manifest import Columns, FragmentFiles, fields_present, read_manifest
@@ -27,12 +30,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("airflow_geneva.commit")
 
+# The time that Lance takes for a read of row ids grows with their square where rows were deleted.
+_IDS_A_READ = 10_000
+# About a second; of more rows than this, those that were deleted count as left, and the next plan knows better.
+_MOST_LOOKED_UP = 1_000_000
+
 _CONFLICTS = ("commit conflict", "Incompatible transaction", "Commit conflict")
 
 
 def max_retries() -> int:
     """How often a commit is tried again after a conflict (``GENEVA_VERSION_CONFLICT_MAX_RETRIES``, 10)."""
     return int(os.environ.get("GENEVA_VERSION_CONFLICT_MAX_RETRIES", "10"))
+
+
+def is_conflict(error: OSError) -> bool:
+    """Whether a commit failed because somebody else's came first."""
+    return any(sign in str(error) for sign in _CONFLICTS)
 
 
 class ShardCommitter:
@@ -66,6 +79,8 @@ class ShardCommitter:
         self._left: list[tuple[int, int, str]] = []
         self._versions: list[int] = []
         self._by_others = 0
+        self._gone: list[tuple[Candidate, Ranges]] = []
+        self._looked_up = 0
 
     def commit(
         self,
@@ -85,10 +100,12 @@ class ShardCommitter:
 
         Raises:
             CommitConflict: others kept changing the table for longer than the retries allow.
+            StorageError: the table's folder is full, read-only or unreachable.
         """
         rows = {work.id: work.rows for work in shard.fragments}
         self._left.extend((fragment, rows[fragment], why) for fragment, why in missing)
         size = max(self.work.sizing.commit_granularity, 1)
+        candidates = self._without_repeated_failures(candidates)
         for at in range(0, len(candidates), size):
             self._commit_group(candidates[at : at + size])
             on_group(len(self._done), sum(done.work.rows for done in self._done), tuple(self._versions))
@@ -96,6 +113,11 @@ class ShardCommitter:
         # An earlier job may have computed rows that were deleted before this one was planned.
         everyone = sum(len(c.staged.computed & c.work.due) for c in self._done)
         failed = sum(len(c.staged.failures.all & c.work.due) for c in self._done)
+        # Rows that were deleted since count as computed, whether their fragment is still there or went with them.
+        for candidate, gone in self._gone:
+            everyone += len(gone)
+            ours += len(gone) if {job for job, _ in candidate.staged.by_job} == {self.work.job_id} else 0
+            failed += len(candidate.staged.failures.all & gone)
         return ShardResult(
             shard=shard.index,
             fingerprint=self.fingerprint,
@@ -109,6 +131,20 @@ class ShardCommitter:
             left_reasons=tuple((fragment, why) for fragment, _, why in self._left),
         )
 
+    def _without_repeated_failures(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Write down what failed once more where nothing else was to do: the values stay as they are, so no commit."""
+        repeated = [candidate for candidate in candidates if candidate.only_failed_again(self.work.udf_version)]
+        facts = [
+            replace(_fact(c.work.files.signature, p.what, rows, c.work.files.physical_rows, self.work.version),
+                    inputs=self.columns.inputs_text)
+            for c in repeated
+            for p, rows in c.outcome(self.work.udf_version).items()
+            if rows and p.failures and rows & c.staged.failures.all
+        ]  # fmt: skip
+        append_ledger(self.checkpoints, self.work.field_id, self.work.job_id, facts)
+        self._done.extend(repeated)
+        return [candidate for candidate in candidates if candidate not in repeated]
+
     def _commit_group(self, group: Sequence[Candidate]) -> None:
         attempts = max_retries()
         for attempt in range(attempts + 1):
@@ -121,10 +157,8 @@ class ShardCommitter:
                 by_others = self._computed_by_others(manifest, [candidate for candidate, _ in verdict.left])
                 self._by_others += sum(candidate.work.rows for candidate in by_others)
                 for candidate, why in verdict.left:
-                    if candidate in by_others:
-                        continue
-                    logger.warning("Fragment %s is left for the next run: %s.", candidate.work.id, why)
-                    self._left.append((candidate.work.id, candidate.work.rows, why))
+                    if candidate not in by_others:
+                        self._leave(dataset, candidate, why)
                 return
             wait = min(0.05 * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
             logger.info("Commit conflict at version %s, try %s of %s.", dataset.version, attempt + 1, attempts)
@@ -179,9 +213,12 @@ class ShardCommitter:
         try:
             committed = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
         except OSError as error:
-            if not any(sign in str(error) for sign in _CONFLICTS):
-                raise
-            return False
+            if is_conflict(error):
+                return False
+            raise StorageError(
+                f"Cannot commit column {self.work.column!r} to {dataset.uri}: {error}. Check space and permissions, "
+                "then run again: nothing is lost."
+            ) from error
         fault_point("commit.after")
         self._versions.append(committed.version)
         self._settle(committed, verdict, output)
@@ -196,8 +233,20 @@ class ShardCommitter:
             if now is not None and now.signature == expected:
                 self._done.append(candidate)
             else:
-                why = "its inputs were replaced while it was committed"
-                self._left.append((candidate.work.id, candidate.work.rows, why))
+                self._leave(committed, candidate, "its inputs were replaced while it was committed")
+
+    def _leave(self, dataset: lance.LanceDataset, candidate: Candidate, why: str) -> None:
+        """Leave a fragment to the next run, except for rows that nobody can compute any more."""
+        self._looked_up += candidate.work.rows
+        gone = Ranges.empty()
+        if self._looked_up <= _MOST_LOOKED_UP and fields_present(dataset, self.columns.output):
+            gone = _deleted_rows(dataset, candidate)
+        if gone:
+            self._gone.append((candidate, gone))
+        rows = candidate.work.rows - len(gone)
+        if rows:
+            logger.warning("Fragment %s is left for the next run: %s.", candidate.work.id, why)
+            self._left.append((candidate.work.id, rows, why))
 
     def _facts(
         self, dataset: lance.LanceDataset, manifest: dict[int, FragmentFiles], verdict: Verdict
@@ -209,7 +258,7 @@ class ShardCommitter:
             signature = now.signature_with(output)
             for provenance, rows in candidate.outcome(self.work.udf_version).items():
                 if rows:
-                    under = _live_under(candidate, rows)
+                    under = _live_under(candidate, provenance, rows)
                     fact = _fact(signature, provenance.what, rows, now.physical_rows, dataset.version, under)
                     facts.append(replace(fact, inputs=self.columns.inputs_text))
             if self.work.where is not None:
@@ -221,9 +270,27 @@ class ShardCommitter:
         return facts
 
 
+def _deleted_rows(dataset: lance.LanceDataset, candidate: Candidate) -> Ranges:
+    """Physical offsets of a fragment's computed and due rows that are nowhere in the table any more."""
+    if not dataset.has_stable_row_ids:
+        return Ranges.empty()
+    offsets, ids = unrolled(candidate.staged.runs)
+    gone = np.ones(len(ids), np.bool_)
+    for at in range(0, len(ids), _IDS_A_READ):
+        part = ids[at : at + _IDS_A_READ]
+        alive = dataset._take_rows(part.tolist(), columns=["_rowid"]).column("_rowid").to_numpy()
+        gone[at : at + len(part)] = ~np.isin(part, alive)
+    return Ranges.from_offsets(offsets[gone]) & candidate.work.due
+
+
 def _fact(signature: str, what: str, rows: Ranges, physical_rows: int, at: int, under: str | None = None) -> Fact:
     return Fact(signature, what, None if len(rows) == physical_rows else rows, at, under)
 
 
-def _live_under(candidate: Candidate, rows: Ranges) -> str | None:
-    return candidate.staged.deletion if rows.contains(candidate.staged.live) else None
+def _live_under(candidate: Candidate, provenance: Provenance, rows: Ranges) -> str | None:
+    """The deletion file under which computed rows, with those that are given up for good, are all that live."""
+    if provenance.failures:
+        return None
+    given_up = Provenance(provenance.version, failures=MOST_RUNS)
+    settled = rows | candidate.outcome(provenance.version).get(given_up, Ranges.empty())
+    return candidate.staged.deletion if settled.contains(candidate.staged.live) else None

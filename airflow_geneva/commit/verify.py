@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.fragment import StagedFragment
-from airflow_geneva.checkpoint.provenance import Provenance, add_rows
+from airflow_geneva.checkpoint.provenance import Provenance, add_rows, runs_failed
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.plan.manifest import FragmentFiles, live_offsets
 from airflow_geneva.plan.staging import staged_fits
@@ -40,6 +40,20 @@ class Candidate:
         apart = Ranges.union([staged.failures.all, *(rows for _, rows in staged.taken)])
         add_rows(found, [(Provenance(version), staged.computed - apart)])
         return found
+
+    def only_failed_again(self, version: str) -> bool:
+        """Whether the UDF failed on all rows it ran on, as it did before: their values are NULL already.
+
+        Args:
+            version: the UDF version.
+        """
+        failed = Ranges.union(rows for _, rows in runs_failed(self.work.known, version))
+        computed = self.staged.computed
+        return (
+            bool(self.work.files.output and computed)
+            and computed == self.staged.failures.all
+            and failed.contains(computed)
+        )
 
     def output(self, field_id: int) -> tuple[tuple[int, int, str], ...]:
         """The output files the fragment will have."""

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from airflow_geneva.operators.commit import CommitOperator
     from airflow_geneva.operators.finish import FinishOperator
     from airflow_geneva.operators.plan import PlanBackfillOperator
+    from airflow_geneva.operators.views import CreateMaterializedViewOperator
 
 __all__ = [
     "AddColumnsOperator",
     "ApplyOperator",
     "CleanupCheckpointsOperator",
     "CommitOperator",
+    "CreateMaterializedViewOperator",
     "FinishOperator",
     "PlanBackfillOperator",
 ]
@@ -28,6 +30,7 @@ _HOMES = {
     "ApplyOperator": "airflow_geneva.operators.apply",
     "CleanupCheckpointsOperator": "airflow_geneva.operators.cleanup",
     "CommitOperator": "airflow_geneva.operators.commit",
+    "CreateMaterializedViewOperator": "airflow_geneva.operators.views",
     "FinishOperator": "airflow_geneva.operators.finish",
     "PlanBackfillOperator": "airflow_geneva.operators.plan",
 }

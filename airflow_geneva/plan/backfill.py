@@ -18,7 +18,7 @@ from airflow_geneva.checkpoint.state import ColumnState, Fact, load_state, looke
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.plan.continuing import check_continue_from, savings
-from airflow_geneva.plan.due import DueRows, Wanted, sort_rows
+from airflow_geneva.plan.due import DueRows, Wanted, by_maker, sort_rows
 from airflow_geneva.plan.former import FormerInputs, version_label
 from airflow_geneva.plan.known import Knowledge
 from airflow_geneva.plan.manifest import (
@@ -139,7 +139,7 @@ class _Planner:
                 "Copy it with db.create_table(...) to have them."
             )
         return Plan(
-            work=replace(self.work, rows=sum(work.rows for work in works), rows_mixed=sum(self.mixed.values())),
+            work=replace(self.work, rows=sum(work.rows for work in works), makers=tuple(sorted(self.mixed))),
             shards=cut_shards(works, self.work.sizing.shard_size),
             rows_total=sum(files.live_rows for files in self.manifest.values()),
             tallies=self.tallies.freeze(),
@@ -158,23 +158,28 @@ class _Planner:
             if self.work.where is None and self.work.read_version is None:
                 live = live_offsets(self.dataset, files)
                 return _Due(files, live, {}, live, NEW, rows)
-        elif self.state.covers_all(files.signature, files.deletion, version):
-            self.tallies.add(FRESH, rows)
+        elif not self.wanted.errors_only and self.state.covers_all(files.signature, files.deletion, version):
+            given_up = self.state.given_up(files.signature, version)
+            self._add_given_up(given_up)
+            self.tallies.add(FRESH, rows - given_up)
             return None
         live = live_offsets(self.dataset, files)
         known = self._known(files, live)
         found = sort_rows(known, live, version, self.work.continue_from, self.wanted)
         due, given_up = found.due, len(found.given_up)
-        for provenance, there in known.items():
-            if provenance.made_by and (stays := there & (live - due)):
-                self.mixed[provenance.made_by] = self.mixed.get(provenance.made_by, 0) + len(stays)
+        taken = by_maker({p: there for p, there in known.items() if p.made_by not in ("", version)}, live - due)
+        for maker, stays in taken.items():
+            self.mixed[maker] = self.mixed.get(maker, 0) + len(stays)
         own = known.get(Provenance(version), Ranges.empty())
-        if own.contains(live) and files.signature in self.state.facts:
+        if (own | found.given_up).contains(live) and files.signature in self.state.facts:
             self.known.learn(files, Provenance(version), own, all_live=True)
         for maker, accepted in found.accepted.items():
-            self._put_at_stake(maker, accepted)
+            self._put_at_stake(maker, accepted - taken.get(maker, Ranges.empty()))
+            self.mixed.setdefault(maker, 0)
             if self.work.where is None and self.work.read_version is None:
                 self.known.learn(files, Provenance(version, maker), accepted, all_live=False)
+                # A commit gives the fragment another signature, to which only what is known goes along.
+                add_rows(known, [(Provenance(version, maker), accepted)])
         if self.work.where is not None and due:
             # Rows that failed were looked at, and are tried again all the same.
             failed = Ranges.union(rows for provenance, rows in known.items() if provenance.failures)
@@ -276,9 +281,9 @@ class _Planner:
         kept: list[_Due] = []
         for due in dues:
             chosen = due.due if selected is None else due.due & selected.get(due.files.id, Ranges.empty())
-            for provenance, rows in due.known.items():
-                if not provenance.failures and not self.wanted.recompute_mixed:
-                    self._put_at_stake(provenance.maker, rows & chosen)
+            if not self.wanted.recompute_mixed:
+                for maker, rows in by_maker(due.known, chosen).items():
+                    self._put_at_stake(maker, rows)
             if chosen:
                 kept.append(due if len(chosen) == due.rows else replace(due, rows=len(chosen)))
                 continue

@@ -60,10 +60,7 @@ def sort_rows(
     done = _rows(known, lambda p: _counts(p, version, continue_from, strict)) & live
     failed = _rows(known, lambda p: p.failures > 0) & (live - done)
     given_up = _rows(known, lambda p: p.failures >= MOST_RUNS and p.version == version) & failed
-    others: dict[str, Ranges] = {}
-    for provenance, rows in known.items():
-        if not provenance.failures and (rest := (rows & live) - done):
-            others[provenance.maker] = others.get(provenance.maker, Ranges.empty()) | rest
+    others = by_maker(known, live - done)
     left_alone = {maker: rows for maker, rows in others.items() if maker in continue_from}
     if wanted.on_code_change == "new_rows":
         left_alone = others
@@ -74,6 +71,15 @@ def sort_rows(
         return DueRows(mixed, done - mixed, others, {}, given_up)
     due = live - done - given_up - Ranges.union(left_alone.values())
     return DueRows(due, done, others, left_alone, given_up)
+
+
+def by_maker(known: Mapping[Provenance, Ranges], among: Ranges) -> dict[str, Ranges]:
+    """Rows that hold a value, by the version whose code made it; each once, however many versions accept it."""
+    found: dict[str, Ranges] = {}
+    for provenance, rows in known.items():
+        if not provenance.failures and (there := rows & among):
+            found[provenance.maker] = found.get(provenance.maker, Ranges.empty()) | there
+    return found
 
 
 def _counts(provenance: Provenance, version: str, continue_from: tuple[str, ...], strict: bool) -> bool:

@@ -151,7 +151,8 @@ class Knowledge:
         # A job that died before its finish marked no version; its commits carry its id.
         since = max(versions, default=self.dataset.version - _MOST_VERSIONS)
         since = max(since, self.dataset.version - _MOST_VERSIONS, 0)
-        versions |= set(find_commits(self.dataset, since, self.state.open_jobs))
+        if self.state.open_jobs:
+            versions |= set(find_commits(self.dataset, since, self.state.open_jobs))
         found: list[Reference] = []
         for version in sorted((v for v in versions if v <= self.dataset.version), reverse=True)[:_MOST_REFERENCES]:
             try:

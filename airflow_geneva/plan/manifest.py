@@ -148,13 +148,13 @@ def field_ids(dataset: lance.LanceDataset, column: str) -> tuple[int, ...]:
 
 
 def columns_of(
-    dataset: lance.LanceDataset, inputs: Sequence[str], where: Sequence[str], output: str
+    dataset: lance.LanceDataset, inputs: Sequence[str], where: Sequence[str], output: str | None
 ) -> Columns:  # fmt: skip
-    """Look the columns up at one version of the table."""
+    """Look the columns up at one version of the table; a view's source has no output."""
     return Columns(
         tuple(field_ids(dataset, name) for name in inputs),
         tuple(field_ids(dataset, name) for name in sorted(where)),
-        field_ids(dataset, output),
+        () if output is None else field_ids(dataset, output),
     )
 
 

@@ -41,7 +41,7 @@ class Reference:
     def at(dataset: lance.LanceDataset, columns: Columns) -> Reference | None:
         """Open a version for comparison; None when it lacks one of the columns, or one holds blobs."""
         by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
-        wanted = [fields[0] for fields in (*columns.inputs, columns.output)]
+        wanted = [fields[0] for fields in (*columns.inputs, columns.output) if fields]
         if any(field not in by_id for field in wanted):
             return None
         if any(is_blob(dataset.schema.field(by_id[field])) for field in wanted):

@@ -58,3 +58,8 @@ def staged_is_whole(dataset: lance.LanceDataset, staged: StagedFragment) -> bool
         if not is_engine_error(error):
             raise
         return False
+
+
+def view_file_is_whole(view: lance.LanceDataset, staged: StagedFragment) -> bool:
+    """Whether the staged file of view rows is there, readable, and has the row of every computed source row."""
+    return staged.dense and staged_is_whole(view, staged)

@@ -16,6 +16,7 @@ from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.state import Fact
 from airflow_geneva.checkpoint.trust import Trust
 from airflow_geneva.plan.manifest import FragmentFiles
+from airflow_geneva.plan.swap import SwapPlan
 
 FORMAT = 2
 
@@ -189,7 +190,8 @@ class Work:
         continue_from: UDF versions whose checkpoints are used too.
         agreement: digest of the output type and the declared deps, which such versions must have in common.
         rows: rows of the job that are due.
-        rows_mixed: rows that are not due and whose value was taken over from another version.
+        makers: other versions whose values stay in the column as if they were this one's.
+        source: of a refresh, the table that is read; "" where the table itself is.
     """
 
     job_id: str
@@ -210,7 +212,8 @@ class Work:
     continue_from: tuple[str, ...] = ()
     agreement: str = ""
     rows: int = 0
-    rows_mixed: int = 0
+    makers: tuple[str, ...] = ()
+    source: str = ""
 
     @cached_property
     def identity(self) -> WorkIdentity:
@@ -245,6 +248,7 @@ class Work:
         fields["sizing"] = Sizing(**fields["sizing"])
         fields["inputs"] = tuple(fields["inputs"])
         fields["continue_from"] = tuple(fields["continue_from"])
+        fields["makers"] = tuple(fields["makers"])
         return Work(**fields)
 
 
@@ -269,6 +273,7 @@ class Plan:
         stake: rows that hold the value of another UDF version, by version.
         learned: facts found out while planning, for the next plan to know at once.
         notes: sentences for the reader, e.g. why whole fragments are recomputed.
+        swap: of a refresh, what is done to the view at the end.
     """
 
     work: Work
@@ -278,6 +283,7 @@ class Plan:
     stake: tuple[tuple[str, int], ...] = ()
     learned: tuple[Fact, ...] = ()
     notes: tuple[str, ...] = ()
+    swap: SwapPlan | None = None
 
     @property
     def fragments(self) -> tuple[FragmentWork, ...]:

@@ -59,6 +59,14 @@ def freeze_where(where: str | None, at: datetime | None = None) -> str | None:
     return "".join(parts).strip()
 
 
+def volatile_functions(sql: str) -> list[str]:
+    """The functions in a filter or expression that give something else at every call: those of clock and dice."""
+    code = _QUOTED.sub(" ", sql)
+    found = [match[1] or match[2] for match in _CLOCK_CALL.finditer(code)]
+    found += [match[1] for match in _DICE.finditer(code)]
+    return sorted({name.lower() for name in found})
+
+
 def where_columns(where: str | None, columns: list[str]) -> list[str]:
     """Columns a filter may read: every one it mentions, in whatever case, so never too few."""
     if where is None:

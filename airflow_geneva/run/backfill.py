@@ -16,7 +16,9 @@ from airflow_geneva.plan.document import SavedPlan
 from airflow_geneva.plan.values import Plan
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.job import Stopwatch, commit_shard, fail_job, finish_job, start_job
+from airflow_geneva.run.task import ColumnKit
 from airflow_geneva.storage import is_engine_error
+from airflow_geneva.udf_parcel import UdfParcel
 
 if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
@@ -92,7 +94,7 @@ def carry_out(started: StartedBackfill) -> BackfillResult:
                 if shard.to_apply and started.runner == "spark":
                     from airflow_geneva.run.spark import apply_in_session
 
-                    apply_in_session(location, plan.work, shard, started.udf)
+                    apply_in_session(location, plan.work, shard, ColumnKit(UdfParcel.of(started.udf)))
                 else:
                     apply_inline(location, plan.work, shard, started.udf)
             watch.lap("apply")

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
+from airflow_geneva.apply.given_up import SkipCount
 from airflow_geneva.job.folder import APPLYING, JobFolder, progress_name
 from airflow_geneva.job.progress import Reporter
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.values import Shard, Work
-from airflow_geneva.run.task import Bench, Tool, UnitReport, run_unit, skipped_before
+from airflow_geneva.run.task import Bench, DoUnit, Tool, UnitReport, run_unit, skipped_before
 from airflow_geneva.run.units import Unit, whole_unit
 
 if TYPE_CHECKING:
@@ -26,6 +27,21 @@ def apply_inline(location: TableLocation, work: Work, shard: Shard, udf: UDF) ->
     Raises:
         UdfError: the UDF failed; what was computed before it did is kept.
     """
+    if not shard.to_apply:
+        return []
+    bench = Bench.at(location, work)
+    tool = Tool.of(udf, work, skipped_before(location, work))
+    return run_shard_inline(location, work, shard, lambda unit, told: run_unit(bench, unit, tool, told), tool.skipped)
+
+
+def run_shard_inline(
+    location: TableLocation, work: Work, shard: Shard, do: DoUnit, skipped: SkipCount
+) -> list[UnitReport]:  # fmt: skip
+    """Do all units of a shard in this process.
+
+    Raises:
+        UdfError: the UDF failed; what was computed before it did is kept.
+    """
     works = shard.to_apply
     if not works:
         return []
@@ -33,33 +49,28 @@ def apply_inline(location: TableLocation, work: Work, shard: Shard, udf: UDF) ->
     rows = sum(min(item.rows, len(item.missing)) for item in works)
     held = sum(item.rows for item in works) - rows
     reporter = Reporter(rows, len(works), storage, progress_name(APPLYING, shard.index), rows_held=held)
+    reporter.skipped = skipped.counted
     reporter.keep()
     try:
-        return run_units(
-            Bench.at(location, work), [whole_unit(item) for item in works],
-            Tool.of(udf, work, skipped_before(location, work)), reporter,
-            work.sizing.intra_applier_concurrency,
-        )  # fmt: skip
+        return run_units(do, [whole_unit(item) for item in works], reporter, work.sizing.intra_applier_concurrency)
     finally:
         reporter.keep()
 
 
-def run_units(
-    bench: Bench, units: Sequence[Unit], tool: Tool, reporter: Reporter, threads: int = 1
-) -> list[UnitReport]:  # fmt: skip
+def run_units(do: DoUnit, units: Sequence[Unit], reporter: Reporter, threads: int = 1) -> list[UnitReport]:
     """Run units one after another, or several at a time in threads.
 
     Args:
-        reporter: told of rows and fragments, and of rows that were given up.
+        do: does one unit, telling of rows as they are computed.
+        reporter: told of rows and fragments.
 
     Raises:
         UdfError: of the first unit that failed, after the running ones have ended.
     """
-    reporter.skipped = tool.skipped.counted
     if threads <= 1 or len(units) <= 1:
         reports = []
         for unit in units:
-            reports.append(run_unit(bench, unit, tool, reporter.add_rows))
+            reports.append(do(unit, reporter.add_rows))
             if reports[-1].staged:
                 reporter.add_ready(unit.work.rows)
         return reports
@@ -71,7 +82,7 @@ def run_units(
 
     reports = []
     with ThreadPoolExecutor(threads) as pool:
-        futures = {pool.submit(run_unit, bench, unit, tool, add_rows): unit for unit in units}
+        futures = {pool.submit(do, unit, add_rows): unit for unit in units}
         try:
             for future in as_completed(futures):
                 reports.append(future.result())

@@ -13,6 +13,7 @@ from airflow_geneva.checkpoint.state import append_ledger, fold_ledgers, seen
 from airflow_geneva.code_zip import code_sha256, zip_code
 from airflow_geneva.commit.shard import ShardCommitter
 from airflow_geneva.commit.verify import Candidate
+from airflow_geneva.errors import StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import find_commits
 from airflow_geneva.job.error_records import count_errors
@@ -215,7 +216,11 @@ def fail_job(
     """Record that a job failed, and what it made visible before; what else it computed stays in checkpoints."""
     result = replace(_added_up(location, saved, shards)[0], state=FAILED).with_seconds(**(seconds or {}))
     folder = JobFolder.of(location.checkpoints, saved.work.job_id)
-    folder.write_result(FAILED, result.to_json(), str(error), count_errors(folder.storage))
+    try:
+        folder.write_result(FAILED, result.to_json(), str(error), count_errors(folder.storage))
+    except StorageError as unkept:
+        # What failed first is what is to be told.
+        logger.warning("That job %s failed could not be recorded: %s", saved.work.job_id, unkept)
     return result
 
 

@@ -10,6 +10,7 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import JOB_PROPERTY
 from airflow_geneva.job.result import ShardResult
 from airflow_geneva.location import TableLocation
+from airflow_geneva.plan.former import version_label
 from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import is_engine_error
 
@@ -29,7 +30,10 @@ def record_makers(location: TableLocation, work: Work, shards: Sequence[ShardRes
     """
     import lance
 
-    taken = any(shard.rows_taken for shard in shards)
+    if not shards:
+        return
+    taken = work.continue_from if any(shard.rows_taken for shard in shards) else ()
+    makers = sorted({version_label(maker) for maker in (*work.makers, *taken)})
     left = not whole or any(shard.rows_left for shard in shards)
     dataset = location.open()
     field = next((field for field in dataset.lance_schema.fields() if field.id() == work.field_id), None)
@@ -37,10 +41,9 @@ def record_makers(location: TableLocation, work: Work, shards: Sequence[ShardRes
         return
     noted = (dataset.schema.field(field.name()).metadata or {}).get(MIXED_KEY.encode(), b"").decode()
     wanted = noted
-    if taken:
-        before = set(noted.removeprefix(_MIXED).split(",")) if noted else set()
-        wanted = _MIXED + ",".join(sorted({*before, *work.continue_from, work.udf_version}))
-    elif not (work.rows_mixed or left or work.where or work.read_version):
+    if makers:
+        wanted = _MIXED + ",".join([*makers, work.udf_version])
+    elif not (left or work.where or work.read_version):
         wanted = ""
     if wanted == noted:
         return

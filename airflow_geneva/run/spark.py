@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from airflow_geneva import errors
 from airflow_geneva.apply.given_up import SkipCount
@@ -16,10 +16,11 @@ from airflow_geneva.errors import GenevaError, UdfCrashed, UdfError
 from airflow_geneva.job.folder import APPLYING, JobFolder, progress_name
 from airflow_geneva.job.progress import EVERY_SECONDS, Reporter
 from airflow_geneva.location import TableLocation
+from airflow_geneva.on_error import Policy
 from airflow_geneva.plan.values import Shard, Work
 from airflow_geneva.run.inline import run_units
 from airflow_geneva.run.spark_session import open_session, ship_code
-from airflow_geneva.run.task import Bench, Tool, UnitReport, has_limits, skipped_before
+from airflow_geneva.run.task import DoUnit, UnitReport, has_limits, skipped_before
 from airflow_geneva.run.units import Unit, cut_tasks, split_fragments, whole_unit
 from airflow_geneva.storage import Storage
 from airflow_geneva.udf_parcel import UdfParcel
@@ -27,13 +28,22 @@ from airflow_geneva.udf_parcel import UdfParcel
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from airflow_geneva.udf import UDF
-
 logger = logging.getLogger("airflow_geneva.spark")
 
 _TASK_REPORT_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _STOP = "stop.json"
+
+
+class Kit(Protocol):
+    """UDFs on their way to the executors: a column's, or those of a view."""
+
+    @property
+    def parcels(self) -> tuple[UdfParcel, ...]: ...
+
+    def policy(self) -> Policy: ...
+
+    def open(self, location: TableLocation, work: Work, before: Mapping[int, int]) -> tuple[DoUnit, SkipCount]: ...
 
 
 @dataclass(frozen=True)
@@ -43,14 +53,14 @@ class Station:
     Args:
         location: the table, with credentials.
         work: the job.
-        parcel: the UDF.
+        kit: the UDFs.
         progress: folder of the tasks' progress files.
         skipped: rows of the job that were given up before, by rule.
     """
 
     location: TableLocation
     work: Work
-    parcel: UdfParcel
+    kit: Kit
     progress: Storage
     skipped: Mapping[int, int]
 
@@ -60,7 +70,7 @@ def apply_on_spark(
     location: TableLocation,
     work: Work,
     shard: Shard,
-    parcel: UdfParcel,
+    kit: Kit,
     every: float = EVERY_SECONDS,
 ) -> int:
     """Compute and stage a shard on a cluster; returns the rows the UDF ran on.
@@ -76,14 +86,14 @@ def apply_on_spark(
     tasks = cut_tasks(works, work.sizing, slots)
     storage = JobFolder.of(location.checkpoints, work.job_id).storage
     attempt = f"progress/{shard.index:04}-{int(time.time() * 1000)}"
-    station = Station(location, work, parcel, storage.folder(*attempt.split("/")), skipped_before(location, work))
+    station = Station(location, work, kit, storage.folder(*attempt.split("/")), skipped_before(location, work))
     rows = sum(min(item.rows, len(item.missing)) for item in works)
     held = sum(item.rows for item in works) - rows
     name = progress_name(APPLYING, shard.index)
     reporter = Reporter(rows, len(works), storage, name, every=every, rows_held=held)
     reporter.keep()
     logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, rows, len(works), len(tasks))
-    count = SkipCount(parcel.open().on_error if has_limits(work) else "fail", work.rows, station.skipped)
+    count = SkipCount(kit.policy() if has_limits(work) else "fail", work.rows, station.skipped)
     reports = _run_stage(context, station, tasks, reporter, count, 0)
     rest = [(whole_unit(item),) for item in split_fragments(tasks)]
     if rest:
@@ -95,13 +105,12 @@ def apply_on_spark(
     return reporter.rows_done
 
 
-def apply_in_session(location: TableLocation, work: Work, shard: Shard, udf: UDF) -> int:
+def apply_in_session(location: TableLocation, work: Work, shard: Shard, kit: Kit) -> int:
     """Compute a shard on the active SparkSession, or on a local one made for it."""
     session = open_session(work.sizing.concurrency)
     context = session.sparkContext
-    parcel = UdfParcel.of(udf)
-    ship_code(context, parcel)
-    return apply_on_spark(context, location, work, shard, parcel)
+    ship_code(context, kit.parcels)
+    return apply_on_spark(context, location, work, shard, kit)
 
 
 def _run_stage(
@@ -201,9 +210,9 @@ class _Partition:
         reporter = Reporter(rows, len(units), station.progress, name, self._look_around, every=_TASK_REPORT_SECONDS)
         try:
             self._look_around("")
-            tool = Tool.of(station.parcel.open(), station.work, station.skipped, station.parcel)
-            bench = Bench.at(station.location, station.work)
-            reports = run_units(bench, units, tool, reporter, station.work.sizing.intra_applier_concurrency)
+            do, skipped = station.kit.open(station.location, station.work, station.skipped)
+            reporter.skipped = skipped.counted
+            reports = run_units(do, units, reporter, station.work.sizing.intra_applier_concurrency)
             reporter.tick(force=True)
         except _StopRequested:
             return _Outcome([], reporter.skipped())

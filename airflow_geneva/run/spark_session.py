@@ -8,7 +8,8 @@ import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,13 +79,13 @@ _shipped: set[tuple[str, str]] = set()
 _shipping: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def ship_code(context: SparkContext, parcel: UdfParcel) -> None:
-    """Give the workers what they may lack: this package on a cluster, and the UDF's module."""
-    parcels: list[tuple[str, Callable[[], bytes | None]]] = [("airflow_geneva", package_zip)]
-    if parcel.import_path is not None:
-        path = parcel.import_path
-        parcels.append((path.split(":")[0], lambda: zip_code(path)))
-    for name, make in parcels:
+def ship_code(context: SparkContext, parcels: Iterable[UdfParcel]) -> None:
+    """Give the workers what they may lack: this package on a cluster, and the UDFs' modules."""
+    archives: dict[str, Callable[[], bytes | None]] = {"airflow_geneva": package_zip}
+    for path in (parcel.import_path for parcel in parcels):
+        if path is not None:
+            archives[path.split(":")[0]] = partial(zip_code, path)
+    for name, make in archives.items():
         data = make()
         mark = (str(context.applicationId), "" if data is None else code_sha256(data))
         if data is not None and mark not in _shipped:

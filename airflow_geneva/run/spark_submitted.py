@@ -11,6 +11,7 @@ from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import load_plan
 from airflow_geneva.run.spark import apply_on_spark
+from airflow_geneva.run.task import ColumnKit
 from airflow_geneva.storage import Storage, freeze_options, normalize_uri
 from airflow_geneva.udf_parcel import UdfParcel
 
@@ -42,7 +43,7 @@ def apply_submitted(
     location = TableLocation(work.table, work.table_name, job.options)
     every = {} if progress_seconds is None else {"every": progress_seconds}
     loaded = saved.load_shard(job, shard)
-    parcel = UdfParcel(work.code.import_path, work.udf_version)
+    parcel = ColumnKit(UdfParcel(work.code.import_path, work.udf_version))
     # The submitter beats too, but it may be gone while the driver goes on.
     with beating(job, "apply"):
         rows = apply_on_spark(context, location, work, loaded, parcel, **every)

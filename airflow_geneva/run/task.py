@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
@@ -23,6 +23,7 @@ from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.job.error_records import read_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.location import TableLocation
+from airflow_geneva.on_error import Policy
 from airflow_geneva.plan.manifest import FragmentFiles, field_ids, live_offsets, row_ids
 from airflow_geneva.plan.staging import staged_fits, staged_gives_rows
 from airflow_geneva.plan.values import FragmentWork, Work
@@ -57,6 +58,10 @@ class UnitReport:
     staged: bool
 
 
+DoUnit: TypeAlias = Callable[[Unit, Callable[[int], None]], UnitReport]
+"""Does one unit, and tells of rows as they are computed."""
+
+
 @dataclass(frozen=True)
 class Bench:
     """What every unit of a job works with.
@@ -88,9 +93,9 @@ class Bench:
             # With the whole table out of reach, that is what is to be said.
             location.open()
             raise InvalidInput(
-                f"Version {work.version} of table {work.table_name!r}, which column {work.column!r} was planned on, was "
-                "cleaned up. What was computed is kept in checkpoints. Clear the plan task with its downstream tasks; "
-                "outside of Airflow, run the backfill again."
+                f"Version {work.version} of table {work.table_name!r}, on which column {work.column!r} was planned, "
+                "was cleaned up. Checkpoints are kept. Clear the plan task with its downstream tasks; outside of "
+                "Airflow, run the backfill again."
             ) from error
         return Bench(dataset, LanceCheckpointStore(checkpoints), work, job)
 
@@ -205,12 +210,41 @@ class Tool:
         return Tool(udf, source, SkipCount(udf.on_error, work.rows, before))
 
 
+@dataclass(frozen=True)
+class ColumnKit:
+    """The UDF of a column on its way to the executors."""
+
+    parcel: UdfParcel
+
+    @property
+    def parcels(self) -> tuple[UdfParcel, ...]:
+        return (self.parcel,)
+
+    def policy(self) -> Policy:
+        """The UDF's error policy."""
+        return self.parcel.open().on_error
+
+    def open(self, location: TableLocation, work: Work, before: Mapping[int, int]) -> tuple[DoUnit, SkipCount]:
+        """Make ready for the units of one task; gives what does a unit, and what counts rows that are given up.
+
+        Args:
+            before: rows of the job that were given up before, by rule.
+        """
+        tool = Tool.of(self.parcel.open(), work, before, self.parcel)
+        bench = Bench.at(location, work)
+        return lambda unit, on_rows: run_unit(bench, unit, tool, on_rows), tool.skipped
+
+
 def skipped_before(location: TableLocation, work: Work) -> dict[int, int]:
-    """Rows of a job that earlier tries and other shards gave up, by rule; asked only where a policy has limits."""
+    """Rows of a job that earlier tries and other shards gave up, by rule; asked only where a policy has limits.
+
+    Rows that failed in earlier jobs already do not count.
+    """
     if not has_limits(work):
         return {}
     records = read_errors(location.checkpoints, work.job_id, work.column)
-    return dict(Counter({record.row_id: record.rule for record in records if record.rule != FATAL}.values()))
+    new = {record.row_id: record.rule for record in records if record.rule != FATAL and record.attempt == 1}
+    return dict(Counter(new.values()))
 
 
 def has_limits(work: Work) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from airflow_geneva.blobs import as_blobs, is_blob
 from airflow_geneva.checkpoint.ranges import Offsets
+from airflow_geneva.checkpoint.store import check_finished
 from airflow_geneva.errors import StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.storage import is_engine_error, join
@@ -52,9 +54,12 @@ class StagedWriter:
     def _open(self) -> Any:
         from lance.file import LanceFileWriter
 
-        path = join(self.dataset.uri, "data", self.file)
-        options = self.dataset._storage_options
-        return LanceFileWriter(path, self.schema, version=self.dataset.data_storage_version, storage_options=options)
+        version, options = self.dataset.data_storage_version, self.dataset._storage_options
+        return self._guard(lambda: LanceFileWriter(self._path, self.schema, version=version, storage_options=options))
+
+    @property
+    def _path(self) -> str:
+        return join(self.dataset.uri, "data", self.file)
 
     def put(self, values: pa.Array) -> None:
         """Append values in physical layout.
@@ -83,6 +88,7 @@ class StagedWriter:
             self._guard(self._write_blobs)
         else:
             self._guard(lambda: self._writer.close())
+        self._guard(lambda: check_finished(self._path))
         fault_point("staged.written")
         return self.file
 
@@ -95,9 +101,9 @@ class StagedWriter:
         )  # fmt: skip
         self.file = str(meta.files[0].path)
 
-    def _guard(self, action: Any) -> None:
+    def _guard(self, action: Callable[[], Any]) -> Any:
         try:
-            action()
+            return action()
         except BaseException as error:
             if not is_engine_error(error):
                 raise

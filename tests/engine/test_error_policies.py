@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -95,6 +96,18 @@ def test_failed_rows_are_tried_in_three_runs_and_then_only_listed(table: Table, 
     result = run(table, picky(form=form), errors_only=True)
     assert (set(trace.counts()), result.rows_failed) == (set(BAD), 3)
     assert_nothing_to_do_is_free(table, "y", trace, udf=picky(form=form))
+
+
+def test_a_run_in_which_everything_fails_again_writes_no_version(table: Table, trace: Trace) -> None:
+    run(table, picky())
+    version, files = table.version, set(Path(table.uri, "data").iterdir())
+    for attempt in (2, 3):
+        result = run(table, picky())
+        assert (result.rows_failed, result.commits, table.version) == (3, (), version)
+        assert {record.attempt for record in table.get_errors(result.job_id)} == {attempt}
+    assert_nothing_to_do_is_free(table, "y", trace, udf=picky())
+    assert len(set(Path(table.uri, "data").iterdir()) - files) <= 6
+    assert_right(table, "y", expected())
 
 
 def test_a_row_that_succeeds_in_a_later_run_is_failed_no_more(table: Table, trace: Trace) -> None:

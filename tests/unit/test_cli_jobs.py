@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from airflow_geneva import connect, udf
 from airflow_geneva.cli import app
+from airflow_geneva.errors import JobFailed
 from airflow_geneva.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run.background import start_in_background
@@ -217,3 +218,17 @@ def test_an_airflow_connection_names_the_database(table: Table, db: str, monkeyp
     assert read("status", job.job_id, "--conn-id", "my_lance")["id"] == job.job_id
     assert read("status", db, job.job_id, "--conn-id", "my_lance")["id"] == job.job_id
     assert "Airflow connection 'nobody' does not exist" in run("jobs", "--conn-id", "nobody", code=1)
+
+
+def test_messages_of_udfs_cannot_steer_the_terminal(table: Table, db: str) -> None:
+    def hostile(x: int) -> int:
+        raise ValueError("\x1b[2J\x07\rall is well\x9b")
+
+    function = udf(data_type=pa.int64(), name="triple", version="1")(hostile)
+    with pytest.raises(JobFailed) as failed:
+        table.backfill("y", udf=function, runner="inline")
+    assert failed.value.result is not None
+    for command in (["errors", db], ["status", db, failed.value.result.job_id]):
+        told = run(*command)
+        assert r"\x1b[2J\x07\x0dall is well\x9b" in told
+        assert not set(told) & set("\x1b\x07\r\x9b")

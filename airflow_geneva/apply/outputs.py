@@ -1,0 +1,147 @@
+"""Compute the columns of a query from rows of its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.apply.guarded import OpenMapper, open_mapper
+from airflow_geneva.apply.outcome import Mapped
+from airflow_geneva.blobs import is_blob
+from airflow_geneva.checkpoint.store import single_batch
+from airflow_geneva.row_order import RowIdArray
+from airflow_geneva.udf import UDF
+from airflow_geneva.udf_parcel import UdfParcel
+from airflow_geneva.view_definition import OutputColumn, source_inputs
+
+if TYPE_CHECKING:
+    import lance
+
+_BLOB_ROWS = 1_024
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Rows of a query.
+
+    Args:
+        rows: the query's columns, in order; blobs that come from the source as bytes, those of a UDF as it made them.
+        mapped: by UDF column, what running it gave, failures included.
+    """
+
+    rows: pa.RecordBatch
+    mapped: Mapping[str, Mapped]
+
+
+class OutputComputer:
+    """A query's columns, ready to be computed from batches of source rows; closed at the end of a `with`.
+
+    Args:
+        columns: the columns.
+        udfs: by UDF column, its UDF or its parcel.
+        any_column: some column of the source, for queries that read none: Lance refuses to scan constants alone.
+    """
+
+    def __init__(self, columns: Sequence[OutputColumn], udfs: Mapping[str, UDF | UdfParcel], any_column: str) -> None:
+        self.columns = tuple(columns)
+        self.projection, self._aliases, self._input_aliases = _projection(self.columns, any_column)
+        self._stack = ExitStack()
+        self._mappers: dict[str, OpenMapper] = {
+            column.name: self._stack.enter_context(open_mapper(udfs[column.name], column.inputs))
+            for column in self.columns
+            if column.udf is not None
+        }
+
+    def __enter__(self) -> OutputComputer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def __call__(self, batch: pa.RecordBatch) -> Computed:
+        """Compute a batch.
+
+        Args:
+            batch: what a scan with ``columns=self.projection`` gives, perhaps among other columns.
+
+        Raises:
+            UdfError: a row fails; see `OpenMapper`.
+        """
+        done: dict[str, pa.Array] = {}
+        mapped: dict[str, Mapped] = {}
+        for column in self.columns:
+            if column.udf is None:
+                done[column.name] = batch.column(self._aliases[column.name])
+                continue
+            from_source = self._input_aliases[column.name]
+            given = [
+                batch.column(from_source[name]) if name in from_source else done[name]
+                for name in dict.fromkeys(column.inputs)
+            ]
+            inputs = pa.record_batch(given, names=list(dict.fromkeys(column.inputs)))
+            mapped[column.name] = self._mappers[column.name](inputs)
+            done[column.name] = mapped[column.name].values
+        return Computed(pa.record_batch(list(done.values()), names=list(done)), mapped)
+
+
+def _projection(
+    columns: Sequence[OutputColumn], any_column: str
+) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]]]:
+    """What to scan, by alias: each source column once and each expression; and where the outputs and inputs find it."""
+    sources: dict[str, str] = {}
+    expressions: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+    inputs: dict[str, dict[str, str]] = {}
+
+    def source(name: str) -> str:
+        return sources.setdefault(name, f"source_{len(sources)}")
+
+    from_source = source_inputs(columns)
+    for position, column in enumerate(columns):
+        if column.kind == "column":
+            outputs[column.name] = source(str(column.expression))
+        elif column.kind == "sql":
+            outputs[column.name] = f"value_{position}"
+            expressions[f"value_{position}"] = f"({column.expression})"
+        else:
+            inputs[column.name] = {name: source(name) for name in from_source[column.name]}
+    if not sources:
+        source(any_column)
+    return {**{alias: f"`{name}`" for name, alias in sources.items()}, **expressions}, outputs, inputs
+
+
+def take_rows(dataset: lance.LanceDataset, row_ids: RowIdArray, projection: Mapping[str, str]) -> pa.RecordBatch:
+    """Read rows by their ids, in the order of the ids; for rows that all are there.
+
+    Args:
+        row_ids: no id twice.
+        projection: by alias, an SQL expression or a quoted column; blobs are read as bytes.
+    """
+    with_id = {**projection, "_rowid": "_rowid"}
+    blobs = {f"`{field.name}`" for field in dataset.schema if is_blob(field)}
+    if not blobs & set(projection.values()):
+        return _one_batch(dataset._take_rows(pa.array(row_ids.view(np.uint64)), columns=with_id), row_ids)
+    parts = []
+    for start in range(0, len(row_ids), _BLOB_ROWS):
+        # Taking rows gives descriptions of blobs only.
+        listed = ",".join(map(str, row_ids[start : start + _BLOB_ROWS].tolist()))
+        scanner = dataset.scanner(
+            columns=dict(projection), filter=f"_rowid IN ({listed})", with_row_id=True, blob_handling="all_binary"
+        )
+        parts.append(scanner.to_table())
+    return _one_batch(pa.concat_tables(parts), row_ids)
+
+
+def _one_batch(table: pa.Table, row_ids: RowIdArray) -> pa.RecordBatch:
+    found = table.column("_rowid").to_numpy().view(np.int64)
+    if len(found) != len(row_ids):
+        raise KeyError(f"{len(row_ids) - len(found)} of {len(row_ids)} rows are not in this version of the table")
+    if not np.array_equal(found, row_ids):
+        order = np.argsort(found, kind="stable")
+        table = table.take(order[np.searchsorted(found, row_ids, sorter=order)])
+    return single_batch(table)

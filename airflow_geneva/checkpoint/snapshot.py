@@ -1,0 +1,151 @@
+"""What a view holds since its newest swap: which rows of which source fragments, made of which files.
+
+Facts about a column add up; a view is replaced as a whole, so each swap has a document of its own. It is written before
+the swap and named in its transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.checkpoint.provenance import Provenance, Tried
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.state import ColumnState, Fact
+from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.storage import Storage
+
+
+@dataclass(frozen=True, eq=False)
+class SourceFragment:
+    """One fragment of a source, as a view reflects it.
+
+    Args:
+        signature: hash of the data files that the view reads, see :mod:`airflow_geneva.plan.manifest`.
+        deletion: identity of its deletion file then.
+        live: physical offsets of its live rows then.
+        ids: their row ids.
+        failed: rows among them on which a UDF failed, by the number of runs.
+    """
+
+    signature: str
+    deletion: str
+    live: Ranges
+    ids: Ranges
+    failed: Tried = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The whole source as one swap reflects it.
+
+    Args:
+        source_version: the source version that was read.
+        code: the code versions of the view's UDFs, by column.
+        fragments: the source's fragments.
+        matching: row ids that passed the filter, where a row's place among them decides; else empty.
+    """
+
+    source_version: int
+    code: tuple[tuple[str, str], ...]
+    fragments: tuple[SourceFragment, ...]
+    matching: Ranges
+
+    def state(self, version: str, inputs: str) -> ColumnState:
+        """The snapshot as facts about values of one version.
+
+        Args:
+            version: what the values count as.
+            inputs: the columns read, as facts name them.
+        """
+        facts: dict[str, list[Fact]] = {}
+        for fragment in self.fragments:
+            failed = Ranges.union(rows for _, rows in fragment.failed)
+            found = [(Provenance(version), fragment.live - failed)]
+            found += [(Provenance(version, failures=runs), rows) for runs, rows in fragment.failed]
+            facts[fragment.signature] = [
+                Fact(
+                    fragment.signature, provenance.what, rows, self.source_version,
+                    None if failed else fragment.deletion, inputs,
+                )
+                for provenance, rows in found if rows
+            ]  # fmt: skip
+        return ColumnState(facts, seen=[self.source_version])
+
+
+_SCHEMA = pa.schema(
+    [
+        ("signature", pa.string()),
+        ("what", pa.string()),
+        ("deletion", pa.string()),
+        ("bounds", pa.list_(pa.int64())),
+    ]
+)
+
+
+def _store(checkpoints: Storage) -> LanceCheckpointStore:
+    return LanceCheckpointStore(checkpoints.folder("state", "view"))
+
+
+def save_snapshot(checkpoints: Storage, job_id: str, snapshot: Snapshot) -> str:
+    """Write a snapshot and return its key."""
+    rows = list(_rows(snapshot))
+    columns = [[row[at] for row in rows] for at in range(3)]
+    arrays: list[pa.Array] = [pa.array(values, pa.string()) for values in columns]
+    flat = [np.stack([row[3].starts, row[3].ends], 1).ravel() for row in rows]
+    arrays.append(pa.array(flat, pa.list_(pa.int64())))
+    metadata = {"source_version": str(snapshot.source_version), "code": json.dumps(snapshot.code)}
+    key = f"swap.{job_id}.{uuid.uuid4().hex[:12]}"
+    _store(checkpoints)[key] = pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
+    return key
+
+
+def _rows(snapshot: Snapshot) -> Iterator[tuple[str, str, str, Ranges]]:
+    yield "", "matching", "", snapshot.matching
+    for fragment in snapshot.fragments:
+        yield fragment.signature, "live", fragment.deletion, fragment.live
+        yield fragment.signature, "ids", "", fragment.ids
+        for runs, rows in fragment.failed:
+            yield fragment.signature, f"failed:{runs}", "", rows
+
+
+def load_snapshot(checkpoints: Storage, key: str) -> Snapshot | None:
+    """Read a snapshot; None when it is gone or damaged, which costs work and never correctness."""
+    try:
+        batch = _store(checkpoints)[key]
+        metadata = batch.schema.metadata or {}
+        version = int(metadata[b"source_version"])
+        code = tuple((str(a), str(b)) for a, b in json.loads(metadata[b"code"]))
+        rows = list(_read(batch))
+    except (KeyError, ValueError, IndexError):
+        return None
+    fragments: list[SourceFragment] = []
+    matching = Ranges.empty()
+    at = 0
+    while at < len(rows):
+        signature, what, deletion, found = rows[at]
+        if what == "matching":
+            matching, at = found, at + 1
+            continue
+        ids = rows[at + 1][3]
+        at += 2
+        failed = []
+        while at < len(rows) and rows[at][1].startswith("failed:"):
+            failed.append((int(rows[at][1].partition(":")[2]), rows[at][3]))
+            at += 1
+        fragments.append(SourceFragment(signature, deletion, found, ids, tuple(failed)))
+    return Snapshot(version, code, tuple(fragments), matching)
+
+
+def _read(batch: pa.RecordBatch) -> Iterator[tuple[str, str, str, Ranges]]:
+    lists = batch.column("bounds")
+    bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
+    texts: Sequence[list[str]] = [batch.column(name).to_pylist() for name in ("signature", "what", "deletion")]
+    for i, (signature, what, deletion) in enumerate(zip(*texts, strict=True)):
+        flat = bounds[cuts[i] : cuts[i + 1]]
+        yield signature, what, deletion, Ranges.from_bounds(flat[0::2], flat[1::2])

@@ -1,0 +1,164 @@
+"""Make materialized views."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Context
+
+from airflow_geneva.database import Database
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.operators._lance_task import LanceOperator, open_database
+from airflow_geneva.operators._templated import optional_int, optional_text, required_text, truth
+from airflow_geneva.operators.plan import check_import_path
+from airflow_geneva.query import ROWS_PER_FRAGMENT, Query
+from airflow_geneva.udf import load_udf
+from airflow_geneva.view import View
+
+if TYPE_CHECKING:
+    from airflow_geneva.plan.outputs import QuerySpec
+
+
+class CreateMaterializedViewOperator(LanceOperator):
+    """Make a materialized view, if there is none of this definition already.
+
+    No UDF runs: that is what a refresh does. A view of the same definition is left alone, whatever the code version of
+    its UDFs, which a refresh asks about. A view of another definition is an error that says what changed, or with
+    `recreate` it is dropped and made anew; until its first refresh it is empty then.
+
+    Args:
+        view: the view's name.
+        table: name of the table or view that it is made from.
+        where: SQL filter, or None.
+        select: names of columns; or columns by name: a column's name or an SQL expression as text, or
+            `{"udf": "module:name", "inputs": [...]}`, of which the inputs may be left out. None: all columns.
+        add_columns: more columns, in the form that `select` takes by name.
+        shuffle_seed: shuffle the rows by this seed; None: no shuffle.
+        limit: most rows, or None.
+        offset: rows to leave out before.
+        recreate: drop a view of another definition.
+        max_rows_per_fragment: rows of each fragment of the view; None: 1,048,576.
+        lance_conn_id: the Airflow connection of the view's database.
+        database: another URI to use with that connection's storage options.
+        source_database: URI of the table's database, used with that connection too; None: the view's.
+
+    Example:
+        ```python
+        CreateMaterializedViewOperator(
+            task_id="define",
+            view="long_docs",
+            table="docs",
+            where="length(text) > 1000",
+            select={"id": "id", "e": {"udf": "my_project.udfs:embed", "inputs": ["text"]}},
+        )
+        ```
+    """
+
+    template_fields: Sequence[str] = (
+        *LanceOperator.template_fields,
+        *("view", "table", "where", "select", "add_columns", "shuffle_seed", "limit", "offset", "recreate"),
+        *("max_rows_per_fragment", "source_database"),
+    )
+
+    def __init__(
+        self,
+        *,
+        view: str,
+        table: str,
+        where: str | None = None,
+        select: Sequence[str] | Mapping[str, Any] | None = None,
+        add_columns: Mapping[str, Any] | None = None,
+        shuffle_seed: int | str | None = None,
+        limit: int | str | None = None,
+        offset: int | str | None = None,
+        recreate: bool | str = False,
+        max_rows_per_fragment: int | str | None = None,
+        source_database: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.view = view
+        self.table = table
+        self.where = where
+        self.select = select
+        self.add_columns = add_columns
+        self.shuffle_seed = shuffle_seed
+        self.limit = limit
+        self.offset = offset
+        self.recreate = recreate
+        self.max_rows_per_fragment = max_rows_per_fragment
+        self.source_database = source_database
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        database = self.open_database()
+        name = required_text("view", self.view)
+        query = self._query(database)
+        differences: list[str] = []
+        if database.location(name).exists():
+            differences = self._compare(database, name, query)
+            if not differences:
+                self.log.info("View %s is there already, and of this definition.", name)
+                return {"view": name, "created": False, "differences": []}
+            if not truth("recreate", self.recreate):
+                raise InvalidInput(
+                    f"View {name!r} is there, and of another definition: {'; '.join(differences)}. "
+                    "Change the task back, give the view another name, or give recreate=True to have it dropped and "
+                    "computed anew."
+                )
+            self.log.warning("View %s is dropped and made anew: %s.", name, "; ".join(differences))
+            database.drop_table(name)
+        rows = optional_int("max_rows_per_fragment", self.max_rows_per_fragment)
+        rows = ROWS_PER_FRAGMENT if rows is None else rows
+        view = query.create_materialized_view(database, name, max_rows_per_fragment=rows)
+        self.log.info("View %s was made, with %s rows to be computed.", name, view.lance.count_rows())
+        return {"view": name, "created": True, "differences": differences}
+
+    def _query(self, database: Database) -> Query:
+        place = optional_text(self.source_database)
+        source = database if place is None else open_database(self.lance_conn_id, place)
+        query = source.open_table(required_text("table", self.table)).query()
+        where, seed = optional_text(self.where), optional_int("shuffle_seed", self.shuffle_seed)
+        limit, offset = optional_int("limit", self.limit), optional_int("offset", self.offset)
+        query = query if where is None else query.where(where)
+        query = query if seed is None else query.shuffle(seed)
+        query = query if limit is None else query.limit(limit)
+        query = query if offset is None else query.offset(offset)
+        if isinstance(self.select, Mapping):
+            query = query.select(_specs(self.select))
+        elif self.select is not None and self.select != "":
+            query = query.select(self.select)
+        return query.add_columns(_specs(self.add_columns)) if self.add_columns else query
+
+    def _compare(self, database: Database, name: str, query: Query) -> list[str]:
+        """In words, how the view that is there differs from what is asked for."""
+        there = database.open_table(name)
+        if not isinstance(there, View):
+            raise InvalidInput(f"{name!r} is a table and not a view, so it is left alone. Choose another name.")
+        found, wanted = there.view_definition, query.definition()
+        gained = found.gained_columns(wanted)
+        if gained:
+            self.log.warning(
+                "Table %s has gained the columns %s, which view %s of all its columns is without; drop the view to "
+                "have it made with them.",
+                *(found.source_table, gained, name),
+            )
+        return found.differences(wanted)
+
+
+def _specs(columns: Mapping[str, Any]) -> dict[str, QuerySpec]:
+    return {name: _spec(name, given) for name, given in columns.items()}
+
+
+def _spec(column: str, given: Any) -> QuerySpec:
+    if isinstance(given, str):
+        return given
+    inputs = given.get("inputs") if isinstance(given, Mapping) else None
+    known = isinstance(given, Mapping) and "udf" in given and given.keys() <= {"udf", "inputs"}
+    if not known or isinstance(inputs, str) or not (inputs is None or isinstance(inputs, Sequence)):
+        raise InvalidInput(
+            f"Column {column!r} is given {given!r:.200}. Give a column's name or an SQL expression as text, or "
+            '{"udf": "module:name", "inputs": ["input", ...]}.'
+        )
+    udf = load_udf(required_text("udf", check_import_path(given["udf"])))
+    return udf if inputs is None else (udf, [str(name) for name in inputs])

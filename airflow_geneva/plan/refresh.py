@@ -1,0 +1,289 @@
+"""Plan a refresh: which rows of the source a view lacks, and which of its rows have to go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from airflow_geneva.checkpoint.held import KeyIndex
+from airflow_geneva.checkpoint.keys import md5
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.snapshot import Snapshot, SourceFragment
+from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.errors import CodeChanged, InvalidInput
+from airflow_geneva.location import TableLocation
+from airflow_geneva.on_error import describe_policy
+from airflow_geneva.plan.backfill import open_version
+from airflow_geneva.plan.manifest import columns_of, garbage_collector_off, row_ids
+from airflow_geneva.plan.shards import cut_shards
+from airflow_geneva.plan.source import VALUES, ChangedFragment, SourceChanges, compare_source, where_they_lie
+from airflow_geneva.plan.staging import view_file_is_whole
+from airflow_geneva.plan.swap import SwapPlan
+from airflow_geneva.plan.values import CodeRef, FragmentWork, Plan, Sizing, Tally, Work
+from airflow_geneva.plan.where import selected_offsets
+from airflow_geneva.row_order import in_order
+from airflow_geneva.udf_definition import UdfDefinition
+from airflow_geneva.view_definition import ViewDefinition
+
+if TYPE_CHECKING:
+    import lance
+
+    from airflow_geneva.udf import UDF
+
+CHANGED, REFLECTED, FILTERED = "new or changed in the source", "in the view already", "not selected by the query"
+
+
+@dataclass(frozen=True)
+class RefreshRequest:
+    """What the caller asked for; see :meth:`airflow_geneva.view.View.refresh`."""
+
+    job_id: str
+    src_version: int | None = None
+    max_rows_per_fragment: int | None = None
+    on_code_change: str = "error"
+    ignore_checkpoints: bool = False
+    sizing: Sizing = field(default_factory=Sizing)
+
+
+class Reflected(Protocol):
+    """What a view shows now, read as far as it is asked for."""
+
+    @property
+    def swap(self) -> str:
+        """Job id of the newest swap, or "" before the first."""
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """What it reflects; None before the first, or when it is lost."""
+
+    @property
+    def shown(self) -> Ranges:
+        """Source row ids of the rows that are set."""
+
+
+def plan_refresh(
+    view: TableLocation,
+    definition: ViewDefinition,
+    source: TableLocation,
+    udfs: Mapping[str, UDF],
+    reflected: Reflected,
+    request: RefreshRequest,
+) -> Plan:
+    """Compare the source with what the view reflects; writes nothing.
+
+    Args:
+        udfs: the loaded UDFs, by column.
+
+    Raises:
+        InvalidInput: the source no longer fits, or cannot be refreshed to that version.
+        CodeChanged: values of other code are at stake and ``on_code_change`` is ``error``.
+    """
+    dataset = source.open()
+    if request.src_version is not None:
+        dataset = open_version(dataset, request.src_version)
+    _check_version(definition, dataset, view.name)
+    definition.check_source(dataset)
+    names = tuple(column.name for column in definition.reads)
+    columns = columns_of(dataset, names, (), None)
+    code = tuple(sorted((name, udf.code_version) for name, udf in udfs.items()))
+    stake = _at_stake(reflected, code, request.on_code_change, view.name)
+    base = None if stake and request.on_code_change == "recompute" else reflected.snapshot
+    with garbage_collector_off():
+        changes = compare_source(dataset, columns, names, base)
+        if base is None:
+            changes.gone = reflected.shown
+        chosen, gone, matching = _choose(dataset, definition, columns, changes, base, reflected)
+        work = _work(view, definition, source, dataset, udfs, code, request)
+        works, tallies = _works(view, dataset, work, chosen, changes)
+    works_rows = sum(item.rows for item in works)
+    if changes.given_up:
+        changes.notes.append(f"{changes.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again.")
+    total = dataset.count_rows()
+    return Plan(
+        work=replace(work, rows=works_rows),
+        shards=cut_shards(works, work.sizing.shard_size),
+        rows_total=total,
+        tallies=(*tallies, Tally(REFLECTED, 0, total - sum(tally.rows for tally in tallies))),
+        stake=stake,
+        notes=tuple(changes.notes),
+        swap=SwapPlan(
+            based_on=reflected.swap,
+            gone=gone,
+            snapshot=Snapshot(int(dataset.version), code, tuple(changes.fragments), matching),
+            max_rows_per_fragment=request.max_rows_per_fragment,
+            shuffle_seed=definition.shuffle_seed,
+        ),
+    )
+
+
+def _check_version(definition: ViewDefinition, dataset: lance.LanceDataset, view: str) -> None:
+    if not definition.stable_row_ids and dataset.version != definition.source_version:
+        raise InvalidInput(
+            f"Cannot refresh materialized view {view!r} to version {dataset.version} of table "
+            f"{definition.source_table!r}: the table has no stable row IDs, so the view can be refreshed to version "
+            f"{definition.source_version} only, which it was made from. Copy the table with db.create_table(...), "
+            'which enables them (storage option "new_table_enable_stable_row_ids"), and make the view again.'
+        )
+
+
+def _at_stake(
+    reflected: Reflected, code: tuple[tuple[str, str], ...], on_code_change: str, view: str
+) -> tuple[tuple[str, int], ...]:
+    """Rows that hold values of other code, by the version they hold."""
+    then = dict(reflected.snapshot.code if reflected.snapshot else ())
+    changed = [(name, then[name], version) for name, version in code if then.get(name, version) != version]
+    if not changed:
+        return ()
+    rows = len(reflected.shown)
+    if on_code_change == "error":
+        told = ", ".join(f"column {name!r} from version {old} to {new}" for name, old, new in changed)
+        raise CodeChanged(
+            f"The code of UDFs changed behind view {view!r}: {told}. {rows:,} rows of the view hold values of the old "
+            'code. Recompute them with on_code_change="recompute", or leave them and compute only new and changed rows '
+            'with on_code_change="new_rows".'
+        )
+    return tuple((old, rows) for _, old, _ in changed)
+
+
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    fragment: ChangedFragment
+    due: Ranges
+
+
+def _choose(
+    dataset: lance.LanceDataset,
+    definition: ViewDefinition,
+    columns: Any,
+    changes: SourceChanges,
+    base: Snapshot | None,
+    reflected: Reflected,
+) -> tuple[list[_Chosen], Ranges, Ranges]:
+    """The rows to compute, the row ids that leave the view, and, for a query that cuts, the ids that match."""
+    chosen = [_Chosen(fragment, fragment.rows) for fragment in changes.changed]
+    if definition.where is not None and chosen:
+        selected = selected_offsets(dataset, [item.fragment.files.id for item in chosen], definition.where)
+        chosen = [
+            _Chosen(item.fragment, item.due & selected.get(item.fragment.files.id, Ranges.empty())) for item in chosen
+        ]
+    if not definition.cuts:
+        return [item for item in chosen if item.due], changes.gone, Ranges.empty()
+    fresh = Ranges.union(item.fragment.ids_of(item.due) for item in chosen)
+    matching = ((base.matching if base else Ranges.empty()) - changes.gone) | fresh
+    ordered = in_order(matching.offsets(), definition.shuffle_seed, definition.limit, definition.offset)
+    wanted = Ranges.from_offsets(np.sort(ordered))
+    gone = changes.gone | (reflected.shown - wanted)
+    missing = wanted - (reflected.shown - gone)
+    by_place = {item.fragment.files.id: item.fragment.tried for item in chosen}
+    found = [
+        _Chosen(replace(fragment, tried=by_place.get(fragment.files.id, ())), fragment.rows)
+        for fragment in where_they_lie(dataset, columns, missing)
+    ]
+    return found, gone, matching
+
+
+def _work(
+    view: TableLocation,
+    definition: ViewDefinition,
+    source: TableLocation,
+    dataset: lance.LanceDataset,
+    udfs: Mapping[str, UDF],
+    code: tuple[tuple[str, str], ...],
+    request: RefreshRequest,
+) -> Work:
+    described = [replace(column, udf=None).to_document() for column in definition.columns]
+    inputs = [list(column.inputs) for column in definition.columns]
+    version = md5(json.dumps([described, inputs, code, definition.where], sort_keys=True))[:16]
+    policies = [udf.on_error for udf in udfs.values() if udf.on_error != "fail"]
+    stored = UdfDefinition(
+        name="view",
+        version=version,
+        import_path=None,
+        input_columns=tuple(column.name for column in definition.reads),
+        data_type="",
+        form="record_batch",
+        on_error=[rule for policy in policies for rule in _rules(policy)] or "fail",
+    )
+    return Work(
+        job_id=request.job_id,
+        table=view.uri,
+        table_name=view.name,
+        column=view.name,
+        field_id=-1,
+        udf=stored.to_json(),
+        code=CodeRef(None),
+        inputs=tuple(column.name for column in definition.reads),
+        where=None,
+        version=int(dataset.version),
+        read_version=request.src_version,
+        udf_name="view",
+        udf_version=version,
+        sizing=request.sizing,
+        ignore_checkpoints=request.ignore_checkpoints,
+        agreement=md5(version),
+        source=source.uri,
+    )
+
+
+def _rules(policy: Any) -> Sequence[dict[str, Any]]:
+    described = describe_policy(policy)
+    return [{"do": "skip", "exc": ["builtins.Exception"]}] if isinstance(described, str) else described
+
+
+def _works(
+    view: TableLocation,
+    dataset: lance.LanceDataset,
+    work: Work,
+    chosen: Sequence[_Chosen],
+    changes: SourceChanges,
+) -> tuple[list[FragmentWork], list[Tally]]:
+    looked = sum(len(fragment.rows) for fragment in changes.changed)
+    rows = sum(len(item.due) for item in chosen)
+    tallies = [Tally(CHANGED, len(chosen), rows)] if rows else []
+    if looked > rows:
+        tallies.append(Tally(FILTERED, len(changes.changed), looked - rows))
+    if not chosen:
+        return [], tallies
+    store = LanceCheckpointStore(view.checkpoints)
+    index = KeyIndex(store, work.trust())
+    target = view.open()
+    works = []
+    for item in chosen:
+        files = item.fragment.files
+        kept = tuple((Provenance(work.udf_version, failures=runs), found) for runs, found in item.fragment.tried)
+        planned = FragmentWork(files, CHANGED, item.due, item.due, len(item.due), False, (), kept)
+        place = planned.place
+        if place in index:
+            staged = index.staged_at(place)
+            ready = staged is not None and staged.computed == item.due and view_file_is_whole(target, staged)
+            held = index.held(
+                place, (), item.due, partial(row_ids, dataset, files.id), partial(view_file_is_whole, target),
+                work.tried(planned),
+            )  # fmt: skip
+            planned = replace(planned, missing=item.due - held.done, staged=ready and not item.due - held.done)
+        works.append(planned)
+    return works, tallies
+
+
+def next_snapshot(swap: SwapPlan, failed: Mapping[str, Any]) -> Snapshot:
+    """The snapshot of a swap, with the rows that failed in it.
+
+    Args:
+        failed: by fragment signature, rows that failed, by the number of runs.
+    """
+    fragments = tuple(_with_failures(fragment, failed) for fragment in swap.snapshot.fragments)
+    return replace(swap.snapshot, fragments=fragments)
+
+
+def _with_failures(fragment: SourceFragment, failed: Mapping[str, Any]) -> SourceFragment:
+    more = failed.get(fragment.signature)
+    return fragment if not more else replace(fragment, failed=(*fragment.failed, *more))
+
+
+__all__ = ["VALUES", "Reflected", "RefreshRequest", "next_snapshot", "plan_refresh"]

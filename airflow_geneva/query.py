@@ -1,0 +1,281 @@
+"""A query of a table: filter, order, cut and columns, which a materialized view can be made of."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.storage import without_credentials
+from airflow_geneva.udf import UDF
+
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
+
+    from airflow_geneva.database import Database
+    from airflow_geneva.plan.outputs import Outputs, QuerySpec
+    from airflow_geneva.table import Table
+    from airflow_geneva.view import View
+    from airflow_geneva.view_definition import ViewDefinition
+
+ROWS_PER_FRAGMENT = 1_048_576
+_READ_ROWS = 4_096
+_SEEDS = 1 << 64
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query of a table; every method gives a new one. Made by :meth:`airflow_geneva.Table.query`.
+
+    Whatever the order of the calls, a query means: filter, order by row id, shuffle, leave out ``offset`` rows, take
+    ``limit`` rows, and then the columns. What is asked for is checked against the table when the query is used.
+
+    Args:
+        table: the table or view it is about.
+        conditions: SQL filters, all of which hold for a row of the result.
+        selected: names and what they are, or None: all columns of the table.
+        added: more columns after these.
+        shuffle_seed: see :meth:`shuffle`.
+        max_rows: see :meth:`limit`.
+        skipped_rows: see :meth:`offset`.
+
+    Example:
+        ```python
+        view = table.query().where("n > 10").select(["id"]).add_columns({"e": embed}).create_materialized_view(db, "v")
+        ```
+    """
+
+    table: Table
+    conditions: tuple[str, ...] = ()
+    selected: tuple[tuple[str, QuerySpec], ...] | None = None
+    added: tuple[tuple[str, QuerySpec], ...] = ()
+    shuffle_seed: int | None = None
+    max_rows: int | None = None
+    skipped_rows: int = field(default=0)
+
+    def where(self, sql: str) -> Query:
+        """Keep the rows for which an SQL condition over the table's columns holds; with several, all have to."""
+        if not isinstance(sql, str) or not sql.strip():
+            raise InvalidInput(f"where({sql!r:.200}) makes no sense: give an SQL condition as text.")
+        return replace(self, conditions=(*self.conditions, sql.strip()))
+
+    def select(self, columns: Sequence[str] | Mapping[str, QuerySpec]) -> Query:
+        """Give these columns instead of all; called again, instead of those selected before.
+
+        Args:
+            columns: names; or by new name a column's name, an SQL expression over the table's columns, a UDF, or a UDF
+                with its inputs, each of which is a column of the query that comes before it, or else of the table.
+        """
+        if isinstance(columns, Mapping):
+            return replace(self, selected=tuple(columns.items()))
+        if isinstance(columns, str) or not isinstance(columns, Sequence):
+            raise InvalidInput(f"select({columns!r:.200}) makes no sense: give a list of names, or columns by name.")
+        named = [name for name in columns if not isinstance(name, str)]
+        if named:
+            raise InvalidInput(f'select takes names in a list, not {named[0]!r:.200}. Give it a name: {{"n": ...}}.')
+        return replace(self, selected=tuple((name, f"`{name}`") for name in columns))
+
+    def add_columns(self, columns: Mapping[str, QuerySpec]) -> Query:
+        """Give more columns after the others, in the form that :meth:`select` takes by name."""
+        if not isinstance(columns, Mapping):
+            raise InvalidInput(f'add_columns takes columns by name, such as {{"n": udf}}, not {columns!r:.200}.')
+        return replace(self, added=(*self.added, *columns.items()))
+
+    def add_column(self, udf: UDF, name: str | None = None) -> Query:
+        """Give one more column, which a UDF computes; by default it is called like the UDF."""
+        if not isinstance(udf, UDF):
+            raise InvalidInput(f"add_column takes a UDF, not {udf!r:.200}. Decorate it with @udf(...).")
+        return self.add_columns({udf.name if name is None else name: udf})
+
+    def shuffle(self, seed: int = 0) -> Query:
+        """Order the rows by a fixed hash of seed and row id: the same everywhere, and for good."""
+        return replace(self, shuffle_seed=_whole_number("shuffle", seed, _SEEDS - 1))
+
+    def limit(self, n: int) -> Query:
+        """Give at most so many rows."""
+        return replace(self, max_rows=_whole_number("limit", n))
+
+    def offset(self, n: int) -> Query:
+        """Leave out so many rows before the first that is given."""
+        return replace(self, skipped_rows=_whole_number("offset", n))
+
+    def output_schema(self) -> pa.Schema:
+        """The columns of the result: nullable, blob columns as blobs.
+
+        Raises:
+            InvalidInput: the query does not fit the table; says what was asked for, what there is, and what to do.
+        """
+        dataset = self.table.lance
+        self._filter(dataset)
+        return self._outputs(dataset).schema
+
+    def to_arrow(self) -> pa.Table:
+        """Evaluate the query now, in this process; meant for small results. Blobs are given as bytes.
+
+        Raises:
+            InvalidInput: the query does not fit the table.
+            UdfError: a UDF failed on a row.
+        """
+        import pyarrow as pa
+
+        from airflow_geneva.apply.outputs import OutputComputer, take_rows
+        from airflow_geneva.checkpoint.store import single_batch
+        from airflow_geneva.plan.selection import select_row_ids
+        from airflow_geneva.plan.where import freeze_where
+
+        dataset = self.table.lance
+        where = freeze_where(self._filter(dataset))
+        outputs = self._outputs(dataset)
+        size = min([udf.batch_size or _READ_ROWS for udf in outputs.udfs.values()], default=_READ_ROWS)
+        batches: list[pa.RecordBatch] = []
+        with OutputComputer(outputs.columns, outputs.udfs, dataset.schema.names[0]) as compute:
+            for part in select_row_ids(dataset, where, self.shuffle_seed, self.max_rows, self.skipped_rows):
+                for start in range(0, len(part), size):
+                    batches.append(compute(take_rows(dataset, part[start : start + size], compute.projection)).rows)
+            if not batches:
+                empty = dataset.scanner(columns=compute.projection, limit=0, blob_handling="all_binary").to_table()
+                batches = [compute(single_batch(empty)).rows]
+        return pa.Table.from_batches(batches, schema=batches[0].schema)
+
+    def definition(self) -> ViewDefinition:
+        """The query as a view of it would store it, checked against the newest version of the table.
+
+        Raises:
+            InvalidInput: the query does not fit the table, or no other process could repeat it.
+        """
+        dataset = self.table.lance
+        return self._definition(dataset, self._outputs(dataset))
+
+    def create_materialized_view(
+        self,
+        db: Database | None = None,
+        name: str | None = None,
+        *,
+        conn: Database | None = None,
+        view_name: str | None = None,
+        max_rows_per_fragment: int = ROWS_PER_FRAGMENT,
+    ) -> View:
+        """Make a table that holds the query's result from its first refresh on; no UDF runs before.
+
+        Args:
+            db, conn: the database to make it in; by default the table's own.
+            name, view_name: what to call it.
+            max_rows_per_fragment: rows of each fragment of the view.
+
+        Raises:
+            InvalidInput: there is such a table, the query does not fit its table, or another process could not repeat
+                it: it looks at the clock, draws random values, or has a UDF that is in no module.
+
+        Example:
+            ```python
+            view = table.query().where("n > 10").create_materialized_view(db, "long_docs")
+            ```
+        """
+        from airflow_geneva.database import Database
+        from airflow_geneva.plan.placeholders import create_view
+        from airflow_geneva.plan.selection import select_row_ids
+        from airflow_geneva.view import View
+
+        chosen, called = _either("db", db, "conn", conn), _either("name", name, "view_name", view_name)
+        if called is None:
+            raise InvalidInput('The view has no name. Give one: create_materialized_view(db, "long_docs").')
+        _whole_number("max_rows_per_fragment", max_rows_per_fragment, least=1)
+        database = chosen or Database(self.table.location.database_uri, self.table.location.options)
+        location = database.location(called)
+        dataset = self.table.lance
+        outputs = self._outputs(dataset)
+        definition = self._definition(dataset, outputs)
+        if not definition.stable_row_ids:
+            message = (
+                f"Table {self.table.name!r} has no stable row ids, so view {called!r} can only ever be refreshed to "
+                f"version {dataset.version} of it, and not once it is compacted. For a view that follows its table, "
+                "copy the table into a new one: db.create_table makes them with stable row ids."
+            )
+            _log.warning(message)
+            warnings.warn(message, stacklevel=2)
+        row_ids = select_row_ids(dataset, definition.where, self.shuffle_seed, self.max_rows, self.skipped_rows)
+        schema = outputs.schema.with_metadata(definition.metadata())
+        create_view(location, schema, row_ids, max_rows_per_fragment, dataset.version)
+        return View(location)
+
+    def _filter(self, dataset: lance.LanceDataset) -> str | None:
+        """The whole filter: of a view's rows, only those that are computed count."""
+        from airflow_geneva.plan.outputs import check_expression
+        from airflow_geneva.plan.where import check_where
+        from airflow_geneva.view_definition import IS_SET, is_view
+
+        conditions = [check_expression(condition, "The filter") for condition in self.conditions]
+        for condition in conditions:
+            check_where(dataset, condition)
+        whole = [*([IS_SET] if is_view(dataset.schema.metadata) else []), *conditions]
+        return whole[0] if len(whole) == 1 else " AND ".join(f"({part})" for part in whole) or None
+
+    def _outputs(self, dataset: lance.LanceDataset) -> Outputs:
+        from airflow_geneva.plan.outputs import resolve_outputs
+        from airflow_geneva.view_definition import visible_columns
+
+        every = ((name, f"`{name}`") for name in visible_columns(dataset.schema))
+        first = tuple(every) if self.selected is None else self.selected
+        return resolve_outputs(dataset, self.table.name, (*first, *self.added))
+
+    def _definition(self, dataset: lance.LanceDataset, outputs: Outputs) -> ViewDefinition:
+        from airflow_geneva.plan.where import where_columns
+        from airflow_geneva.view_definition import ViewDefinition, source_columns
+
+        where = self._filter(dataset)
+        expressions = [column.expression or "" for column in outputs.columns if column.kind == "sql"]
+        for sql in [*self.conditions, *expressions]:
+            _check_repeatable(sql)
+        for name, udf in outputs.udfs.items():
+            if udf.import_path is None:
+                raise InvalidInput(
+                    f"The UDF {udf.name!r} of column {name!r} was made in a notebook, a script or a function, and "
+                    "the processes that refresh a view find UDFs by import path. Move it to the top level of a "
+                    "module that they can import, and import it from there."
+                )
+        names = dataset.schema.names
+        reads = outputs.reads | set(where_columns(where, names))
+        return ViewDefinition(
+            source_table=self.table.name,
+            source_database=without_credentials(self.table.location.database_uri),
+            source_version=dataset.version,
+            stable_row_ids=bool(dataset.has_stable_row_ids),
+            where=where,
+            columns=outputs.columns,
+            all_columns=self.selected is None,
+            shuffle_seed=self.shuffle_seed,
+            limit=self.max_rows,
+            offset=self.skipped_rows,
+            reads=source_columns(dataset, [name for name in names if name in reads]),
+        )
+
+
+def _check_repeatable(sql: str) -> None:
+    from airflow_geneva.plan.where import volatile_functions
+
+    found = volatile_functions(sql)
+    if found:
+        raise InvalidInput(
+            f"{sql!r} calls {', '.join(found)}, which gives something else at every call, and a view has to come out "
+            "the same whenever it is computed. Write a fixed value, filter on a stored column, or store the value in "
+            "the table first."
+        )
+
+
+def _whole_number(name: str, value: object, most: int | None = None, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise InvalidInput(f"{name}={value!r} makes no sense: give a whole number {bounds}.")
+    return value
+
+
+def _either(name: str, value: Any, other: str, alias: Any) -> Any:
+    if value is not None and alias is not None:
+        raise InvalidInput(f"{name} and {other} are two names of one parameter. Give one of them.")
+    return alias if value is None else value

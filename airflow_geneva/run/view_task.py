@@ -1,0 +1,329 @@
+"""Do one unit of work for a view: compute the rows of one source fragment, and stage them as new rows of the view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.apply.compute import Applier
+from airflow_geneva.apply.given_up import SkipCount
+from airflow_geneva.apply.outcome import Mapped, RowFailure
+from airflow_geneva.apply.outputs import OutputComputer
+from airflow_geneva.apply.policy import rules_of
+from airflow_geneva.checkpoint.fragment import Runs, StagedFragment, join_runs, runs_of, unrolled
+from airflow_geneva.checkpoint.held import Held, HeldPiece, KeyIndex, read_values
+from airflow_geneva.checkpoint.provenance import Failures
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
+from airflow_geneva.checkpoint.trust import Trust
+from airflow_geneva.errors import UdfError
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.location import TableLocation
+from airflow_geneva.on_error import Policy
+from airflow_geneva.plan.manifest import live_offsets, row_ids
+from airflow_geneva.plan.staging import view_file_is_whole
+from airflow_geneva.plan.values import FragmentWork, Work
+from airflow_geneva.run.task import DoUnit, UnitReport
+from airflow_geneva.run.units import Unit
+from airflow_geneva.storage import Storage
+from airflow_geneva.udf import UDF
+from airflow_geneva.udf_parcel import UdfParcel
+from airflow_geneva.view_definition import ViewDefinition
+from airflow_geneva.write.view_rows import ViewRowsWriter, read_view_rows
+
+if TYPE_CHECKING:
+    import lance
+
+_WINDOW_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class ViewTool:
+    """A view's UDFs, ready to be run by the units of one task.
+
+    Args:
+        definition: the view's query.
+        udfs: by column, the UDF in this process.
+        skipped: counts the rows that are given up.
+    """
+
+    definition: ViewDefinition
+    udfs: Mapping[str, UDF]
+    skipped: SkipCount
+
+    @staticmethod
+    def of(definition: ViewDefinition, udfs: Mapping[str, UDF], work: Work, before: Mapping[int, int]) -> ViewTool:
+        """Take the UDFs up.
+
+        Args:
+            before: rows of the job that were given up before, by rule.
+        """
+        return ViewTool(definition, udfs, SkipCount(_rules(udfs), work.rows, before))
+
+    @property
+    def sources(self) -> dict[str, UDF | UdfParcel]:
+        return {
+            name: udf if udf.on_error == "fail" and udf.timeout is None else UdfParcel.of(udf)
+            for name, udf in self.udfs.items()
+        }
+
+    @property
+    def shape(self) -> UDF | None:
+        """The UDF whose batch and checkpoint sizes count: the first one."""
+        return next(iter(self.udfs.values()), None)
+
+
+@dataclass(frozen=True)
+class ViewKit:
+    """The UDFs of a view on their way to the executors.
+
+    Args:
+        definition: the view's query, as stored JSON text.
+        by_column: the UDFs.
+    """
+
+    definition: str
+    by_column: tuple[tuple[str, UdfParcel], ...]
+
+    @staticmethod
+    def of(definition: ViewDefinition, udfs: Mapping[str, UDF]) -> ViewKit:
+        return ViewKit(definition.to_json(), tuple((name, UdfParcel.of(udf)) for name, udf in udfs.items()))
+
+    @property
+    def parcels(self) -> tuple[UdfParcel, ...]:
+        return tuple(parcel for _, parcel in self.by_column)
+
+    def policy(self) -> Policy:
+        """The rules of all UDFs, one after another."""
+        return _rules({name: parcel.open() for name, parcel in self.by_column})
+
+    def open(self, location: TableLocation, work: Work, before: Mapping[int, int]) -> tuple[DoUnit, SkipCount]:
+        """Make ready for the units of one task; gives what does a unit, and what counts rows that are given up.
+
+        Args:
+            before: rows of the job that were given up before, by rule.
+        """
+        udfs = {name: parcel.open() for name, parcel in self.by_column}
+        tool = ViewTool.of(ViewDefinition.from_json(self.definition), udfs, work, before)
+        bench = ViewBench.at(location, work)
+        return lambda unit, on_rows: run_view_unit(bench, unit, tool, on_rows), tool.skipped
+
+
+def _rules(udfs: Mapping[str, UDF]) -> Policy:
+    return tuple(rule for udf in udfs.values() for rule in rules_of(udf.on_error)) or "fail"
+
+
+@dataclass(frozen=True)
+class ViewBench:
+    """What every unit of a refresh works with.
+
+    Args:
+        source: the source at the planned version.
+        view: the view.
+        store: the view's checkpoints.
+        work: the job.
+        job: the job's folder.
+    """
+
+    source: lance.LanceDataset
+    view: lance.LanceDataset
+    store: CheckpointStore
+    work: Work
+    job: Storage
+
+    @staticmethod
+    def at(location: TableLocation, work: Work) -> ViewBench:
+        source = TableLocation(work.source, work.source, location.options).open(work.version)
+        job = JobFolder.of(location.checkpoints, work.job_id).storage
+        return ViewBench(source, location.open(), LanceCheckpointStore(location.checkpoints), work, job)
+
+    @cached_property
+    def trust(self) -> Trust:
+        return self.work.trust()
+
+    def index(self, fragment: FragmentWork) -> KeyIndex:
+        return KeyIndex(self.store, self.trust, [fragment.place])
+
+    def staged(self, fragment: FragmentWork, index: KeyIndex) -> StagedFragment | None:
+        """The fragment's staged rows, if they may be swapped in as they are."""
+        staged = index.staged_at(fragment.place)
+        if staged is None or staged.computed != fragment.due:
+            return None
+        if not self.trust.settled_rows(staged, self.work.tried(fragment)).contains(fragment.due):
+            return None
+        return staged if view_file_is_whole(self.view, staged) else None
+
+    def held(self, fragment: FragmentWork, index: KeyIndex, wanted: Ranges) -> Held:
+        """Computed rows of the fragment that the store has."""
+        return index.held(
+            fragment.place,
+            (),
+            wanted,
+            lambda: row_ids(self.source, fragment.id),
+            lambda staged: view_file_is_whole(self.view, staged),
+            self.work.tried(fragment),
+        )
+
+    def stage(self, fragment: FragmentWork, held: Held) -> StagedFragment:
+        """Put the rows together from checkpoints.
+
+        Raises:
+            KeyError: a checkpoint is gone since it was found.
+        """
+        writer = ViewRowsWriter(self.view)
+        due = fragment.due.offsets()
+        runs: list[Runs] = []
+        for start in range(0, len(due), _WINDOW_ROWS):
+            offsets = due[start : start + _WINDOW_ROWS]
+            values, ids = self._window(held.pieces, offsets)
+            writer.put(values, ids)
+            runs.append(runs_of(offsets, ids))
+        by_job: dict[str, int] = {}
+        for piece in held.pieces:
+            by_job[piece.job_id] = by_job.get(piece.job_id, 0) + len(piece.offsets)
+        return self.record(fragment, writer, join_runs(runs), by_job, held.failed)
+
+    def _window(self, pieces: tuple[HeldPiece, ...], offsets: np.ndarray) -> tuple[pa.StructArray, np.ndarray]:
+        parts, places, ids = [], [], []
+        for piece in pieces:
+            low, high = np.searchsorted(piece.offsets, [offsets[0], offsets[-1] + 1])
+            if low < high:
+                part = replace(
+                    piece, offsets=piece.offsets[low:high], positions=piece.positions[low:high],
+                    row_ids=piece.row_ids[low:high],
+                )  # fmt: skip
+                parts.append(
+                    read_view_rows(self.view, part.source, part.positions)
+                    if piece.staged
+                    else read_values(self.store, part)
+                )
+                places.append(part.offsets)
+                ids.append(part.row_ids)
+        order = np.argsort(np.concatenate(places), kind="stable")
+        values = pa.concat_arrays(parts)
+        return values.take(pa.array(order)), np.concatenate(ids)[order]
+
+    def record(
+        self,
+        fragment: FragmentWork,
+        writer: ViewRowsWriter,
+        runs: Runs,
+        by_job: Mapping[str, int],
+        failed: Ranges,
+    ) -> StagedFragment:
+        """Finish the data file, and write the fragment checkpoint that names it."""
+        files = fragment.files
+        staged = StagedFragment(
+            file=writer.finish(),
+            src_data_files=tuple(files.source_paths()),
+            output_field_ids=tuple(field.id() for field in self.view.lance_schema.fields()),
+            output_files=(),
+            deletion=files.deletion,
+            live=fragment.due,
+            physical_rows=writer.rows,
+            runs=runs,
+            looked_at=fragment.due,
+            by_job=tuple(sorted(by_job.items())),
+            failures=Failures.next(self.work.job_id, failed, self.work.tried(fragment)),
+            agreement=self.work.agreement,
+            dense=True,
+        )
+        self.store[str(self.work.key(fragment))] = staged.to_batch()
+        return staged
+
+
+def run_view_unit(
+    bench: ViewBench, unit: Unit, tool: ViewTool, on_rows: Callable[[int], None] = lambda rows: None
+) -> UnitReport:
+    """Compute the missing rows of a unit; a unit that owns its fragment stages them too.
+
+    Raises:
+        UdfError: a UDF failed; what was computed before it did is kept.
+        StorageError: a checkpoint or data file cannot be written.
+    """
+    any_column = bench.source.schema.names[0]
+    with OutputComputer(tool.definition.columns, tool.sources, any_column) as computer:
+        counted = _Count(on_rows)
+        applier = Applier(
+            bench.source, bench.store, bench.job, bench.work, tool.shape, _Rows(computer, tool), tool.skipped, counted
+        )
+        applier.reads = computer.projection
+        return _run(bench, unit, applier, counted)
+
+
+def _run(bench: ViewBench, unit: Unit, applier: Applier, counted: _Count) -> UnitReport:
+    fragment = unit.work
+    index = bench.index(fragment)
+    if unit.whole and bench.staged(fragment, index):
+        return UnitReport(fragment.id, 0, True)
+    live = live_offsets(bench.source, fragment.files)
+    held = bench.held(fragment, index, unit.run)
+    if unit.whole and not held.pieces:
+        _stream(bench, applier, fragment, live)
+        return UnitReport(fragment.id, counted.rows, True)
+    for _ in applier.compute(fragment, live, unit.run - held.done):
+        pass
+    if unit.whole:
+        bench.stage(fragment, bench.held(fragment, bench.index(fragment), unit.run))
+    return UnitReport(fragment.id, counted.rows, unit.whole)
+
+
+def _stream(bench: ViewBench, applier: Applier, fragment: FragmentWork, live: Ranges) -> None:
+    """Compute the rows straight into their data file."""
+    writer = ViewRowsWriter(bench.view)
+    runs: list[Runs] = []
+    failed: list[Ranges] = []
+    for step in applier.compute(fragment, live, fragment.due, keep_last=False):
+        if len(step.values):
+            writer.put(step.values, unrolled(step.runs)[1])
+        runs.append(step.runs)
+        failed.append(step.failed)
+    bench.record(fragment, writer, join_runs(runs), {bench.work.job_id: writer.rows}, Ranges.union(failed))
+
+
+class _Rows:
+    """The view's columns of a batch as one array of structs, which checkpoints hold like any column."""
+
+    def __init__(self, computer: OutputComputer, tool: ViewTool) -> None:
+        self.computer = computer
+        self.first_rule: dict[str, int] = {}
+        at = 0
+        for name, udf in tool.udfs.items():
+            self.first_rule[name] = at
+            at += len(rules_of(udf.on_error))
+
+    def __call__(self, batch: pa.RecordBatch) -> Mapped:
+        try:
+            computed = self.computer(batch)
+        except UdfError as error:
+            # What other columns of the batch came to is not kept: their rows run again.
+            raise UdfError(str(error), error.row_index) from error.__cause__
+        rows = computed.rows
+        values = pa.StructArray.from_arrays(rows.columns, fields=[field.with_nullable(True) for field in rows.schema])
+        return Mapped(values, tuple(self._failures(computed.mapped)), batch.num_rows)
+
+    def _failures(self, mapped: Mapping[str, Mapped]) -> Iterator[RowFailure]:
+        seen: set[int] = set()
+        for name, outcome in mapped.items():
+            for failure in outcome.failures:
+                # A row is listed once: for the first column that failed on it.
+                if failure.index not in seen:
+                    seen.add(failure.index)
+                    yield replace(
+                        failure, rule=failure.rule + self.first_rule[name], message=f"{name}: {failure.message}"
+                    )
+
+
+@dataclass
+class _Count:
+    on_rows: Callable[[int], None]
+    rows: int = 0
+
+    def __call__(self, rows: int) -> None:
+        self.rows += rows
+        self.on_rows(rows)

@@ -1,0 +1,161 @@
+"""A materialized view, as its user holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.table import Table
+from airflow_geneva.view_definition import IS_SET, ViewDefinition, visible_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from airflow_geneva.job.result import BackfillResult
+    from airflow_geneva.plan.refresh import RefreshRequest
+    from airflow_geneva.plan.values import Plan
+
+
+class View(Table):
+    """A table whose rows are a query's result as of the last refresh; made by ``create_materialized_view``.
+
+    Reading it gives the rows of the last refresh and the query's columns. ``view.lance`` is raw: it has the two system
+    columns, and rows that no refresh has computed yet.
+    """
+
+    @property
+    def view_definition(self) -> ViewDefinition:
+        """The query it is made of.
+
+        Raises:
+            InvalidInput: the view was made by another system.
+        """
+        return ViewDefinition.read(self.lance.schema.metadata, self.name)
+
+    def source(self, storage_options: Mapping[str, str] | None = None) -> Table:
+        """The table or view that it is made from.
+
+        Args:
+            storage_options: credentials of the source's database; by default the view's own.
+
+        Raises:
+            InvalidInput: it is not there.
+        """
+        from airflow_geneva.database import Database
+        from airflow_geneva.storage import freeze_options
+
+        definition = self.view_definition
+        options = self.location.options if storage_options is None else freeze_options(storage_options)
+        return Database(definition.source_database, options).open_table(definition.source_table)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The query's columns."""
+        import pyarrow as pa
+
+        whole = self.lance.schema
+        return pa.schema([whole.field(name) for name in visible_columns(whole)], metadata=whole.metadata)
+
+    def count_rows(self, where: str | None = None) -> int:
+        return int(self.lance.count_rows(IS_SET if where is None else f"{IS_SET} AND ({where})"))
+
+    def to_arrow(self) -> pa.Table:
+        dataset = self.lance
+        return dataset.to_table(columns=visible_columns(dataset.schema), filter=IS_SET)
+
+    def plan_refresh(
+        self,
+        src_version: int | None = None,
+        max_rows_per_fragment: int | None = None,
+        on_code_change: str = "error",
+        ignore_checkpoints: bool = False,
+        **sizing: Any,
+    ) -> Plan:
+        """Say what a refresh would run, and why; writes nothing.
+
+        Args:
+            src_version: the source version to refresh to, also an earlier one; by default the newest.
+            max_rows_per_fragment: rows of each new fragment of the view.
+            on_code_change: ``error``, ``recompute`` or ``new_rows`` when the view holds values of other UDF code.
+            ignore_checkpoints: do not use what earlier jobs computed.
+            sizing: see :class:`airflow_geneva.plan.values.Sizing`.
+
+        Raises:
+            InvalidInput: the source no longer fits the view, or something asked for makes no sense.
+            CodeChanged: the view holds values of other code, and ``on_code_change`` is ``error``.
+        """
+        from airflow_geneva.run.refresh import plan
+
+        request = self._request(src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, sizing)
+        return plan(self.location, self.view_definition, self.source().location, request)
+
+    def refresh(
+        self,
+        src_version: int | None = None,
+        max_rows_per_fragment: int | None = None,
+        on_code_change: str = "error",
+        ignore_checkpoints: bool = False,
+        runner: str = "spark",
+        **sizing: Any,
+    ) -> BackfillResult:
+        """Bring the view up to its source, all at once; costs what changed.
+
+        Args:
+            runner: ``spark`` uses the active SparkSession or makes a local one; ``inline`` stays in this process.
+
+        The others are those of :meth:`plan_refresh`.
+
+        Raises:
+            InvalidInput, CodeChanged: see :meth:`plan_refresh`; nothing was started.
+            JobFailed: the job failed half-way; the view is as it was.
+        """
+        from airflow_geneva.run.backfill import check_runner
+        from airflow_geneva.run.refresh import run_refresh
+
+        check_runner(runner)
+        request = self._request(src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, sizing)
+        return run_refresh(self.location, self.view_definition, self.source().location, request, runner)
+
+    @staticmethod
+    def _request(
+        src_version: int | None,
+        max_rows_per_fragment: int | None,
+        on_code_change: str,
+        ignore_checkpoints: bool,
+        sizing: Mapping[str, Any],
+    ) -> RefreshRequest:
+        from airflow_geneva.job.folder import new_job_id
+        from airflow_geneva.plan.refresh import RefreshRequest
+        from airflow_geneva.plan.request import check_sizing
+
+        return RefreshRequest(
+            new_job_id(), src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, check_sizing(sizing)
+        )
+
+    def add(self, data: Any) -> NoReturn:
+        """Refused: a view's rows come from its query."""
+        raise InvalidInput(
+            f"Rows cannot be added to view {self.name!r}: they come from its query. Add them to its source, "
+            f"{self.view_definition.source_table!r}, and refresh the view."
+        )
+
+    def add_columns(self, columns: Any) -> NoReturn:
+        """Refused: a view's columns come from its query."""
+        self._refuse_columns(columns)
+
+    def alter_columns(self, columns: Any) -> NoReturn:
+        """Refused: a view's columns come from its query."""
+        self._refuse_columns(columns)
+
+    def _refuse_columns(self, columns: Any) -> NoReturn:
+        named = list(columns) if isinstance(columns, (Mapping, Sequence)) else columns
+        raise InvalidInput(
+            f"Columns {named!r:.200} cannot be added to view {self.name!r}, or changed in it: its columns come from "
+            "its query. Make a view with another query, or compute them in the source."
+        )
+
+    def _plan(self, udf: Any, column: str, options: Any) -> NoReturn:
+        raise InvalidInput(
+            f"View {self.name!r} cannot be backfilled, its column {column!r} is computed by its query: view.refresh()."
+        )

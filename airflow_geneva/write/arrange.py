@@ -1,0 +1,72 @@
+"""Put staged rows of a view into the order and the fragments that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.checkpoint.fragment import StagedFragment
+from airflow_geneva.checkpoint.ranges import Offsets
+from airflow_geneva.row_order import RowIdArray, shuffle_hashes
+from airflow_geneva.write.view_rows import ViewRowsWriter, read_view_rows
+
+if TYPE_CHECKING:
+    import lance
+
+_WINDOW_ROWS = 65_536
+
+
+def arrange(
+    view: lance.LanceDataset, staged: Sequence[StagedFragment], shuffle_seed: int | None, most: int | None
+) -> list[tuple[str, int]]:
+    """Write staged rows anew; names and rows of the files.
+
+    Args:
+        staged: files of view rows.
+        shuffle_seed: orders the rows by their hash; None: as they lie.
+        most: rows a file; None: all in one.
+
+    Raises:
+        KeyError: a staged file is gone or damaged.
+        StorageError: the store is full, read-only or unreachable.
+    """
+    ids = [fragment.row_ids.view(np.int64) for fragment in staged]
+    lengths = [len(part) for part in ids]
+    rows = sum(lengths)
+    if rows == 0:
+        return []
+    order: Offsets = np.arange(rows)
+    every: RowIdArray = np.concatenate(ids)
+    if shuffle_seed is not None:
+        order = np.lexsort((every, shuffle_hashes(shuffle_seed, every)))
+    firsts = np.concatenate(([0], np.cumsum(lengths)))
+    files = []
+    size = most or rows
+    for start in range(0, rows, size):
+        chosen = order[start : start + size]
+        writer = ViewRowsWriter(view)
+        for at in range(0, len(chosen), _WINDOW_ROWS):
+            window = chosen[at : at + _WINDOW_ROWS]
+            writer.put(_rows(view, staged, firsts, window), every[window].view(np.uint64))
+        files.append((writer.finish(), len(chosen)))
+    return files
+
+
+def _rows(
+    view: lance.LanceDataset, staged: Sequence[StagedFragment], firsts: Offsets, window: Offsets
+) -> pa.StructArray:  # fmt: skip
+    """Rows by their place among all staged ones."""
+    sorting = np.argsort(window, kind="stable")
+    places = window[sorting]
+    cuts = np.searchsorted(places, firsts)
+    parts = [
+        read_view_rows(view, fragment.file, places[low:high] - firsts[number])
+        for number, (fragment, low, high) in enumerate(zip(staged, cuts[:-1], cuts[1:], strict=True))
+        if low < high
+    ]
+    back = np.empty(len(window), np.int64)
+    back[sorting] = np.arange(len(window))
+    return pa.concat_arrays(parts).take(pa.array(back))

@@ -1,0 +1,378 @@
+"""A view equals its query at the refreshed source version, and a refresh costs what changed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import connect
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.commit.swap import ViewContents
+from airflow_geneva.errors import CodeChanged, InvalidInput
+from airflow_geneva.job.folder import new_job_id
+from airflow_geneva.plan.refresh import RefreshRequest
+from airflow_geneva.row_order import shuffle_hashes
+from airflow_geneva.run import refresh as run
+from airflow_geneva.table import Table
+from airflow_geneva.udf import udf
+from airflow_geneva.view import View
+from tests.counting import Trace, leave_trace
+from tests.engine.conftest import MakeTable
+from tests.invariants import assert_exact
+from tests.udfs_for_tests import views as udfs
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A query, for the product and for the judge."""
+
+    where: str | None = None
+    seed: int | None = None
+    limit: int | None = None
+    offset: int = 0
+
+    def make(self, table: Table, name: str = "v") -> View:
+        query = table.query()
+        if self.where:
+            query = query.where(self.where)
+        query = query.select({"id": "id", "twice": "x * 2"}).add_columns({"p": (udfs.plus, ["x"])})
+        if self.seed is not None:
+            query = query.shuffle(self.seed)
+        if self.limit is not None:
+            query = query.limit(self.limit)
+        if self.offset:
+            query = query.offset(self.offset)
+        return query.create_materialized_view(connect(table.location.database_uri), name)
+
+    def rows(self, table: Table, version: int | None = None) -> list[tuple[int, int, int]]:
+        """What the query gives, computed in plain Python."""
+        dataset = table.lance if version is None else table.location.open(version)
+        rows = dataset.to_table(columns=["id", "x"], with_row_id=True).to_pylist()
+        if self.where:
+            rows = [row for row in rows if row["x"] % 3 != 0]
+        ids = [row["_rowid"] for row in rows]
+        keys = ids if self.seed is None else shuffle_hashes(self.seed, np.array(ids, np.int64)).tolist()
+        rows = [rows[at] for at in np.lexsort((ids, keys))][self.offset :][: self.limit]
+        return [(row["id"], 2 * row["x"], row["x"] + 1) for row in rows]
+
+
+NOT_THIRD = "x % 3 != 0"
+
+
+def shown(view: View) -> list[tuple[int, int, int]]:
+    return [(row["id"], row["twice"], row["p"]) for row in view.to_arrow().to_pylist()]
+
+
+def assert_equals_query(view: View, table: Table, asked: Asked, version: int | None = None) -> None:
+    assert sorted(shown(view)) == sorted(asked.rows(table, version))
+
+
+def assert_nothing_to_refresh(view: View, trace: Trace) -> None:
+    before, seen = view.lance.version, len(trace)
+    result = view.refresh(runner="inline")
+    assert (result.state, result.commits, view.lance.version, len(trace)) == ("DONE", (), before, seen)
+
+
+def refresh(view: View, **arguments: Any) -> Any:
+    return view.refresh(runner="inline", **arguments)
+
+
+def test_a_first_refresh_computes_what_the_query_selects_in_one_swap(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100)
+    view = Asked(NOT_THIRD).make(table)
+    assert shown(view) == []
+    result = refresh(view)
+    assert_exact(trace, [x for x in range(100) if x % 3])
+    assert (result.state, result.rows_computed, result.rows_skipped) == ("DONE", 66, 34)
+    assert shown(view) == Asked(NOT_THIRD).rows(table)
+    assert view.lance.count_rows() == 66
+    assert_nothing_to_refresh(view, trace)
+
+
+@pytest.mark.parametrize(
+    ("change", "due"),
+    [
+        (lambda t: t.add([{"id": 100, "x": 100}, {"id": 101, "x": 99}]), [100]),
+        (lambda t: t.lance.update({"x": "x + 1"}, where="id IN (3, 5)"), [4]),
+        (lambda t: t.lance.delete("id < 30"), []),
+        (lambda t: t.lance.optimize.compact_files(), []),
+        (lambda t: t.lance.update({"other": "1"}, where="id < 50"), []),
+        (lambda t: t.lance.add_columns({"more": "id"}), []),
+        (lambda t: t.lance.checkout_version(1).restore(), []),
+    ],
+    ids=["append", "update", "delete", "compaction", "unrelated update", "unrelated column", "restore"],
+)
+def test_a_refresh_runs_what_changed(
+    make_table: MakeTable, trace: Trace, change: Callable[[Table], Any], due: list[int]
+) -> None:
+    table = make_table(100, other=pa.array([0] * 100, pa.int64()))
+    view = Asked(NOT_THIRD).make(table)
+    refresh(view)
+    trace.clear()
+    change(table)
+    view.lance.optimize.compact_files()
+    result = refresh(view)
+    assert_exact(trace, due)
+    assert result.rows_computed == len(due)
+    assert_equals_query(view, table, Asked(NOT_THIRD))
+    assert_nothing_to_refresh(view, trace)
+
+
+def test_a_refresh_of_changes_the_view_does_not_read_writes_no_version(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100, other=pa.array([0] * 100, pa.int64()))
+    view = Asked().make(table)
+    refresh(view)
+    version = view.lance.version
+    table.lance.optimize.compact_files()
+    table.lance.update({"other": "1"}, where="id < 50")
+    table.lance.add_columns({"more": "id"})
+    refresh(view)
+    assert view.lance.version == version
+    table.lance.cleanup_old_versions(older_than=timedelta(0))
+    assert_nothing_to_refresh(view, trace)
+    assert len(trace) == 100
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_histories(make_table: MakeTable, trace: Trace, seed: int) -> None:
+    dice = random.Random(seed)
+    table = make_table(60, per_fragment=20)
+    asked = Asked(
+        dice.choice([None, NOT_THIRD]), dice.choice([None, 7]), dice.choice([None, 10, 40]), dice.choice([0, 5])
+    )
+    view = asked.make(table)
+    newest = 60
+    for _ in range(5):
+        for _ in range(dice.randint(0, 3)):
+            newest = act(dice, table, view, newest)
+        refresh(view, max_rows_per_fragment=dice.choice([None, 15]))
+        assert_equals_query(view, table, asked)
+        assert_nothing_to_refresh(view, trace)
+
+
+def act(dice: random.Random, table: Table, view: View, newest: int) -> int:
+    which = dice.randrange(7)
+    if which == 0:
+        count = dice.randint(1, 15)
+        table.add([{"id": newest + at, "x": newest + at} for at in range(count)])
+        return newest + count
+    if which == 1:
+        table.lance.update({"x": "x + 1"}, where=f"id % {dice.randint(2, 9)} = 0")
+    elif which == 2:
+        table.lance.delete(f"id % {dice.randint(5, 19)} = 1")
+    elif which == 3:
+        table.lance.optimize.compact_files(target_rows_per_fragment=dice.choice([30, 1_000]))
+    elif which == 4:
+        view.lance.optimize.compact_files()
+    elif which == 5:
+        table.lance.checkout_version(dice.randint(1, table.version)).restore()
+    else:
+        ids = list({dice.randrange(newest) for _ in range(3)})
+        rows = pa.table({"id": pa.array(ids, pa.int64()), "x": pa.array([7 * i for i in ids], pa.int64())})
+        table.lance.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
+    return newest
+
+
+def test_a_view_goes_back_to_an_earlier_source_version(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100)
+    view = Asked(NOT_THIRD).make(table)
+    then = table.version
+    table.add([{"id": 100, "x": 100}])
+    table.lance.update({"x": "x + 1"}, where="id = 4")
+    refresh(view)
+    refresh(view, src_version=then)
+    assert_equals_query(view, table, Asked(NOT_THIRD), then)
+    refresh(view)
+    assert_equals_query(view, table, Asked(NOT_THIRD))
+
+
+def test_new_rows_are_shuffled_and_cut_into_fragments(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100)
+    view = Asked(seed=5).make(table)
+    refresh(view, max_rows_per_fragment=30)
+    assert shown(view) == Asked(seed=5).rows(table)
+    assert [f.count_rows() for f in view.lance.get_fragments()] == [30, 30, 30, 10]
+    table.add([{"id": i, "x": i} for i in range(100, 120)])
+    refresh(view)
+    assert sorted(shown(view)[:100]) == sorted(Asked().rows(table))[:100]
+    assert_equals_query(view, table, Asked())
+
+
+@dataclass
+class Refresh:
+    """A refresh taken apart, so that others can act between its stations."""
+
+    view: View
+
+    def plan(self) -> Refresh:
+        request = RefreshRequest(new_job_id())
+        self.made = run.plan(self.view.location, self.view.view_definition, self.view.source().location, request)
+        self.saved = run.start_refresh(self.made, self.view.location)
+        return self
+
+    def apply(self) -> Refresh:
+        definition = self.view.view_definition
+        for shard in self.made.shards:
+            functions = run.load_udfs(definition)
+            run.apply_shard(self.view.location, definition, functions, self.made.work, shard, "inline")
+        return self
+
+    def finish(self) -> Any:
+        assert self.made.swap is not None
+        return run.finish_refresh(self.view.location, self.saved, self.made.swap, self.made.shards)
+
+
+def test_of_two_swaps_that_touch_nothing_in_common_one_gives_up(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100)
+    view = Asked().make(table)
+    refresh(view)
+    table.lance.update({"x": "x + 1"}, where="id = 3")
+    first = Refresh(view).plan()
+    table.lance.update({"x": "x + 1"}, where="id = 90")
+    second = Refresh(view).plan()
+    first.apply()
+    second.apply()
+    assert second.finish().state == "DONE"
+    lost = first.finish()
+    assert (lost.state, lost.commits) == ("PARTIAL", ())
+    assert "another refresh" in str(lost)
+    assert_equals_query(view, table, Asked())
+    assert_nothing_to_refresh(view, trace)
+
+
+def test_a_refresh_that_was_broken_off_is_not_seen_and_nothing_of_it_runs_again(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    table = make_table(100)
+    view = Asked().make(table)
+    refresh(view)
+    before = shown(view)
+    table.add([{"id": 100 + i, "x": i} for i in range(10)])
+    Refresh(view).plan().apply()
+    assert shown(view) == before
+    seen = len(trace)
+    result = refresh(view)
+    assert len(trace) == seen
+    assert (result.rows_computed, result.rows_reused) == (0, 10)
+    assert_equals_query(view, table, Asked())
+
+
+def test_a_finish_that_is_done_twice_swaps_once(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100)
+    view = Asked().make(table)
+    taken = Refresh(view).plan().apply()
+    first = taken.finish()
+    version = view.lance.version
+    again = taken.finish()
+    assert (again.state, view.lance.version) == ("DONE", version)
+    assert again.rows_computed == first.rows_computed == 100
+    assert_equals_query(view, table, Asked())
+
+
+def test_foreign_placeholders_and_a_restored_view_are_set_right(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100)
+    view = Asked().make(table)
+    refresh(view)
+    first = view.lance.version
+    table.lance.update({"x": "x + 1"}, where="id < 10")
+    refresh(view)
+    view.lance.checkout_version(first).restore()
+    rows = pa.table({"__source_row_id": pa.array([5], pa.int64()), "__is_set": pa.array([False])})
+    view.lance.insert(rows, mode="append")
+    refresh(view)
+    assert_equals_query(view, table, Asked())
+    assert view.lance.count_rows() == 100
+
+
+def test_a_lost_snapshot_costs_a_full_refresh_and_no_wrong_row(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100)
+    view = Asked().make(table)
+    refresh(view)
+    for name in view.location.checkpoints.list_files("state"):
+        view.location.checkpoints.delete(name)
+    table.add([{"id": 100, "x": 100}])
+    refresh(view)
+    assert_equals_query(view, table, Asked())
+    assert ViewContents(view.location, view.lance).shown == Ranges.of(0, 101)
+
+
+def test_failed_rows_are_null_listed_and_tried_in_three_runs(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(30)
+    view = table.query().select(["id"]).add_columns({"e": (udfs.picky, ["x"])}).create_materialized_view(
+        connect(table.location.database_uri), "v"
+    )  # fmt: skip
+    result = refresh(view)
+    assert (result.state, result.rows_computed, result.rows_failed) == ("DONE", 27, 3)
+    assert {row["id"] for row in view.to_arrow().to_pylist() if row["e"] is None} == {7, 17, 27}
+    assert {error.message for error in view.get_errors()} == {f"e: not {x}" for x in (7, 17, 27)}
+    for _ in range(2):
+        trace.clear()
+        assert refresh(view).rows_failed == 3
+        assert_exact(trace, [7, 17, 27])
+    trace.clear()
+    assert refresh(view).rows_failed == 0
+    assert_exact(trace, [])
+    assert view.count_rows() == 30
+
+
+def test_code_that_changed_behind_a_view_stops_the_refresh(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(20)
+    view = Asked().make(table)
+    refresh(view)
+
+    @udf(data_type=pa.int64(), version="2", name="plus")
+    def other(x: pa.Int64Array) -> pa.Int64Array:
+        leave_trace(x)
+        return pa.array([value + 1 for value in x.to_pylist()], pa.int64())
+
+    monkeypatch.setattr(run, "load_udfs", lambda definition: {"p": replace(other, func=other.func)})
+    trace.clear()
+    with pytest.raises(CodeChanged, match="20 rows of the view"):
+        refresh(view)
+    table.add([{"id": 20, "x": 20}])
+    refresh(view, on_code_change="new_rows")
+    assert_exact(trace, [20])
+    trace.clear()
+    refresh(view, on_code_change="recompute")
+    assert_equals_query(view, table, Asked())
+
+
+def test_a_view_on_a_view(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(60)
+    lower = Asked(NOT_THIRD).make(table)
+    database = connect(table.location.database_uri)
+    upper = lower.query().where("twice > 20").select({"id": "id", "four": "twice * 2"}).create_materialized_view(
+        database, "upper"
+    )  # fmt: skip
+    assert refresh(upper).rows_computed == 0
+    refresh(lower)
+    refresh(upper)
+
+    def right() -> Iterable[tuple[int, int]]:
+        return sorted((i, 2 * twice) for i, twice, _ in Asked(NOT_THIRD).rows(table) if twice > 20)
+
+    assert sorted((row["id"], row["four"]) for row in upper.to_arrow().to_pylist()) == right()
+    table.lance.update({"x": "x + 1"}, where="id = 12")
+    refresh(lower)
+    assert refresh(upper).rows_computed == 1
+    assert sorted((row["id"], row["four"]) for row in upper.to_arrow().to_pylist()) == right()
+
+
+def test_a_source_without_stable_row_ids_is_refreshed_to_its_version_only(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(50, stable=False)
+    with pytest.warns(UserWarning, match="stable row"):
+        view = Asked().make(table)
+    refresh(view)
+    assert_equals_query(view, table, Asked())
+    table.add([{"id": 50, "x": 50}])
+    with pytest.raises(InvalidInput, match=r"Cannot refresh materialized view 'v' to version \d+"):
+        refresh(view)
