@@ -44,6 +44,7 @@ class Query:
         shuffle_seed: see :meth:`shuffle`.
         max_rows: see :meth:`limit`.
         skipped_rows: see :meth:`offset`.
+        exploded: see :meth:`explode`.
 
     Example:
         ```python
@@ -58,6 +59,7 @@ class Query:
     shuffle_seed: int | None = None
     max_rows: int | None = None
     skipped_rows: int = field(default=0)
+    exploded: str | None = None
 
     def where(self, sql: str) -> Query:
         """Keep the rows for which an SQL condition over the table's columns holds; with several, all have to."""
@@ -105,6 +107,28 @@ class Query:
         """Leave out so many rows before the first that is given."""
         return replace(self, skipped_rows=_whole_number("offset", n))
 
+    def explode(self, column: str) -> Query:
+        """Make a row of every element of a column of lists, in their order; rows with an empty list, or none, go.
+
+        The other columns are repeated. A UDF that is a generator gives such a column: a document's chunks, the frames
+        of a video.
+
+        Args:
+            column: name of the column in the query.
+
+        Example:
+            ```python
+            @udf(data_type=pa.list_(pa.string()))
+            def chunks(text: str) -> Iterator[str]:
+                yield from text.split("\n\n")
+
+            query = table.query().select({"id": "id", "chunk": chunks}).explode("chunk")
+            ```
+        """
+        if not isinstance(column, str) or not column:
+            raise InvalidInput(f"explode({column!r:.200}) makes no sense: give the name of a column of lists.")
+        return replace(self, exploded=column)
+
     def output_schema(self) -> pa.Schema:
         """The columns of the result: nullable, blob columns as blobs.
 
@@ -126,6 +150,7 @@ class Query:
 
         from airflow_geneva.apply.outputs import OutputComputer, take_rows
         from airflow_geneva.checkpoint.store import single_batch
+        from airflow_geneva.explode import explode_rows
         from airflow_geneva.plan.selection import select_row_ids
         from airflow_geneva.plan.where import freeze_where
 
@@ -141,6 +166,8 @@ class Query:
             if not batches:
                 empty = dataset.scanner(columns=compute.projection, limit=0, blob_handling="all_binary").to_table()
                 batches = [compute(single_batch(empty)).rows]
+        if self.exploded is not None:
+            batches = [explode_rows(batch, self.exploded) for batch in batches]
         return pa.Table.from_batches(batches, schema=batches[0].schema)
 
     def definition(self) -> ViewDefinition:
@@ -217,12 +244,21 @@ class Query:
         return whole[0] if len(whole) == 1 else " AND ".join(f"({part})" for part in whole) or None
 
     def _outputs(self, dataset: lance.LanceDataset) -> Outputs:
+        from airflow_geneva.explode import exploded_schema
         from airflow_geneva.plan.outputs import resolve_outputs
         from airflow_geneva.view_definition import visible_columns
 
         every = ((name, f"`{name}`") for name in visible_columns(dataset.schema))
         first = tuple(every) if self.selected is None else self.selected
-        return resolve_outputs(dataset, self.table.name, (*first, *self.added))
+        outputs = resolve_outputs(dataset, self.table.name, (*first, *self.added))
+        if self.exploded is None:
+            return outputs
+        if self.max_rows is not None or self.skipped_rows:
+            raise InvalidInput(
+                f"The query of table {self.table.name!r} explodes column {self.exploded!r} and has a limit or an "
+                "offset, which count rows of the table. Leave them out, or cut in a view of this view."
+            )
+        return replace(outputs, schema=exploded_schema(outputs.schema, self.exploded))
 
     def _definition(self, dataset: lance.LanceDataset, outputs: Outputs) -> ViewDefinition:
         from airflow_geneva.plan.where import where_columns
@@ -252,6 +288,7 @@ class Query:
             shuffle_seed=self.shuffle_seed,
             limit=self.max_rows,
             offset=self.skipped_rows,
+            explode=self.exploded,
             reads=source_columns(dataset, [name for name in names if name in reads]),
         )
 

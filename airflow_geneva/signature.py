@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import inspect
 import sys
 import types
@@ -21,8 +22,10 @@ UNKNOWN = inspect.Parameter.empty
 _NOT_PLAIN = (
     inspect.iscoroutinefunction,
     inspect.isasyncgenfunction,
-    inspect.isgeneratorfunction,
 )
+
+
+_ITERABLES = (collections.abc.Iterator, collections.abc.Iterable, collections.abc.Generator)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class Signature:
         parameters: all parameters that columns can be given to, in order.
         takes_any_number: whether there is a `*args`.
         annotations: annotation of each parameter that has a readable one.
-        result: annotation of the result, or `UNKNOWN`.
+        result: annotation of the result, or `UNKNOWN`; a generator's is that of the list of what it yields.
+        yields: whether it is a generator, whose values are collected in a list.
     """
 
     form: Form
@@ -44,6 +48,7 @@ class Signature:
     takes_any_number: bool
     annotations: dict[str, Any]
     result: Any
+    yields: bool = False
 
     def annotation_at(self, position: int) -> Any:
         """Annotation of the parameter that gets the input column at this position, or `UNKNOWN`."""
@@ -60,9 +65,7 @@ def read_signature(func: Any, name: str) -> Signature:
     has_own_call = isinstance(func, type) or isinstance(type(func).__call__, types.FunctionType)
     function = func.__call__ if has_own_call else func
     if any(check(inspect.unwrap(function)) for check in _NOT_PLAIN):
-        raise InvalidInput(
-            f"UDF {name!r} is asynchronous or a generator. Give a plain function that returns its result."
-        )
+        raise InvalidInput(f"UDF {name!r} is asynchronous. Give a plain function that returns its result.")
     parameters = list(_signature(function).parameters.values())
     if isinstance(func, type):
         parameters = parameters[1:]
@@ -92,7 +95,17 @@ def read_signature(func: Any, name: str) -> Signature:
         raise InvalidInput(
             f"UDF {name!r} takes a pa.RecordBatch and {required!r}. Give it one pa.RecordBatch parameter."
         )
-    return Signature(form, tuple(required), tuple(positional), any_number, annotations, hints.get("return", UNKNOWN))
+    result = hints.get("return", UNKNOWN)
+    yields = inspect.isgeneratorfunction(inspect.unwrap(function))
+    if yields:
+        if form != "scalar":
+            raise InvalidInput(
+                f"UDF {name!r} is a generator and takes whole batches. A generator takes the values of one row; give a "
+                "function of batches that returns an array of lists."
+            )
+        item = typing.get_args(result)
+        result = list[item[0]] if item and typing.get_origin(result) in _ITERABLES else UNKNOWN  # type: ignore[valid-type]
+    return Signature(form, tuple(required), tuple(positional), any_number, annotations, result, yields)
 
 
 def _signature(function: Any) -> inspect.Signature:

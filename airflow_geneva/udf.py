@@ -87,9 +87,9 @@ class UDF:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What is called: the function, or this process's one instance of the class."""
+        """What is called: the function, or this process's one instance of the class; of a generator, for a list."""
         function: Callable[..., Any] = _instance_of(self.func) if isinstance(self.func, type) else self.func
-        return function
+        return _Collected(function) if self.signature.yields else function
 
     @cached_property
     def code_version(self) -> str:
@@ -291,6 +291,16 @@ def _find(found: Any, name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
+
+
+@dataclass(frozen=True)
+class _Collected:
+    """A generator function as one that returns a list."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        return list(self.function(*arguments))
 
 
 def _instance_of(cls: type) -> Any:

@@ -126,6 +126,7 @@ class ViewDefinition:
         shuffle_seed: seed of the shuffled order, see `airflow_geneva.row_order`; None: by row id.
         limit: most rows, or None.
         offset: rows left out before.
+        explode: the column of lists whose elements become rows of their own, or None.
         reads: every column of the source that the filter or a column reads; the filter's and the expressions' are
             those they mention, so perhaps too many and never too few.
     """
@@ -140,6 +141,7 @@ class ViewDefinition:
     shuffle_seed: int | None
     limit: int | None
     offset: int
+    explode: str | None
     reads: tuple[SourceColumn, ...]
 
     @property
@@ -234,6 +236,7 @@ class ViewDefinition:
             "shuffle seed": (self.shuffle_seed, wanted.shuffle_seed),
             "limit": (self.limit, wanted.limit),
             "offset": (self.offset, wanted.offset),
+            "exploded column": (self.explode, wanted.explode),
         }
         for what, (ours, theirs) in pairs.items():
             if ours != theirs:

@@ -23,7 +23,7 @@ from airflow_geneva.plan.backfill import open_version
 from airflow_geneva.plan.manifest import columns_of, garbage_collector_off, row_ids
 from airflow_geneva.plan.shards import cut_shards
 from airflow_geneva.plan.source import VALUES, ChangedFragment, SourceChanges, compare_source, where_they_lie
-from airflow_geneva.plan.staging import view_file_is_whole
+from airflow_geneva.plan.staging import view_file_gives_rows, view_file_is_whole
 from airflow_geneva.plan.swap import SwapPlan
 from airflow_geneva.plan.values import CodeRef, FragmentWork, Plan, Sizing, Tally, Work
 from airflow_geneva.plan.where import selected_offsets
@@ -199,7 +199,8 @@ def _work(
 ) -> Work:
     described = [replace(column, udf=None).to_document() for column in definition.columns]
     inputs = [list(column.inputs) for column in definition.columns]
-    version = md5(json.dumps([described, inputs, code, definition.where], sort_keys=True))[:16]
+    about = [described, inputs, code, definition.where, definition.explode]
+    version = md5(json.dumps(about, sort_keys=True))[:16]
     policies = [udf.on_error for udf in udfs.values() if udf.on_error != "fail"]
     stored = UdfDefinition(
         name="view",
@@ -228,6 +229,7 @@ def _work(
         ignore_checkpoints=request.ignore_checkpoints,
         agreement=md5(version),
         source=source.uri,
+        explode=definition.explode,
     )
 
 
@@ -263,10 +265,13 @@ def _works(
             staged = index.staged_at(place)
             ready = staged is not None and staged.computed == item.due and view_file_is_whole(target, staged)
             held = index.held(
-                place, (), item.due, partial(row_ids, dataset, files.id), partial(view_file_is_whole, target),
+                place, (), item.due, partial(row_ids, dataset, files.id), partial(view_file_gives_rows, target, work),
                 work.tried(planned),
             )  # fmt: skip
-            planned = replace(planned, missing=item.due - held.done, staged=ready and not item.due - held.done)
+            missing = item.due - (
+                index.trust.settled_rows(staged, work.tried(planned)) if ready and staged else held.done
+            )
+            planned = replace(planned, missing=missing, staged=ready and not missing)
         works.append(planned)
     return works, tallies
 

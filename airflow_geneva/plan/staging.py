@@ -8,6 +8,7 @@ from airflow_geneva.blobs import is_blob
 from airflow_geneva.checkpoint.fragment import StagedFragment
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.plan.manifest import FragmentFiles
+from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import is_engine_error, join
 
 if TYPE_CHECKING:
@@ -61,5 +62,10 @@ def staged_is_whole(dataset: lance.LanceDataset, staged: StagedFragment) -> bool
 
 
 def view_file_is_whole(view: lance.LanceDataset, staged: StagedFragment) -> bool:
-    """Whether the staged file of view rows is there, readable, and has the row of every computed source row."""
+    """Whether the staged file of view rows is there, readable, and as long as it should be."""
     return staged.dense and staged_is_whole(view, staged)
+
+
+def view_file_gives_rows(view: lance.LanceDataset, work: Work, staged: StagedFragment) -> bool:
+    """Whether single source rows can be read out of a staged file: not once lists in it have become rows."""
+    return work.explode is None and view_file_is_whole(view, staged)

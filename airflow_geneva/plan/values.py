@@ -192,6 +192,7 @@ class Work:
         rows: rows of the job that are due.
         makers: other versions whose values stay in the column as if they were this one's.
         source: of a refresh, the table that is read; "" where the table itself is.
+        explode: of a refresh, the column of lists whose elements become rows of their own.
     """
 
     job_id: str
@@ -214,6 +215,7 @@ class Work:
     rows: int = 0
     makers: tuple[str, ...] = ()
     source: str = ""
+    explode: str | None = None
 
     @cached_property
     def identity(self) -> WorkIdentity:

@@ -26,7 +26,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.location import TableLocation
 from airflow_geneva.on_error import Policy
 from airflow_geneva.plan.manifest import live_offsets, row_ids
-from airflow_geneva.plan.staging import view_file_is_whole
+from airflow_geneva.plan.staging import view_file_gives_rows, view_file_is_whole
 from airflow_geneva.plan.values import FragmentWork, Work
 from airflow_geneva.run.task import DoUnit, UnitReport
 from airflow_geneva.run.units import Unit
@@ -165,7 +165,7 @@ class ViewBench:
             (),
             wanted,
             lambda: row_ids(self.source, fragment.id),
-            lambda staged: view_file_is_whole(self.view, staged),
+            lambda staged: view_file_gives_rows(self.view, self.work, staged),
             self.work.tried(fragment),
         )
 
@@ -175,7 +175,7 @@ class ViewBench:
         Raises:
             KeyError: a checkpoint is gone since it was found.
         """
-        writer = ViewRowsWriter(self.view)
+        writer = ViewRowsWriter(self.view, self.work.explode)
         due = fragment.due.offsets()
         runs: list[Runs] = []
         for start in range(0, len(due), _WINDOW_ROWS):
@@ -275,7 +275,7 @@ def _run(bench: ViewBench, unit: Unit, applier: Applier, counted: _Count) -> Uni
 
 def _stream(bench: ViewBench, applier: Applier, fragment: FragmentWork, live: Ranges) -> None:
     """Compute the rows straight into their data file."""
-    writer = ViewRowsWriter(bench.view)
+    writer = ViewRowsWriter(bench.view, bench.work.explode)
     runs: list[Runs] = []
     failed: list[Ranges] = []
     for step in applier.compute(fragment, live, fragment.due, keep_last=False):
@@ -283,7 +283,9 @@ def _stream(bench: ViewBench, applier: Applier, fragment: FragmentWork, live: Ra
             writer.put(step.values, unrolled(step.runs)[1])
         runs.append(step.runs)
         failed.append(step.failed)
-    bench.record(fragment, writer, join_runs(runs), {bench.work.job_id: writer.rows}, Ranges.union(failed))
+    computed = join_runs(runs)
+    by_job = {bench.work.job_id: int(computed[:, 2].sum())}
+    bench.record(fragment, writer, computed, by_job, Ranges.union(failed))
 
 
 class _Rows:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from airflow_geneva.checkpoint.fragment import StagedFragment
 from airflow_geneva.checkpoint.ranges import Offsets
 from airflow_geneva.row_order import RowIdArray, shuffle_hashes
-from airflow_geneva.write.view_rows import ViewRowsWriter, read_view_rows
+from airflow_geneva.write.view_rows import ViewRowsWriter, read_source_ids, read_view_rows
 
 if TYPE_CHECKING:
     import lance
@@ -33,7 +33,8 @@ def arrange(
         KeyError: a staged file is gone or damaged.
         StorageError: the store is full, read-only or unreachable.
     """
-    ids = [fragment.row_ids.view(np.int64) for fragment in staged]
+    # Not the row ids of the checkpoint: lists may have become rows.
+    ids = [read_source_ids(view, fragment.file) for fragment in staged]
     lengths = [len(part) for part in ids]
     rows = sum(lengths)
     if rows == 0:
@@ -41,6 +42,7 @@ def arrange(
     order: Offsets = np.arange(rows)
     every: RowIdArray = np.concatenate(ids)
     if shuffle_seed is not None:
+        # Rows of one source row stay in their order: sorting by keys is stable.
         order = np.lexsort((every, shuffle_hashes(shuffle_seed, every)))
     firsts = np.concatenate(([0], np.cumsum(lengths)))
     files = []

@@ -12,8 +12,11 @@ from airflow_geneva.checkpoint.fragment import RowIds
 from airflow_geneva.checkpoint.ranges import Offsets
 from airflow_geneva.checkpoint.store import single_batch
 from airflow_geneva.errors import StorageError
+from airflow_geneva.explode import explode_rows
 from airflow_geneva.faults import fault_point
+from airflow_geneva.row_order import RowIdArray
 from airflow_geneva.storage import is_engine_error, join
+from airflow_geneva.view_definition import SOURCE_ROW_ID
 
 if TYPE_CHECKING:
     import lance
@@ -24,10 +27,12 @@ class ViewRowsWriter:
 
     Args:
         view: the view; the file will lie in its ``data/``.
+        explode: the column of lists whose elements become rows of their own, or None.
     """
 
-    def __init__(self, view: lance.LanceDataset) -> None:
+    def __init__(self, view: lance.LanceDataset, explode: str | None = None) -> None:
         self.view = view
+        self.explode = explode
         self.schema: pa.Schema = view.schema.remove_metadata()
         self.rows = 0
         self._parts: list[pa.RecordBatch] = []
@@ -55,13 +60,16 @@ class ViewRowsWriter:
         Raises:
             StorageError: the store is full, read-only or unreachable.
         """
-        columns = [pa.array(ids.view("int64")), pa.repeat(True, len(ids))]
-        for field, column in zip(list(self.schema)[2:], values.flatten(), strict=True):
+        rows = pa.record_batch([pa.array(ids.view("int64")), *values.flatten()], names=["", *values.type.names])
+        if self.explode is not None:
+            rows = explode_rows(rows, self.explode)
+        columns = [rows.column(0), pa.repeat(True, rows.num_rows)]
+        for field, column in zip(list(self.schema)[2:], rows.columns[1:], strict=True):
             if is_blob(field):
                 column = as_blobs(column)
             columns.append(column if column.type == field.type else column.cast(field.type))
         batch = pa.record_batch(columns, schema=self.schema)
-        self.rows += len(ids)
+        self.rows += rows.num_rows
         if self._blobs:
             self._parts.append(batch)
             return
@@ -119,3 +127,22 @@ def read_view_rows(view: lance.LanceDataset, file: str, positions: Offsets) -> p
             raise
         raise KeyError(file) from error
     return pa.StructArray.from_arrays(batch.columns[2:], fields=list(batch.schema)[2:])
+
+
+def read_source_ids(view: lance.LanceDataset, file: str) -> RowIdArray:
+    """Source row ids of all rows of a staged file.
+
+    Raises:
+        KeyError: it is gone or damaged.
+    """
+    from lance.file import LanceFileReader
+
+    try:
+        path = join(view.uri, "data", file)
+        reader = LanceFileReader(path, storage_options=view._storage_options, columns=[SOURCE_ROW_ID])
+        ids: RowIdArray = reader.read_all(batch_size=1 << 16).to_table().column(0).to_numpy()
+    except BaseException as error:
+        if not is_engine_error(error):
+            raise
+        raise KeyError(file) from error
+    return ids

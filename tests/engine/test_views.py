@@ -376,3 +376,81 @@ def test_a_source_without_stable_row_ids_is_refreshed_to_its_version_only(make_t
     table.add([{"id": 50, "x": 50}])
     with pytest.raises(InvalidInput, match=r"Cannot refresh materialized view 'v' to version \d+"):
         refresh(view)
+
+
+def exploded(table: Table) -> list[tuple[int, int]]:
+    rows = table.to_arrow().to_pylist()
+    return [(row["id"], 100 * row["x"] + at) for row in rows for at in range(row["x"] % 10) if row["x"] != 13]
+
+
+def of_many(view: View) -> list[tuple[int, int]]:
+    return [(row["id"], row["part"]) for row in view.to_arrow().to_pylist()]
+
+
+def make_exploded(table: Table, function: Any = udfs.digits, seed: int | None = None) -> View:
+    query = table.query().where("x <> 13").select({"id": "id", "part": function}) if function is udfs.digits else (
+        table.query().select({"id": "id", "part": function})
+    )  # fmt: skip
+    query = query.explode("part") if seed is None else query.explode("part").shuffle(seed)
+    return query.create_materialized_view(connect(table.location.database_uri), "parts")
+
+
+def test_one_source_row_gives_any_number_of_rows_in_their_order(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(60)
+    view = make_exploded(table)
+    result = refresh(view)
+    assert (result.rows_computed, result.rows_skipped) == (59, 1)
+    assert of_many(view) == exploded(table)
+    assert view.schema.field("part").type == pa.int64()
+    assert_nothing_to_refresh(view, trace)
+    table.lance.update({"x": "x + 1"}, where="id IN (5, 9, 19)")
+    table.lance.delete("id = 8")
+    table.add([{"id": 60, "x": 64}, {"id": 61, "x": 70}])
+    table.lance.optimize.compact_files()
+    view.lance.optimize.compact_files()
+    trace.clear()
+    refresh(view)
+    assert_exact(trace, [6, 10, 20, 64, 70])
+    assert sorted(of_many(view)) == sorted(exploded(table))
+    assert_nothing_to_refresh(view, trace)
+
+
+def test_rows_of_one_source_row_stay_together_when_shuffled(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(60)
+    view = make_exploded(table, seed=3)
+    refresh(view, max_rows_per_fragment=50)
+    found = of_many(view)
+    assert sorted(found) == sorted(exploded(table))
+    assert found != exploded(table)
+    order = list(dict.fromkeys(i for i, _ in found))
+    assert found == sorted(found, key=lambda row: (order.index(row[0]), row[1]))
+
+
+def test_a_broken_off_refresh_of_many_rows_goes_on(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(60)
+    view = make_exploded(table)
+    Refresh(view).plan().apply()
+    seen = len(trace)
+    result = refresh(view)
+    assert (len(trace), result.rows_computed, result.rows_reused) == (seen, 0, 59)
+    assert of_many(view) == exploded(table)
+
+
+def test_a_source_row_on_which_the_generator_fails_gives_no_rows(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(30)
+    view = make_exploded(table, udfs.digits_if_they_can)
+    result = refresh(view)
+    assert (result.rows_failed, result.rows_computed) == (1, 29)
+    assert of_many(view) == exploded(table)
+
+
+def test_only_lists_are_exploded_and_cuts_are_refused(make_table: MakeTable) -> None:
+    table = make_table(10)
+    with pytest.raises(InvalidInput, match="the column is int64"):
+        table.query().select(["id"]).explode("id").output_schema()
+    with pytest.raises(InvalidInput, match="no such column"):
+        table.query().select(["id"]).explode("x").output_schema()
+    with pytest.raises(InvalidInput, match="limit or an offset"):
+        table.query().select({"part": udfs.digits}).explode("part").limit(3).output_schema()
+    parts = table.query().select({"id": "id", "part": udfs.digits}).explode("part").to_arrow()
+    assert list(zip(*parts.to_pydict().values(), strict=True)) == exploded(table)

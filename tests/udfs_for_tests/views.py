@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,3 +28,19 @@ def picky(x: int) -> int:
     if x % 10 == 7:
         raise ValueError(f"not {x}")
     return x
+
+
+@udf
+def digits(x: int) -> Iterator[int]:
+    """As many values as the last digit says, none for 0."""
+    leave_trace([x])
+    if x == 13:
+        raise ValueError("unlucky")
+    yield from (100 * x + at for at in range(x % 10))
+
+
+@udf(data_type=pa.list_(pa.int64()), name="digits", on_error="skip")
+def digits_if_they_can(x: int) -> Iterator[int]:
+    if x == 13:
+        raise ValueError("unlucky")
+    yield from (100 * x + at for at in range(x % 10))

@@ -82,7 +82,7 @@ def _chunked(x: pa.ChunkedArray) -> pa.Array: ...
 def _nothing() -> int: ...
 def _keyword(x: int, *, y: int) -> int: ...
 async def _asynchronous(x: int) -> int: ...
-def _generator(x: int) -> Any:
+def _generator_of_batches(x: pa.Int64Array) -> Any:
     yield x
 
 
@@ -95,8 +95,8 @@ def _generator(x: int) -> Any:
         (_chunked, "Annotate it as pa.Array"),
         (_nothing, "has no parameters"),
         (_keyword, "keyword-only parameter 'y'"),
-        (_asynchronous, "asynchronous or a generator"),
-        (_generator, "asynchronous or a generator"),
+        (_asynchronous, "asynchronous"),
+        (_generator_of_batches, "is a generator and takes whole batches"),
     ],
 )
 def test_what_cannot_be_called_on_columns_is_refused(function: Callable[..., Any], says: str) -> None:

@@ -55,7 +55,7 @@ def test_it_holds_what_a_refresh_needs(query: Query, tmp_path: Path) -> None:
 def test_its_form_is_what_earlier_versions_wrote() -> None:
     column = OutputColumn("y", "sql", "int64", "x + 1")
     reads = (SourceColumn("x", (1,), "int64"),)
-    definition = ViewDefinition("docs", "s3://b/db", 7, True, None, (column,), False, None, 5, 0, reads)
+    definition = ViewDefinition("docs", "s3://b/db", 7, True, None, (column,), False, None, 5, 0, None, reads)
     assert json.loads(definition.to_json()) == {
         "made_by": "airflow_geneva",
         "format": 1,
@@ -69,6 +69,7 @@ def test_its_form_is_what_earlier_versions_wrote() -> None:
         "shuffle_seed": None,
         "limit": 5,
         "offset": 0,
+        "explode": None,
         "reads": [{"name": "x", "fields": [1], "type": "int64"}],
     }
 
