@@ -28,7 +28,7 @@ test: install ## Run all tests but the long ones
 test-fast: install ## Run the tests that need no Spark, no Airflow and no killing
 	@$(BIN)/python -m pytest -m "not spark and not airflow and not crash and not slow and not soak"
 
-soak: install ## Run all tests with many more examples and kills (takes hours)
+soak: install ## Run all tests with many more examples, and kill for GENEVA_SOAK_SECONDS (1800); takes hours
 	@GENEVA_SOAK=1 $(BIN)/python -m pytest -m ""
 
 lint: install ## Check format, lint and types

@@ -50,8 +50,12 @@ class Trace:
         return np.frombuffer(data[: len(data) // 8 * 8], np.int64)
 
 
-def leave_trace(values: Iterable[int | None] | pa.Array) -> None:
-    """Append the inputs of one call to the trace; one write, so that calls of several processes do not mix."""
+def leave_trace(values: Iterable[int | None] | pa.Array, suffix: str = "") -> None:
+    """Append the inputs of one call to the trace; one write, so that calls of several processes do not mix.
+
+    Args:
+        suffix: of the file, for UDFs with a trace of their own.
+    """
     path = os.environ.get(TRACE)
     if path is None:
         return
@@ -59,7 +63,7 @@ def leave_trace(values: Iterable[int | None] | pa.Array) -> None:
         found = values.cast(pa.int64()).fill_null(NULL).to_numpy(zero_copy_only=False)
     else:
         found = np.array([NULL if value is None else value for value in values], np.int64)
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    handle = os.open(path + suffix, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(handle, np.concatenate(([_CALL], found)).astype(np.int64).tobytes())
     finally:

@@ -23,6 +23,7 @@ _PRELOAD = (
     "lance.fragment",
     "airflow_geneva.database",
     "airflow_geneva.table",
+    "airflow_geneva.plan.request",
     "airflow_geneva.run.backfill",
     "airflow_geneva.run.cleanup",
     "tests.engine.harness",

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from airflow_geneva import connect
 from airflow_geneva.job.record import read_jobs
 from airflow_geneva.table import Table
-from tests.counting import Trace, labelled
+from tests.counting import TRACE, Trace, labelled
 from tests.counting import label as computed
+from tests.engine.forge import forge
+from tests.engine.harness import Fault
 from tests.invariants import assert_honest, assert_nothing_to_do_is_free, assert_right, assert_whole_commits
 
 pytestmark = pytest.mark.crash
@@ -27,12 +28,12 @@ ROWS, CHECKPOINT = 200, 10
 SIZES = {"checkpoint_size": CHECKPOINT, "batch_size": 5, "shard_size": 2, "commit_granularity": 1}
 SOAK = os.environ.get("GENEVA_SOAK") == "1"
 
-BACKFILL = f"""
-import sys
-from airflow_geneva import connect
-result = connect(sys.argv[1]).open_table("docs").backfill("y", runner="inline", **{SIZES!r})
-print(result.rows_computed, result.rows_reused)
-"""
+
+def backfill_and_die(database: str, fault: str) -> None:
+    """One run in this process; called in one of its own."""
+    Fault(fault).arm()
+    connect(database).open_table("docs").backfill("y", runner="inline", **SIZES)
+
 
 # Each with the number of passages of one run, so that first, middle and last can be hit.
 POINTS = {
@@ -52,12 +53,8 @@ POINTS = {
 
 def run_until(table: Table, fault: str) -> int:
     """Run a backfill in a process of its own that dies at a fault point; its exit code."""
-    return subprocess.run(
-        [sys.executable, "-c", BACKFILL, str(Path(table.uri).parent)],
-        env={**os.environ, "AIRFLOW_GENEVA_FAULT": fault},
-        stderr=subprocess.DEVNULL,
-        check=False,
-    ).returncode
+    arguments = {"database": str(Path(table.uri).parent), "fault": fault}
+    return forge().run("tests.engine.test_crash:backfill_and_die", arguments, {TRACE: os.environ[TRACE]})
 
 
 def nothing(table: Table) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
+
 import pyarrow as pa
 
 from airflow_geneva import UDF, udf
@@ -45,3 +49,75 @@ def negative(x: pa.Int64Array) -> pa.Int64Array:
 
 
 BY_KIND: dict[str, UDF] = {"plain": valued, "where": valued, "skip": picky, "continue": valued_anew}
+
+
+GATE = "GENEVA_TEST_GATE"
+"""Names a folder: a call that meets the input ``GATE_AT`` says so there, and waits until it is let through."""
+GATE_AT = "GENEVA_TEST_GATE_AT"
+
+
+@udf(data_type=pa.int64(), name="valued", version="1")
+def gated(x: pa.Int64Array) -> pa.Int64Array:
+    """As ``valued``, except that a process with a gate waits before it."""
+    leave_trace(x)
+    folder = Path(os.environ[GATE]) if GATE in os.environ else None
+    if folder is not None and int(os.environ[GATE_AT]) in x.to_pylist():
+        (folder / "reached").touch()
+        while not (folder / "open").exists():
+            time.sleep(0.01)
+    return pa.array([value_of(one) for one in x.to_pylist()], pa.int64())
+
+
+def many(count: int) -> list[UDF]:
+    """A UDF each for many columns, every one with a trace of its own."""
+    return [_one_of_many(number) for number in range(count)]
+
+
+def _one_of_many(number: int) -> UDF:
+    def function(x: pa.Int64Array) -> pa.Int64Array:
+        leave_trace(x, f".{number}")
+        return pa.array([number * 1_000_000 + one for one in x.to_pylist()], pa.int64())
+
+    return udf(data_type=pa.int64(), name=f"many{number}", version="1")(function)
+
+
+def rated_value(version: str, number: int, x: int) -> int | None:
+    """What a version of ``rated`` computes; NULL where it fails."""
+    return None if x % 7 == 3 else int(version) * 1_000_000_000 + 1_000 * x + number
+
+
+def _rate(version: str, id: int, x: int) -> int:
+    leave_trace([id])
+    found = rated_value(version, id, x)
+    if found is None:
+        raise ValueError(f"cannot rate {x}")
+    return found
+
+
+@udf(data_type=pa.int64(), name="rated", version="1", on_error="skip")
+def rated_1(id: int, x: int) -> int:
+    return _rate("1", id, x)
+
+
+@udf(data_type=pa.int64(), name="rated", version="2", on_error="skip")
+def rated_2(id: int, x: int) -> int:
+    return _rate("2", id, x)
+
+
+@udf(data_type=pa.int64(), name="rated", version="3", on_error="skip")
+def rated_3(id: int, x: int) -> int:
+    return _rate("3", id, x)
+
+
+RATED: dict[str, UDF] = {"1": rated_1, "2": rated_2, "3": rated_3}
+
+
+def reported_value(y: int | None) -> int:
+    """What ``reported`` makes of another column's value."""
+    return -1 if y is None else y + 1
+
+
+@udf(data_type=pa.int64(), version="1")
+def reported(id: pa.Int64Array, y: pa.Int64Array) -> pa.Int64Array:
+    leave_trace(id, ".reported")
+    return pa.array([reported_value(one) for one in y.to_pylist()], pa.int64())

@@ -1,0 +1,569 @@
+"""One history of a table lived twice, once with kills and once without, and everything that must come out the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_geneva import UDF, connect, faults
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.state import load_state
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.result import BackfillResult, ShardResult
+from airflow_geneva.plan.document import load_plan
+from airflow_geneva.plan.manifest import columns_of, read_manifest
+from airflow_geneva.run.cleanup import collect, find_garbage
+from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.job import commit_shard, finish_job, start_job
+from airflow_geneva.table import Table
+from tests.counting import TRACE, Trace
+from tests.engine.forge import forge
+from tests.invariants import assert_honest, job_of
+from tests.udfs_for_tests.histories import BY_KIND, is_bad, negative, value_of, valued
+
+ROWS, PER_FRAGMENT, CHECKPOINT = 120, 30, 10
+SIZES: dict[str, Any] = {"checkpoint_size": CHECKPOINT, "batch_size": 5, "shard_size": 2, "commit_granularity": 1}
+WHERE = "id % 3 = 0"
+FOREIGN = -7
+A_YEAR = timedelta(days=365).total_seconds()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is run and killed.
+
+    Args:
+        kind: ``plain``, ``where``, ``skip`` (some rows fail) or ``continue`` (the values of older code are taken over).
+        as_tasks: as four tasks, each of which is tried again when it dies; else in one call, made again.
+    """
+
+    kind: str
+    as_tasks: bool = False
+
+    @property
+    def udf(self) -> UDF:
+        return BY_KIND[self.kind]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        extra: dict[str, dict[str, Any]] = {"where": {"where": WHERE}, "continue": {"continue_from": ["1"]}}
+        return {**SIZES, **extra.get(self.kind, {})}
+
+    def values(self, x: int) -> set[int | None]:
+        """What the job may make of an input."""
+        if self.kind == "continue":
+            return {value_of(x, "1"), value_of(x, "2")}
+        return {value_of(x, picky=self.kind == "skip")}
+
+    def selects(self, row: int) -> bool:
+        return self.kind != "where" or row % 3 == 0
+
+
+@dataclass
+class World:
+    """A table, the trace of the UDF calls on it, and what tells two worlds of one history apart.
+
+    Args:
+        folder: everything of it.
+        marks: versions that a restore may go back to.
+        spare: rows that may run again because something took their checkpoints away.
+    """
+
+    folder: Path
+    table: Table
+    next_id: int = ROWS
+    steps: int = 0
+    marks: list[int] = field(default_factory=list)
+    spare: int = 0
+    checked: int = 0
+
+    @staticmethod
+    def make(folder: Path, job: Job) -> World:
+        folder.mkdir(parents=True)
+        rows = {"id": pa.array(range(ROWS), pa.int64()), "x": pa.array(range(ROWS), pa.int64())}
+        table = connect(folder / "db").create_table("docs", pa.table(rows), max_rows_per_file=PER_FRAGMENT)
+        table.add_columns({"y": valued if job.kind == "continue" else job.udf, "w": (negative, ["x"])})
+        world = World(folder, table)
+        world.marks.append(table.version)
+        world.checked = table.version
+        return world
+
+    @property
+    def trace(self) -> Trace:
+        return Trace(self.folder / "trace")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {TRACE: str(self.trace.path)}
+
+    def ids(self) -> list[int]:
+        return sorted(self.table.lance.to_table(columns=["id"])["id"].to_pylist())
+
+    def new_rows(self, count: int) -> list[dict[str, int]]:
+        """Rows that never were, with inputs that never were."""
+        first = self.next_id
+        self.next_id += count
+        return [{"id": row, "x": row} for row in range(first, first + count)]
+
+    def inputs(self, rows: list[int]) -> list[int]:
+        """New inputs for rows that change."""
+        return [1_000 * (self.steps + 1) + row for row in rows]
+
+    def rows(self) -> list[dict[str, Any]]:
+        columns = [name for name in ("id", "x", "y", "w") if name in self.table.schema.names]
+        return sorted(self.table.lance.to_table(columns=columns).to_pylist(), key=lambda row: row["id"])
+
+
+def pick(world: World, dice: random.Random, most: int = 9) -> list[int]:
+    ids = world.ids()
+    return sorted(dice.sample(ids, min(len(ids), dice.randint(1, most))))
+
+
+def listed(rows: list[int]) -> str:
+    return f"id IN ({', '.join(map(str, rows))})"
+
+
+def do_nothing(world: World, dice: random.Random) -> None:
+    """A run that is simply started again."""
+
+
+def delete(world: World, dice: random.Random) -> None:
+    world.table.lance.delete(listed(pick(world, dice)))
+
+
+def append(world: World, dice: random.Random) -> None:
+    world.table.add(world.new_rows(dice.randint(1, 12)))
+
+
+def update(world: World, dice: random.Random) -> None:
+    rows = pick(world, dice)
+    world.table.lance.update({"x": f"{1_000 * (world.steps + 1)} + id"}, where=listed(rows))
+
+
+def touch(world: World, dice: random.Random) -> None:
+    """Rows that move and keep their values; uncommitted checkpoints of theirs are lost with their place."""
+    rows = pick(world, dice)
+    world.table.lance.update({"w": "w"}, where=listed(rows))
+    world.spare += len(rows)
+
+
+def upsert(world: World, dice: random.Random) -> None:
+    """Some rows change and move, some are new."""
+    rows = pick(world, dice, most=5)
+    new = world.new_rows(3)
+    data = pa.table(
+        {
+            "id": pa.array([*rows, *(row["id"] for row in new)], pa.int64()),
+            "x": pa.array([*world.inputs(rows), *(row["x"] for row in new)], pa.int64()),
+        }
+    )
+    for name in world.table.schema.names[2:]:
+        data = data.append_column(name, pa.nulls(len(data), world.table.schema.field(name).type))
+    merge = world.table.lance.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+    merge.execute(data.select(world.table.schema.names))
+
+
+def upsert_in_place(world: World, dice: random.Random) -> None:
+    """Some rows get other inputs where they are: all checkpoints of their fragments are about other files then."""
+    rows = pick(world, dice, most=3)
+    data = pa.table({"id": pa.array(rows, pa.int64()), "x": pa.array(world.inputs(rows), pa.int64())})
+    world.table.lance.merge_insert("id").when_matched_update_all().execute(data)
+    world.spare += world.table.count_rows()
+
+
+def compact(world: World, dice: random.Random) -> None:
+    world.table.lance.optimize.compact_files(target_rows_per_fragment=dice.choice([40, 70, 1_000]))
+
+
+def restore(world: World, dice: random.Random) -> None:
+    world.table.location.open(dice.choice(world.marks)).restore()
+
+
+def write_the_column(world: World, dice: random.Random) -> None:
+    rows = pick(world, dice, most=4)
+    world.table.lance.update({"y": str(FOREIGN)}, where=listed(rows))
+    world.spare += len(rows)
+
+
+def fill_another_column(world: World, dice: random.Random) -> None:
+    assert world.table.backfill("w", runner="inline").state == "DONE"
+
+
+def clean_versions(world: World, dice: random.Random) -> None:
+    world.table.lance.cleanup_old_versions()
+
+
+def collect_garbage(world: World, dice: random.Random) -> None:
+    collect(world.table.location, find_garbage(world.table.location, "1s"))
+
+
+def collect_garbage_next_year(world: World, dice: random.Random) -> None:
+    """Killed jobs count as dead by then, and what they computed goes."""
+    garbage = find_garbage(world.table.location, "1s", now=time.time() + A_YEAR)
+    collect(world.table.location, garbage)
+    world.spare += ROWS
+
+
+def die_collecting_garbage(world: World, dice: random.Random) -> None:
+    arguments = {"folder": str(world.folder), "passage": dice.randint(1, 12)}
+    code = forge().run("tests.engine.harness:collect_and_die", arguments, world.environment)
+    assert code in (0, -signal.SIGKILL)
+    world.spare += ROWS
+
+
+def forget_history(world: World, dice: random.Random) -> None:
+    """Lance removes all versions but the newest, and every data file they do not name, staged ones included."""
+    world.table.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+    world.marks[:] = [world.table.version]
+    world.checked = world.table.version
+    world.spare += world.table.count_rows()
+
+
+Change = Callable[[World, random.Random], None]
+CHANGES: list[Change] = [
+    do_nothing, delete, append, update, touch, upsert, upsert_in_place, compact, restore, write_the_column,
+    fill_another_column, clean_versions, collect_garbage, collect_garbage_next_year, die_collecting_garbage,
+    forget_history,
+]  # fmt: skip
+HARMLESS: list[Change] = [do_nothing, append, fill_another_column, clean_versions, collect_garbage]
+"""Those after which a plan that was made before them still fits as a whole."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """When a process dies.
+
+    Args:
+        point: as ``AIRFLOW_GENEVA_FAULT`` takes it, or ``after:<seconds>``.
+    """
+
+    point: str
+
+    def arm(self) -> None:
+        """Make this process die there."""
+        kind, _, when = self.point.partition(":")
+        if kind != "after":
+            faults._ARMED = self.point
+            return
+        timer = threading.Timer(float(when), os.kill, (os.getpid(), signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
+
+
+def run_and_die(folder: str, kind: str, run: str | None, fault: str) -> None:
+    """Carry a job out in this process, which may not live to see the end; called in a forked one.
+
+    Args:
+        run: names a run of tasks; None for one call.
+    """
+    table = connect(Path(folder) / "db").open_table("docs")
+    Fault(fault).arm()
+    if run is None:
+        run_call(table, Job(kind))
+    else:
+        run_tasks(table, Job(kind, True), Path(folder), run)
+
+
+def break_off(folder: str) -> None:
+    """A run of older code that never got to its third commit."""
+    table = connect(Path(folder) / "db").open_table("docs")
+    Fault("staged.written:3").arm()
+    table.backfill("y", udf=valued, runner="inline", **SIZES)
+
+
+def collect_and_die(folder: str, passage: int) -> None:
+    """Collect garbage as if everybody had been gone for a year, and die at some file."""
+    location = connect(Path(folder) / "db").location("docs")
+    Fault(f"cleanup.removed:{passage}").arm()
+    collect(location, find_garbage(location, "1s", now=time.time() + A_YEAR))
+
+
+def run_call(table: Table, job: Job) -> BackfillResult:
+    """The whole job in one call, as in a notebook."""
+    return table.backfill("y", udf=job.udf, runner="inline", **job.options)
+
+
+def run_tasks(table: Table, job: Job, folder: Path, run: str) -> BackfillResult:
+    """The job task by task, as in Airflow: what succeeded is not run again, and the plan goes by fingerprint."""
+    location, states = table.location, States(folder / f"{run}.json")
+    told = states.read()
+    if "fingerprint" not in told:
+        plan, _ = table._plan(job.udf, "y", {**job.options, "job_id": run})
+        told = states.add("fingerprint", start_job(plan, location, run=run)[1].fingerprint)
+    storage = JobFolder.of(location.checkpoints, run).storage
+    saved = load_plan(storage, told["fingerprint"])
+    for index in range(len(saved.shards)):
+        if f"apply-{index}" not in told:
+            apply_inline(location, saved.work, saved.load_shard(storage, index), job.udf)
+            told = states.add(f"apply-{index}", True)
+        if f"commit-{index}" not in told:
+            result = commit_shard(location, saved, saved.load_shard(storage, index))
+            told = states.add(f"commit-{index}", result.to_json())
+    shards = [ShardResult.from_json(told[f"commit-{index}"]) for index in range(len(saved.shards))]
+    return finish_job(location, saved, shards)
+
+
+@dataclass(frozen=True)
+class States:
+    """What a scheduler remembers of tasks that succeeded."""
+
+    path: Path
+
+    def read(self) -> dict[str, Any]:
+        return json.loads(self.path.read_text()) if self.path.exists() else {}
+
+    def add(self, name: str, value: Any) -> dict[str, Any]:
+        told = {**self.read(), name: value}
+        half = self.path.with_suffix(".half")
+        half.write_text(json.dumps(told))
+        half.replace(self.path)
+        return told
+
+
+@dataclass(frozen=True)
+class Round:
+    """One run of the job.
+
+    Args:
+        faults: where its tries die, one after another.
+        meanwhile: what happens to the table after each of them, and after the run.
+    """
+
+    faults: tuple[Fault, ...]
+    meanwhile: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class History:
+    """What happens to a table.
+
+    Args:
+        seed: of all choices.
+        before: changes before the first run; the first half of the rows is computed before that if ``begun``.
+        begun: an earlier run made something visible.
+    """
+
+    seed: str
+    job: Job
+    rounds: tuple[Round, ...]
+    before: tuple[Change, ...] = ()
+    begun: bool = False
+
+    def __str__(self) -> str:
+        rounds = [
+            f"{[f.point for f in each.faults]} {[change.__name__ for change in each.meanwhile]}" for each in self.rounds
+        ]
+        before = [change.__name__ for change in self.before]
+        return f"{self.seed}: {self.job}, begun={self.begun}, before={before}, then {'; '.join(rounds)}"
+
+
+@dataclass
+class Figures:
+    """What came out of a number of histories."""
+
+    histories: int = 0
+    operations: int = 0
+    kills: int = 0
+    rows: int = 0
+    values: int = 0
+    rows_run: int = 0
+    rows_due: int = 0
+    again: int = 0
+
+    def __add__(self, other: Figures) -> Figures:
+        return Figures(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.histories:,} histories, {self.operations:,} operations, {self.kills:,} kills, {self.rows:,} rows, "
+            f"{self.values:,} values looked at, 0 mismatches, {self.rows_due:,} rows due, {self.rows_run:,} rows run, "
+            f"{self.again:,} of them again"
+        )
+
+
+def live(history: History, folder: Path, harmed: bool) -> tuple[World, Figures]:
+    """Live through a history, with its kills or without them."""
+    job, figures = history.job, Figures(histories=1)
+    world = World.make(folder, job)
+    os.environ.update(world.environment)
+    if job.kind == "continue":
+        assert forge().run("tests.engine.harness:break_off", {"folder": str(folder)}, world.environment) != 0
+    if history.begun:
+        options = job.options if job.kind == "continue" else {**job.options, "where": "id < 40"}
+        world.table.backfill("y", udf=job.udf, runner="inline", **options)
+    change_it(world, history, history.before, figures)
+    world.checked = world.table.version
+    world.marks.append(world.table.version)
+    for number, each in enumerate(history.rounds):
+        run = f"round-{number}" if job.as_tasks else None
+        if not harmed:
+            carry_out(world, job, run)
+        for fault in each.faults if harmed else ():
+            arguments = {"folder": str(folder), "kind": job.kind, "run": run, "fault": fault.point}
+            code = forge().run("tests.engine.harness:run_and_die", arguments, world.environment)
+            assert code in (0, -signal.SIGKILL), f"the run that was to die at {fault.point} ended with {code}"
+            figures.kills += code != 0
+            figures.values += assert_durable(world, job)
+        change_it(world, history, each.meanwhile, figures)
+        if harmed:
+            result = carry_out(world, job, run)
+            if set(each.meanwhile) <= set(HARMLESS):
+                assert (result.state, result.rows_left) == ("DONE", 0)
+            figures.values += assert_durable(world, job)
+        world.marks.append(world.table.version)
+    # What a plan from before the changes could not take is planned again.
+    assert run_call(world.table, job).state == "DONE"
+    figures.operations += 2 + 2 * len(history.rounds)
+    figures.values += assert_durable(world, job)
+    assert_complete(world, job)
+    figures.rows = world.table.count_rows()
+    figures.rows_run = len(world.trace)
+    return world, figures
+
+
+def change_it(world: World, history: History, changes: tuple[Change, ...], figures: Figures) -> None:
+    for change in changes:
+        change(world, random.Random(f"{history.seed}-{world.steps}"))
+        world.steps += 1
+        figures.operations += 1
+
+
+def carry_out(world: World, job: Job, run: str | None) -> BackfillResult:
+    """Run the job to its end; tasks whose plan was cleaned away say so, and are cleared with it."""
+    if run is None:
+        result = run_call(world.table, job)
+    else:
+        try:
+            result = run_tasks(world.table, job, world.folder, run)
+        except InvalidInput as error:
+            if "Clear the plan task with its downstream tasks" not in str(error):
+                raise
+            States(world.folder / f"{run}.json").path.unlink()
+            result = run_tasks(world.table, job, world.folder, run)
+    if result.from_version in {found["version"] for found in world.table.lance.versions()}:
+        assert_honest(result, world.table)
+    return result
+
+
+def assert_durable(world: World, job: Job) -> int:
+    """Nothing wrong was ever visible since this was asked last, commits are whole, and all facts are true."""
+    looked_at = 0
+    versions = {found["version"] for found in world.table.lance.versions()}
+    before: dict[int, tuple[int, Any]] | None = None
+    for version in range(world.checked, world.table.version + 1):
+        if version not in versions:
+            before = None
+            continue
+        columns = ["id", "x", "y"]
+        rows = world.table.location.open(version).to_table(columns=columns, with_row_address=True).to_pylist()
+        now = {row["id"]: (row["_rowaddr"] >> 32, row["y"]) for row in rows}
+        if before is not None and job_of(world.table, version):
+            looked_at += len(rows)
+            written = [row for row in rows if now[row["id"]] != before.get(row["id"])]
+            for row in written:
+                assert row["y"] in job.values(row["x"]), f"version {version} shows {row}"
+            touched = {row["_rowaddr"] >> 32 for row in written}
+            torn = [row for row in rows if row["_rowaddr"] >> 32 in touched and row["y"] not in job.values(row["x"])]
+            torn = [row for row in torn if job.selects(row["id"])]
+            assert not torn, f"version {version} completes a fragment in part: {torn}"
+        before = now
+    world.checked = world.table.version
+    return looked_at + assert_facts(world, job)
+
+
+def assert_facts(world: World, job: Job) -> int:
+    """Every row that a ledger calls computed, or failed, is so."""
+    dataset = world.table.lance
+    columns = columns_of(dataset, ["x"], [], "y")
+    state = load_state(world.table.location.checkpoints, columns.output[0])
+    looked_at = 0
+    for files in read_manifest(dataset, columns).values():
+        rows = dataset.get_fragment(files.id).to_table(columns=["x", "y"], with_row_address=True).to_pylist()
+        for made, known in state.known(files.signature, files.physical_rows).items():
+            for row in rows:
+                if known & Ranges.of(row["_rowaddr"] & 0xFFFFFFFF, (row["_rowaddr"] & 0xFFFFFFFF) + 1):
+                    looked_at += 1
+                    wanted = None if made.failures else value_of(row["x"], made.maker, picky=job.kind == "skip")
+                    assert row["y"] == wanted, f"{made} is not true of {row} in fragment {files.id}"
+    return looked_at
+
+
+def assert_complete(world: World, job: Job) -> None:
+    """Every selected row holds its value, and there is nothing left to do."""
+    wrong = [row for row in world.rows() if job.selects(row["id"]) and row["y"] not in job.values(row["x"])]
+    assert not wrong, f"{len(wrong)} rows are wrong, such as {wrong[:3]}"
+    if job.kind != "skip":
+        version, run = world.table.version, len(world.trace)
+        assert not run_call(world.table, job).changed
+        assert (world.table.version, len(world.trace)) == (version, run)
+
+
+def failures(world: World) -> set[tuple[str, int]]:
+    """Inputs that are there and failed, by message, and in which of their attempts."""
+    there = {f"cannot do {row['x']}" for row in world.rows()}
+    found = {(record.message, record.attempt) for record in world.table.get_errors(column_name="y")}
+    return {(message, attempt) for message, attempt in found if message in there}
+
+
+def assert_alike(history: History, harmed: World, unharmed: World, kills: int) -> int:
+    """The kills changed nothing but a few rows that ran twice; returns how many."""
+    job = history.job
+    # Which rows older code's checkpoints still serve depends on whether they were used before they moved.
+    changes = {change for each in history.rounds for change in each.meanwhile}
+    if job.kind != "continue" or changes <= set(HARMLESS):
+        assert harmed.rows() == unharmed.rows()
+    again = sum((harmed.trace.counts() - unharmed.trace.counts()).values())
+    allowed = kills * CHECKPOINT + harmed.spare
+    if job.kind == "skip":
+        if job.as_tasks and changes <= set(HARMLESS):
+            assert failures(harmed) == failures(unharmed)
+        else:
+            # A call that is made again is another run, and tries what failed again.
+            allowed += kills * sum(is_bad(row["x"]) for row in harmed.rows())
+            assert {what for what, _ in failures(harmed)} == {what for what, _ in failures(unharmed)}
+    assert again <= allowed, f"{again} rows ran again, {allowed} are allowed"
+    return again
+
+
+def check(history: History, folder: Path) -> Figures:
+    """Live a history twice and compare."""
+    try:
+        unharmed, _ = live(history, folder / "unharmed", harmed=False)
+        harmed, figures = live(history, folder / "harmed", harmed=True)
+        figures.rows_due = len(unharmed.trace)
+        figures.again = assert_alike(history, harmed, unharmed, figures.kills)
+    except BaseException as error:
+        error.add_note(str(history)) if hasattr(error, "add_note") else print(history)
+        raise
+    return figures
+
+
+def random_history(seed: int) -> History:
+    """Whatever may happen."""
+    dice = random.Random(f"history-{seed}")
+    kind = dice.choices(["plain", "where", "skip", "continue"], [5, 3, 1, 2])[0]
+
+    def changes(most: int) -> tuple[Change, ...]:
+        return tuple(dice.choices(CHANGES, k=dice.randint(0, most)))
+
+    def fault() -> Fault:
+        if dice.random() < 0.3:
+            return Fault(f"after:{dice.uniform(0.0, 0.25):.3f}")
+        return Fault(f"any:{dice.randint(1, 75)}")
+
+    rounds = tuple(
+        Round(tuple(fault() for _ in range(dice.randint(1, 2))), changes(3)) for _ in range(dice.randint(1, 2))
+    )
+    return History(f"history-{seed}", Job(kind, dice.random() < 0.5), rounds, changes(2), dice.random() < 0.4)
