@@ -1,9 +1,7 @@
+# --8<-- [start:define]
 import pyarrow as pa
 
-from airflow_geneva import connect, udf
-
-# --8<-- [start:define]
-from airflow_geneva import Fail, Retry, Skip
+from airflow_geneva import Fail, Retry, Skip, connect, udf
 
 
 @udf(
