@@ -14,12 +14,13 @@ _NEWEST_EVENTS = 100
 
 
 def lance_asset(table: str, lance_conn_id: str = "lance_default") -> Asset:
-    """The asset that stands for a table; a finished backfill that changed the table sends one event to it.
+    """The asset that stands for a table or view; a finished backfill or refresh that changed it sends one event to it.
 
-    The event's extra holds `table`, `column`, `from_version`, `to_version`, `job_id`, `state` and row counts.
+    The event's extra holds `table`, `column` (None for a view), `from_version`, `to_version`, `job_id`, `state` and row
+    counts; that of a view also `source` and `source_version`.
 
     Args:
-        table: the table's name in the database.
+        table: the table's or view's name in the database.
         lance_conn_id: the Airflow connection of the database.
 
     Example:
@@ -31,10 +32,13 @@ def lance_asset(table: str, lance_conn_id: str = "lance_default") -> Asset:
     return Asset(name=name, uri=f"lance://{name}")
 
 
-def announced_version(asset: Asset, column: str) -> int | None:
+def announced_version(asset: Asset, column: str | None) -> int | None:
     """The table version up to which a column's changes were announced; None when there was no event yet.
 
     Asks Airflow, so it works inside of a running task only.
+
+    Args:
+        column: None for a view.
     """
     events = InletEventsAccessors([asset])[asset].ascending(False)
     newest = list(events.limit(_NEWEST_EVENTS))
@@ -44,7 +48,7 @@ def announced_version(asset: Asset, column: str) -> int | None:
     return found
 
 
-def _to_version(events: list[Any], column: str) -> int | None:
+def _to_version(events: list[Any], column: str | None) -> int | None:
     for event in events:
         extra = event.extra or {}
         version = extra.get("to_version")

@@ -33,9 +33,13 @@ def get_provider_info() -> dict[str, Any]:
                     "airflow_geneva.operators.commit",
                     "airflow_geneva.operators.finish",
                     "airflow_geneva.operators.plan",
+                    "airflow_geneva.operators.plan_refresh",
                     "airflow_geneva.operators.views",
                 ],
             },
+        ],
+        "sensors": [
+            {"integration-name": _INTEGRATION, "python-modules": ["airflow_geneva.sensors.new_fragments"]},
         ],
         "hooks": [
             {"integration-name": _INTEGRATION, "python-modules": ["airflow_geneva.hooks.lance"]},

@@ -311,6 +311,11 @@ def visible_columns(schema: pa.Schema) -> list[str]:
     return [name for name in schema.names if name not in hidden]
 
 
+def own_columns(schema: pa.Schema) -> list[str]:
+    """Names of a view's columns that are its query's, the two system columns first."""
+    return [*SYSTEM_COLUMNS, *(column.name for column in ViewDefinition.read(schema.metadata).columns)]
+
+
 def source_columns(dataset: lance.LanceDataset, names: Sequence[str]) -> tuple[SourceColumn, ...]:
     """Columns of one version of a table, with their field ids and types."""
     by_name = {field.name(): field for field in dataset.lance_schema.fields()}

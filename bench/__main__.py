@@ -20,7 +20,7 @@ from bench.cases import CASES
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 RUNNERS = ("inline", "spark")
-OTHERS = ("slow", "plan", "changes")
+OTHERS = ("slow", "plan", "changes", "f", "f16m")
 COLD_CASES = ("a", "c", "a16m")
 
 
@@ -50,12 +50,14 @@ class Bench:
 
     def run(self, cases: Sequence[str]) -> dict[str, Any]:
         """Measure the cases asked for; a mapping from kind of measurement to what was found."""
-        results: dict[str, Any] = {"compare": [], "once": [], "slow": None, "plan": [], "changes": None}
+        results: dict[str, Any] = {"compare": [], "once": [], "slow": None, "plan": [], "changes": None, "view": []}
         for name in cases:
             if name == "slow":
                 results["slow"] = self._slow()
             elif name == "changes":
                 results["changes"] = self._changes()
+            elif name in ("f", "f16m"):
+                results["view"] += self._view(name)
             elif name == "plan":
                 results["plan"] = self._plan()
             else:
@@ -91,6 +93,16 @@ class Bench:
         found = self._measure("changes", folder=str(folder), repeats=1 if self.quick else 5, **size)
         shutil.rmtree(folder)
         return dict(found)
+
+    def _view(self, name: str) -> list[dict[str, Any]]:
+        rows, repeats = (1_000_000, 5) if name == "f" else (16_000_000, 3)
+        size = {"rows": rows // (500 if self.quick else 1), "fragments": 16, "repeats": 1 if self.quick else repeats}
+        found = []
+        for runner in self.runners:
+            folder = self.scratch / name
+            found.append(self._measure("view", folder=str(folder), runner=runner, **size))
+            shutil.rmtree(folder)
+        return found
 
     def _plan(self) -> list[dict[str, Any]]:
         found = []

@@ -31,6 +31,8 @@ def render(results: Mapping[str, Any]) -> str:
         parts.append("### Planning\n\n" + _planned(results["plan"]))
     if results.get("changes"):
         parts.append("### After changes\n\n" + _changed(results["changes"]))
+    if results.get("view"):
+        parts.append("### Refreshing a view\n\n" + "\n\n".join(_viewed(run) for run in results["view"]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -151,6 +153,27 @@ def _changed(run: Mapping[str, Any]) -> str:
     ]
     size = f"{run['rows']:,} rows in {run['fragments']:,} fragments, one change after another, inline."
     return f"{size}\n\n{_table(head, rows)}"
+
+
+_PEER_VIEW = {"first refresh": "6.9-12", "nothing to do": "2.4-4.6", "10 % more rows": "7.9-16.7"}
+
+
+def _viewed(run: Mapping[str, Any]) -> str:
+    head = ("f: after", "ours, s", "pylance alone, s", "ratio", "rows run", "versions written", "peer, s")
+    rows = [
+        (
+            name,
+            _best_median(change["ours"]),
+            _best_median(change["floor"]),
+            f"{min(change['ours']) / min(change['floor']):.1f} / {_median_ratio(change['ours'], change['floor']):.1f}",
+            f"{change['rows']:,}",
+            f"{change['versions']:,}",
+            _PEER_VIEW.get(name, "") if run["rows"] == 1_000_000 else "",
+        )
+        for name, change in run["changes"].items()
+    ]
+    about = f"A view of every other of {run['rows']:,} rows in {run['fragments']} fragments, one column computed"
+    return f"{about}, {run['runner']}.\n\n{_table(head, rows)}"
 
 
 def _median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -267,5 +267,4 @@ class Applier:
             self.on_rows(len(done))
         if error.row_index is not None:
             pending.errors.add([fatal_failure(error, error.row_index)], offsets, ids)
-        table = self.work.table_name
-        return UdfError(f"Computing {table}.{self.work.column} failed at {where}: {error}", error.row_index)
+        return UdfError(f"Computing {self.work.target} failed at {where}: {error}", error.row_index)

@@ -66,13 +66,12 @@ def rows_per_read(files: FragmentFiles, batch_size: int | None) -> int:
 
 def windows(wanted: Ranges) -> list[tuple[int, int]]:
     """The ranges to read so that every wanted row is in one; small gaps are read over, large ones skipped."""
-    found: list[tuple[int, int]] = []
-    for start, end in wanted:
-        if found and start - found[-1][1] <= _SMALL_GAP:
-            found[-1] = (found[-1][0], end)
-        else:
-            found.append((start, end))
-    return found
+    if not wanted:
+        return []
+    cuts = np.flatnonzero(wanted.starts[1:] - wanted.ends[:-1] > _SMALL_GAP)
+    starts = wanted.starts[np.concatenate(([0], cuts + 1))]
+    ends = wanted.ends[np.concatenate((cuts, [len(wanted.ends) - 1]))]
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 def read_rows(

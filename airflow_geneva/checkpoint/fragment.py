@@ -201,11 +201,16 @@ def join_runs(groups: Sequence[Runs]) -> Runs:
     if not groups:
         return np.empty((0, 3), np.int64)
     runs = np.concatenate(groups)
-    runs = runs[np.argsort(runs[:, 0], kind="stable")]
     if len(runs) < 2:
         return runs
-    ends = runs[:-1, :2] + runs[:-1, 2:]
-    starts = np.concatenate(([0], np.flatnonzero((ends != runs[1:, :2]).any(axis=1)) + 1))
+    if not (runs[1:, 0] > runs[:-1, 0]).all():
+        runs = runs[np.argsort(runs[:, 0], kind="stable")]
+    parted = runs[1:, 0] != runs[:-1, 0] + runs[:-1, 2]
+    parted |= runs[1:, 1] != runs[:-1, 1] + runs[:-1, 2]
+    if parted.all():
+        # As it is where every other row was computed.
+        return runs
+    starts = np.concatenate(([0], np.flatnonzero(parted) + 1))
     joined = runs[starts].copy()
     joined[:, 2] = np.add.reduceat(runs[:, 2], starts)
     return joined

@@ -188,37 +188,35 @@ class KeyIndex:
             for key in self.keys_at(source.place):
                 if not open_rows:
                     return Held(tuple(pieces), looked_at)
-                found = self._piece(key, staged_usable, tried if source.place == place else None)
-                if found is None:
-                    continue
-                piece, seen = found
+                found, seen = self._pieces(key, staged_usable, tried if source.place == place else None)
                 if source.place == place:
                     looked_at = looked_at | (seen & wanted)
-                else:
-                    lookup = lookup or row_ids()
-                    piece = _moved(piece, lookup)
-                piece = piece.only(open_rows & source.rows)
-                if len(piece.offsets):
-                    pieces.append(piece)
-                    open_rows = open_rows - Ranges.from_offsets(piece.offsets)
+                for piece in found:
+                    if source.place != place:
+                        lookup = lookup or row_ids()
+                        piece = _moved(piece, lookup)
+                    piece = piece.only(open_rows & source.rows)
+                    if len(piece.offsets):
+                        pieces.append(piece)
+                        open_rows = open_rows - Ranges.from_offsets(piece.offsets)
         return Held(tuple(pieces), looked_at)
 
-    def _piece(
+    def _pieces(
         self, key: str, staged_usable: Callable[[StagedFragment], bool], tried: Tried | None
-    ) -> tuple[HeldPiece, Ranges] | None:
-        """What a key stands for: its usable rows, and all it was looked at.
+    ) -> tuple[list[HeldPiece], Ranges]:
+        """What a key stands for: its usable rows, a piece for each version that computed some, and all it looked at.
 
         Args:
             tried: rows that failed before; None for a fragment's ancestors, whose failures are tried again.
         """
         parsed = parse_key(key)
         if parsed is None:
-            return None
+            return [], Ranges.empty()
         trust, version = self.trust, self.trust.versions[parsed.fragment.prefix]
         if parsed.range is not None:
             content = read_range(self.store, key)
             if content is None or content.agreement != trust.agreement:
-                return None
+                return [], Ranges.empty()
             again = content.failures.all
             if tried is not None and version == trust.version:
                 again = trust.to_try_again(content.failures, tried)
@@ -227,10 +225,10 @@ class KeyIndex:
             piece = HeldPiece(
                 key, False, content.offsets, positions, content.row_ids, content.failures.job_id, version, failed
             )
-            return (piece.only(Ranges.of(0, 1 << 32) - again) if again else piece), content.looked_at - again
+            return [piece.only(Ranges.of(0, 1 << 32) - again) if again else piece], content.looked_at - again
         staged = self._staged(key)
         if staged is None or not staged_usable(staged):
-            return None
+            return [], Ranges.empty()
         offsets = staged.computed.offsets()
         job_id = staged.by_job[0][0] if len(staged.by_job) == 1 else ""
         usable = trust.usable_rows(staged, version, () if tried is None else tried)
@@ -239,7 +237,10 @@ class KeyIndex:
             usable, failed = usable - failed, Ranges.empty()
         positions = np.arange(len(offsets), dtype=np.int64) if staged.dense else offsets
         piece = HeldPiece(staged.file, True, offsets, positions, staged.row_ids, job_id, version, failed)
-        return piece.only(usable), staged.looked_at - (staged.computed - usable)
+        taken = [(maker, rows & usable) for maker, rows in staged.taken]
+        own = piece.only(usable - Ranges.union(rows for _, rows in taken))
+        pieces = [own, *(replace(piece.only(rows), version=maker) for maker, rows in taken)]
+        return pieces, staged.looked_at - (staged.computed - usable)
 
 
 def _moved(piece: HeldPiece, lookup: tuple[Offsets, RowIds]) -> HeldPiece:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -56,6 +58,8 @@ class Ranges:
         starts, ends = starts[keep].astype(np.int64), ends[keep].astype(np.int64)
         if len(starts) == 0:
             return _EMPTY
+        if (starts[1:] > ends[:-1]).all():
+            return Ranges(starts, ends)
         order = np.argsort(starts, kind="stable")
         starts, reach = starts[order], np.maximum.accumulate(ends[order])
         first = np.concatenate(([0], np.flatnonzero(starts[1:] > reach[:-1]) + 1))
@@ -77,7 +81,9 @@ class Ranges:
             return _EMPTY
         steps = np.diff(sorted_offsets)
         if len(steps) and steps.min() <= 0:
-            sorted_offsets = np.unique(sorted_offsets)
+            # Most come in a few ascending runs, which a merge sort likes and `np.unique` does not.
+            sorted_offsets = np.sort(sorted_offsets, kind="stable")
+            sorted_offsets = sorted_offsets[np.diff(sorted_offsets, prepend=sorted_offsets[0] - 1) != 0]
             steps = np.diff(sorted_offsets)
         breaks = np.flatnonzero(steps != 1)
         starts = sorted_offsets[np.concatenate(([0], breaks + 1))]
@@ -115,11 +121,26 @@ class Ranges:
     def __and__(self, other: Ranges) -> Ranges:
         if not self or not other:
             return _EMPTY
+        if len(self.starts) == 1:
+            return other._clipped(int(self.starts[0]), int(self.ends[0]))
+        if len(other.starts) == 1:
+            return self._clipped(int(other.starts[0]), int(other.ends[0]))
         return _sweep(self, other, 2)
+
+    def _clipped(self, start: int, end: int) -> Ranges:
+        low = int(np.searchsorted(self.ends, start, side="right"))
+        high = int(np.searchsorted(self.starts, end, side="left"))
+        if low >= high:
+            return _EMPTY
+        starts, ends = self.starts[low:high].copy(), self.ends[low:high].copy()
+        starts[0], ends[-1] = max(int(starts[0]), start), min(int(ends[-1]), end)
+        return Ranges(starts, ends)
 
     def __sub__(self, other: Ranges) -> Ranges:
         if not self or not other:
             return self
+        if self == other:
+            return _EMPTY
         low, high = int(self.starts[0]), int(self.ends[-1])
         gap_starts = np.concatenate(([min(low, int(other.starts[0]))], other.ends))
         gap_ends = np.concatenate((other.starts, [max(high, int(other.ends[-1]))]))
@@ -161,7 +182,24 @@ class Ranges:
         """The ranges as a list of ``[start, end]``, for JSON."""
         return [[start, end] for start, end in self]
 
+    def to_json(self) -> list[list[int]] | str:
+        """The ranges for JSON: as pairs, or when they are very many, as text that a few bytes of a pattern fit in."""
+        if len(self.starts) <= _MOST_PAIRS:
+            return self.pairs()
+        bounds = np.stack([self.starts, self.ends], 1).ravel()
+        steps = np.diff(bounds, prepend=np.int64(0)).astype("<i8")
+        return base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
 
+    @staticmethod
+    def from_json(document: Sequence[Sequence[int]] | str) -> Ranges:
+        """Read what `to_json` gave."""
+        if not isinstance(document, str):
+            return Ranges.from_pairs(document)
+        bounds = np.cumsum(np.frombuffer(zlib.decompress(base64.b64decode(document)), "<i8")).astype(np.int64)
+        return Ranges(bounds[0::2].copy(), bounds[1::2].copy())
+
+
+_MOST_PAIRS = 256
 _EMPTY = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
 
 

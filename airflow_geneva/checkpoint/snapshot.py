@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.checkpoint.keys import key_to_path
 from airflow_geneva.checkpoint.provenance import Provenance, Tried
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.state import ColumnState, Fact
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.faults import fault_point
 from airflow_geneva.storage import Storage
 
 
@@ -92,6 +94,11 @@ def _store(checkpoints: Storage) -> LanceCheckpointStore:
     return LanceCheckpointStore(checkpoints.folder("state", "view"))
 
 
+def snapshot_file(key: str) -> str:
+    """Where a snapshot lies below the folder that it was saved in."""
+    return f"state/view/{key_to_path(key)}"
+
+
 def save_snapshot(checkpoints: Storage, job_id: str, snapshot: Snapshot) -> str:
     """Write a snapshot and return its key."""
     rows = list(_rows(snapshot))
@@ -102,6 +109,7 @@ def save_snapshot(checkpoints: Storage, job_id: str, snapshot: Snapshot) -> str:
     metadata = {"source_version": str(snapshot.source_version), "code": json.dumps(snapshot.code)}
     key = f"swap.{job_id}.{uuid.uuid4().hex[:12]}"
     _store(checkpoints)[key] = pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
+    fault_point("snapshot.written")
     return key
 
 

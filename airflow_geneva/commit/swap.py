@@ -5,22 +5,34 @@ from __future__ import annotations
 import logging
 import random
 import time
+import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.checkpoint.snapshot import Snapshot, load_snapshot
+from airflow_geneva.commit.contents import (
+    LOOKED_AT,
+    PLAN,
+    SNAPSHOT,
+    SOURCE_VERSION,
+    SWAP_KEY,
+    Note,
+    newest_swap,
+    write_intent,
+    write_note,
+)
 from airflow_geneva.commit.shard import is_conflict, max_retries
 from airflow_geneva.errors import CommitConflict
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import JOB_PROPERTY
 from airflow_geneva.location import TableLocation
+from airflow_geneva.plan.placeholders import PLACEHOLDER_FIELDS
+from airflow_geneva.plan.swap import EVERYTHING
 from airflow_geneva.plan.values import Work
-from airflow_geneva.storage import is_engine_error
+from airflow_geneva.storage import is_engine_error, join
 from airflow_geneva.view_definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID
 
 if TYPE_CHECKING:
@@ -28,126 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("airflow_geneva.commit")
 
-SOURCE_VERSION = "geneva.view.src_version"
-SNAPSHOT = "geneva.view.snapshot"
-PLAN = "geneva.view.plan"
-SWAP_KEY = "geneva::view::swap"
-"""Schema metadata that repeats job and snapshot of the newest swap, for when its transaction is cleaned away."""
-
 _MOST_VERSIONS = 1_000
-
-
-@dataclass(frozen=True)
-class Swap:
-    """A swap that a view's contents descend from.
-
-    Args:
-        job_id: who did it; "" when there was none.
-        source_version: the source version it reflects.
-        snapshot: key of the document about it.
-        plan: fingerprint of the plan it carried out.
-    """
-
-    job_id: str = ""
-    source_version: int = 0
-    snapshot: str = ""
-    plan: str = ""
-
-
-def newest_swap(dataset: lance.LanceDataset) -> Swap:
-    """The swap whose rows a version of a view shows; a restore is followed."""
-    import lance
-
-    version = int(dataset.version)
-    for _ in range(_MOST_VERSIONS):
-        if version < 1:
-            return Swap()
-        try:
-            transaction = dataset.read_transaction(version)
-        except BaseException as error:
-            if not is_engine_error(error):
-                raise
-            return _noted(dataset)
-        properties = (transaction.transaction_properties if transaction else None) or {}
-        if SOURCE_VERSION in properties:
-            return Swap(
-                properties[JOB_PROPERTY], int(properties[SOURCE_VERSION]), properties[SNAPSHOT], properties[PLAN]
-            )  # fmt: skip
-        operation = None if transaction is None else transaction.operation
-        version = int(operation.version) if isinstance(operation, lance.LanceOperation.Restore) else version - 1
-    return _noted(dataset)
-
-
-def _noted(dataset: lance.LanceDataset) -> Swap:
-    metadata = dataset.schema.metadata or {}
-    job_id, _, snapshot = metadata.get(SWAP_KEY.encode(), b"").decode().partition(" ")
-    return Swap(job_id, int(metadata.get(BASE_VERSION_KEY.encode(), b"0")), snapshot) if job_id else Swap()
-
-
-@dataclass(frozen=True)
-class Note:
-    """Says that a swap also reflects a later source version, in which nothing of the view changed.
-
-    Args:
-        swap: job id of the swap it is about; for any other it does not count.
-        source_version: the source version.
-        snapshot: key of the document about it.
-    """
-
-    swap: str
-    source_version: int
-    snapshot: str
-
-
-_NOTE = "state/view/advanced.json"
-
-
-def write_note(location: TableLocation, note: Note) -> None:
-    """Advance a view beside its table; writes no version."""
-    location.checkpoints.write_json(_NOTE, asdict(note))
-
-
-def read_note(location: TableLocation) -> Note | None:
-    """The note beside a view, if there is one."""
-    try:
-        return Note(**location.checkpoints.read_json(_NOTE))
-    except (FileNotFoundError, ValueError, TypeError):
-        return None
-
-
-class ViewContents:
-    """What a version of a view shows; read as far as it is asked for.
-
-    Args:
-        location: the view.
-        dataset: one version of it.
-    """
-
-    def __init__(self, location: TableLocation, dataset: lance.LanceDataset) -> None:
-        self.location = location
-        self.dataset = dataset
-        self.newest = newest_swap(dataset)
-
-    @property
-    def swap(self) -> str:
-        return self.newest.job_id
-
-    @cached_property
-    def snapshot(self) -> Snapshot | None:
-        """What it reflects; None before the first refresh, and when the document is lost."""
-        note = read_note(self.location)
-        if note is not None and note.swap == self.newest.job_id:
-            found = load_snapshot(self.location.checkpoints, note.snapshot)
-            if found is not None:
-                return found
-        return load_snapshot(self.location.checkpoints, self.newest.snapshot) if self.newest.job_id else None
-
-    @cached_property
-    def shown(self) -> Ranges:
-        """Source row ids of the rows that are set."""
-        scanner = self.dataset.scanner(columns=[SOURCE_ROW_ID], filter=IS_SET)
-        parts = [batch.column(0).to_numpy() for batch in scanner.to_batches() if batch.num_rows]
-        return Ranges.from_offsets(np.concatenate(parts)) if parts else Ranges.empty()
 
 
 def swap_rows(
@@ -164,7 +57,7 @@ def swap_rows(
 
     Args:
         plan: fingerprint of the plan, by which a swap that was done already is known.
-        based_on: job id of the swap that was planned on.
+        based_on: names what the view showed when this was planned, see `Swap.identity`.
         gone: source row ids whose rows go; placeholders go in any case.
         files: names and rows of the staged data files.
         snapshot: key of the document about what the view reflects afterwards.
@@ -181,15 +74,15 @@ def swap_rows(
 
     attempts = max_retries()
     for attempt in range(attempts + 1):
-        dataset = location.open()
-        newest = newest_swap(dataset)
-        if newest.plan == plan:
-            return _version_of(dataset, plan), ""
-        if newest.job_id != based_on:
-            return None, "another refresh replaced the view's rows meanwhile"
+        dataset = _with_a_fragment(location, bool(files))
+        newest = newest_swap(location, dataset)
+        if newest.identity != based_on:
+            done = carried_out(dataset, plan)
+            others = f"others changed the view's rows meanwhile ({newest.changed})" if newest.changed else ""
+            return (done, "") if done else (None, others or "another refresh replaced the view's rows meanwhile")
         if why := check():
             return None, why
-        removed, updated, anchor = _rows_out(dataset, gone)
+        removed, updated, anchor = _rows_out(dataset, gone, newest.placeholders)
         new = [FragmentMetadata(id=0, files=[DataFile.create(dataset, n)], physical_rows=rows) for n, rows in files]
         if not removed and not updated and not new:
             write_note(location, Note(based_on, work.version, snapshot))
@@ -198,8 +91,8 @@ def swap_rows(
             read_version=dataset.version,
             operation=lance.LanceOperation.Update(
                 removed_fragment_ids=removed,
-                # Two swaps without a fragment in common would both be committed.
-                updated_fragments=updated or anchor,
+                # Two swaps without a fragment in common would both be committed, so the lowest one is in all of them.
+                updated_fragments=updated + anchor,
                 new_fragments=new,
                 fields_modified=[],
                 update_mode="rewrite_rows",
@@ -209,8 +102,10 @@ def swap_rows(
                 SOURCE_VERSION: str(work.version),
                 SNAPSHOT: snapshot,
                 PLAN: plan,
+                LOOKED_AT: str(dataset.version),
             },
         )
+        write_intent(location, snapshot)
         fault_point("swap.before")
         try:
             done = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
@@ -228,45 +123,94 @@ def swap_rows(
     )
 
 
-def _version_of(dataset: lance.LanceDataset, plan: str) -> int:
-    """The version that carried a plan out."""
-    for version in range(int(dataset.version), 0, -1):
-        transaction = dataset.read_transaction(version)
+def carried_out(dataset: lance.LanceDataset, plan: str) -> int | None:
+    """The version that carried a plan out, as far back as there are versions to read."""
+    newest = int(dataset.version)
+    for version in range(newest, max(newest - _MOST_VERSIONS, 0), -1):
+        try:
+            transaction = dataset.read_transaction(version)
+        except BaseException as error:
+            if not is_engine_error(error):
+                raise
+            return None
         if ((transaction.transaction_properties if transaction else None) or {}).get(PLAN) == plan:
             return version
-    return int(dataset.version)
+    return None
 
 
-def _rows_out(dataset: lance.LanceDataset, gone: Ranges) -> tuple[list[int], list[Any], list[Any]]:
-    """Fragments that go whole, those that lose rows, and the lowest of those that stay as they are."""
+def _with_a_fragment(location: TableLocation, wanted: bool) -> lance.LanceDataset:
+    """Open a view; give it a placeholder to take out if it has no fragment by which two swaps could meet."""
+    import lance
+    from lance.file import LanceFileWriter
+    from lance.fragment import DataFile, FragmentMetadata
+
+    dataset = location.open()
+    if wanted and not dataset.get_fragments():
+        # Not by an append of rows, which would have to name the columns that others added and do not let be NULL.
+        name = f"{uuid.uuid4().hex}.lance"
+        url, options = join(dataset.uri, "data", name), dataset._storage_options
+        with LanceFileWriter(
+            url, PLACEHOLDER_FIELDS, version=dataset.data_storage_version, storage_options=options
+        ) as writer:
+            writer.write_batch(pa.record_batch([pa.array([-1]), pa.array([False])], schema=PLACEHOLDER_FIELDS))
+        fragment = FragmentMetadata(id=0, files=[DataFile.create(dataset, name)], physical_rows=1)
+        lance.LanceDataset.commit(
+            dataset.uri,
+            lance.LanceOperation.Append([fragment]),
+            read_version=dataset.version,
+            storage_options=options,
+        )
+        fault_point("swap.ground")
+        dataset = location.open()
+    return dataset
+
+
+def _rows_out(dataset: lance.LanceDataset, gone: Ranges, placeholders: bool) -> tuple[list[int], list[Any], list[Any]]:
+    """Fragments that go whole, those that lose rows, and the lowest of all if it stays as it is.
+
+    Args:
+        placeholders: whether there may be rows that are not set.
+    """
     removed: list[int] = []
     updated: list[Any] = []
-    kept: list[Any] = []
-    for fragment in sorted(dataset.get_fragments(), key=lambda fragment: fragment.fragment_id):
-        table = fragment.to_table(columns=[SOURCE_ROW_ID, IS_SET])
-        ids = table.column(SOURCE_ROW_ID).to_numpy()
-        out = ~table.column(IS_SET).fill_null(False).to_numpy(zero_copy_only=False) | gone.mask(ids)
+    kept: dict[int, Any] = {}
+    fragments = sorted(dataset.get_fragments(), key=lambda fragment: fragment.fragment_id)
+    if gone == EVERYTHING:
+        return [fragment.fragment_id for fragment in fragments], [], []
+    for fragment in fragments:
+        if not gone and not placeholders:
+            kept[fragment.fragment_id] = fragment.metadata
+            continue
+        table = fragment.to_table(columns=[SOURCE_ROW_ID, IS_SET] if placeholders else [SOURCE_ROW_ID])
+        ids = table.column(SOURCE_ROW_ID).fill_null(-1).to_numpy()
+        out = gone.mask(ids)
+        listed = ",".join(map(str, np.unique(ids[out]).tolist()))
+        conditions = [f"{SOURCE_ROW_ID} IN ({listed})"] if listed else []
+        if placeholders:
+            unset = ~table.column(IS_SET).fill_null(False).to_numpy(zero_copy_only=False)
+            conditions += [f"NOT coalesce({IS_SET}, false)"] if unset.any() else []
+            out = out | unset
         if out.all():
             removed.append(fragment.fragment_id)
         elif out.any():
-            listed = ",".join(map(str, np.unique(ids[out & gone.mask(ids)]).tolist()))
-            condition = f"NOT coalesce({IS_SET}, false)" + (f" OR {SOURCE_ROW_ID} IN ({listed})" if listed else "")
-            updated.append(fragment.delete(condition))
+            updated.append(fragment.delete(" OR ".join(conditions)))
         else:
-            kept.append(fragment.metadata)
-    return removed, updated, kept[:1]
+            kept[fragment.fragment_id] = fragment.metadata
+    lowest = min((fragment.fragment_id for fragment in fragments), default=-1)
+    return removed, updated, [kept[lowest]] if lowest in kept else []
 
 
 def mirror_swap(location: TableLocation) -> None:
     """Repeat in the schema metadata what the newest swap says, if it is not there already."""
     dataset = location.open()
-    newest = newest_swap(dataset)
+    newest = newest_swap(location, dataset)
     wanted: dict[str, str | None] = {
         BASE_VERSION_KEY: str(newest.source_version),
         SWAP_KEY: f"{newest.job_id} {newest.snapshot}",
     }
     metadata = dataset.schema.metadata or {}
     if newest.job_id and any(metadata.get(key.encode(), b"").decode() != value for key, value in wanted.items()):
+        fault_point("mirror.write")
         try:
             dataset.update_schema_metadata(wanted)
         except BaseException as error:

@@ -24,6 +24,7 @@ class ShardResult:
         versions: table versions written.
         left_reasons: why, by fragment.
         seconds: that its commit took.
+        visible: whether the rows are; a view's are when it is swapped, at the end.
     """
 
     shard: int
@@ -37,6 +38,7 @@ class ShardResult:
     versions: tuple[int, ...] = ()
     left_reasons: tuple[tuple[int, str], ...] = ()
     seconds: float = 0.0
+    visible: bool = True
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

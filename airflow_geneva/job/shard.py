@@ -183,15 +183,16 @@ def _committed(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         return status
     visible = int(document["rows_computed"]) + int(document["rows_reused"]) + int(document["rows_failed"])
     whole = not document["rows_left"]
+    shown = document.get("visible", True)
     return replace(
         status,
-        stage="committed",
+        stage="committed" if shown else "verified",
         # Rows that were deleted since they were planned are nobody's any more.
         rows_checkpointed=visible if whole else max(status.rows_checkpointed, visible),
         rows_ready=visible if whole else max(status.rows_ready, visible),
-        rows_committed=visible,
+        rows_committed=visible if shown else 0,
         fragments_ready=max(status.fragments_ready, int(document["fragments"])),
-        fragments_committed=int(document["fragments"]),
+        fragments_committed=int(document["fragments"]) if shown else 0,
         rows_computed=int(document["rows_computed"]),
         rows_reused=int(document["rows_reused"]),
         rows_failed=int(document["rows_failed"]),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from airflow_geneva.operators.commit import CommitOperator
     from airflow_geneva.operators.finish import FinishOperator
     from airflow_geneva.operators.plan import PlanBackfillOperator
+    from airflow_geneva.operators.plan_refresh import PlanRefreshOperator
     from airflow_geneva.operators.views import CreateMaterializedViewOperator
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "CreateMaterializedViewOperator",
     "FinishOperator",
     "PlanBackfillOperator",
+    "PlanRefreshOperator",
 ]
 
 # A DAG that only plans need not load the Spark provider.
@@ -33,6 +35,7 @@ _HOMES = {
     "CreateMaterializedViewOperator": "airflow_geneva.operators.views",
     "FinishOperator": "airflow_geneva.operators.finish",
     "PlanBackfillOperator": "airflow_geneva.operators.plan",
+    "PlanRefreshOperator": "airflow_geneva.operators.plan_refresh",
 }
 
 

@@ -98,7 +98,12 @@ class OpenPlan:
     @property
     def target(self) -> str:
         """What is computed, for log lines."""
-        return f"{self.saved.work.table_name}.{self.saved.work.column}"
+        return self.saved.work.target
+
+    @property
+    def is_refresh(self) -> bool:
+        """Whether it is about a view, which is swapped once at the end, and not about a column."""
+        return self.saved.swap is not None
 
 
 def check_shard(shard: Any) -> Mapping[str, Any]:

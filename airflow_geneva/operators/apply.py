@@ -22,8 +22,7 @@ from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.operators._lance_task import OpenPlan, check_shard, open_database, stop_here
 from airflow_geneva.operators._templated import optional_int
 from airflow_geneva.plan.values import Shard, Work
-from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.job import is_staged
+from airflow_geneva.run.planned import apply_here, codes_of, has_planned_code, is_ready, open_kit
 from airflow_geneva.run.spark_session import BLAS_VARIABLES, package_zip, session_settings
 from airflow_geneva.spark_submit import (
     APPLICATION,
@@ -35,14 +34,13 @@ from airflow_geneva.spark_submit import (
     driver_environment,
     find_spark_submit,
 )
-from airflow_geneva.udf import load_udf
 from airflow_geneva.udf_definition import UdfDefinition
 
 _ERROR_LINE = "airflow_geneva: "
 
 
 class ApplyOperator(SparkSubmitOperator):
-    """Run the UDF on the missing rows of one shard with spark-submit, and stage its data files.
+    """Run the UDFs on the missing rows of one shard with spark-submit, and stage its data files.
 
     A retry goes on from the checkpoints of the tries before. A shard in which nothing is left to run starts no Spark.
     The driver does not inherit the worker's environment: it gets an allow-list, the storage options of the Lance
@@ -103,16 +101,16 @@ class ApplyOperator(SparkSubmitOperator):
         """Get the shard computed; returns how, in words."""
         work = plan.saved.work
         again = plan.folder.read_shard("apply", plan.fingerprint, shard.index) is not None
-        if not shard.to_apply or (again and is_staged(plan.location, work, shard)):
+        if not shard.to_apply or (again and is_ready(plan.location, work, shard)):
             _keep(plan, shard, rows_run=0, seconds=0.0)
             return "(all of it was ready, no Spark started)"
         rows = sum(min(item.rows, len(item.missing)) for item in shard.to_apply)
         if rows < (optional_int("inline_below_rows", self.inline_below_rows) or 0):
-            udf = load_udf(_import_path(work))
+            kit = open_kit(work)
             # The run keeps to the code it was planned with. If that is not what this process has, Spark has it.
-            if udf.code_version == work.udf_version:
+            if has_planned_code(kit):
                 began = time.monotonic()
-                reports = apply_inline(plan.location, work, shard, udf)
+                reports = apply_here(plan.location, work, shard, kit)
                 _keep(plan, shard, sum(report.rows_run for report in reports), time.monotonic() - began)
                 return "in this task"
         self._scratch = Scratch.make(work.job_id, shard.index)
@@ -219,14 +217,6 @@ class ApplyOperator(SparkSubmitOperator):
             self._scratch.remove()
 
 
-def _import_path(work: Work) -> str:
-    if work.code.import_path is None:
-        raise InvalidInput(
-            f"UDF {work.udf_name!r} has no import path, so no other process can load it. Move it to a module."
-        )
-    return work.code.import_path
-
-
 def _keep(plan: OpenPlan, shard: Shard, rows_run: int, seconds: float) -> None:
     document = {
         "shard": shard.index,
@@ -239,17 +229,17 @@ def _keep(plan: OpenPlan, shard: Shard, rows_run: int, seconds: float) -> None:
 
 
 def _code(plan: OpenPlan, scratch: Scratch) -> list[str]:
-    """This package and the UDF's, as archives on this machine; the UDF's must be the one that was planned with."""
+    """This package and the UDFs', as archives on this machine; the UDFs' must be those that were planned with."""
     archives = [scratch.write("airflow_geneva.zip", package_zip())]
-    code = plan.saved.work.code
-    if code.zip is not None:
-        data = plan.folder.storage.read_bytes(code.zip)
+    for code in codes_of(plan.saved.work):
+        name = str(code.zip)
+        data = plan.folder.storage.read_bytes(name)
         if code_sha256(data) != code.sha256:
             raise AirflowFailException(
-                f"The code {plan.folder.storage.path(code.zip)} is not what was planned with (its SHA-256 differs). "
+                f"The code {plan.folder.storage.path(name)} is not what was planned with (its SHA-256 differs). "
                 "Clear the plan task with its downstream tasks."
             )
-        archives.append(scratch.write(code.zip, data))
+        archives.append(scratch.write(name, data))
     return archives
 
 

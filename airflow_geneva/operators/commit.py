@@ -9,7 +9,7 @@ from airflow.sdk import Context
 
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan, check_shard
-from airflow_geneva.run.job import commit_shard
+from airflow_geneva.run.planned import commit_planned
 
 _REASONS_TOLD = 5
 
@@ -19,6 +19,8 @@ class CommitOperator(LanceOperator):
 
     It works from what lies in the checkpoints and not from what `apply` returned, so it can be run again, and after an
     `apply` that was marked as success; whatever is not computed then is left for the next run.
+
+    Of a view's shard nothing becomes visible: it is verified and recorded, and `finish` swaps the view when all are.
 
     Args:
         shard: one entry of the plan task's output.
@@ -37,10 +39,12 @@ class CommitOperator(LanceOperator):
         plan = OpenPlan.of(self.open_database(), shard)
         failure = plan.folder.noting_failure(plan.fingerprint, shard["shard"])
         with beating(plan.folder.storage, "commit"), failure:
-            result = commit_shard(plan.location, plan.saved, plan.load_shard(shard["shard"]))
+            result = commit_planned(plan.location, plan.saved, plan.load_shard(shard["shard"]))
+        state = "visible" if result.visible else "verified"
         self.log.info(
-            "Shard %s of %s: %s fragments visible, %s rows computed, %s from checkpoints, %s left.",
-            result.shard, plan.target, result.fragments, result.rows_computed, result.rows_reused, result.rows_left,
+            "Shard %s of %s: %s fragments %s, %s rows computed, %s from checkpoints, %s left.",
+            result.shard, plan.target, result.fragments, state,
+            result.rows_computed, result.rows_reused, result.rows_left,
         )  # fmt: skip
         told = result.left_reasons[:_REASONS_TOLD]
         return {

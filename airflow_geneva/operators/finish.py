@@ -1,4 +1,4 @@
-"""End a backfill: record it, and tell whoever waits for the column."""
+"""End a backfill or a refresh: record it, swap a view, and tell whoever waits for the column or the view."""
 
 from __future__ import annotations
 
@@ -18,21 +18,29 @@ from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan
 from airflow_geneva.operators.plan import SUMMARY
-from airflow_geneva.run.job import finish_job
+from airflow_geneva.run.planned import finish_planned
+from airflow_geneva.view_definition import ViewDefinition
 
+_KEPT_OF_COLUMN = "What the others committed is recorded, and announced by the next run that finishes."
+_KEPT_OF_VIEW = "The view is as it was, and what was computed is kept."
+_LEFT_OF_COLUMN = "%s rows were left because others changed them meanwhile; the next run computes them. %s"
+_LEFT_OF_VIEW = "The view was left as it is, with %s rows due; the next run uses what this one computed. %s"
 _TEMPLATE = re.compile(r"\{\{|\{%")
 
 
 class FinishOperator(LanceOperator):
-    """Record how a backfill ended, and send one asset event when something changed.
+    """Record how a backfill or a refresh ended, and send one asset event when something changed.
 
     It runs whatever happened before, and goes by what is in the table and beside it: the plan that the plan task names
     now, its shards' results, and the commits of the table. With the plan or a shard missing it fails, after it has
     recorded what there is. Nothing changed and nothing to announce: no event, and green.
 
+    A view is swapped here, all at once, when all of its shards are there. If another refresh replaced its rows
+    meanwhile it is left to the next run, with a warning.
+
     Args:
         plan_task_id: id of the plan task, its groups included.
-        table: the table's name; an outlet of the task unless it is a template.
+        table: the table's or view's name; an outlet of the task unless it is a template.
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
     """
@@ -58,19 +66,21 @@ class FinishOperator(LanceOperator):
         committed = [_read(plan, index) for index in indexes]
         there = [shard for shard in committed if shard is not None]
         with beating(plan.folder.storage, "finish") if plan.saved.shards else nullcontext():
-            result = finish_job(plan.location, plan.saved, there, _seconds(plan, summary, there))
+            try:
+                result = finish_planned(plan.location, plan.saved, there, _seconds(plan, summary, there))
+            except InvalidInput as error:
+                raise AirflowFailException(str(error)) from error
         self.log.info("%s", result)
         missing = [index for index in indexes if committed[index] is None]
         if missing:
             raise AirflowFailException(
-                f"{len(missing)} of {len(indexes)} shards of the plan were not committed: {missing[:20]}. What the "
-                "others committed is recorded, and announced by the next run that finishes. Clear the failed shards "
-                "with their downstream tasks."
+                f"{len(missing)} of {len(indexes)} shards of the plan were not committed: {missing[:20]}. "
+                f"{_KEPT_OF_VIEW if plan.is_refresh else _KEPT_OF_COLUMN} Clear the failed shards with their "
+                "downstream tasks."
             )
         if result.state == PARTIAL:
-            self.log.warning(
-                "%s rows were left because others changed them meanwhile; the next run computes them.", result.rows_left
-            )
+            told = _LEFT_OF_VIEW if plan.is_refresh else _LEFT_OF_COLUMN
+            self.log.warning(told, result.rows_left, "; ".join(result.notes))
         event = self._announce(plan, result, context)
         return {**result.to_json(), "commits": list(result.commits), "notes": list(result.notes), "event": event}
 
@@ -97,16 +107,19 @@ class FinishOperator(LanceOperator):
     def _announce(self, plan: OpenPlan, result: BackfillResult, context: Context) -> dict[str, Any] | None:
         """Send one event for all commits that no event has told of yet, this job's and earlier ones'."""
         work = plan.saved.work
+        column = None if plan.is_refresh else work.column
         asset = lance_asset(self.table, self.lance_conn_id)
         checkpoints = plan.location.checkpoints
         dataset = plan.location.open()
-        announced = announced_version(asset, work.column)
+        announced = announced_version(asset, column)
         if announced is not None and announced > dataset.version:
             # The table was made anew since, and counts its versions from one again.
             announced = None
         marks = read_marks(checkpoints, work.field_id)
-        jobs = {work.job_id: Mark(work.job_id, work.version), **{mark.job_id: mark for mark in marks}}
-        oldest = min(mark.since for mark in jobs.values())
+        jobs = {mark.job_id: mark for mark in marks}
+        if not plan.is_refresh:
+            jobs.setdefault(work.job_id, Mark(work.job_id, work.version))
+        oldest = min((mark.since for mark in jobs.values()), default=int(dataset.version))
         commits = find_commits(dataset, max(oldest, announced or 0), jobs)
         for mark in marks:
             record = JobFolder.of(checkpoints, mark.job_id).read_record() or {}
@@ -119,7 +132,7 @@ class FinishOperator(LanceOperator):
         event: dict[str, Any] = {
             "producer": PRODUCER,
             "table": work.table_name,
-            "column": work.column,
+            "column": column,
             "from_version": first if announced is None else announced,
             "to_version": max(commits),
             "job_id": work.job_id,
@@ -129,6 +142,8 @@ class FinishOperator(LanceOperator):
             "rows_failed": result.rows_failed,
             "rows_left": result.rows_left,
         }
+        if plan.is_refresh:
+            event |= {"source": ViewDefinition.from_json(work.query).source_table, "source_version": work.version}
         if self._alias is None:
             context["outlet_events"][asset].extra = event
         else:

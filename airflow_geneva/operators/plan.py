@@ -143,16 +143,16 @@ class PlanBackfillOperator(LanceOperator):
         plan, saved = start_job(
             plan,
             table.location,
-            run=f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}/{ti.try_number}",
+            run=run_text(context),
             ship_code=True,
-            about={"airflow": {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "try": ti.try_number}},
+            about=about_run(context),
         )
         work = plan.work
         if plan.shards:
             write_mark(table.location.checkpoints, work.field_id, Mark(work.job_id, work.version))
         job = JobFolder.of(table.location.checkpoints, work.job_id)
         self.log.info("%s", plan)
-        summary = _summary(plan, saved, job.storage.path(plan_name(saved.fingerprint)))
+        summary = summarize(plan, saved, job.storage.path(plan_name(saved.fingerprint)))
         ti.xcom_push(SUMMARY, {**summary, "seconds": round(time.monotonic() - began, 3)})
         return shard_summaries(plan, saved, job.storage)
 
@@ -173,7 +173,7 @@ class PlanBackfillOperator(LanceOperator):
             recompute_mixed=truth("recompute_mixed", self.recompute_mixed),
             ignore_checkpoints=truth("ignore_checkpoints", self.ignore_checkpoints),
             run_after=run_after,
-            job_id=_job_id(context),
+            job_id=job_id_of(context),
             sizing=read_sizing(self.sizing),
         )
         return plan_request(table.location, request, udf, own_inputs)
@@ -201,15 +201,28 @@ def check_import_path(udf: Any) -> str | None:
     raise InvalidInput(f"udf={udf!r:.80} is not a text. Tasks run in other processes: name it by import path, {hint}.")
 
 
-def _job_id(context: Context) -> str:
-    """The same for all tries of a task, so that they are one job, and sorting by time."""
+def job_id_of(context: Context) -> str:
+    """A job's name: the same for all tries of a task, so that they are one job, and sorting by time."""
     ti = context["ti"]
     moment = getattr(context["dag_run"], "run_after", None) or ti.start_date
     about = "\0".join([ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)])
     return f"{moment:%Y%m%dT%H%M%S}-{hashlib.sha256(about.encode()).hexdigest()[:10]}"
 
 
-def _summary(plan: Plan, saved: SavedPlan, plan_uri: str) -> dict[str, Any]:
+def run_text(context: Context) -> str:
+    """Tells two tries of plan tasks apart."""
+    ti = context["ti"]
+    return f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}/{ti.try_number}"
+
+
+def about_run(context: Context) -> dict[str, Any]:
+    """What a job's record says of the Airflow run."""
+    ti = context["ti"]
+    return {"airflow": {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "try": ti.try_number}}
+
+
+def summarize(plan: Plan, saved: SavedPlan, plan_uri: str) -> dict[str, Any]:
+    """What the XCom `summary` says of any plan."""
     work = plan.work
     return {
         "plan_uri": plan_uri,

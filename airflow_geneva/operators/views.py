@@ -34,6 +34,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         select: names of columns; or columns by name: a column's name or an SQL expression as text, or
             `{"udf": "module:name", "inputs": [...]}`, of which the inputs may be left out. None: all columns.
         add_columns: more columns, in the form that `select` takes by name.
+        explode: a column of lists whose elements become rows of their own; None: none.
         shuffle_seed: shuffle the rows by this seed; None: no shuffle.
         limit: most rows, or None.
         offset: rows to leave out before.
@@ -58,7 +59,7 @@ class CreateMaterializedViewOperator(LanceOperator):
     template_fields: Sequence[str] = (
         *LanceOperator.template_fields,
         *("view", "table", "where", "select", "add_columns", "shuffle_seed", "limit", "offset", "recreate"),
-        *("max_rows_per_fragment", "source_database"),
+        *("explode", "max_rows_per_fragment", "source_database"),
     )
 
     def __init__(
@@ -69,6 +70,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         where: str | None = None,
         select: Sequence[str] | Mapping[str, Any] | None = None,
         add_columns: Mapping[str, Any] | None = None,
+        explode: str | None = None,
         shuffle_seed: int | str | None = None,
         limit: int | str | None = None,
         offset: int | str | None = None,
@@ -83,6 +85,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         self.where = where
         self.select = select
         self.add_columns = add_columns
+        self.explode = explode
         self.shuffle_seed = shuffle_seed
         self.limit = limit
         self.offset = offset
@@ -120,7 +123,9 @@ class CreateMaterializedViewOperator(LanceOperator):
         query = source.open_table(required_text("table", self.table)).query()
         where, seed = optional_text(self.where), optional_int("shuffle_seed", self.shuffle_seed)
         limit, offset = optional_int("limit", self.limit), optional_int("offset", self.offset)
+        exploded = optional_text(self.explode)
         query = query if where is None else query.where(where)
+        query = query if exploded is None else query.explode(exploded)
         query = query if seed is None else query.shuffle(seed)
         query = query if limit is None else query.limit(limit)
         query = query if offset is None else query.offset(offset)

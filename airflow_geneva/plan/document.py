@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.plan.swap import SwapPlan
 from airflow_geneva.plan.values import FORMAT, Plan, Shard, Work, sha256
 from airflow_geneva.storage import Storage
 
@@ -25,6 +26,7 @@ class SavedPlan:
         shards: per shard, its ``file``, ``sha256``, ``fragments`` and ``rows``.
         rows_total, rows_skipped: as planned.
         notes: sentences for the reader.
+        swap: of a refresh, ``file`` and ``sha256`` of what it does to its view at the end.
     """
 
     fingerprint: str
@@ -33,6 +35,7 @@ class SavedPlan:
     rows_total: int
     rows_skipped: int
     notes: tuple[str, ...]
+    swap: Mapping[str, str] | None = None
 
     def load_shard(self, job: Storage, index: int) -> Shard:
         """Read one shard and check it against the header.
@@ -42,6 +45,16 @@ class SavedPlan:
         """
         entry = self.shards[index]
         return Shard.load(_checked(job, entry["file"], entry["sha256"]))
+
+    def load_swap(self, job: Storage) -> SwapPlan:
+        """Read what a refresh does to its view at the end, and check it against the header.
+
+        Raises:
+            InvalidInput: it is gone or was changed since it was planned, or the plan is not a refresh's.
+        """
+        if self.swap is None:
+            raise InvalidInput(f"The plan {job.path(plan_name(self.fingerprint))} is not a refresh's.")
+        return SwapPlan.load(job, self.swap["file"], _checked(job, self.swap["file"], self.swap["sha256"]))
 
 
 def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
@@ -68,6 +81,9 @@ def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
         "rows_skipped": plan.rows_skipped,
         "notes": list(plan.notes),
     }
+    if plan.swap is not None:
+        name, digest = plan.swap.save(job)
+        header["swap"] = {"file": name, "sha256": digest}
     data = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     fingerprint = sha256(data)
     job.write_bytes(plan_name(fingerprint), data)
@@ -134,6 +150,7 @@ def _saved(fingerprint: str, header: Mapping[str, Any]) -> SavedPlan:
         header["rows_total"],
         header["rows_skipped"],
         tuple(header["notes"]),
+        header.get("swap"),
     )
 
 

@@ -13,13 +13,17 @@ def explain(plan: Plan) -> str:
     work = plan.work
     where = f" where {work.where}" if work.where else ""
     lines = [
-        f"Backfill of {work.table_name}.{work.column} with {work.udf_name} (version {work.udf_version}){where}, "
+        f"Refresh of view {work.target} to version {work.version} of its source"
+        if plan.swap is not None
+        else f"Backfill of {work.target} with {work.udf_name} (version {work.udf_version}){where}, "
         f"table version {work.version}",
         f"  {plan.rows_total:,} rows: {plan.rows_pending:,} pending, {plan.rows_skipped:,} with nothing to do",
     ]
     for tally in plan.tallies:
         lines.append(f"    {tally.rows:>14,} rows  {tally.fragments:>8,} fragments  {tally.reason}")
-    if not plan.shards:
+    if not plan.shards and plan.swap is not None and plan.swap.gone:
+        lines.append("  Nothing to compute, no Spark; rows that are no longer in the query's result leave the view.")
+    elif not plan.shards:
         lines.append("  Nothing to do: no Spark, no new version.")
     else:
         held = plan.rows_pending - plan.rows_to_run

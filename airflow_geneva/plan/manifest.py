@@ -201,7 +201,9 @@ def fragment_files(metadata: Any, columns: Columns) -> FragmentFiles:
         deleted,
         _in_order(files["i"], columns.inputs),
         _in_order(files["w"], columns.where),
-        _in_order(files["o"], (columns.output,)),
+        # Files may come back in a new fragment with new row ids, as a view's do when it is restored and refreshed, and
+        # columns that are all NULL have none. Rows that have an output are known by its file.
+        _in_order(files["o"], (columns.output,)) if columns.output else ((-1, -1, str(metadata.id)),),
         size,
     )
 

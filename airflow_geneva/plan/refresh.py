@@ -20,16 +20,18 @@ from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.location import TableLocation
 from airflow_geneva.on_error import describe_policy
 from airflow_geneva.plan.backfill import open_version
+from airflow_geneva.plan.due import ON_CODE_CHANGE
 from airflow_geneva.plan.manifest import columns_of, garbage_collector_off, row_ids
+from airflow_geneva.plan.request import told_to_start_over
 from airflow_geneva.plan.shards import cut_shards
 from airflow_geneva.plan.source import VALUES, ChangedFragment, SourceChanges, compare_source, where_they_lie
 from airflow_geneva.plan.staging import view_file_gives_rows, view_file_is_whole
-from airflow_geneva.plan.swap import SwapPlan
+from airflow_geneva.plan.swap import EVERYTHING, SwapPlan
 from airflow_geneva.plan.values import CodeRef, FragmentWork, Plan, Sizing, Tally, Work
 from airflow_geneva.plan.where import selected_offsets
 from airflow_geneva.row_order import in_order
 from airflow_geneva.udf_definition import UdfDefinition
-from airflow_geneva.view_definition import ViewDefinition
+from airflow_geneva.view_definition import OutputColumn, ViewDefinition
 
 if TYPE_CHECKING:
     import lance
@@ -50,17 +52,38 @@ class RefreshRequest:
     ignore_checkpoints: bool = False
     sizing: Sizing = field(default_factory=Sizing)
 
+    def check(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            InvalidInput: names the parameter, what was given, and what fits.
+        """
+        if self.on_code_change not in ON_CODE_CHANGE:
+            raise InvalidInput(f"on_code_change={self.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
+        if not isinstance(self.ignore_checkpoints, bool):
+            raise InvalidInput(f"ignore_checkpoints={self.ignore_checkpoints!r} makes no sense: give True or False.")
+        for name, value in {
+            "src_version": self.src_version,
+            "max_rows_per_fragment": self.max_rows_per_fragment,
+        }.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidInput(f"{name}={value!r} makes no sense: give a whole number of at least 1.")
+
 
 class Reflected(Protocol):
     """What a view shows now, read as far as it is asked for."""
 
     @property
     def swap(self) -> str:
-        """Job id of the newest swap, or "" before the first."""
+        """Names what is shown; another swap or a foreign change of rows changes it; "" before the first swap."""
+
+    @property
+    def changed(self) -> str:
+        """What others did to the rows since the newest swap; "" for nothing."""
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """What it reflects; None before the first, or when it is lost."""
+        """What it reflects; None before the first, when it is lost, or when others changed the view's rows."""
 
     @property
     def shown(self) -> Ranges:
@@ -84,6 +107,7 @@ def plan_refresh(
         InvalidInput: the source no longer fits, or cannot be refreshed to that version.
         CodeChanged: values of other code are at stake and ``on_code_change`` is ``error``.
     """
+    request.check()
     dataset = source.open()
     if request.src_version is not None:
         dataset = open_version(dataset, request.src_version)
@@ -97,13 +121,15 @@ def plan_refresh(
     with garbage_collector_off():
         changes = compare_source(dataset, columns, names, base)
         if base is None:
-            changes.gone = reflected.shown
+            changes.gone = EVERYTHING
         chosen, gone, matching = _choose(dataset, definition, columns, changes, base, reflected)
         work = _work(view, definition, source, dataset, udfs, code, request)
         works, tallies = _works(view, dataset, work, chosen, changes)
     works_rows = sum(item.rows for item in works)
     if changes.given_up:
         changes.notes.append(f"{changes.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again.")
+    if reflected.changed:
+        changes.notes.append(f"others changed the view's rows ({reflected.changed}): all are put in place again.")
     total = dataset.count_rows()
     return Plan(
         work=replace(work, rows=works_rows),
@@ -210,6 +236,10 @@ def _work(
         data_type="",
         form="record_batch",
         on_error=[rule for policy in policies for rule in _rules(policy)] or "fail",
+        num_cpus=max((udf.num_cpus for udf in udfs.values() if udf.num_cpus), default=None),
+        num_gpus=max((udf.num_gpus for udf in udfs.values() if udf.num_gpus), default=None),
+        # They take turns in one process, which keeps what each of them has loaded.
+        memory=sum(udf.memory or 0 for udf in udfs.values()) or None,
     )
     return Work(
         job_id=request.job_id,
@@ -226,11 +256,20 @@ def _work(
         udf_name="view",
         udf_version=version,
         sizing=request.sizing,
-        ignore_checkpoints=request.ignore_checkpoints,
+        ignore_checkpoints=request.ignore_checkpoints or told_to_start_over(),
         agreement=md5(version),
         source=source.uri,
         explode=definition.explode,
+        query=replace(definition, columns=tuple(_as_planned(c, udfs) for c in definition.columns)).to_json(),
     )
+
+
+def _as_planned(column: OutputColumn, udfs: Mapping[str, UDF]) -> OutputColumn:
+    """A column whose UDF is described as it is now, at the path that the view finds it by."""
+    if column.udf is None:
+        return column
+    now = udfs[column.name].definition(column.inputs)
+    return replace(column, udf=replace(now, import_path=column.udf.import_path))
 
 
 def _rules(policy: Any) -> Sequence[dict[str, Any]]:

@@ -101,7 +101,7 @@ def plan_request(
         udf_name=udf.name,
         udf_version=udf.code_version,
         sizing=sizing,
-        ignore_checkpoints=request.ignore_checkpoints or _told_to_start_over(),
+        ignore_checkpoints=request.ignore_checkpoints or told_to_start_over(),
         continue_from=_versions(request.continue_from),
         agreement=md5(f"{udf.data_type}\0{deps_version(udf.deps, udf.name)}"),
     )
@@ -109,7 +109,7 @@ def plan_request(
     return plan_backfill(dataset, location.checkpoints, work, wanted)
 
 
-def _told_to_start_over() -> bool:
+def told_to_start_over() -> bool:
     """Whether ``GENEVA_IGNORE_CHECKPOINTS`` asks every job of this process to start over.
 
     Raises:

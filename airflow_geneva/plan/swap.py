@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.checkpoint.snapshot import Snapshot, load_snapshot, save_snapshot
+from airflow_geneva.checkpoint.snapshot import Snapshot, load_snapshot, save_snapshot, snapshot_file
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.storage import Storage
+
+EVERYTHING = Ranges.of(0, (1 << 63) - 1)
+"""All source row ids there can be, for a swap that takes every row out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +20,7 @@ class SwapPlan:
     """The swap of a refresh.
 
     Args:
-        based_on: job id of the swap that the view showed when this one was planned; "" before the first.
+        based_on: names what the view showed when this was planned; "" before the first swap.
         gone: source row ids whose rows leave the view.
         snapshot: what the view will reflect.
         max_rows_per_fragment: rows of each new fragment; None: as the source's fragments come.
@@ -29,37 +33,50 @@ class SwapPlan:
     max_rows_per_fragment: int | None
     shuffle_seed: int | None = None
 
-    def save(self, job: Storage) -> str:
-        """Keep it in the job's folder; returns the name to load it by."""
+    def save(self, job: Storage) -> tuple[str, str]:
+        """Keep it in the job's folder; returns the name of its document, and the document's SHA-256."""
         key = save_snapshot(job, "plan", self.snapshot)
         name = f"swap-{key.rpartition('.')[2]}.json"
         document = {
             "based_on": self.based_on,
-            "gone": self.gone.pairs(),
+            "gone": self.gone.to_json(),
             "snapshot": key,
+            "snapshot_sha256": _sha256(job.read_bytes(snapshot_file(key))),
             "max_rows_per_fragment": self.max_rows_per_fragment,
             "shuffle_seed": self.shuffle_seed,
         }
-        job.write_bytes(name, json.dumps(document, separators=(",", ":")).encode())
-        return name
+        data = json.dumps(document, separators=(",", ":")).encode()
+        job.write_bytes(name, data)
+        return name, _sha256(data)
 
     @staticmethod
-    def load(job: Storage, name: str) -> SwapPlan:
+    def load(job: Storage, name: str, data: bytes) -> SwapPlan:
         """Read one back.
 
+        Args:
+            name: its document.
+            data: what the document holds, checked already.
+
         Raises:
-            InvalidInput: it is gone or damaged.
+            InvalidInput: the snapshot that it names is gone, or was changed.
         """
+        document = json.loads(data)
+        key = document["snapshot"]
         try:
-            document = job.read_json(name)
-            snapshot = load_snapshot(job, document["snapshot"])
-        except (FileNotFoundError, ValueError):
-            snapshot = None
+            unchanged = _sha256(job.read_bytes(snapshot_file(key))) == document["snapshot_sha256"]
+        except FileNotFoundError:
+            unchanged = False
+        snapshot = load_snapshot(job, key) if unchanged else None
         if snapshot is None:
             raise InvalidInput(
-                f"The plan document {job.path(name)} is gone. Clear the plan task with its downstream tasks."
+                f"The document {job.path(snapshot_file(key))} that belongs to {name} is gone or was changed. "
+                "Clear the plan task with its downstream tasks."
             )
-        gone = Ranges.from_pairs(document["gone"])
+        gone = Ranges.from_json(document["gone"])
         return SwapPlan(
             document["based_on"], gone, snapshot, document["max_rows_per_fragment"], document["shuffle_seed"]
         )  # fmt: skip
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -114,27 +114,27 @@ class FragmentWork:
         return [
             self.files.to_json(),
             self.reason,
-            self.due.pairs(),
-            None if self.missing == self.due else self.missing.pairs(),
+            self.due.to_json(),
+            None if self.missing == self.due else self.missing.to_json(),
             self.rows,
             self.staged,
-            [[*ancestor.place, ancestor.rows.pairs()] for ancestor in self.ancestors],
-            [[provenance.what, rows.pairs()] for provenance, rows in self.kept],
+            [[*ancestor.place, ancestor.rows.to_json()] for ancestor in self.ancestors],
+            [[provenance.what, rows.to_json()] for provenance, rows in self.kept],
         ]
 
     @staticmethod
     def from_json(document: Sequence[Any]) -> FragmentWork:
-        files, reason, due_pairs, missing, rows, staged, ancestors, kept = document
-        due = Ranges.from_pairs(due_pairs)
+        files, reason, due_rows, missing, rows, staged, ancestors, kept = document
+        due = Ranges.from_json(due_rows)
         return FragmentWork(
             FragmentFiles.from_json(files),
             reason,
             due,
-            due if missing is None else Ranges.from_pairs(missing),
+            due if missing is None else Ranges.from_json(missing),
             rows,
             staged,
-            tuple(Ancestor((str(a), int(b)), Ranges.from_pairs(pairs)) for a, b, pairs in ancestors),
-            tuple((found, Ranges.from_pairs(pairs)) for what, pairs in kept if (found := Provenance.of(what))),
+            tuple(Ancestor((str(a), int(b)), Ranges.from_json(found)) for a, b, found in ancestors),
+            tuple((found, Ranges.from_json(held)) for what, held in kept if (found := Provenance.of(what))),
         )
 
 
@@ -193,6 +193,8 @@ class Work:
         makers: other versions whose values stay in the column as if they were this one's.
         source: of a refresh, the table that is read; "" where the table itself is.
         explode: of a refresh, the column of lists whose elements become rows of their own.
+        query: of a refresh, the view's definition with the code versions planned, as JSON text.
+        codes: of a refresh, how to load the modules of its UDFs that travel with it, each once.
     """
 
     job_id: str
@@ -216,6 +218,8 @@ class Work:
     makers: tuple[str, ...] = ()
     source: str = ""
     explode: str | None = None
+    query: str = ""
+    codes: tuple[CodeRef, ...] = ()
 
     @cached_property
     def identity(self) -> WorkIdentity:
@@ -232,6 +236,11 @@ class Work:
     @property
     def prefix(self) -> str:
         return self.identity.prefix
+
+    @property
+    def target(self) -> str:
+        """What is computed, for messages: a view, or a column of a table."""
+        return self.table_name if self.source else f"{self.table_name}.{self.column}"
 
     def tried(self, work: FragmentWork) -> Tried:
         """Rows of a fragment on which the UDF failed in earlier runs."""
@@ -251,6 +260,7 @@ class Work:
         fields["inputs"] = tuple(fields["inputs"])
         fields["continue_from"] = tuple(fields["continue_from"])
         fields["makers"] = tuple(fields["makers"])
+        fields["codes"] = tuple(CodeRef(**code) for code in fields.get("codes", ()))
         return Work(**fields)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -44,6 +44,13 @@ def pack_code(import_path: str | None, job: Storage) -> CodeRef:
     name = f"code-{digest[:16]}.zip"
     job.write_bytes(name, archive)
     return CodeRef(import_path, name, digest)
+
+
+def pack_modules(import_paths: Iterable[str], job: Storage) -> tuple[CodeRef, ...]:
+    """The same for several UDFs: what needs to travel, and each module or package once."""
+    by_module = {path.partition(":")[0]: path for path in import_paths}
+    packed = (pack_code(path, job) for path in by_module.values())
+    return tuple({code.zip: code for code in packed if code.zip}.values())
 
 
 def start_job(
@@ -88,12 +95,12 @@ def start_job(
         append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
         saved = save_plan(plan, folder.storage, run)
         if plan.shards:
-            folder.write_planned(saved.fingerprint, [_size(shard) for shard in plan.shards])
+            folder.write_planned(saved.fingerprint, [size_of(shard) for shard in plan.shards])
     fault_point("plan.saved")
     return plan, saved
 
 
-def _size(shard: Shard) -> dict[str, int]:
+def size_of(shard: Shard) -> dict[str, int]:
     """What whoever looks at a job has to know of a shard before anything of it has run."""
     staged = [fragment.rows for fragment in shard.fragments if fragment.staged]
     held = sum(fragment.rows - min(fragment.rows, len(fragment.missing)) for fragment in shard.to_apply)
@@ -191,10 +198,7 @@ def finish_job(
     error = None
     if missing:
         result = replace(result, state=FAILED)
-        error = f"{len(missing)} of {len(saved.shards)} shards were not committed: {missing[:20]}."
-        failed = JobFolder.of(location.checkpoints, work.job_id).read_shard("failed", saved.fingerprint, missing[0])
-        if failed is not None:
-            error = f"{error} Shard {missing[0]}: {failed['error']}"
+        error = why_failed(JobFolder.of(location.checkpoints, work.job_id), saved, missing)
     if result.commits:
         append_ledger(location.checkpoints, work.field_id, work.job_id, [seen(result.version)])
     fold_ledgers(location.checkpoints, work.field_id)
@@ -204,6 +208,13 @@ def finish_job(
     folder.write_result(result.state, result.to_json(), error, errors)
     fault_point("finish.end")
     return result
+
+
+def why_failed(folder: JobFolder, saved: SavedPlan, missing: Sequence[int]) -> str:
+    """What a job's record says when shards were not committed."""
+    error = f"{len(missing)} of {len(saved.shards)} shards were not committed: {missing[:20]}."
+    failed = folder.read_shard("failed", saved.fingerprint, missing[0])
+    return error if failed is None else f"{error} Shard {missing[0]}: {failed['error']}"
 
 
 def fail_job(

@@ -6,14 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import load_plan
+from airflow_geneva.run.planned import open_kit
 from airflow_geneva.run.spark import apply_on_spark
-from airflow_geneva.run.task import ColumnKit
 from airflow_geneva.storage import Storage, freeze_options, normalize_uri
-from airflow_geneva.udf_parcel import UdfParcel
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -27,7 +25,7 @@ def apply_submitted(
     credentials: Mapping[str, str],
     progress_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Compute one shard of a stored plan; the code of the UDF arrived as ``py_files``.
+    """Compute one shard of a stored plan; the code of its UDFs arrived as ``py_files``.
 
     Raises:
         InvalidInput: the plan is gone or is not the one that was planned.
@@ -36,17 +34,13 @@ def apply_submitted(
     job = Storage(normalize_uri(job_uri), freeze_options(credentials))
     saved = load_plan(job, fingerprint)
     work = saved.work
-    if work.code.import_path is None:
-        raise InvalidInput(
-            f"UDF {work.udf_name!r} has no import path, so no other process can load it. Move it to a module."
-        )
+    kit = open_kit(work)
     location = TableLocation(work.table, work.table_name, job.options)
     every = {} if progress_seconds is None else {"every": progress_seconds}
     loaded = saved.load_shard(job, shard)
-    parcel = ColumnKit(UdfParcel(work.code.import_path, work.udf_version))
     # The submitter beats too, but it may be gone while the driver goes on.
     with beating(job, "apply"):
-        rows = apply_on_spark(context, location, work, loaded, parcel, **every)
+        rows = apply_on_spark(context, location, work, loaded, kit, **every)
     return {
         "shard": shard,
         "fingerprint": fingerprint,

@@ -94,6 +94,17 @@ class ViewKit:
     def of(definition: ViewDefinition, udfs: Mapping[str, UDF]) -> ViewKit:
         return ViewKit(definition.to_json(), tuple((name, UdfParcel.of(udf)) for name, udf in udfs.items()))
 
+    @staticmethod
+    def planned(query: str) -> ViewKit:
+        """The UDFs that a plan names, in the versions it was made with.
+
+        Args:
+            query: the definition that the plan holds, as JSON text.
+        """
+        columns = ViewDefinition.from_json(query).columns
+        named = ((c.name, UdfParcel(c.udf.import_path, c.udf.version)) for c in columns if c.udf)
+        return ViewKit(query, tuple(named))
+
     @property
     def parcels(self) -> tuple[UdfParcel, ...]:
         return tuple(parcel for _, parcel in self.by_column)

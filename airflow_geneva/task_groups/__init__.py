@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from airflow_geneva.task_groups.backfill import BackfillTaskGroup
+from airflow_geneva.task_groups.refresh import RefreshTaskGroup
 
-__all__ = ["BackfillTaskGroup"]
+__all__ = ["BackfillTaskGroup", "RefreshTaskGroup"]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow.sdk import TaskGroup, task_group
+from airflow.sdk import TaskGroup
 
-from airflow_geneva.operators.apply import ApplyOperator
-from airflow_geneva.operators.commit import CommitOperator
 from airflow_geneva.operators.finish import FinishOperator
 from airflow_geneva.operators.plan import PlanBackfillOperator
 from airflow_geneva.plan.values import Sizing
+from airflow_geneva.task_groups._shards import add_shards
 
 _DEFAULT = Sizing()
 
@@ -123,19 +122,13 @@ class BackfillTaskGroup(TaskGroup):
                 **place,
             )
 
-            # One mapped group, and not two mapped tasks: with those, one failed apply keeps every commit from running.
-            @task_group(group_id="shards")
-            def compute(shard: Any) -> None:
-                applied = ApplyOperator(
-                    task_id="apply",
-                    shard=shard,
-                    spark_conn_id=spark_conn_id,
-                    inline_below_rows=inline_below_rows,
-                    max_active_tis_per_dagrun=max_active_shards,
-                    **place,
-                    **(spark_submit or {}),
-                )
-                applied >> CommitOperator(task_id="commit", shard=shard, **place)
-
             finish = FinishOperator(task_id="finish", plan_task_id=plan.task_id, table=table, **place)
-            compute.expand(shard=plan.output) >> finish
+            add_shards(
+                plan,
+                finish,
+                place,
+                max_active_shards,
+                spark_conn_id=spark_conn_id,
+                inline_below_rows=inline_below_rows,
+                **(spark_submit or {}),
+            )

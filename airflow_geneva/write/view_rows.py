@@ -16,14 +16,14 @@ from airflow_geneva.explode import explode_rows
 from airflow_geneva.faults import fault_point
 from airflow_geneva.row_order import RowIdArray
 from airflow_geneva.storage import is_engine_error, join
-from airflow_geneva.view_definition import SOURCE_ROW_ID
+from airflow_geneva.view_definition import SOURCE_ROW_ID, own_columns
 
 if TYPE_CHECKING:
     import lance
 
 
 class ViewRowsWriter:
-    """A data file with all columns of a view; nothing is published before :meth:`finish`.
+    """A data file with the columns of a view's query; nothing is published before :meth:`finish`.
 
     Args:
         view: the view; the file will lie in its ``data/``.
@@ -33,7 +33,8 @@ class ViewRowsWriter:
     def __init__(self, view: lance.LanceDataset, explode: str | None = None) -> None:
         self.view = view
         self.explode = explode
-        self.schema: pa.Schema = view.schema.remove_metadata()
+        # Columns that others added to the view are not the query's: they are NULL in new rows.
+        self.schema = pa.schema([view.schema.field(name) for name in own_columns(view.schema)])
         self.rows = 0
         self._parts: list[pa.RecordBatch] = []
         self._blobs = any(is_blob(field) for field in self.schema)

@@ -87,3 +87,15 @@ def test_a_table_of_that_name_is_left_alone(desk: Desk) -> None:
 @pytest.mark.parametrize("given", [3, {"udf": ""}, {"udf": "geneva_dag_udfs:length", "inputs": "text"}, {"sql": "1"}])
 def test_a_malformed_column_says_what_to_give(desk: Desk, given: Any) -> None:
     assert "Give" in make(desk, select=None, add_columns={"n": given}).error("make")
+
+
+def test_lists_become_rows_of_their_own(desk: Desk) -> None:
+    desk.append("a", rows=2)
+    letters = {"text": "text", "letter": "make_array(text, upper(text))"}
+    run = make(desk, select=letters, explode="{{ 'letter' }}")
+    assert run.state == "success", run.errors
+    view = desk.database.open_table("v")
+    assert isinstance(view, View)
+    assert view.view_definition.explode == "letter"
+    view.refresh(runner="inline")
+    assert view.to_arrow()["letter"].to_pylist() == ["a00", "A00", "a01", "A01"]

@@ -37,6 +37,18 @@ def test_the_snippet_about_errors_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert [job.state for job in left["db"].jobs()] == ["DONE"] * 3
 
 
+def test_the_snippet_about_views_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "snippets"))
+    left = runpy.run_path(str(ROOT / "docs" / "snippets" / "views.py"))
+    assert (left["r"].rows_computed, left["r"].commits != ()) == (1, True)
+    assert left["view"].to_arrow().to_pylist() == [
+        {"id": 1, "letters": 9, "words": 2},
+        {"id": 2, "letters": 5, "words": 1},
+    ]
+    assert left["sentences"].to_arrow().column("sentence").to_pylist() == ["One", "Two", "Four five six"]
+
+
 def test_the_readme_shows_the_tested_notebook_and_the_tested_dag() -> None:
     notebook = ROOT / "docs" / "snippets" / "notebook.py"
     dag = ROOT / "dags_examples" / "backfill_embeddings.py"

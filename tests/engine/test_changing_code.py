@@ -135,6 +135,21 @@ def test_continuing_is_killed_and_continued(table: Table, trace: Trace) -> None:
     assert note(table) == "mixed:v2,v3,v4"
 
 
+def test_what_was_taken_over_is_remembered_as_such_when_it_moved_before_it_was_committed(
+    table: Table, trace: Trace
+) -> None:
+    break_off(table, scaled(2, fails_from=60))
+    break_off(table, scaled(3, fails_from=99), continue_from="v2")
+    table.lance.optimize.compact_files()
+    run(table, scaled(3), continue_from="v2")
+    assert_right(table, "y", mixed)
+    assert note(table) == "mixed:v2,v3"
+    trace.clear()
+    run(table, scaled(3), recompute_mixed=True)
+    assert_exact(trace, range(60))
+    assert_right(table, "y", lambda x: 3 * x)
+
+
 @pytest.mark.parametrize(
     ("then", "now", "because"),
     [

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_geneva import connect
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.commit.swap import ViewContents
+from airflow_geneva.commit.contents import ViewContents
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.plan.refresh import RefreshRequest

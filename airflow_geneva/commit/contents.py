@@ -1,0 +1,223 @@
+"""What a view shows: which refresh its rows come from, and whether others have changed them since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.snapshot import Snapshot, load_snapshot
+from airflow_geneva.job.announcement import JOB_PROPERTY
+from airflow_geneva.location import TableLocation
+from airflow_geneva.storage import is_engine_error
+from airflow_geneva.view_definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID, own_columns
+
+if TYPE_CHECKING:
+    import lance
+
+SOURCE_VERSION = "geneva.view.src_version"
+SNAPSHOT = "geneva.view.snapshot"
+PLAN = "geneva.view.plan"
+LOOKED_AT = "geneva.view.looked_at"
+"""Transaction property of a swap: the view's version that it was prepared for."""
+SWAP_KEY = "geneva::view::swap"
+"""Schema metadata that repeats job and snapshot of the newest swap, for when its transaction is cleaned away."""
+
+_MOST_VERSIONS = 1_000
+_NOTE, _INTENT = "state/view/advanced.json", "state/view/swapping.json"
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A swap that a view's contents descend from.
+
+    Args:
+        job_id: who did it; "" when there was none.
+        source_version: the source version it reflects.
+        snapshot: key of the document about it, which no other swap has: a job that plans again may swap again.
+        plan: fingerprint of the plan it carried out.
+        changed: what others did to the rows since, "" for nothing: then nobody knows what the view shows.
+        placeholders: whether there may be rows that are not set.
+    """
+
+    job_id: str = ""
+    source_version: int = 0
+    snapshot: str = ""
+    plan: str = ""
+    changed: str = ""
+    placeholders: bool = True
+
+    @property
+    def identity(self) -> str:
+        """Names the rows as they are now: equal as long as neither a refresh nor anybody else changed them."""
+        return f"{self.snapshot} {self.changed}" if self.changed else self.snapshot
+
+
+_UNKNOWN = Swap(changed="unknown")
+
+
+def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
+    """The swap whose rows a version of a view shows; a restore is followed."""
+    import lance
+
+    version, changed, placeholders = int(dataset.version), "", False
+    for _ in range(_MOST_VERSIONS):
+        if version < 1:
+            return Swap(changed=changed)
+        try:
+            transaction = dataset.read_transaction(version)
+            properties = (transaction.transaction_properties if transaction else None) or {}
+            operation = None if transaction is None else transaction.operation
+            if SOURCE_VERSION in properties:
+                # Lance puts a commit on top of those that came since it was prepared, and says that it read them.
+                for between in range(int(properties[LOOKED_AT]) + 1, version):
+                    other = dataset.read_transaction(between)
+                    found = _changes(dataset, between, None if other is None else other.operation)
+                    changed, placeholders = changed or found.strip("?"), placeholders or bool(found)
+                swap = Swap(
+                    properties[JOB_PROPERTY], int(properties[SOURCE_VERSION]), properties[SNAPSHOT], properties[PLAN]
+                )  # fmt: skip
+                return replace(swap, changed=changed, placeholders=placeholders)
+            found = _changes(dataset, version, operation) if version > 1 else ""
+        except BaseException as error:
+            if not is_engine_error(error):
+                raise
+            return _noted(location, dataset, changed)
+        changed, placeholders = changed or found.strip("?"), placeholders or bool(found)
+        version = int(operation.version) if isinstance(operation, lance.LanceOperation.Restore) else version - 1
+    return _noted(location, dataset, changed)
+
+
+def _changes(dataset: lance.LanceDataset, version: int, operation: Any) -> str:
+    """What a version's commit did to the rows: "" nothing, "?" it may have added rows that are not set."""
+    import lance
+
+    made = lance.LanceOperation
+    if isinstance(operation, made.Append):
+        return "?" if not _appended_set_rows(dataset, version, operation) else f"append at version {version}"
+    fields: set[int] = set()
+    if isinstance(operation, made.DataReplacement):
+        fields = {field for group in operation.replacements for field in group.new_file.fields}
+    elif isinstance(operation, made.Update):
+        fields = set(operation.fields_modified)
+    elif not isinstance(operation, (made.Delete, made.Overwrite)):
+        return ""
+    if fields and not fields & _own_fields(dataset):
+        return ""
+    return f"{type(operation).__name__.lower()} at version {version}"
+
+
+def _appended_set_rows(dataset: lance.LanceDataset, version: int, operation: Any) -> bool:
+    paths = {file.path for fragment in operation.fragments for file in fragment.files}
+    for fragment in dataset.checkout_version(version).get_fragments():
+        if paths & {file.path for file in fragment.metadata.files} and fragment.count_rows(filter=IS_SET):
+            return True
+    return False
+
+
+def _own_fields(dataset: lance.LanceDataset) -> set[int]:
+    """Fields of the columns that the view's query computes, in contrast to those that others added to the table."""
+    names = own_columns(dataset.schema)
+    return set(_ids(field for field in dataset.lance_schema.fields() if field.name() in names))
+
+
+def _ids(fields: Any) -> Iterator[int]:
+    for field in fields:
+        yield field.id()
+        yield from _ids(field.children())
+
+
+def _noted(location: TableLocation, dataset: lance.LanceDataset, changed: str) -> Swap:
+    """What the schema metadata says, unless a swap that was begun later may be the one that is shown."""
+    metadata = dataset.schema.metadata or {}
+    job_id, _, snapshot = metadata.get(SWAP_KEY.encode(), b"").decode().partition(" ")
+    if not job_id or _intent(location) not in ("", snapshot):
+        return _UNKNOWN
+    return Swap(job_id, int(metadata.get(BASE_VERSION_KEY.encode(), b"0")), snapshot, changed=changed)
+
+
+def write_intent(location: TableLocation, snapshot: str) -> None:
+    """Remember a swap that is about to be committed, by its snapshot."""
+    location.checkpoints.write_json(_INTENT, {"snapshot": snapshot})
+
+
+def _intent(location: TableLocation) -> str:
+    try:
+        return str(location.checkpoints.read_json(_INTENT)["snapshot"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Says that a swap also reflects a later source version, in which nothing of the view changed.
+
+    Args:
+        swap: snapshot of the swap it is about; for any other it does not count.
+        source_version: the source version.
+        snapshot: key of the document about it.
+    """
+
+    swap: str
+    source_version: int
+    snapshot: str
+
+
+def write_note(location: TableLocation, note: Note) -> None:
+    """Advance a view beside its table; writes no version."""
+    location.checkpoints.write_json(_NOTE, asdict(note))
+
+
+def read_note(location: TableLocation) -> Note | None:
+    """The note beside a view, if there is one."""
+    try:
+        return Note(**location.checkpoints.read_json(_NOTE))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+class ViewContents:
+    """What a version of a view shows; read as far as it is asked for.
+
+    Args:
+        location: the view.
+        dataset: one version of it.
+    """
+
+    def __init__(self, location: TableLocation, dataset: lance.LanceDataset) -> None:
+        self.location = location
+        self.dataset = dataset
+        self.newest = newest_swap(location, dataset)
+
+    @property
+    def swap(self) -> str:
+        """Names what is shown; another refresh, or anybody who changes rows, changes it."""
+        return self.newest.identity
+
+    @property
+    def changed(self) -> str:
+        """What others did to the view's rows since its newest swap; "" for nothing."""
+        return self.newest.changed
+
+    @cached_property
+    def snapshot(self) -> Snapshot | None:
+        """What it reflects; None before the first refresh, when the document is lost, and when others changed it."""
+        if self.newest.changed:
+            return None
+        note = read_note(self.location)
+        if note is not None and note.swap == self.newest.snapshot:
+            found = load_snapshot(self.location.checkpoints, note.snapshot)
+            if found is not None:
+                return found
+        return load_snapshot(self.location.checkpoints, self.newest.snapshot) if self.newest.job_id else None
+
+    @cached_property
+    def shown(self) -> Ranges:
+        """Source row ids of the rows that are set."""
+        scanner = self.dataset.scanner(columns=[SOURCE_ROW_ID], filter=IS_SET)
+        parts = [batch.column(0).drop_null().to_numpy() for batch in scanner.to_batches() if batch.num_rows]
+        return Ranges.from_offsets(np.concatenate(parts)) if parts else Ranges.empty()

@@ -1,0 +1,95 @@
+"""What a task does with a plan that was read back, whether it is about a column or a view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.result import BackfillResult, ShardResult
+from airflow_geneva.location import TableLocation
+from airflow_geneva.plan.document import SavedPlan
+from airflow_geneva.plan.values import CodeRef, Shard, Work
+from airflow_geneva.run.inline import run_shard_inline
+from airflow_geneva.run.job import commit_shard, finish_job, is_staged
+from airflow_geneva.run.swapping import fail_refresh, finish_refresh, is_shard_staged, verify_shard
+from airflow_geneva.run.task import ColumnKit, UnitReport, skipped_before
+from airflow_geneva.run.view_task import ViewKit
+from airflow_geneva.udf import load_udf
+from airflow_geneva.udf_parcel import UdfParcel
+
+
+def open_kit(work: Work) -> ColumnKit | ViewKit:
+    """The UDFs that a plan names, on their way to where they run.
+
+    Raises:
+        InvalidInput: a function without an import path was planned with.
+    """
+    if work.query:
+        return ViewKit.planned(work.query)
+    if work.code.import_path is None:
+        raise InvalidInput(
+            f"UDF {work.udf_name!r} has no import path, so no other process can load it. Move it to a module."
+        )
+    return ColumnKit(UdfParcel(work.code.import_path, work.udf_version))
+
+
+def has_planned_code(kit: ColumnKit | ViewKit) -> bool:
+    """Whether this process has the code that was planned with.
+
+    Raises:
+        InvalidInput: a UDF cannot be imported here.
+    """
+    return all(load_udf(str(parcel.import_path)).code_version == parcel.version for parcel in kit.parcels)
+
+
+def codes_of(work: Work) -> tuple[CodeRef, ...]:
+    """The archives of code that lie beside a plan."""
+    return tuple(code for code in (work.code, *work.codes) if code.zip is not None)
+
+
+def apply_here(location: TableLocation, work: Work, shard: Shard, kit: ColumnKit | ViewKit) -> list[UnitReport]:
+    """Compute and stage a shard in this process.
+
+    Raises:
+        UdfError: a UDF failed; what was computed before it did is kept.
+    """
+    do, skipped = kit.open(location, work, skipped_before(location, work))
+    return run_shard_inline(location, work, shard, do, skipped)
+
+
+def is_ready(location: TableLocation, work: Work, shard: Shard) -> bool:
+    """Whether all of a shard is computed and staged, so that only the commit is left."""
+    return (is_shard_staged if work.query else is_staged)(location, work, shard)
+
+
+def commit_planned(location: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:
+    """Make a shard of a column visible; of a view's, verify that it can be.
+
+    Raises:
+        CommitConflict: others kept changing the table for longer than the retries allow.
+    """
+    return (commit_shard if saved.swap is None else verify_shard)(location, saved, shard)
+
+
+def finish_planned(
+    location: TableLocation, saved: SavedPlan, committed: Sequence[ShardResult], seconds: Mapping[str, float]
+) -> BackfillResult:
+    """Add a job up and record how it ended, FAILED when a shard is missing; a view is swapped if none is.
+
+    Args:
+        committed: what the commits of the plan's shards recorded.
+
+    Raises:
+        InvalidInput: the plan's documents are gone or were changed.
+        CommitConflict: others kept changing the view for longer than the retries allow.
+    """
+    if saved.swap is None:
+        return finish_job(location, saved, committed, seconds)
+    there = {result.shard for result in committed}
+    missing = [index for index in range(len(saved.shards)) if index not in there]
+    if missing:
+        return fail_refresh(location, saved, missing, seconds)
+    job = JobFolder.of(location.checkpoints, saved.work.job_id).storage
+    shards = [saved.load_shard(job, index) for index in range(len(saved.shards))]
+    return finish_refresh(location, saved, saved.load_swap(job), shards, seconds)

@@ -1,0 +1,179 @@
+"""The end of a refresh: verify that its rows are staged, shard by shard, then swap the view's rows once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from airflow_geneva.checkpoint.fragment import StagedFragment
+from airflow_geneva.checkpoint.provenance import Tried
+from airflow_geneva.checkpoint.snapshot import save_snapshot
+from airflow_geneva.commit.contents import newest_swap
+from airflow_geneva.commit.swap import carried_out, mirror_swap, swap_rows
+from airflow_geneva.faults import fault_point
+from airflow_geneva.job.error_records import count_errors
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.result import DONE, FAILED, PARTIAL, BackfillResult, ShardResult
+from airflow_geneva.location import TableLocation
+from airflow_geneva.plan.document import SavedPlan
+from airflow_geneva.plan.refresh import next_snapshot
+from airflow_geneva.plan.swap import SwapPlan
+from airflow_geneva.plan.values import FragmentWork, Shard, Work
+from airflow_geneva.run.job import why_failed
+from airflow_geneva.run.view_task import ViewBench
+from airflow_geneva.write.arrange import arrange
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """The staged rows of a whole refresh."""
+
+    pairs: tuple[tuple[FragmentWork, StagedFragment], ...]
+    missing: tuple[FragmentWork, ...]
+
+    @property
+    def rows_missing(self) -> int:
+        return sum(len(fragment.due) for fragment in self.missing)
+
+    def rows(self, job_id: str) -> dict[str, Any]:
+        """Rows that a job computed, that others had computed, and that failed."""
+        due = sum(len(fragment.due) for fragment, _ in self.pairs)
+        ours = sum(rows for _, pair in self.pairs for job, rows in pair.by_job if job == job_id)
+        failed = sum(len(pair.failures.all) for _, pair in self.pairs)
+        return {"rows_computed": ours - failed, "rows_reused": due - ours, "rows_failed": failed}
+
+    @property
+    def failed(self) -> dict[str, Tried]:
+        return {work.files.signature: staged.failures.rows for work, staged in self.pairs if staged.failures.rows}
+
+
+def is_shard_staged(view: TableLocation, work: Work, shard: Shard) -> bool:
+    """Whether the rows of all of a shard's fragments are staged."""
+    bench = ViewBench.at(view, work)
+    return all(bench.staged(fragment, bench.index(fragment)) is not None for fragment in shard.to_apply)
+
+
+def verify_shard(view: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:
+    """Check that all rows of a shard are staged, putting together from checkpoints what is gone, and record it.
+
+    Nothing becomes visible: a view is swapped once, when all of its shards are there.
+    """
+    began = time.monotonic()
+    work = saved.work
+    staged = _staged(view, work, [shard])
+    result = ShardResult(
+        shard.index,
+        saved.fingerprint,
+        **staged.rows(work.job_id),
+        rows_left=staged.rows_missing,
+        fragments=len(staged.pairs),
+        left_reasons=tuple((fragment.id, "not all of its rows are computed") for fragment in staged.missing),
+        seconds=round(time.monotonic() - began, 3),
+        visible=False,
+    )
+    JobFolder.of(view.checkpoints, work.job_id).write_shard("commit", saved.fingerprint, shard.index, result.to_json())
+    return result
+
+
+def fail_refresh(
+    view: TableLocation, saved: SavedPlan, missing: Sequence[int], seconds: Mapping[str, float] | None = None
+) -> BackfillResult:
+    """Record that shards of a refresh were not computed; the view stays as it is."""
+    rows = sum(int(shard["rows"]) for shard in saved.shards)
+    version = int(view.open().version)
+    result = BackfillResult(
+        saved.work.job_id,
+        FAILED,
+        rows_skipped=saved.rows_skipped,
+        rows_left=rows,
+        version=version,
+        from_version=version,
+        notes=saved.notes,
+    ).with_seconds(**(seconds or {}))
+    folder = JobFolder.of(view.checkpoints, saved.work.job_id)
+    error = why_failed(folder, saved, missing)
+    folder.write_result(FAILED, result.to_json(), error, count_errors(folder.storage))
+    return result
+
+
+def finish_refresh(
+    view: TableLocation,
+    saved: SavedPlan,
+    swap: SwapPlan,
+    shards: Iterable[Shard],
+    seconds: Mapping[str, float] | None = None,
+) -> BackfillResult:
+    """Swap the view's rows when all of them are staged, and record how the job ended."""
+    work = saved.work
+    began = time.monotonic()
+    fault_point("finish.begin")
+    staged = _staged(view, work, shards)
+    result = _swapped(view, saved, swap, staged)
+    mirror_swap(view)
+    result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
+    folder = JobFolder.of(view.checkpoints, work.job_id)
+    folder.write_result(result.state, result.to_json(), None, count_errors(folder.storage))
+    fault_point("finish.end")
+    return result
+
+
+def _swapped(view: TableLocation, saved: SavedPlan, swap: SwapPlan, staged: _Staged) -> BackfillResult:
+    work = saved.work
+    result = BackfillResult(work.job_id, DONE, rows_skipped=saved.rows_skipped, from_version=view.open().version)
+    version, why = _done_before(view, saved, swap), ""
+    if version is None and staged.missing:
+        why = "not all of its rows are computed, or a staged file is gone"
+    elif version is None:
+        snapshot = save_snapshot(view.checkpoints, work.job_id, next_snapshot(swap, staged.failed))
+        files = _files(view, swap, staged)
+        version, why = swap_rows(view, work, saved.fingerprint, swap.based_on, swap.gone, files, snapshot, lambda: "")
+    if why:
+        due = sum(len(fragment.due) for fragment, _ in staged.pairs) + staged.rows_missing
+        notes = (*saved.notes, f"left for the next run: {why}")
+        return replace(result, state=PARTIAL, rows_left=due, version=result.from_version, notes=notes)
+    return replace(
+        result,
+        **staged.rows(work.job_id),
+        version=version or result.from_version,
+        commits=(version,) if version else (),
+        notes=saved.notes,
+    )
+
+
+def _done_before(view: TableLocation, saved: SavedPlan, swap: SwapPlan) -> int | None:
+    """The version that this plan wrote, if it was carried out already."""
+    dataset = view.open()
+    return None if newest_swap(view, dataset).identity == swap.based_on else carried_out(dataset, saved.fingerprint)
+
+
+def _files(view: TableLocation, swap: SwapPlan, staged: _Staged) -> list[tuple[str, int]]:
+    """Names and rows of the data files to swap in: the staged ones, or new ones in the order that was asked for."""
+    if swap.shuffle_seed is None and swap.max_rows_per_fragment is None:
+        return [(pair.file, pair.physical_rows) for _, pair in staged.pairs if pair.physical_rows]
+    return arrange(view.open(), [pair for _, pair in staged.pairs], swap.shuffle_seed, swap.max_rows_per_fragment)
+
+
+def _staged(view: TableLocation, work: Work, shards: Iterable[Shard]) -> _Staged:
+    """Find the staged rows, putting together again from checkpoints what is gone."""
+    bench = ViewBench.at(view, work)
+    pairs: list[tuple[FragmentWork, StagedFragment]] = []
+    missing: list[FragmentWork] = []
+    for shard in shards:
+        for fragment in shard.fragments:
+            index = bench.index(fragment)
+            staged = bench.staged(fragment, index)
+            if staged is None:
+                held = bench.held(fragment, index, fragment.due)
+                if fragment.due - held.done:
+                    missing.append(fragment)
+                    continue
+                try:
+                    staged = bench.stage(fragment, held)
+                except KeyError:
+                    # Its checkpoints are gone since they were found.
+                    missing.append(fragment)
+                    continue
+            pairs.append((fragment, staged))
+    return _Staged(tuple(pairs), tuple(missing))

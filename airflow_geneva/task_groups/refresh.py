@@ -1,0 +1,119 @@
+"""A whole refresh of a view as tasks of a DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.sdk import TaskGroup
+
+from airflow_geneva.assets import lance_asset
+from airflow_geneva.operators.finish import FinishOperator
+from airflow_geneva.operators.plan_refresh import PlanRefreshOperator
+from airflow_geneva.plan.values import Sizing
+from airflow_geneva.task_groups._shards import add_shards
+
+_DEFAULT = Sizing()
+
+
+class RefreshTaskGroup(TaskGroup):
+    """Bring a view up to its source: `plan`, then `shards.apply` and `shards.commit` per shard, then `finish`.
+
+    Each shard is retried, cleared and watched by itself; the view changes once, in `finish`, when all shards are there.
+    With nothing to compute the shards are skipped, and `finish` takes out what left the view. With nothing to do at all
+    it writes no version and sends no event; what stands downstream of the group runs.
+
+    Text parameters are templated. An empty text means None, and numbers may be texts.
+
+    Args:
+        group_id: id of the group.
+        view: the view's name.
+        src_version: the source version to refresh to, also an earlier one; by default the newest.
+        source: name of the table or view that it is made from, which is shown as the inlet of the view's asset.
+        max_rows_per_fragment: rows of each new fragment of the view.
+        concurrency: Spark task slots per spark-submit.
+        intra_applier_concurrency: threads per slot.
+        batch_size: rows per UDF call.
+        checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
+        checkpoint_interval: seconds between two checkpoints of a task.
+        task_size: rows per Spark task.
+        task_shuffle_diversity: how many stretches of the source neighbouring tasks are drawn from.
+        shard_size: source fragments per shard.
+        on_code_change: `error`, `recompute` or `new_rows`, when the view holds values of other UDF code.
+        ignore_checkpoints: do not use what earlier runs computed.
+        lance_conn_id: the Airflow connection of the database.
+        database: another URI to use with that connection's storage options.
+        spark_conn_id: the Airflow connection of the Spark master.
+        max_active_shards: how many shards are computed at once.
+        spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
+        inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark.
+        kwargs: as for `TaskGroup`.
+
+    Example:
+        ```python
+        with DAG("long_docs", schedule=lance_asset("docs")):
+            RefreshTaskGroup(view="long_docs", source="docs")
+        ```
+    """
+
+    def __init__(
+        self,
+        group_id: str = "refresh",
+        *,
+        view: str,
+        src_version: int | str | None = None,
+        source: str | None = None,
+        max_rows_per_fragment: int | str | None = None,
+        concurrency: int | str = _DEFAULT.concurrency,
+        intra_applier_concurrency: int | str = _DEFAULT.intra_applier_concurrency,
+        batch_size: int | str | None = None,
+        checkpoint_size: int | str | None = None,
+        min_checkpoint_size: int | str | None = None,
+        max_checkpoint_size: int | str | None = None,
+        checkpoint_interval: float | str = _DEFAULT.checkpoint_interval,
+        task_size: int | str | None = None,
+        task_shuffle_diversity: int | str | None = None,
+        shard_size: int | str | None = None,
+        on_code_change: str = "error",
+        ignore_checkpoints: bool | str = False,
+        lance_conn_id: str = "lance_default",
+        database: str | None = None,
+        spark_conn_id: str = "spark_default",
+        max_active_shards: int = 1,
+        spark_submit: Mapping[str, Any] | None = None,
+        inline_below_rows: int | str = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(group_id=group_id, **kwargs)
+        place: dict[str, Any] = {"lance_conn_id": lance_conn_id, "database": database}
+        with self:
+            plan = PlanRefreshOperator(
+                task_id="plan",
+                view=view,
+                src_version=src_version,
+                max_rows_per_fragment=max_rows_per_fragment,
+                concurrency=concurrency,
+                intra_applier_concurrency=intra_applier_concurrency,
+                batch_size=batch_size,
+                checkpoint_size=checkpoint_size,
+                min_checkpoint_size=min_checkpoint_size,
+                max_checkpoint_size=max_checkpoint_size,
+                checkpoint_interval=checkpoint_interval,
+                task_size=task_size,
+                task_shuffle_diversity=task_shuffle_diversity,
+                shard_size=shard_size,
+                on_code_change=on_code_change,
+                ignore_checkpoints=ignore_checkpoints,
+                **place,
+            )
+            inlets = [] if source is None else [lance_asset(source, lance_conn_id)]
+            finish = FinishOperator(task_id="finish", plan_task_id=plan.task_id, table=view, inlets=inlets, **place)
+            add_shards(
+                plan,
+                finish,
+                place,
+                max_active_shards,
+                spark_conn_id=spark_conn_id,
+                inline_below_rows=inline_below_rows,
+                **(spark_submit or {}),
+            )

@@ -1,0 +1,138 @@
+"""Case f: a view of every other row with one computed column, kept up beside pylance alone doing the same work."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import lance.commit
+import numpy as np
+import pyarrow as pa
+from lance.file import LanceFileWriter
+from lance.fragment import DataFile, FragmentMetadata
+
+import airflow_geneva
+from airflow_geneva import Table
+from bench import udfs
+
+FILTER = "x % 2 = 0"
+_ROWS = 16_384
+_SCHEMA = pa.schema([("source", pa.int64()), ("x", pa.int64()), ("y", pa.int64())])
+
+
+class Floor:
+    """The same view by hand: a scan with a filter, the function, one file a fragment, one commit.
+
+    Args:
+        source: the source's folder.
+        uri: where to keep the view.
+    """
+
+    def __init__(self, source: str, uri: str) -> None:
+        self.source, self.uri = source, uri
+        self.seen, self.fragments = 0, set[int]()
+        lance.write_dataset(_SCHEMA.empty_table(), uri, enable_stable_row_ids=True)
+
+    def fill(self) -> int:
+        """Rows of fragments that were not there before."""
+        source = lance.dataset(self.source)
+        new = [f for f in source.get_fragments() if f.fragment_id not in self.fragments]
+        rows = self._append([fragment.scanner(**_READ) for fragment in new]) if new else 0
+        self.seen, self.fragments = source.version, {f.fragment_id for f in source.get_fragments()}
+        return rows
+
+    def update(self) -> int:
+        """Rows that were updated, told by the versions that Lance keeps of rows; they stay in the view."""
+        source = lance.dataset(self.source)
+        changed = f"_row_last_updated_at_version > {self.seen} AND {FILTER}"
+        ids = source.to_table(columns=[], filter=changed, with_row_id=True)["_rowid"].to_pylist()
+        lance.dataset(self.uri).delete(f"source IN ({','.join(map(str, ids))})")
+        rows = self._append([source.scanner(**{**_READ, "filter": changed})])
+        self.seen, self.fragments = source.version, {f.fragment_id for f in source.get_fragments()}
+        return rows
+
+    def nothing(self) -> int:
+        """Look whether there is anything."""
+        source = lance.dataset(self.source)
+        return len({f.fragment_id for f in source.get_fragments()} - self.fragments)
+
+    def compacted(self) -> int:
+        """What was compacted and nothing else needs a look only, for one who knows."""
+        source = lance.dataset(self.source)
+        self.seen, self.fragments = source.version, {f.fragment_id for f in source.get_fragments()}
+        return 0
+
+    def _append(self, scanners: list[lance.LanceScanner]) -> int:
+        view = lance.dataset(self.uri)
+        made = []
+        for scanner in scanners:
+            name, rows = f"{uuid.uuid4().hex}.lance", 0
+            with LanceFileWriter(f"{self.uri}/data/{name}", _SCHEMA, version=view.data_storage_version) as writer:
+                for batch in scanner.to_batches():
+                    x, ids = batch.column("x"), pa.array(batch.column("_rowid").to_numpy().view(np.int64))
+                    writer.write_batch(pa.record_batch([ids, x, udfs.double.func(x)], schema=_SCHEMA))
+                    rows += batch.num_rows
+            made.append((name, rows))
+        fragments = [FragmentMetadata(0, [DataFile.create(view, name)], rows) for name, rows in made if rows]
+        lance.LanceDataset.commit(self.uri, lance.LanceOperation.Append(fragments), read_version=view.version)
+        return sum(rows for _, rows in made)
+
+
+_READ: dict[str, Any] = {"columns": ["x"], "filter": FILTER, "with_row_id": True, "batch_size": _ROWS}
+
+
+def measure(folder: str, rows: int, fragments: int, runner: str, repeats: int) -> dict[str, Any]:
+    """Change a source in one way after another; after each, refresh the view, and keep the floor's up.
+
+    Args:
+        rows, fragments: size of the source to begin with.
+        repeats: rounds that count, each on tables of its own; one more warms up.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for turn in range(repeats + 1):
+        place = Path(folder) / str(turn)
+        table = airflow_geneva.connect(place).create_table(
+            "docs", pa.table({"x": pa.array(np.arange(rows))}), max_rows_per_file=rows // fragments
+        )
+        query = table.query().where(FILTER).select(["x"]).add_columns({"y": (udfs.double, ["x"])})
+        view = query.create_materialized_view(name="evens")
+        floor = Floor(table.uri, str(place / "floor.lance"))
+        for name, change, theirs in _changes(table, floor, rows):
+            change()
+            version = view.version
+            began = time.perf_counter()
+            result = view.refresh(runner=runner)
+            ours = time.perf_counter() - began
+            began = time.perf_counter()
+            floor_rows = theirs()
+            side = time.perf_counter() - began
+            about = found.setdefault(name, {"ours": [], "floor": []})
+            about |= {"rows": result.rows_computed, "floor_rows": floor_rows, "versions": view.version - version}
+            if turn:
+                about["ours"].append(ours)
+                about["floor"].append(side)
+        mine, other = view.to_arrow(), lance.dataset(floor.uri).to_table(columns=["x", "y"])
+        if not mine.select(["x", "y"]).sort_by("x").equals(other.sort_by("x")):
+            raise SystemExit("Our view does not hold what the floor's does.")
+    return {"rows": rows, "fragments": fragments, "runner": runner, "changes": found}
+
+
+def _changes(table: Table, floor: Floor, rows: int) -> list[tuple[str, Callable[[], Any], Callable[[], int]]]:
+    more = pa.table({"x": pa.array(np.arange(rows, rows + rows // 10))})
+    return [
+        ("first refresh", lambda: None, floor.fill),
+        ("nothing to do", lambda: None, floor.nothing),
+        ("10 % more rows", lambda: table.add(more), floor.fill),
+        ("update of 1 %, in every fragment", lambda: _update(table), floor.update),
+        ("compaction", lambda: table.lance.optimize.compact_files(), floor.compacted),
+        ("nothing again", lambda: None, floor.nothing),
+    ]
+
+
+def _update(table: Table) -> None:
+    # Every other row that it hits is in the view, before and after.
+    table.lance.update({"x": "x + 20000000000"}, where="x % 100 < 1")

@@ -1,0 +1,21 @@
+"""Wait until the table `verses` has rows that the view `long_verses` has not seen, refresh it, and wait again."""
+
+from __future__ import annotations
+
+# --8<-- [start:example]
+from airflow.sdk import DAG
+
+from airflow_geneva.sensors import NewFragmentsSensor
+from airflow_geneva.task_groups import RefreshTaskGroup
+
+with DAG(dag_id="refresh_on_new_data", schedule="@continuous", max_active_runs=1, tags=["geneva"], doc_md=__doc__):
+    wait = NewFragmentsSensor(
+        task_id="wait",
+        table="verses",
+        since="view:long_verses",
+        changed_rows=True,
+        mode="reschedule",
+        poke_interval=300,
+    )
+    wait >> RefreshTaskGroup(view="long_verses", source="verses", inline_below_rows=1000)
+# --8<-- [end:example]

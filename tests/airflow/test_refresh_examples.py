@@ -1,0 +1,115 @@
+"""The DAGs that show how views are refreshed, run as they are shown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.models.asset import AssetDagRunQueue
+from airflow.models.dag import DagModel
+from airflow.sdk import DAG
+from airflow.utils.session import create_session
+from sqlalchemy import delete, select
+
+from airflow_geneva import Table
+from airflow_geneva.assets import lance_asset
+from tests.airflow.conftest import Desk
+from tests.airflow.driving import Driver, events, register
+
+pytestmark = pytest.mark.airflow
+
+EXAMPLES = Path(__file__).parents[2] / "dags_examples"
+LONG = "It was a long time ago, and there was light upon the deep, and it went on like this for a hundred letters."
+DULL = "It was a long time ago, and nothing was upon the deep, and it went on like this for a hundred letters more."
+
+
+@pytest.fixture
+def verses(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
+    """A small table of verses, with the example UDFs on the Python path as in a DAGs folder."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    yield desk.database.create_table("verses", [{"text": LONG}, {"text": "short"}, {"text": DULL}])
+    for name in [name for name in sys.modules if name.startswith("embedding_udfs")]:
+        del sys.modules[name]
+
+
+def example(name: str, dag_id: str | None = None) -> DAG:
+    bag = DagBag(EXAMPLES / f"{name}.py")
+    assert not bag.import_errors
+    return bag.dags[dag_id or name]
+
+
+def go(dag: DAG) -> Driver:
+    run = Driver.trigger(dag).go()
+    assert run.state == "success", run.errors
+    return run
+
+
+def texts(desk: Desk, view: str) -> list[str]:
+    return sorted(desk.database.open_table(view).to_arrow()["text"].to_pylist())
+
+
+def due(dag_id: str) -> bool:
+    """Whether an asset event has set a DAG off."""
+    with create_session() as session:
+        return session.scalar(select(AssetDagRunQueue).where(AssetDagRunQueue.target_dag_id == dag_id)) is not None
+
+
+def take(dag_id: str) -> None:
+    """Do with the event what the scheduler does that starts the DAG for it."""
+    with create_session() as session:
+        session.execute(delete(AssetDagRunQueue).where(AssetDagRunQueue.target_dag_id == dag_id))
+
+
+def test_the_hourly_refresh_follows_the_table_for_three_hours(desk: Desk, verses: Table) -> None:
+    first = go(example("hourly_refresh"))
+    assert first.xcom("define")["created"] is True
+    assert texts(desk, "long_verses") == sorted([LONG, DULL])
+    vectors = desk.database.open_table("long_verses").to_arrow()["embedding"]
+    assert [len(vector) for vector in vectors.to_pylist()] == [256, 256]
+
+    verses.add([{"text": f"{LONG} Amen."}, {"text": "short too"}])
+    verses.lance.delete(f"text = '{DULL}'")
+    second = go(example("hourly_refresh"))
+    assert second.xcom("refresh.finish")["rows_computed"] == 1
+    assert texts(desk, "long_verses") == sorted([LONG, f"{LONG} Amen."])
+
+    version = desk.database.open_table("long_verses").version
+    third = go(example("hourly_refresh"))
+    assert third.states()["refresh.shards.apply"] == "skipped"
+    assert desk.database.open_table("long_verses").version == version
+
+
+def test_a_refresh_waits_for_new_data(desk: Desk, verses: Table) -> None:
+    go(example("hourly_refresh"))
+    dag = example("refresh_on_new_data")
+    wait: Any = dag.get_task("wait")
+    wait.poke_interval, wait.mode, wait.timeout, wait.soft_fail = 0, "poke", 0, True
+    assert Driver.trigger(dag).go().states()["wait"] == "skipped"
+    verses.add([{"text": f"{LONG} Amen."}])
+    run = go(dag)
+    assert run.xcom("wait")["fragments"] == 1
+    assert run.xcom("refresh.finish")["rows_computed"] == 1
+    assert texts(desk, "long_verses") == sorted([LONG, DULL, f"{LONG} Amen."])
+
+
+def test_a_view_on_a_view_is_set_off_by_the_view_below_it(desk: Desk, verses: Table) -> None:
+    go(example("hourly_refresh"))
+    first, second = (example("chained_views", name) for name in ("refresh_long_verses", "refresh_verses_of_light"))
+    register(second)
+    with create_session() as session:
+        session.get_one(DagModel, second.dag_id).is_paused = False
+    assert second.get_task("refresh.finish").inlets == [lance_asset("long_verses")]
+    for letters in ("Amen.", "Selah."):
+        verses.add([{"text": f"{LONG} {letters}"}, {"text": f"{DULL} {letters}"}])
+        before = len(events("lance_default/verses_of_light"))
+        assert not due(second.dag_id)
+        go(first)
+        assert due(second.dag_id)
+        take(second.dag_id)
+        go(second)
+        assert texts(desk, "verses_of_light") == [text for text in texts(desk, "long_verses") if "light" in text]
+        assert len(events("lance_default/verses_of_light")) == before + 1

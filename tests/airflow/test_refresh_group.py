@@ -1,0 +1,445 @@
+"""`RefreshTaskGroup`, run by Airflow: what a view shows, what is announced, and what a clear or a retry does."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, TaskGroup, task
+
+from airflow_geneva import View
+from airflow_geneva.assets import lance_asset
+from airflow_geneva.job.announcement import read_marks
+from airflow_geneva.job.record import Job
+from airflow_geneva.task_groups import RefreshTaskGroup
+from tests.airflow.conftest import Desk
+from tests.airflow.driving import Driver, events
+
+pytestmark = pytest.mark.airflow
+
+ROWS = 10
+
+
+def make_view(desk: Desk, where: str | None = "text NOT LIKE 'x%'") -> View:
+    """A view of the desk's table, named like no other test's."""
+    udfs = importlib.import_module("geneva_dag_udfs")
+    query = desk.table.query() if where is None else desk.table.query().where(where)
+    return query.select({"text": "text", "n": udfs.length}).create_materialized_view(
+        desk.database, f"view_of_{desk.table.name}"
+    )
+
+
+def make_dag(of: View, **settings: Any) -> DAG:
+    """A DAG with one group over a view, a shard a source fragment, and a task behind it."""
+    arguments = {name: settings.pop(name) for name in ("params", "default_args") if name in settings}
+    with DAG(f"dag_{of.name}", schedule=None, **arguments) as dag:
+
+        @task
+        def after() -> str:
+            return "ran"
+
+        given = {"view": of.name, "inline_below_rows": 10**9, "shard_size": 1, **settings}
+        RefreshTaskGroup(**given) >> after()
+    return dag
+
+
+def go(view: View, **settings: Any) -> Driver:
+    run = Driver.trigger(make_dag(view, **settings)).go()
+    assert run.state == "success", run.errors
+    return run
+
+
+def texts(letters: str) -> list[str]:
+    return [f"{letter}{row:02}" for letter in letters for row in range(ROWS)]
+
+
+def shown(view: View) -> dict[str, int]:
+    rows = view.to_arrow()
+    found = list(zip(rows["text"].to_pylist(), rows["n"].to_pylist(), strict=True))
+    assert len(dict(found)) == len(found), "a row is there twice"
+    return dict(found)
+
+
+def announced(view: View) -> list[dict[str, Any]]:
+    return events(f"lance_default/{view.name}")
+
+
+def test_a_first_refresh_shows_the_query_at_once_and_is_announced_once(desk: Desk) -> None:
+    desk.append("axbc")
+    view = make_view(desk)
+    planned_on = view.version
+    run = go(view)
+    assert run.states()["refresh.shards.commit"] == ["success"] * 3
+    assert run.states()["after"] == "success"
+    assert shown(view) == dict.fromkeys(texts("abc"), 3)
+    assert desk.calls() == texts("abc")
+    [event] = announced(view)
+    assert event == {
+        "producer": "airflow_geneva",
+        "table": view.name,
+        "column": None,
+        "from_version": planned_on,
+        "to_version": run.xcom("refresh.finish")["commits"][0],
+        "job_id": run.xcom("refresh.plan", "summary")["job_id"],
+        "state": "DONE",
+        "rows_computed": 3 * ROWS,
+        "rows_reused": 0,
+        "rows_failed": 0,
+        "rows_left": 0,
+        "source": desk.table.name,
+        "source_version": desk.table.version,
+    }
+    assert len(run.xcom("refresh.finish")["commits"]) == 1
+    summary = run.xcom("refresh.plan", "summary")
+    assert (summary["view"], summary["source"]) == (view.name, desk.table.name)
+    assert (summary["rows_total"], summary["rows_pending"]) == (4 * ROWS, 3 * ROWS)
+
+
+def test_nothing_to_do_has_no_shard_and_writes_no_version_and_no_event(desk: Desk) -> None:
+    desk.append("ab")
+    view = make_view(desk)
+    go(view)
+    desk.calls()
+    version = view.version
+    desk.append("x")
+    for _ in range(2):
+        run = go(view)
+        assert run.xcom("refresh.plan") == []
+        assert run.states()["refresh.shards.apply"] == "skipped"
+        assert run.states()["after"] == "success"
+        assert run.xcom("refresh.finish")["event"] is None
+    assert (view.version, desk.calls()) == (version, [])
+    assert len(announced(view)) == 1
+    assert read_marks(view.location.checkpoints, -1) == []
+
+
+def test_rows_that_come_and_go_are_one_swap_and_an_event_begins_where_the_last_one_ended(desk: Desk) -> None:
+    desk.append("abc")
+    view = make_view(desk)
+    go(view)
+    desk.calls()
+    desk.append("d")
+    desk.table.lance.delete("text LIKE 'b%' OR text = 'c03'")
+    run = go(view)
+    assert desk.calls() == texts("d")
+    assert shown(view) == dict.fromkeys([text for text in texts("acd") if text != "c03"], 3)
+    first, second = announced(view)
+    assert second["from_version"] == first["to_version"]
+    assert [second["to_version"]] == run.xcom("refresh.finish")["commits"]
+    assert second["rows_computed"] == ROWS
+
+
+def test_rows_that_only_leave_are_swapped_out_without_any_shard(desk: Desk) -> None:
+    desk.append("ab")
+    view = make_view(desk)
+    go(view)
+    desk.calls()
+    desk.table.lance.delete("text LIKE 'b%'")
+    run = go(view)
+    assert run.xcom("refresh.plan") == []
+    assert shown(view) == dict.fromkeys(texts("a"), 3)
+    assert desk.calls() == []
+    assert len(announced(view)) == 2
+
+
+def test_a_failed_shard_leaves_the_view_as_it_was_and_is_mended_by_clearing_it(desk: Desk) -> None:
+    desk.append("a")
+    view = make_view(desk)
+    go(view)
+    desk.calls()
+    desk.append("bcd")
+    desk.table.lance.delete("text = 'a00'")
+    desk.break_at("c04")
+    run = Driver.trigger(make_dag(view, default_args={"retries": 0})).go()
+    assert run.state == "failed"
+    assert run.states()["refresh.shards.commit"] == ["success", "upstream_failed", "success"]
+    assert "1 of 3 shards" in run.error("refresh.finish")
+    assert "The view is as it was" in run.error("refresh.finish")
+    assert shown(view) == dict.fromkeys(texts("a"), 3)
+    assert len(announced(view)) == 1
+    job = desk.database.job(run.xcom("refresh.plan", "summary")["job_id"])
+    assert (job.state, job.kind, job.target, job.rows_committed) == ("FAILED", "refresh", view.name, 0)
+    assert [shard.stage for shard in job.shards] == ["verified", "applying", "verified"]
+    assert "c04" in str(job.error)
+
+    desk.mend()
+    desk.calls()
+    run.clear(("refresh.shards.apply", 1)).go()
+    assert run.state == "success", run.errors
+    assert desk.calls() == texts("c")
+    assert shown(view) == dict.fromkeys([text for text in texts("abcd") if text != "a00"], 3)
+    assert len(announced(view)) == 2
+
+
+def test_finish_does_not_retry_what_a_retry_cannot_mend(desk: Desk) -> None:
+    desk.append("a")
+    desk.break_at("a00")
+    run = Driver.trigger(make_dag(make_view(desk), default_args={"retries": 2})).go()
+    assert run.tries("refresh.finish") == 1
+    assert run.tries("refresh.shards.apply", 0) == 3
+
+
+@pytest.mark.parametrize("killed", ["refresh.shards.apply", "refresh.shards.commit", "refresh.finish"])
+def test_a_killed_task_is_cleared_and_the_run_goes_on_from_there(desk: Desk, killed: str) -> None:
+    desk.append("ab")
+    view = make_view(desk)
+    run = Driver.trigger(make_dag(view)).go(kill=killed)
+    assert run.state == "failed"
+    assert (shown(view), announced(view)) == ({}, [])
+    if killed != "refresh.shards.apply":
+        assert desk.calls() == texts("ab")
+    tasks = (killed,) if killed == "refresh.finish" else tuple((killed, index) for index in range(2))
+    run.clear(*tasks).go()
+    assert run.state == "success", run.errors
+    assert desk.calls() == (texts("ab") if killed == "refresh.shards.apply" else [])
+    assert shown(view) == dict.fromkeys(texts("ab"), 3)
+    assert len(announced(view)) == 1
+
+
+def test_a_finish_that_is_cleared_swaps_and_announces_nothing_again(desk: Desk) -> None:
+    desk.append("ab")
+    view = make_view(desk)
+    first = go(view)
+    version = view.version
+    first.clear("refresh.finish").go()
+    assert first.state == "success", first.errors
+    assert (view.version, len(announced(view))) == (version, 1)
+    assert first.xcom("refresh.finish")["rows_computed"] == 2 * ROWS
+
+    desk.append("c")
+    go(view)
+    version = view.version
+    first.clear("refresh.finish").go()
+    assert first.state == "success", first.errors
+    assert first.xcom("refresh.finish")["state"] == "DONE"
+    assert (view.version, len(announced(view))) == (version, 2)
+
+
+def test_clearing_the_plan_with_its_downstream_takes_the_newest_source(desk: Desk) -> None:
+    desk.append("abc")
+    view = make_view(desk)
+    run = go(view)
+    desk.append("d")
+    run.clear("refresh.plan").go()
+    assert run.state == "success", run.errors
+    assert run.states()["refresh.shards.commit"] == ["success", "removed", "removed"]
+    assert shown(view) == dict.fromkeys(texts("abcd"), 3)
+    assert desk.calls() == texts("abcd")
+    first, second = announced(view)
+    assert second["from_version"] == first["to_version"]
+
+
+def test_an_apply_that_is_marked_as_success_leaves_the_view_alone_with_a_warning(desk: Desk) -> None:
+    desk.append("ab")
+    view = make_view(desk)
+    desk.break_at("b03")
+    run = Driver.trigger(make_dag(view)).go()
+    run.mark_success("refresh.shards.apply", 1)
+    run.clear(("refresh.shards.commit", 1)).go()
+    assert run.state == "success", run.errors
+    result = run.xcom("refresh.finish")
+    assert (result["state"], result["rows_left"], result["event"]) == ("PARTIAL", 2 * ROWS, None)
+    assert shown(view) == {}
+
+    desk.mend()
+    desk.calls()
+    again = go(view)
+    assert desk.calls() == texts("b")
+    assert again.xcom("refresh.finish")["state"] == "DONE"
+    assert shown(view) == dict.fromkeys(texts("ab"), 3)
+
+
+def test_a_refresh_that_lost_to_another_is_green_and_announces_nothing(desk: Desk) -> None:
+    desk.append("ab")
+    view = make_view(desk)
+    run = Driver.trigger(make_dag(view)).go(kill="refresh.finish")
+    desk.append("c")
+    view.refresh(runner="inline")
+    desk.calls()
+    run.clear("refresh.finish").go()
+    assert run.state == "success", run.errors
+    result = run.xcom("refresh.finish")
+    assert (result["state"], result["event"]) == ("PARTIAL", None)
+    assert "another refresh" in result["notes"][-1]
+    assert shown(view) == dict.fromkeys(texts("abc"), 3)
+    go(view)
+    assert desk.calls() == []
+
+
+def test_checkpoints_of_a_refresh_that_was_never_finished_are_used(desk: Desk) -> None:
+    desk.append("ab")
+    view = make_view(desk)
+    Driver.trigger(make_dag(view)).go(kill="refresh.shards.commit")
+    desk.calls()
+    desk.append("c")
+    run = go(view)
+    assert desk.calls() == texts("c")
+    assert run.xcom("refresh.finish")["rows_reused"] == 2 * ROWS
+    assert shown(view) == dict.fromkeys(texts("abc"), 3)
+
+
+def test_the_record_of_a_refresh_names_its_airflow_run(desk: Desk) -> None:
+    desk.append("ab")
+    view = make_view(desk)
+    run = go(view)
+    job = desk.database.job(run.xcom("refresh.plan", "summary")["job_id"])
+    assert isinstance(job, Job)
+    assert job.airflow is not None
+    assert (job.airflow.dag_id, job.airflow.run_id) == (f"dag_{view.name}", run.run_id)
+    assert (job.state, job.kind, job.view, job.rows_committed) == ("DONE", "refresh", view.name, 2 * ROWS)
+    assert set(job.seconds) == {"plan", "apply", "commit", "finish"}
+
+
+def test_a_view_on_a_view_follows_both(desk: Desk) -> None:
+    desk.append("ab")
+    lower = make_view(desk)
+    upper = lower.query().where("n > 2").select({"text": "text", "n": "n"}).create_materialized_view(
+        desk.database, f"upper_{desk.table.name}"
+    )  # fmt: skip
+    with DAG(f"dag_{desk.table.name}", schedule=None) as dag:
+        common = {"inline_below_rows": 10**9}
+        first = RefreshTaskGroup("first", view=lower.name, source=desk.table.name, **common)
+        first >> RefreshTaskGroup("second", view=upper.name, source=lower.name, **common)
+    assert dag.get_task("second.finish").inlets == dag.get_task("first.finish").outlets == [lance_asset(lower.name)]
+    for letters in ("ab", "abc"):
+        run = Driver.trigger(dag).go()
+        assert run.state == "success", run.errors
+        assert shown(upper) == shown(lower) == dict.fromkeys(texts(letters), 3)
+        desk.append("c")
+    assert [len(announced(lower)), len(announced(upper))] == [2, 2]
+    assert announced(upper)[0]["source"] == lower.name
+
+
+def test_the_code_of_every_module_travels_with_the_plan(desk: Desk, airflow_db: Path) -> None:
+    (airflow_db / "dags" / "geneva_other_udfs.py").write_text(
+        "import pyarrow as pa\nfrom airflow_geneva import udf\n\n\n"
+        "@udf(data_type=pa.string(), version='1')\ndef shout(text: str) -> str:\n    return text.upper()\n"
+    )
+    shout = importlib.import_module("geneva_other_udfs").shout
+    udfs = importlib.import_module("geneva_dag_udfs")
+    desk.append("a")
+    columns = {"text": "text", "n": udfs.length, "m": (udfs.longer, ["text"]), "shout": shout}
+    view = desk.table.query().select(columns).create_materialized_view(desk.database, f"view_of_{desk.table.name}")
+    run = go(view)
+    folder = Path(run.xcom("refresh.plan", "summary")["plan_uri"]).parent
+    assert len(list(folder.glob("code-*.zip"))) == 2
+    work = json.loads(Path(run.xcom("refresh.plan", "summary")["plan_uri"]).read_text())["work"]
+    assert len(work["codes"]) == 2
+    assert view.to_arrow()["shout"].to_pylist() == [text.upper() for text in texts("a")]
+
+
+@pytest.mark.parametrize("damaged", ["swap-*.json", "state/view/*.lance"])
+def test_a_swap_that_was_changed_is_not_carried_out(desk: Desk, damaged: str) -> None:
+    desk.append("a")
+    view = make_view(desk)
+    run = Driver.trigger(make_dag(view, default_args={"retries": 2})).go(kill="refresh.finish")
+    [path] = Path(run.xcom("refresh.plan", "summary")["plan_uri"]).parent.glob(damaged)
+    path.write_bytes(path.read_bytes() + b" ")
+    tries = run.tries("refresh.finish")
+    run.clear("refresh.finish").go()
+    assert run.tries("refresh.finish") == tries + 1
+    assert "Clear the plan task with its downstream tasks" in run.error("refresh.finish")
+    assert shown(view) == {}
+
+
+def test_numbers_may_come_out_of_templates(desk: Desk) -> None:
+    desk.append("abc")
+    view = make_view(desk)
+    params = {"version": desk.table.version, "size": 2, "again": False, "nothing": "", "rows": 5}
+    desk.append("d")
+    run = go(
+        view,
+        params=params,
+        src_version="{{ params.version }}",
+        shard_size="{{ params.size }}",
+        max_rows_per_fragment="{{ params.rows }}",
+        ignore_checkpoints="{{ params.again }}",
+        batch_size="{{ params.nothing }}",
+        inline_below_rows="{{ 1000 * 1000 }}",
+    )
+    assert len(run.xcom("refresh.plan")) == 2
+    assert shown(view) == dict.fromkeys(texts("abc"), 3)
+    assert [fragment.count_rows() for fragment in view.lance.get_fragments()] == [5] * 6
+
+
+def test_a_templated_view_inside_another_group_is_announced_as_well(desk: Desk) -> None:
+    desk.append("a")
+    view = make_view(desk)
+    with DAG(f"dag_{view.name}", schedule=None, params={"view": view.name}) as dag, TaskGroup("outer"):
+        RefreshTaskGroup(view="{{ params.view }}", inline_below_rows=10**9)
+    run = Driver.trigger(dag).go()
+    assert run.state == "success", run.errors
+    assert len(announced(view)) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"view": "{{ '' }}"}, "view='' is empty"),
+        ({"view": "elsewhere"}, "There is no table 'elsewhere'"),
+        ({"src_version": 99}, "Version 99"),
+        ({"src_version": "new"}, "src_version='new' is not a whole number"),
+        ({"on_code_change": "perhaps"}, "on_code_change='perhaps' is unknown"),
+        ({"max_rows_per_fragment": 0}, "max_rows_per_fragment=0 makes no sense"),
+        ({"shard_size": 0}, "shard_size=0 makes no sense"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_before_anything_starts(desk: Desk, wrong: dict[str, Any], told: str) -> None:
+    desk.append("a")
+    run = Driver.trigger(make_dag(make_view(desk), **wrong)).go()
+    assert run.state == "failed"
+    assert told in run.error("refresh.plan")
+    assert run.states()["refresh.shards.apply"] == "upstream_failed"
+    assert desk.calls() == []
+
+
+def test_a_table_is_not_refreshed(desk: Desk) -> None:
+    view = make_view(desk)
+    run = Driver.trigger(make_dag(view, view=desk.table.name)).go()
+    assert "is a table and not a view" in run.error("refresh.plan")
+
+
+def test_code_that_changed_stops_the_plan_until_it_is_told_what_to_do(
+    desk: Desk, airflow_db: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.append("a")
+    view = make_view(desk)
+    go(view)
+    udfs = importlib.import_module("geneva_dag_udfs")
+    monkeypatch.setattr(udfs, "length", udfs.longer)
+    stopped = Driver.trigger(make_dag(view, default_args={"retries": 2})).go()
+    assert stopped.tries("refresh.plan") == 1
+    assert "10 rows of the view hold values of the old code" in stopped.error("refresh.plan")
+    go(view, on_code_change="recompute")
+    assert shown(view) == dict.fromkeys(texts("a"), 6)
+
+
+def test_a_plan_is_carried_out_with_the_definition_that_was_planned(desk: Desk) -> None:
+    desk.append("a")
+    view = make_view(desk)
+    run = Driver.trigger(make_dag(view)).go(kill="refresh.shards.apply")
+    damaged = view.lance.schema.metadata[b"geneva::view::query"].decode().replace(":length", ":nonsense")
+    view.lance.update_schema_metadata({"geneva::view::query": damaged})
+    run.clear(("refresh.shards.apply", 0)).go()
+    assert run.state == "success", run.errors
+    assert shown(view) == dict.fromkeys(texts("a"), 3)
+
+
+@pytest.mark.spark
+def test_a_refresh_on_spark_uses_the_modules_that_travelled_with_the_plan(desk: Desk) -> None:
+    udfs = importlib.import_module("geneva_dag_udfs")
+    desk.append("ab")
+    columns = {"text": "text", "n": udfs.length, "loud": udfs.upper}
+    view = desk.table.query().select(columns).create_materialized_view(desk.database, f"view_of_{desk.table.name}")
+    desk.break_at("b07", once=True)
+    run = go(view, inline_below_rows=0, shard_size=None, default_args={"retries": 1})
+    assert run.tries("refresh.shards.apply", 0) == 2
+    told = run.error("refresh.shards.apply", 0)
+    assert told.startswith(f"Computing shard 0 of {view.name} failed: UdfError: ")
+    assert "cannot measure b07 yet" in told
+    assert shown(view) == dict.fromkeys(texts("ab"), 3)
+    assert sorted(view.to_arrow()["loud"].to_pylist()) == [text.upper() for text in texts("ab")]
+    assert len(announced(view)) == 1

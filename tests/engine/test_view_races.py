@@ -1,0 +1,259 @@
+"""Others at a view while it is refreshed: in this process at the worst moment, and in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from lance.fragment import write_fragments
+
+from airflow_geneva import connect
+from airflow_geneva.commit import swap
+from airflow_geneva.table import Table
+from airflow_geneva.view import View
+from tests.counting import TRACE, Trace
+from tests.engine.conftest import MakeTable
+from tests.engine.forge import forge
+from tests.engine.test_views import Asked, Refresh, assert_equals_query, assert_nothing_to_refresh, shown
+
+PLACEHOLDERS = ["__source_row_id", "__is_set"]
+
+
+def insert(view: View, ids: list[int], is_set: bool) -> None:
+    rows = [pa.array(ids, pa.int64()), pa.array([is_set] * len(ids))]
+    view.lance.insert(pa.table(rows, names=PLACEHOLDERS), mode="append")
+
+
+def at_the_worst_moment(monkeypatch: pytest.MonkeyPatch, what: Callable[[], Any]) -> None:
+    """Have something done once, after a swap looked at its view and before it is committed."""
+    done: list[str] = []
+
+    def interrupt(name: str) -> None:
+        if name == "swap.before" and not done:
+            done.append(name)
+            what()
+
+    monkeypatch.setattr(swap, "fault_point", interrupt)
+
+
+# Whatever is done to the view, and whether the swap may still be made on top of it.
+MEANWHILE: dict[str, tuple[Callable[[View], Any], set[str]]] = {
+    "compaction": (lambda view: view.lance.optimize.compact_files(), {"DONE"}),
+    "placeholders": (lambda view: insert(view, [3, 500], False), {"DONE"}),
+    "rows of others": (lambda view: insert(view, [3, 500], True), {"DONE", "PARTIAL"}),
+    "another column": (lambda view: view.lance.add_columns({"theirs": "id"}), {"DONE"}),
+    "restore": (lambda view: view.location.open(1).restore(), {"PARTIAL"}),
+    "delete": (lambda view: view.lance.delete("id IN (2, 30, 60)"), {"DONE", "PARTIAL"}),
+    "update": (lambda view: view.lance.update({"p": "0"}, where="id IN (2, 30, 60)"), {"DONE", "PARTIAL"}),
+    "cleanup": (lambda view: view.lance.cleanup_old_versions(older_than=timedelta(0)), {"DONE"}),
+    "configuration": (lambda view: view.lance.update_config({"a": "b"}), {"DONE"}),
+    "index": (lambda view: view.lance.create_scalar_index("id", "BTREE"), {"DONE"}),
+}
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["later", "first"])
+@pytest.mark.parametrize("name", MEANWHILE)
+def test_what_happens_to_a_view_just_before_its_swap_is_seen_by_this_refresh_or_the_next(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, name: str, first: bool
+) -> None:
+    what, states = MEANWHILE[name]
+    table = make_table(100)
+    view = Asked().make(table)
+    if not first:
+        view.refresh(runner="inline", max_rows_per_fragment=20)
+        table.lance.update({"x": "x + 1"}, where="id IN (5, 50)")
+    taken = Refresh(view).plan().apply()
+    before = shown(view)
+    at_the_worst_moment(monkeypatch, lambda: what(view))
+    result = taken.finish()
+    assert result.state in ({"DONE", "PARTIAL"} if first else states)
+    if name not in ("rows of others", "delete", "update", "restore"):
+        assert sorted(shown(view)) in (sorted(before), sorted(Asked().rows(table)))
+    view.refresh(runner="inline")
+    assert_equals_query(view, table, Asked())
+    assert view.lance.count_rows() == 100
+    assert_nothing_to_refresh(view, trace)
+
+
+@pytest.mark.parametrize("name", ["rows of others", "delete", "update"])
+def test_rows_that_others_change_between_two_refreshes_are_put_right_without_running_a_row(
+    make_table: MakeTable, trace: Trace, name: str
+) -> None:
+    table = make_table(100)
+    view = Asked().make(table)
+    view.refresh(runner="inline")
+    MEANWHILE[name][0](view)
+    seen = len(trace)
+    result = view.refresh(runner="inline")
+    assert "others changed the view's rows" in str(result.notes)
+    assert_equals_query(view, table, Asked())
+    assert (len(trace), view.lance.count_rows()) == (seen, 100)
+    assert_nothing_to_refresh(view, trace)
+
+
+def test_a_column_that_others_added_and_filled_is_kept_and_costs_nothing(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100)
+    view = Asked().make(table)
+    view.refresh(runner="inline")
+    view.lance.add_columns(pa.schema([pa.field("theirs", pa.int64())]))
+    dataset = view.lance
+    fragment = dataset.get_fragments()[0]
+    data = pa.table([pa.array(range(fragment.physical_rows), pa.int64())], names=["theirs"])
+    (meta,) = write_fragments(data, dataset, mode="append")
+    group = lance.LanceOperation.DataReplacementGroup(fragment.fragment_id, meta.files[0])
+    filled = lance.Transaction(dataset.version, lance.LanceOperation.DataReplacement([group]))
+    lance.LanceDataset.commit(dataset.uri, filled)
+    assert_nothing_to_refresh(view, trace)
+    table.add([{"id": 100, "x": 100}])
+    assert view.refresh(runner="inline").rows_computed == 1
+    assert_equals_query(view, table, Asked())
+    kept = [row["theirs"] for row in view.to_arrow().to_pylist()]
+    assert kept[:25] == list(range(25))
+    assert set(kept[25:]) == {None}
+
+
+RIVALS: dict[str, Callable[[Table], tuple[Callable[[], Any], Callable[[], Any]]]] = {
+    "both append": lambda table: (
+        lambda: table.add([{"id": 200, "x": 200}]),
+        lambda: table.add([{"id": 201, "x": 201}]),
+    ),
+    "updates in places of their own": lambda table: (
+        lambda: table.lance.update({"x": "x + 1"}, where="id = 30"),
+        # The first change is taken back, so that the second refresh touches another fragment only.
+        lambda: (table.location.open(1).restore(), table.lance.update({"x": "x + 1"}, where="id = 90")),
+    ),
+}
+
+
+@pytest.mark.parametrize("rows", [100, 0])
+@pytest.mark.parametrize("name", RIVALS)
+def test_of_two_refreshes_that_swap_at_once_one_wins(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, rows: int, name: str
+) -> None:
+    table = make_table(rows)
+    view = Asked().make(table)
+    if rows:
+        view.refresh(runner="inline")
+    else:
+        table.add([{"id": number, "x": number} for number in range(5)])
+    first, second = RIVALS[name](table)
+    first()
+    slower = Refresh(view).plan().apply()
+    second()
+    faster = Refresh(view).plan().apply()
+    states: list[str] = []
+    at_the_worst_moment(monkeypatch, lambda: states.append(faster.finish().state))
+    states.append(slower.finish().state)
+    assert states == ["DONE", "PARTIAL"]
+    seen = len(trace)
+    view.refresh(runner="inline")
+    assert_equals_query(view, table, Asked())
+    assert view.lance.count_rows() == table.count_rows()
+    assert len(trace) == seen
+    assert_nothing_to_refresh(view, trace)
+
+
+def test_a_view_of_a_view_that_was_restored_and_refreshed_follows_it(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(40)
+    lower = Asked().make(table)
+    new = lower.version
+    lower.refresh(runner="inline")
+    upper = lower.query().select({"id": "id", "four": "twice * 2"}).create_materialized_view(name="upper")
+    upper.refresh(runner="inline")
+    lower.location.open(new).restore()
+    lower.refresh(runner="inline")
+    upper.refresh(runner="inline")
+    table.lance.update({"x": "x + 1"}, where="id = 3")
+    lower.refresh(runner="inline")
+    upper.refresh(runner="inline")
+    rows = sorted((row["id"], row["four"]) for row in upper.to_arrow().to_pylist())
+    assert rows == sorted((i, 2 * twice) for i, twice, _ in Asked().rows(table))
+
+
+@pytest.mark.parametrize("columns", [{"y": "y"}, {"one": "1"}], ids=["a column without files", "no column"])
+def test_fragments_that_no_file_tells_apart_are_told_apart(
+    make_table: MakeTable, trace: Trace, columns: dict[str, str]
+) -> None:
+    table = make_table(40)
+    table.lance.add_columns(pa.schema([pa.field("y", pa.int64())]))
+    view = table.query().select(columns).create_materialized_view(name="v")
+    view.refresh(runner="inline")
+    table.add([{"id": 40, "x": 40}])
+    assert view.refresh(runner="inline").rows_computed == 1
+    assert view.count_rows() == 41
+    table.lance.update({"y": "x"}, where="id < 20")
+    view.refresh(runner="inline")
+    assert view.count_rows() == view.lance.count_rows() == 41
+    if "y" in columns:
+        assert sorted(y for y in view.to_arrow()["y"].to_pylist() if y is not None) == list(range(20))
+
+
+def read_and_note(database: str, out: str, stop: str) -> None:
+    """Read the view again and again until told to stop; called in a process of its own."""
+    view = connect(database).open_table("v")
+    seen: list[list[list[int]]] = []
+    reads = 0
+    while not Path(stop).exists():
+        rows = sorted([row["id"], row["twice"], row["p"]] for row in view.to_arrow().to_pylist())
+        reads += 1
+        if rows not in seen[-1:]:
+            seen.append(rows)
+    Path(out).write_text(json.dumps({"reads": reads, "seen": seen}))
+
+
+def refresh_again_and_again(database: str, out: str, stop: str) -> None:
+    """Refresh the view until told to stop; called in a process of its own."""
+    view = connect(database).open_table("v")
+    states: list[str] = []
+    while not Path(stop).exists():
+        states.append(view.refresh(runner="inline").state)
+    Path(out).write_text(json.dumps(states))
+
+
+@pytest.mark.crash
+def test_two_that_refresh_and_one_that_reads_all_the_time_see_whole_refreshes_only(
+    make_table: MakeTable, trace: Trace, tmp_path: Path
+) -> None:
+    table = make_table(60, per_fragment=20)
+    view = Asked().make(table)
+    view.refresh(runner="inline")
+    stop, environment = tmp_path / "stop", {TRACE: str(trace.path)}
+    database = table.location.database_uri
+    roles = {"read": "read_and_note", "one": "refresh_again_and_again", "two": "refresh_again_and_again"}
+    running = {}
+    for role, function in roles.items():
+        arguments = {"database": database, "out": str(tmp_path / role), "stop": str(stop)}
+        running[role] = forge().start(f"tests.engine.test_view_races:{function}", arguments, environment)
+    changes: list[Callable[[int], Any]] = [
+        lambda n: table.add([{"id": 1_000 + n, "x": n}, {"id": 2_000 + n, "x": n}]),
+        lambda n: table.lance.update({"x": "x + 1000"}, where=f"id % 7 = {n % 7}"),
+        lambda n: table.lance.delete(f"id = {n}"),
+        lambda n: table.lance.optimize.compact_files(target_rows_per_fragment=30),
+    ]
+    try:
+        for number in range(24):
+            changes[number % 4](number)
+            # The next change comes when this one was seen, or soon after: both shall happen.
+            until, wanted = time.monotonic() + (2 if number % 3 == 0 else 0.1), sorted(Asked().rows(table))
+            while time.monotonic() < until and sorted(shown(view)) != wanted:
+                time.sleep(0.01)
+    finally:
+        stop.touch()
+        codes = {role: forge().wait(pid) for role, pid in running.items()}
+    assert set(codes.values()) == {0}, codes
+    queries = [sorted(map(list, Asked().rows(table, version))) for version in range(1, table.version + 1)]
+    found = json.loads((tmp_path / "read").read_text())
+    assert all(rows in queries for rows in found["seen"])
+    assert len(found["seen"]) > 5
+    states = [state for role in ("one", "two") for state in json.loads((tmp_path / role).read_text())]
+    assert set(states) <= {"DONE", "PARTIAL"}
+    view.refresh(runner="inline")
+    assert_equals_query(view, table, Asked())
+    assert_nothing_to_refresh(view, trace)
