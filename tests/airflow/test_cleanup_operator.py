@@ -101,7 +101,7 @@ def test_what_makes_no_sense_is_refused(desk: Desk, arguments: dict[str, Any], m
 def test_a_table_that_cannot_be_opened_fails_the_task_and_keeps_no_other_from_being_cleaned(desk: Desk) -> None:
     compute(desk)
     grow_old(desk.table)
-    Path(desk.database.uri, "aaa.lance").mkdir()
+    Path(desk.database.uri, "aaa.lance", "_versions").mkdir(parents=True)
     run = clean(desk)
     assert run.state == "failed"
     assert "'aaa' cannot be opened" in run.error("clean_up")
