@@ -228,12 +228,15 @@ def _stored_plan(db: Database, job_id: str) -> str:
     planned = folder.read("planned.json")
     if planned is None:
         if job.shard_count:
-            raise InvalidInput(f"The plan of job {job_id} is gone, or was never finished. Run the backfill again.")
+            raise InvalidInput(f"The plan of job {job_id} is gone, or was never finished. Run the {job.kind} again.")
+        if job.commits:
+            return f"{about}\n  No row was to be computed: rows only left the view."
         return f"{about}\n  Nothing was to be done: all {job.rows_total:,} rows were as they should be."
     saved = load_plan(folder.storage, planned["fingerprint"])
+    version = f"{f'{job.source} at' if job.source else 'table'} version {saved.work.version}"
     lines = [
         about,
-        f"  table version {saved.work.version}: {saved.rows_total:,} rows, {job.rows_pending:,} pending, "
+        f"  {version}: {saved.rows_total:,} rows, {job.rows_pending:,} pending, "
         f"{saved.rows_skipped:,} with nothing to do",
         f"  fingerprint {saved.fingerprint}, checkpoints under {saved.work.prefix}",
     ]

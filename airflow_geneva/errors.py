@@ -31,6 +31,7 @@ class UdfError(GenevaError, RuntimeError):
         computed: values of the rows before ``row_index``, NULL for those that failed and were skipped; None when they
             are not known.
         failures: the rows before ``row_index`` that failed and were skipped.
+        column: the column of a query that was computed, where there may be several; else "".
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class UdfError(GenevaError, RuntimeError):
         row_index: int | None = None,
         computed: pa.Array | None = None,
         failures: tuple[RowFailure, ...] = (),
+        column: str = "",
     ) -> None:
         super().__init__(message)
         self.row_index = row_index
         self.computed = computed
         self.failures = failures
+        self.column = column
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Spark pickles exceptions on their way to the driver; values and failures stay where they were computed.

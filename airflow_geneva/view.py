@@ -64,6 +64,33 @@ class View(Table):
         dataset = self.lance
         return dataset.to_table(columns=visible_columns(dataset.schema), filter=IS_SET)
 
+    def get_failed_row_addresses(self, job_id: str | None = None, column_name: str | None = None) -> list[int]:
+        """Row addresses, in the source, of rows that a UDF failed on, ascending.
+
+        Args:
+            job_id: rows that failed in this job, at the addresses they had then; None: rows that the view shows without
+                a value, or not at all, because a UDF failed on them, at the addresses they have now.
+            column_name: of one column of the job only.
+
+        Raises:
+            InvalidInput: ``job_id`` is not one, or a column is named without one.
+        """
+        from airflow_geneva.commit.contents import ViewContents
+        from airflow_geneva.plan.failed import failed_source_addresses
+
+        if job_id is not None:
+            return super().get_failed_row_addresses(job_id, column_name)
+        if column_name is not None:
+            raise InvalidInput(
+                f"View {self.name!r} does not remember on which column a row failed. Leave column_name out, name a job "
+                f"too, or ask view.get_errors(column_name={column_name!r}), which says what failed in every job."
+            )
+        snapshot = ViewContents(self.location, self.lance).snapshot
+        if snapshot is None:
+            return []
+        reads = [column.name for column in self.view_definition.reads]
+        return sorted(failed_source_addresses(self.source().lance, reads, snapshot))
+
     def plan_refresh(
         self,
         src_version: int | None = None,

@@ -25,7 +25,7 @@ _SCHEMA = pa.schema([("source", pa.int64()), ("x", pa.int64()), ("y", pa.int64()
 
 
 class Floor:
-    """The same view by hand: a scan with a filter, the function, one file a fragment, one commit.
+    """The same view by hand: a scan with a filter, the function, one file a fragment, and a commit of the same kind.
 
     Args:
         source: the source's folder.
@@ -41,7 +41,7 @@ class Floor:
         """Rows of fragments that were not there before."""
         source = lance.dataset(self.source)
         new = [f for f in source.get_fragments() if f.fragment_id not in self.fragments]
-        rows = self._append([fragment.scanner(**_READ) for fragment in new]) if new else 0
+        rows = self._swap_in([fragment.scanner(**_READ) for fragment in new]) if new else 0
         self.seen, self.fragments = source.version, {f.fragment_id for f in source.get_fragments()}
         return rows
 
@@ -51,7 +51,7 @@ class Floor:
         changed = f"_row_last_updated_at_version > {self.seen} AND {FILTER}"
         ids = source.to_table(columns=[], filter=changed, with_row_id=True)["_rowid"].to_pylist()
         lance.dataset(self.uri).delete(f"source IN ({','.join(map(str, ids))})")
-        rows = self._append([source.scanner(**{**_READ, "filter": changed})])
+        rows = self._swap_in([source.scanner(**{**_READ, "filter": changed})])
         self.seen, self.fragments = source.version, {f.fragment_id for f in source.get_fragments()}
         return rows
 
@@ -66,7 +66,7 @@ class Floor:
         self.seen, self.fragments = source.version, {f.fragment_id for f in source.get_fragments()}
         return 0
 
-    def _append(self, scanners: list[lance.LanceScanner]) -> int:
+    def _swap_in(self, scanners: list[lance.LanceScanner]) -> int:
         view = lance.dataset(self.uri)
         made = []
         for scanner in scanners:
@@ -77,8 +77,13 @@ class Floor:
                     writer.write_batch(pa.record_batch([ids, x, udfs.double.func(x)], schema=_SCHEMA))
                     rows += batch.num_rows
             made.append((name, rows))
-        fragments = [FragmentMetadata(0, [DataFile.create(view, name)], rows) for name, rows in made if rows]
-        lance.LanceDataset.commit(self.uri, lance.LanceOperation.Append(fragments), read_version=view.version)
+        # Not an append: two that do the same at once would both be committed, and their rows be there twice.
+        swap = lance.LanceOperation.Update(
+            new_fragments=[FragmentMetadata(0, [DataFile.create(view, name)], rows) for name, rows in made if rows],
+            updated_fragments=[fragment.metadata for fragment in view.get_fragments()[:1]],
+            update_mode="rewrite_rows",
+        )
+        lance.LanceDataset.commit(self.uri, swap, read_version=view.version)
         return sum(rows for _, rows in made)
 
 

@@ -253,11 +253,12 @@ class Applier:
         pending: _Pending,
     ) -> UdfError:
         """Name the row, and keep the rows of the failing step that were done."""
+        whole = f"fragment {fragment.id}{' of its source' if self.work.source else ''}"
         if error.row_index is None:
-            where = f"rows {span[0]} to {span[1]} of fragment {fragment.id}"
+            where = f"rows {span[0]} to {span[1]} of {whole}"
         else:
             offset = int(offsets[error.row_index])
-            where = f"row {offset} of fragment {fragment.id} (row address {fragment.id << 32 | offset})"
+            where = f"row {offset} of {whole} (row address {fragment.id << 32 | offset})"
         if error.row_index and error.computed is not None:
             done = offsets[: error.row_index]
             end = int(offsets[error.row_index])
@@ -267,4 +268,5 @@ class Applier:
             self.on_rows(len(done))
         if error.row_index is not None:
             pending.errors.add([fatal_failure(error, error.row_index)], offsets, ids)
-        return UdfError(f"Computing {self.work.target} failed at {where}: {error}", error.row_index)
+        target = f"{self.work.target}.{error.column}" if error.column else self.work.target
+        return UdfError(f"Computing {target} failed at {where}: {error}", error.row_index)

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from airflow_geneva.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.on_error import Policy
 from airflow_geneva.plan.values import FragmentWork, Work
 from airflow_geneva.storage import Storage
+from airflow_geneva.view_definition import ViewDefinition
 
 
 class SkipCount:
@@ -81,6 +83,17 @@ class ErrorLog:
     job: Storage
     records: list[ErrorRecord] = field(default_factory=list)
 
+    @cached_property
+    def _view(self) -> ViewDefinition | None:
+        return ViewDefinition.from_json(self.work.query) if self.work.query else None
+
+    def _maker(self, column: str) -> tuple[str, str, str]:
+        """A column with the name and version of its UDF; of a view, which failed is known where a row failed."""
+        for found in self._view.columns if self._view else ():
+            if found.name == column and found.udf is not None:
+                return column, found.udf.name, found.udf.version
+        return self.work.column, self.work.udf_name, self.work.udf_version
+
     def add(self, failures: Sequence[RowFailure], offsets: Offsets, ids: RowIds) -> Ranges:
         """Note failures of a batch, and give the physical offsets of its failed rows.
 
@@ -95,13 +108,15 @@ class ErrorLog:
         for before, rows in tried:
             runs[rows.mask(failed)] = before + 1
         now = time.time()
+        source = self._view.source_table if self._view else ""
         for failure, offset, attempt in zip(failures, failed.tolist(), runs.tolist(), strict=True):
+            column, udf, udf_version = self._maker(failure.column)
             self.records.append(
                 ErrorRecord(
                     job_id=self.work.job_id,
-                    column=self.work.column,
-                    udf=self.work.udf_name,
-                    udf_version=self.work.udf_version,
+                    column=column,
+                    udf=udf,
+                    udf_version=udf_version,
                     row_address=self.fragment.id << 32 | offset,
                     row_id=int(ids[failure.index]),
                     exception=failure.exception,
@@ -111,6 +126,7 @@ class ErrorLog:
                     calls=failure.calls,
                     rule=failure.rule,
                     time=now,
+                    source=source,
                 )
             )
         return Ranges.from_offsets(failed)
@@ -139,7 +155,7 @@ def fatal_failure(error: UdfError, row: int) -> RowFailure:
     """
     cause = error.__cause__
     name = f"{type(cause).__module__}.{type(cause).__qualname__}" if cause is not None else "UdfError"
-    return RowFailure(index=row, rule=FATAL, exception=name, message=str(error), traceback="", calls=1)
+    return RowFailure(row, FATAL, exception=name, message=str(error), traceback="", calls=1, column=error.column)
 
 
 def counts_by_rule(failures: Sequence[RowFailure]) -> dict[int, int]:

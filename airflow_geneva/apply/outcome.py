@@ -26,6 +26,7 @@ class RowFailure:
         message: its text, up to 2,000 characters.
         traceback: the UDF's own frames, up to 8,000 characters; "" where there are none (timed out, crashed).
         calls: how often the UDF was called on it in this run, calls that other rows took part in included.
+        column: the column of a query that was computed, where there may be several; else "".
     """
 
     index: int
@@ -34,6 +35,7 @@ class RowFailure:
     message: str
     traceback: str
     calls: int
+    column: str = ""
 
 
 @dataclass(frozen=True, eq=False)

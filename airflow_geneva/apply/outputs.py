@@ -14,6 +14,7 @@ from airflow_geneva.apply.guarded import OpenMapper, open_mapper
 from airflow_geneva.apply.outcome import Mapped
 from airflow_geneva.blobs import is_blob
 from airflow_geneva.checkpoint.store import single_batch
+from airflow_geneva.errors import UdfError
 from airflow_geneva.row_order import RowIdArray
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf_parcel import UdfParcel
@@ -84,7 +85,11 @@ class OutputComputer:
                 for name in dict.fromkeys(column.inputs)
             ]
             inputs = pa.record_batch(given, names=list(dict.fromkeys(column.inputs)))
-            mapped[column.name] = self._mappers[column.name](inputs)
+            try:
+                mapped[column.name] = self._mappers[column.name](inputs)
+            except UdfError as error:
+                error.column = column.name
+                raise
             done[column.name] = mapped[column.name].values
         return Computed(pa.record_batch(list(done.values()), names=list(done)), mapped)
 

@@ -23,6 +23,7 @@ Runs = npt.NDArray[np.int64]
 VALUE, OFFSET, ROW_ID = "value", "_offset", "_rowid"
 
 _RUN = pa.struct([("offset", pa.uint32()), ("row_id", pa.uint64()), ("length", pa.uint32())])
+_PLACES_A_RUN = 128
 _SPAN = pa.struct([("start", pa.uint32()), ("end", pa.uint32())])
 
 
@@ -110,7 +111,7 @@ class StagedFragment:
     @property
     def computed(self) -> Ranges:
         """Physical offsets whose value in the file came out of the UDF."""
-        return Ranges.from_bounds(self.runs[:, 0], self.runs[:, 0] + self.runs[:, 2])
+        return _computed(self.runs)
 
     @property
     def row_ids(self) -> RowIds:
@@ -132,31 +133,46 @@ class StagedFragment:
             "dense": self.dense,
         }
         columns = {name: pa.array([value]) for name, value in head.items()}
-        columns["rows"] = _one_list(_RUN, self.runs.T)
-        columns["live"] = _one_list(_SPAN, [self.live.starts, self.live.ends])
-        columns["looked_at"] = _one_list(_SPAN, [self.looked_at.starts, self.looked_at.ends])
+        stretches, bits = packed(self.runs)
+        columns["rows"] = _one_list(_RUN, stretches.T)
+        columns["rows_among"] = pa.array([bits])
+        computed = self.computed
+        for name, rows in {"live": self.live, "looked_at": self.looked_at}.items():
+            # Often just the computed ones, which may be in very many pieces.
+            columns[name] = (
+                pa.nulls(1, pa.list_(_SPAN)) if rows == computed else _one_list(_SPAN, [rows.starts, rows.ends])
+            )
         return pa.record_batch(columns)
 
     @staticmethod
     def from_batch(batch: pa.RecordBatch) -> StagedFragment:
-        lists = {name: _from_list(batch.column(name)) for name in ("rows", "live", "looked_at")}
-        row = batch.drop_columns(list(lists)).to_pylist()[0]
+        row = batch.drop_columns(["rows", "live", "looked_at"]).to_pylist()[0]
+        runs = unpacked(_from_list(batch.column("rows")), row["rows_among"])
+        computed = _computed(runs)
+        live, looked_at = (
+            Ranges.from_bounds(*_from_list(column).T) if column.null_count == 0 else computed
+            for column in (batch.column("live"), batch.column("looked_at"))
+        )
         return StagedFragment(
             file=row["file"],
             src_data_files=tuple(json.loads(row["src_data_files"])),
             output_field_ids=tuple(json.loads(row["output_field_ids"])),
             output_files=tuple((int(a), int(b), str(c)) for a, b, c in json.loads(row["output_files"])),
             deletion=row["deletion"],
-            live=Ranges.from_bounds(*lists["live"].T),
+            live=live,
             physical_rows=row["physical_rows"],
-            runs=lists["rows"],
-            looked_at=Ranges.from_bounds(*lists["looked_at"].T),
+            runs=runs,
+            looked_at=looked_at,
             by_job=tuple((str(job), int(rows)) for job, rows in json.loads(row["by_job"])),
             failures=Failures.loads(row["failures"]),
             taken=tuple((str(version), Ranges.from_pairs(pairs)) for version, pairs in json.loads(row["taken"])),
             agreement=row["agreement"],
             dense=row["dense"],
         )
+
+
+def _computed(runs: Runs) -> Ranges:
+    return Ranges.from_bounds(runs[:, 0], runs[:, 0] + runs[:, 2])
 
 
 def _one_list(item: pa.StructType, columns: Iterable[npt.NDArray[np.int64]]) -> pa.Array:
@@ -214,3 +230,45 @@ def join_runs(groups: Sequence[Runs]) -> Runs:
     joined = runs[starts].copy()
     joined[:, 2] = np.add.reduceat(runs[:, 2], starts)
     return joined
+
+
+def packed(runs: Runs) -> tuple[Runs, bytes]:
+    """Runs to be stored: where many lie close together, longer stretches and a bit for each place, set if it is in one.
+
+    Every other row of a table would take 16 bytes a row otherwise.
+    """
+    if len(runs) == 0:
+        return runs, b""
+    shift = runs[:, 1] - runs[:, 0]
+    firsts = np.flatnonzero(np.diff(shift, prepend=shift[:1] - 1))
+    lasts = np.append(firsts[1:], len(runs)) - 1
+    stretches = runs[firsts]
+    stretches[:, 2] = runs[lasts, 0] + runs[lasts, 2] - runs[firsts, 0]
+    if stretches[:, 2].sum() > _PLACES_A_RUN * (len(runs) - len(firsts)):
+        return runs, b""
+    places = runs[:, 0] + np.repeat(_before(stretches) - stretches[:, 0], lasts - firsts + 1)
+    chosen = np.zeros(int(stretches[:, 2].sum()), np.bool_)
+    chosen[np.repeat(places - _before(runs), runs[:, 2]) + np.arange(int(runs[:, 2].sum()))] = True
+    return stretches, np.packbits(chosen).tobytes()
+
+
+def unpacked(stretches: Runs, bits: bytes) -> Runs:
+    """The runs that :func:`packed` was given."""
+    if not bits:
+        return stretches
+    before = _before(stretches)
+    count = int(stretches[:, 2].sum())
+    chosen = np.unpackbits(np.frombuffer(bits, np.uint8), count=count).view(np.bool_)
+    begins, ends = chosen.copy(), chosen.copy()
+    begins[1:] &= ~chosen[:-1]
+    ends[:-1] &= ~chosen[1:]
+    # Where a stretch ends, row ids do not go on.
+    begins[before] = chosen[before]
+    ends[before[1:] - 1] = chosen[before[1:] - 1]
+    starts = np.flatnonzero(begins)
+    shift = (stretches[:, :2] - before[:, None])[np.searchsorted(before, starts, side="right") - 1]
+    return np.stack([starts + shift[:, 0], starts + shift[:, 1], np.flatnonzero(ends) + 1 - starts], 1)
+
+
+def _before(runs: Runs) -> Offsets:
+    return np.cumsum(runs[:, 2]) - runs[:, 2]

@@ -126,6 +126,7 @@ class KeyIndex:
         self.store = store
         self.trust = trust
         self._keys: dict[tuple[str, int], list[str]] = {}
+        self._staged_places: set[tuple[str, int]] = set()
         self._last: tuple[str, StagedFragment | None] = ("", None)
         sources = None if places is None else {source for source, _ in places}
         for prefix, _ in trust.prefixes:
@@ -138,7 +139,10 @@ class KeyIndex:
             for key in (key for start in wanted for key in store.list_keys(start)):
                 parsed = parse_key(key)
                 if parsed is not None and parsed.fragment.prefix == prefix:
-                    self._keys.setdefault((parsed.fragment.srcfiles, parsed.fragment.fragment), []).append(key)
+                    place = (parsed.fragment.srcfiles, parsed.fragment.fragment)
+                    self._keys.setdefault(place, []).append(key)
+                    if parsed.range is None and prefix == trust.prefix:
+                        self._staged_places.add(place)
 
     def __contains__(self, place: tuple[str, int]) -> bool:
         return place in self._keys
@@ -150,10 +154,13 @@ class KeyIndex:
     def keys_at(self, place: tuple[str, int]) -> list[str]:
         return self._keys.get(place, [])
 
+    def is_staged(self, place: tuple[str, int]) -> bool:
+        """Whether a place has a fragment checkpoint of the job's own version."""
+        return place in self._staged_places
+
     def staged_at(self, place: tuple[str, int]) -> StagedFragment | None:
         """The fragment checkpoint of a place, if there is a readable one."""
-        key = str(FragmentKey(self.trust.prefix, *place))
-        return self._staged(key) if key in self._keys.get(place, ()) else None
+        return self._staged(str(FragmentKey(self.trust.prefix, *place))) if self.is_staged(place) else None
 
     def _staged(self, key: str) -> StagedFragment | None:
         # It is asked for twice in a row: whether it fits as it is, and for its rows.

@@ -6,6 +6,7 @@ import base64
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +56,9 @@ class Ranges:
     def from_bounds(starts: Offsets, ends: Offsets) -> Ranges:
         """The union of many half-open ranges, given as arrays in any order."""
         keep = ends > starts
-        starts, ends = starts[keep].astype(np.int64), ends[keep].astype(np.int64)
+        if not keep.all():
+            starts, ends = starts[keep], ends[keep]
+        starts, ends = starts.astype(np.int64, copy=False), ends.astype(np.int64, copy=False)
         if len(starts) == 0:
             return _EMPTY
         if (starts[1:] > ends[:-1]).all():
@@ -68,9 +71,9 @@ class Ranges:
     @staticmethod
     def union(parts: Iterable[Ranges]) -> Ranges:
         """Everything that is in one of the sets."""
-        group = list(parts)
-        if not group:
-            return _EMPTY
+        group = [part for part in parts if part]
+        if len(group) < 2:
+            return group[0] if group else _EMPTY
         return Ranges.from_bounds(np.concatenate([p.starts for p in group]), np.concatenate([p.ends for p in group]))
 
     @staticmethod
@@ -186,19 +189,42 @@ class Ranges:
         """The ranges for JSON: as pairs, or when they are very many, as text that a few bytes of a pattern fit in."""
         if len(self.starts) <= _MOST_PAIRS:
             return self.pairs()
-        bounds = np.stack([self.starts, self.ends], 1).ravel()
-        steps = np.diff(bounds, prepend=np.int64(0)).astype("<i8")
-        return base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode()
+        return base64.b64encode(self._packed()).decode()
 
     @staticmethod
     def from_json(document: Sequence[Sequence[int]] | str) -> Ranges:
         """Read what `to_json` gave."""
-        if not isinstance(document, str):
-            return Ranges.from_pairs(document)
-        bounds = np.cumsum(np.frombuffer(zlib.decompress(base64.b64decode(document)), "<i8")).astype(np.int64)
+        return _unpacked(base64.b64decode(document)) if isinstance(document, str) else Ranges.from_pairs(document)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if len(self.starts) <= _MOST_PAIRS:
+            return Ranges, (self.starts, self.ends)
+        return _unpacked, (self._packed(),)
+
+    def _packed(self) -> bytes:
+        """The set in few bytes: where ranges lie close together, a bit for each place, else steps between bounds."""
+        first, places = int(self.starts[0]), int(self.ends[-1] - self.starts[0])
+        if places > _PLACES_A_RANGE * len(self.starts):
+            bounds = np.stack([self.starts, self.ends], 1).ravel()
+            return b"s" + zlib.compress(np.diff(bounds, prepend=np.int64(0)).astype("<i8").tobytes(), 1)
+        edges = np.zeros(places + 1, np.int8)
+        edges[self.starts - first] = 1
+        edges[self.ends - first] = -1
+        bits = np.packbits(np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_))
+        return b"b" + np.array([first], "<i8").tobytes() + zlib.compress(bits.tobytes(), 1)
+
+
+def _unpacked(data: bytes) -> Ranges:
+    if data[:1] == b"s":
+        bounds = np.cumsum(np.frombuffer(zlib.decompress(data[1:]), "<i8")).astype(np.int64)
         return Ranges(bounds[0::2].copy(), bounds[1::2].copy())
+    first = int(np.frombuffer(data[1:9], "<i8")[0])
+    bits = np.unpackbits(np.frombuffer(zlib.decompress(data[9:]), np.uint8)).view(np.int8)
+    edges = np.flatnonzero(np.diff(bits, prepend=np.int8(0), append=np.int8(0))) + first
+    return Ranges(edges[0::2].copy(), edges[1::2].copy())
 
 
+_PLACES_A_RANGE = 128
 _MOST_PAIRS = 256
 _EMPTY = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.checkpoint.keys import key_to_path
+from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
 from airflow_geneva.checkpoint.provenance import Provenance, Tried
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.state import ColumnState, Fact
@@ -51,12 +51,14 @@ class Snapshot:
         code: the code versions of the view's UDFs, by column.
         fragments: the source's fragments.
         matching: row ids that passed the filter, where a row's place among them decides; else empty.
+        older: other code versions, by column, that rows may still hold values of: only new rows were asked for.
     """
 
     source_version: int
     code: tuple[tuple[str, str], ...]
     fragments: tuple[SourceFragment, ...]
     matching: Ranges
+    older: tuple[tuple[str, str], ...] = ()
 
     def state(self, version: str, inputs: str) -> ColumnState:
         """The snapshot as facts about values of one version.
@@ -90,13 +92,27 @@ _SCHEMA = pa.schema(
 )
 
 
+_FOLDER, _KIND = "state/view", "swap"
+
+
 def _store(checkpoints: Storage) -> LanceCheckpointStore:
-    return LanceCheckpointStore(checkpoints.folder("state", "view"))
+    return LanceCheckpointStore(checkpoints.folder(_FOLDER))
 
 
 def snapshot_file(key: str) -> str:
     """Where a snapshot lies below the folder that it was saved in."""
-    return f"state/view/{key_to_path(key)}"
+    return f"{_FOLDER}/{key_to_path(key)}"
+
+
+def snapshot_key(name: str) -> str | None:
+    """The key of the snapshot that lies there; None when something else does."""
+    start = f"{_FOLDER}/{_KIND}."
+    return path_to_key(name.removeprefix(f"{_FOLDER}/")) if name.startswith(start) and name.endswith(".lance") else None
+
+
+def snapshot_job(key: str) -> str:
+    """The job that wrote a snapshot."""
+    return key.removeprefix(f"{_KIND}.").rpartition(".")[0]
 
 
 def save_snapshot(checkpoints: Storage, job_id: str, snapshot: Snapshot) -> str:
@@ -107,10 +123,16 @@ def save_snapshot(checkpoints: Storage, job_id: str, snapshot: Snapshot) -> str:
     flat = [np.stack([row[3].starts, row[3].ends], 1).ravel() for row in rows]
     arrays.append(pa.array(flat, pa.list_(pa.int64())))
     metadata = {"source_version": str(snapshot.source_version), "code": json.dumps(snapshot.code)}
-    key = f"swap.{job_id}.{uuid.uuid4().hex[:12]}"
+    metadata["older"] = json.dumps(snapshot.older)
+    key = f"{_KIND}.{job_id}.{uuid.uuid4().hex[:12]}"
     _store(checkpoints)[key] = pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
     fault_point("snapshot.written")
     return key
+
+
+def remove_snapshot(checkpoints: Storage, key: str) -> None:
+    """Remove a snapshot that nothing names; one that is gone is fine."""
+    del _store(checkpoints)[key]
 
 
 def _rows(snapshot: Snapshot) -> Iterator[tuple[str, str, str, Ranges]]:
@@ -128,7 +150,7 @@ def load_snapshot(checkpoints: Storage, key: str) -> Snapshot | None:
         batch = _store(checkpoints)[key]
         metadata = batch.schema.metadata or {}
         version = int(metadata[b"source_version"])
-        code = tuple((str(a), str(b)) for a, b in json.loads(metadata[b"code"]))
+        code, older = (tuple((str(a), str(b)) for a, b in json.loads(metadata[name])) for name in (b"code", b"older"))
         rows = list(_read(batch))
     except (KeyError, ValueError, IndexError):
         return None
@@ -147,7 +169,7 @@ def load_snapshot(checkpoints: Storage, key: str) -> Snapshot | None:
             failed.append((int(rows[at][1].partition(":")[2]), rows[at][3]))
             at += 1
         fragments.append(SourceFragment(signature, deletion, found, ids, tuple(failed)))
-    return Snapshot(version, code, tuple(fragments), matching)
+    return Snapshot(version, code, tuple(fragments), matching, older)
 
 
 def _read(batch: pa.RecordBatch) -> Iterator[tuple[str, str, str, Ranges]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.checkpoint.snapshot import Snapshot, load_snapshot
+from airflow_geneva.checkpoint.snapshot import Snapshot, load_snapshot, remove_snapshot
+from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import JOB_PROPERTY
 from airflow_geneva.location import TableLocation
 from airflow_geneva.storage import is_engine_error
@@ -27,8 +28,7 @@ LOOKED_AT = "geneva.view.looked_at"
 SWAP_KEY = "geneva::view::swap"
 """Schema metadata that repeats job and snapshot of the newest swap, for when its transaction is cleaned away."""
 
-_MOST_VERSIONS = 1_000
-_NOTE, _INTENT = "state/view/advanced.json", "state/view/swapping.json"
+_NOTE, _INTENTS = "state/view/advanced.json", "state/view/swapping"
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,8 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
     import lance
 
     version, changed, placeholders = int(dataset.version), "", False
-    for _ in range(_MOST_VERSIONS):
-        if version < 1:
-            return Swap(changed=changed)
+    # However far back: what others did in between would else stay unseen. A version costs a third of a millisecond.
+    while version >= 1:
         try:
             transaction = dataset.read_transaction(version)
             properties = (transaction.transaction_properties if transaction else None) or {}
@@ -89,7 +88,7 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
             return _noted(location, dataset, changed)
         changed, placeholders = changed or found.strip("?"), placeholders or bool(found)
         version = int(operation.version) if isinstance(operation, lance.LanceOperation.Restore) else version - 1
-    return _noted(location, dataset, changed)
+    return Swap(changed=changed)
 
 
 def _changes(dataset: lance.LanceDataset, version: int, operation: Any) -> str:
@@ -134,22 +133,42 @@ def _ids(fields: Any) -> Iterator[int]:
 def _noted(location: TableLocation, dataset: lance.LanceDataset, changed: str) -> Swap:
     """What the schema metadata says, unless a swap that was begun later may be the one that is shown."""
     metadata = dataset.schema.metadata or {}
-    job_id, _, snapshot = metadata.get(SWAP_KEY.encode(), b"").decode().partition(" ")
-    if not job_id or _intent(location) not in ("", snapshot):
+    job_id, snapshot = _mirrored(dataset)
+    if not job_id or read_intents(location) - {snapshot}:
         return _UNKNOWN
     return Swap(job_id, int(metadata.get(BASE_VERSION_KEY.encode(), b"0")), snapshot, changed=changed)
 
 
+def _mirrored(dataset: lance.LanceDataset) -> tuple[str, str]:
+    job_id, _, snapshot = (dataset.schema.metadata or {}).get(SWAP_KEY.encode(), b"").decode().partition(" ")
+    return job_id, snapshot
+
+
+def named_by_swap(dataset: lance.LanceDataset, version: int) -> str:
+    """The snapshot that a version's own transaction names; "" when it is no swap."""
+    transaction = dataset.read_transaction(version)
+    return str(((transaction.transaction_properties if transaction else None) or {}).get(SNAPSHOT, ""))
+
+
+def named_by_metadata(dataset: lance.LanceDataset) -> str:
+    """The snapshot that the schema metadata of a version names, or ""."""
+    return _mirrored(dataset)[1]
+
+
 def write_intent(location: TableLocation, snapshot: str) -> None:
     """Remember a swap that is about to be committed, by its snapshot."""
-    location.checkpoints.write_json(_INTENT, {"snapshot": snapshot})
+    location.checkpoints.write_json(f"{_INTENTS}/{snapshot}.json", {})
 
 
-def _intent(location: TableLocation) -> str:
-    try:
-        return str(location.checkpoints.read_json(_INTENT)["snapshot"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return ""
+def read_intents(location: TableLocation) -> set[str]:
+    """Snapshots of the swaps that were begun: the newest one, and others of which nobody said how they ended."""
+    return {name.removesuffix(".json") for name in location.checkpoints.list_folder(_INTENTS)[1]}
+
+
+def drop_intents(location: TableLocation, snapshots: Iterable[str]) -> None:
+    """Forget swaps that were followed by another one, or cannot be committed any more."""
+    for snapshot in snapshots:
+        location.checkpoints.delete(f"{_INTENTS}/{snapshot}.json")
 
 
 @dataclass(frozen=True)
@@ -167,9 +186,14 @@ class Note:
     snapshot: str
 
 
-def write_note(location: TableLocation, note: Note) -> None:
-    """Advance a view beside its table; writes no version."""
+def advance(location: TableLocation, note: Note) -> None:
+    """Advance a view beside its table; writes no version. What only the note before this one named is removed."""
+    before = read_note(location)
     location.checkpoints.write_json(_NOTE, asdict(note))
+    fault_point("advance.written")
+    # Whoever has read the note and not yet what it names reads it again, see `ViewContents.snapshot`.
+    if before is not None and before.snapshot not in {note.snapshot, note.swap, *read_intents(location)}:
+        remove_snapshot(location.checkpoints, before.snapshot)
 
 
 def read_note(location: TableLocation) -> Note | None:
@@ -209,10 +233,13 @@ class ViewContents:
         if self.newest.changed:
             return None
         note = read_note(self.location)
-        if note is not None and note.swap == self.newest.snapshot:
+        while note is not None and note.swap == self.newest.snapshot:
             found = load_snapshot(self.location.checkpoints, note.snapshot)
             if found is not None:
                 return found
+            missed, note = note, read_note(self.location)
+            if note == missed:
+                break
         return load_snapshot(self.location.checkpoints, self.newest.snapshot) if self.newest.job_id else None
 
     @cached_property

@@ -20,9 +20,12 @@ from airflow_geneva.commit.contents import (
     SOURCE_VERSION,
     SWAP_KEY,
     Note,
+    advance,
+    drop_intents,
+    named_by_metadata,
     newest_swap,
+    read_intents,
     write_intent,
-    write_note,
 )
 from airflow_geneva.commit.shard import is_conflict, max_retries
 from airflow_geneva.errors import CommitConflict
@@ -30,7 +33,7 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import JOB_PROPERTY
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.placeholders import PLACEHOLDER_FIELDS
-from airflow_geneva.plan.swap import EVERYTHING
+from airflow_geneva.plan.swap import EVERYTHING, SwapPlan
 from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import is_engine_error, join
 from airflow_geneva.view_definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID
@@ -47,21 +50,17 @@ def swap_rows(
     location: TableLocation,
     work: Work,
     plan: str,
-    based_on: str,
-    gone: Ranges,
+    swap: SwapPlan,
     files: Sequence[tuple[str, int]],
-    snapshot: str,
-    check: Callable[[], str],
+    save: Callable[[], str],
 ) -> tuple[int | None, str]:
     """Take rows out of a view and put new ones in.
 
     Args:
         plan: fingerprint of the plan, by which a swap that was done already is known.
-        based_on: names what the view showed when this was planned, see `Swap.identity`.
-        gone: source row ids whose rows go; placeholders go in any case.
+        swap: what goes, and on what the view has to show for it; placeholders go in any case.
         files: names and rows of the staged data files.
-        snapshot: key of the document about what the view reflects afterwards.
-        check: asked before every try why not, if not.
+        save: writes the document about what the view reflects afterwards, and gives its key; asked only when needed.
 
     Returns:
         The version written, or the one this job wrote before, or None; and why nothing was written.
@@ -73,19 +72,25 @@ def swap_rows(
     from lance.fragment import DataFile, FragmentMetadata
 
     attempts = max_retries()
+    snapshot = ""
     for attempt in range(attempts + 1):
         dataset = _with_a_fragment(location, bool(files))
         newest = newest_swap(location, dataset)
-        if newest.identity != based_on:
+        if newest.identity != swap.based_on:
             done = carried_out(dataset, plan)
+            if done:
+                return done, ""
+            drop_intents(location, [snapshot] if snapshot else ())
             others = f"others changed the view's rows meanwhile ({newest.changed})" if newest.changed else ""
-            return (done, "") if done else (None, others or "another refresh replaced the view's rows meanwhile")
-        if why := check():
-            return None, why
-        removed, updated, anchor = _rows_out(dataset, gone, newest.placeholders)
+            return None, others or "another refresh replaced the view's rows meanwhile"
+        removed, updated, anchor = _rows_out(dataset, swap.gone, newest.placeholders)
         new = [FragmentMetadata(id=0, files=[DataFile.create(dataset, n)], physical_rows=rows) for n, rows in files]
-        if not removed and not updated and not new:
-            write_note(location, Note(based_on, work.version, snapshot))
+        empty = not removed and not updated and not new
+        if empty and not swap.advances:
+            return None, ""
+        snapshot = snapshot or save()
+        if empty:
+            advance(location, Note(swap.based_on, work.version, snapshot))
             return None, ""
         transaction = lance.Transaction(
             read_version=dataset.version,
@@ -105,10 +110,11 @@ def swap_rows(
                 LOOKED_AT: str(dataset.version),
             },
         )
+        begun = read_intents(location) - {snapshot}
         write_intent(location, snapshot)
         fault_point("swap.before")
         try:
-            done = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
+            swapped = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
         except OSError as error:
             if not is_conflict(error):
                 raise
@@ -116,7 +122,9 @@ def swap_rows(
             time.sleep(min(0.05 * 2**attempt, 5.0) * random.uniform(0.5, 1.5))
             continue
         fault_point("swap.after")
-        return int(done.version), ""
+        # Two swaps conflict: what was begun before this one came before it, or does not come any more.
+        drop_intents(location, begun)
+        return int(swapped.version), ""
     raise CommitConflict(
         f"Others changed view {work.table_name!r} at every one of {attempts + 1} tries to swap its rows. Nothing is "
         "lost: run the task again when it is quieter, or raise GENEVA_VERSION_CONFLICT_MAX_RETRIES."
@@ -124,7 +132,11 @@ def swap_rows(
 
 
 def carried_out(dataset: lance.LanceDataset, plan: str) -> int | None:
-    """The version that carried a plan out, as far back as there are versions to read."""
+    """The version that carried a plan out, among the newest thousand that there are to read.
+
+    What lies further back counts as lost to others: the job then says that its rows are left, and the next plan finds
+    out that they are not.
+    """
     newest = int(dataset.version)
     for version in range(newest, max(newest - _MOST_VERSIONS, 0), -1):
         try:
@@ -211,9 +223,13 @@ def mirror_swap(location: TableLocation) -> None:
     metadata = dataset.schema.metadata or {}
     if newest.job_id and any(metadata.get(key.encode(), b"").decode() != value for key, value in wanted.items()):
         fault_point("mirror.write")
+        before = named_by_metadata(dataset)
         try:
             dataset.update_schema_metadata(wanted)
         except BaseException as error:
             if not is_engine_error(error):
                 raise
             logger.warning("The view's metadata could not be brought up to date: %s", error)
+        else:
+            # Who died right after the newest swap did not forget the one before it.
+            drop_intents(location, {before} - {"", newest.snapshot})

@@ -35,6 +35,7 @@ _SCHEMA = pa.schema(
         ("calls", pa.int64()),
         ("time", pa.float64()),
         ("rule", pa.int64()),
+        ("source", pa.string()),
     ]
 )
 _IDENTITY = ("job_id", "column", "row_id", "attempt")
@@ -48,7 +49,7 @@ class ErrorRecord:
         job_id: the job that ran it.
         column: the column that stays NULL there.
         udf, udf_version: the code that failed.
-        row_address: fragment and physical offset at the version that was planned on.
+        row_address: fragment and physical offset at the version that was planned on, of a view in its source.
         row_id: its stable row id; the row address in a table without them.
         exception: name of the exception's class.
         message: its text.
@@ -57,6 +58,7 @@ class ErrorRecord:
         calls: how often the UDF was called for it in this run, retries included.
         time: when, in seconds since the epoch.
         rule: position of the rule that gave the row up; -1 when the failure ended the job.
+        source: of a view, the name of its source table, which the row is in; else "".
     """
 
     job_id: str
@@ -72,6 +74,7 @@ class ErrorRecord:
     calls: int
     time: float
     rule: int = 0
+    source: str = ""
 
     @property
     def fragment(self) -> int:
@@ -87,9 +90,10 @@ class ErrorRecord:
 
     def __str__(self) -> str:
         moment = datetime.fromtimestamp(self.time, timezone.utc)
+        source = f" of source {self.source}" if self.source else ""
         times = f", {self.calls} calls" if self.calls > 1 else ""
         lines = [
-            f"row address {self.row_address} (fragment {self.fragment}, offset {self.offset}): "
+            f"row address {self.row_address}{source} (fragment {self.fragment}, offset {self.offset}): "
             f"{self.exception}: {self.message}",
             f"  column {self.column}, UDF {self.udf} (version {self.udf_version}), attempt {self.attempt}{times}, "
             f"{moment:%Y-%m-%d %H:%M:%S} UTC, job {self.job_id}",
@@ -119,26 +123,31 @@ def write_errors(job: Storage, name: str, records: Sequence[ErrorRecord]) -> Non
     job.write_bytes(f"{ERRORS}/{name}{_SUFFIX}", sink.getvalue().to_pybytes())
 
 
-def read_errors(checkpoints: Storage, job_id: str | None = None, column: str | None = None) -> list[ErrorRecord]:
+def read_errors(
+    checkpoints: Storage, job_id: str | None = None, column: str | None = None, most: int | None = None
+) -> list[ErrorRecord]:
     """Records of a table's jobs, newest first; one per job, column, row id and attempt.
 
     Args:
         checkpoints: the table's ``_checkpoints`` folder.
         job_id: of one job only.
         column: of one column only.
+        most: how many at most; of more, whichever are read first.
 
     Raises:
         InvalidInput: ``job_id`` is not one.
         StorageError: the store is unreachable.
     """
     newest: dict[tuple[Any, ...], ErrorRecord] = {}
-    for table in _tables(checkpoints, _error_files(checkpoints, job_id)):
-        for row in table.to_pylist():
+    for table in _tables(checkpoints, sorted(_error_files(checkpoints, job_id))):
+        if most is not None and len(newest) >= most:
+            break
+        for row in table.slice(0, most).to_pylist():
             record = ErrorRecord(**row)
             key = tuple(row[name] for name in _IDENTITY)
             if column in (None, record.column) and (key not in newest or newest[key].time < record.time):
                 newest[key] = record
-    return sorted(newest.values(), key=lambda record: (-record.time, record.row_address))
+    return sorted(newest.values(), key=lambda record: (-record.time, record.row_address))[:most]
 
 
 def count_errors(job: Storage, names: Iterable[str] | None = None) -> int:

@@ -38,24 +38,26 @@ class Job:
     Args:
         id: its name.
         kind: ``backfill`` or ``refresh``.
-        table: name of the table.
+        table: name of the table, or of the view.
         column: the column, or None for a view.
         view: name of the view, or None for a column.
-        udf, udf_version: the code.
-        where: the filter, or None.
-        version: the table version it was planned on.
+        source: name of the table or view that a view is made from, or None for a column.
+        udf, udf_version: the code; of a view with several UDFs, one after another.
+        where: the filter, or None; a view's is part of it.
+        version: the table version it was planned on, of a view that of its source.
         read_version: the version asked for, or None for the newest.
         state: PENDING (planned, nothing started), RUNNING, DONE, PARTIAL or FAILED.
         dead: not ended, and silent for so long that nobody works on it any more.
         started, ended, last_seen: in seconds since the epoch; ``last_seen`` is the last sign of life.
         stage: what was worked on then, or None.
-        rows_total: live rows of the table when it was planned.
+        rows_total: live rows of the table, or of the source, when it was planned.
         rows_pending: of these, due.
         rows_computed: rows the UDF ran on; when ended, those of them that are visible.
         rows_reused: rows that other jobs had computed and this one made visible.
         rows_skipped: rows with nothing to do.
         rows_failed: rows the UDF failed on.
         rows_left: due rows that are not visible.
+        reasons: rows by why they were due, or were not, when it was planned.
         rows_checkpointed, rows_ready, rows_committed: due rows that are computed and kept, of these those in finished
             data files, and of these those visible in the table; a row that failed and was skipped is so as NULL.
         shard_count: number of shards.
@@ -102,6 +104,8 @@ class Job:
     errors: int = 0
     airflow: AirflowRun | None = None
     notes: tuple[str, ...] = ()
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    source: str | None = None
 
     @property
     def open(self) -> bool:
@@ -124,9 +128,21 @@ class Job:
         """Seconds from start to end, or to the last sign of life."""
         return max((self.ended or self.last_seen) - self.started, 0.0)
 
+    @property
+    def rows_per_second(self) -> float:
+        """Speed of the UDF on all shards that run now; 0 when none does."""
+        return sum(shard.rows_per_second for shard in self.shards) if self.open else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate until the UDF has run on all rows, at the speed of now; None while nothing runs."""
+        speed = self.rows_per_second
+        return max(self.rows_pending - self.rows_checkpointed, 0) / speed if speed else None
+
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON takes it."""
-        return {**asdict(self), "open": self.open, "share_reused": round(self.share_reused, 4)}
+        speed = {"rows_per_second": self.rows_per_second, "seconds_left": self.seconds_left}
+        return {**asdict(self), "open": self.open, "share_reused": round(self.share_reused, 4), **speed}
 
     def __str__(self) -> str:
         return "\n".join([*self.lines(), *(f"  {shard}" for shard in self.shards if self.state != DONE)])
@@ -134,16 +150,20 @@ class Job:
     def lines(self) -> list[str]:
         """What is to be said of the job as a whole."""
         where = f" where {self.where}" if self.where else ""
+        source = f" from {self.source}" if self.source else ""
+        code = f" with {self.udf} (version {self.udf_version})" if self.udf else ""
         lines = [
-            f"{self.state}{' (found dead)' if self.dead else ''}: {self.kind} of {self.target} with {self.udf} "
-            f"(version {self.udf_version}){where}, job {self.id}",
+            f"{self.state}{' (found dead)' if self.dead else ''}: {self.kind} of {self.target}{source}{code}{where}, "
+            f"job {self.id}",
             f"  {self._when()}",
             f"  {self.rows_pending:,} of {self.rows_total:,} rows due: {self.rows_checkpointed:,} checkpointed, "
             f"{self.rows_ready:,} ready to commit, {self.rows_committed:,} committed, {self.rows_left:,} left",
             f"  {self.rows_computed:,} rows computed, {self.rows_reused:,} reused ({100 * self.share_reused:.0f} %), "
             f"{self.rows_skipped:,} skipped, {self.rows_failed:,} failed, {self.errors:,} error record(s)",
-            f"  planned on version {self.version}, {self._commits()}",
+            f"  planned on version {self.version}{f' of {self.source}' if self.source else ''}, {self._commits()}",
         ]
+        if self.seconds_left is not None:
+            lines.append(f"  {self.rows_per_second:,.0f} rows/s, about {self.seconds_left:,.0f} s left")
         if self.seconds:
             spent = ((stage, self.seconds[stage]) for stage in STAGES if stage in self.seconds)
             lines.append("  " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in spent))
@@ -225,6 +245,9 @@ def _job(
 ) -> Job:
     if ended is not None and _goes_on(ended, heartbeat, now):
         ended = None
+    if ended is not None:
+        swapped = record["kind"] == "refresh" and ended["state"] == DONE
+        shards = tuple(shard.at_rest(swapped) for shard in shards)
     run = record.get("airflow")
     last_seen = max(float(record["started"]), heartbeat.at if heartbeat else 0.0, float((ended or {}).get("ended", 0)))
     silent = now - last_seen > silence_allowed(heartbeat, retried=run is not None)
@@ -236,6 +259,7 @@ def _job(
         table=record["table"],
         column=record.get("column"),
         view=record.get("view"),
+        source=record.get("source"),
         udf=record.get("udf", ""),
         udf_version=record.get("udf_version", ""),
         where=record.get("where"),
@@ -252,6 +276,7 @@ def _job(
         rows_skipped=total - pending,
         shard_count=int(record.get("shards", 0)),
         shards=shards,
+        reasons=dict(record.get("reasons", {})),
         airflow=None if run is None else AirflowRun(run["dag_id"], run["run_id"], run["task_id"], int(run["try"])),
     )
     job = _with_shards(job)

@@ -24,7 +24,7 @@ class ShardStatus:
 
     Args:
         index: its position in the plan.
-        stage: ``waiting``, ``applying``, ``applied``, ``committing`` or ``committed``.
+        stage: ``waiting``, ``applying``, ``applied``, ``committing`` or ``committed``; of a view's also ``verified``.
         rows: rows that were due.
         rows_checkpointed: of these, computed and kept.
         rows_ready: of these, in a finished data file.
@@ -65,6 +65,26 @@ class ShardStatus:
             f"shard {self.index}: {self.stage}, {self.rows_checkpointed:,} of {self.rows:,} rows checkpointed, "
             f"{self.rows_ready:,} ready, {self.rows_committed:,} committed{speed}{left}"
             + (f"; failed: {self.reason}" if self.error else "")
+        )
+
+    def at_rest(self, swapped: bool) -> ShardStatus:
+        """The shard once its job has ended.
+
+        Args:
+            swapped: a view was swapped, which makes all of its shards visible at once.
+        """
+        ended = replace(self, rows_per_second=0.0, seconds_left=None)
+        if not swapped:
+            return ended
+        return replace(
+            ended,
+            stage="committed",
+            rows_checkpointed=self.rows,
+            rows_ready=self.rows,
+            rows_committed=self.rows,
+            fragments_ready=self.fragments,
+            fragments_committed=self.fragments,
+            error=None,
         )
 
     @property

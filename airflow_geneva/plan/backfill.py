@@ -31,6 +31,7 @@ from airflow_geneva.plan.manifest import (
     read_manifest,
     row_ids,
 )
+from airflow_geneva.plan.mismatch import find_mismatches
 from airflow_geneva.plan.shards import cut_shards
 from airflow_geneva.plan.staging import staged_fits, staged_gives_rows
 from airflow_geneva.plan.values import FragmentWork, Plan, Tally, Work
@@ -125,8 +126,8 @@ class _Planner:
         dues = [due for files in self.manifest.values() if (due := self._due(files)) is not None]
         selected = self._selected(dues)
         self._check_code()
-        trust = self.work.trust(*self.work.continue_from)
-        works = self._with_checkpoints(selected, KeyIndex(store, trust) if selected else None)
+        index = KeyIndex(store, self.work.trust(*self.work.continue_from)) if selected else None
+        works = self._with_checkpoints(selected, index)
         self.known.notes.extend(savings(self.dataset, store, self.work, works))
         if self.given_up:
             self.known.notes.append(
@@ -146,6 +147,7 @@ class _Planner:
             stake=tuple(sorted((Counter(self.stake) + Counter(self.mixed)).items())),
             learned=tuple(self.known.learned),
             notes=tuple(self.known.notes),
+            mismatches=find_mismatches(index, works),
         )
 
     def _due(self, files: FragmentFiles) -> _Due | None:

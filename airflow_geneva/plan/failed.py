@@ -1,14 +1,17 @@
-"""Which rows of a column hold no value because the UDF failed on them."""
+"""Which rows hold no value because a UDF failed on them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.snapshot import Snapshot
 from airflow_geneva.checkpoint.state import load_state
 from airflow_geneva.plan.former import FormerInputs
-from airflow_geneva.plan.manifest import Columns, field_ids, live_offsets
+from airflow_geneva.plan.known import Knowledge
+from airflow_geneva.plan.manifest import Columns, FragmentFiles, columns_of, field_ids, live_offsets, read_manifest
+from airflow_geneva.plan.source import VALUES
 from airflow_geneva.storage import Storage
 
 if TYPE_CHECKING:
@@ -22,9 +25,30 @@ def failed_addresses(dataset: lance.LanceDataset, checkpoints: Storage, column: 
     for inputs in sorted(state.other_inputs("")):
         asked = FormerInputs.of(dataset, columns, state, inputs)
         for files in asked.manifest.values():
-            known = asked.knowledge.of(files)
-            live = live_offsets(dataset, files)
-            if files.signature not in asked.knowledge.state.facts and asked.comparable:
-                known.update(asked.knowledge.by_value(files, live - Ranges.union(known.values())))
-            failed = live & Ranges.union(rows for provenance, rows in known.items() if provenance.failures)
-            yield from (files.id << 32 | offset for offset in failed.offsets().tolist())
+            yield from _failed(dataset, files, asked.knowledge, asked.comparable)
+
+
+def failed_source_addresses(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> Iterator[int]:
+    """Row addresses, at a version of a view's source, of the rows that a UDF of the view failed on last.
+
+    Args:
+        reads: the columns that the view reads.
+        snapshot: what the view reflects.
+    """
+    columns = columns_of(dataset, reads, (), None)
+    manifest = read_manifest(dataset, columns)
+    state = snapshot.state(VALUES, columns.inputs_text)
+    knowledge = Knowledge(dataset, columns, tuple(reads), manifest, state)
+    for files in manifest.values():
+        yield from _failed(dataset, files, knowledge, comparable=True)
+
+
+def _failed(
+    dataset: lance.LanceDataset, files: FragmentFiles, knowledge: Knowledge, comparable: bool
+) -> Iterator[int]:  # fmt: skip
+    known = knowledge.of(files)
+    live = live_offsets(dataset, files)
+    if files.signature not in knowledge.state.facts and comparable:
+        known.update(knowledge.by_value(files, live - Ranges.union(known.values())))
+    failed = live & Ranges.union(rows for provenance, rows in known.items() if provenance.failures)
+    yield from (files.id << 32 | offset for offset in failed.offsets().tolist())

@@ -11,10 +11,10 @@ import numpy as np
 from airflow_geneva.checkpoint.fragment import RowIds
 from airflow_geneva.checkpoint.held import Ancestor, KeyIndex
 from airflow_geneva.checkpoint.provenance import Provenance, add_rows
-from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.state import ColumnState, Fact, seen
 from airflow_geneva.job.announcement import find_commits
-from airflow_geneva.plan.lineage import NO_LINEAGE, History, Lineage, Origin, read_lineage
+from airflow_geneva.plan.lineage import NO_LINEAGE, History, Lineage, Origin, among, read_lineage
 from airflow_geneva.plan.manifest import Columns, FragmentFiles
 from airflow_geneva.plan.moved import Reference, known_by_value
 from airflow_geneva.storage import is_engine_error
@@ -57,6 +57,10 @@ class Knowledge:
         self._stable = bool(dataset.has_stable_row_ids)
         if state.facts and dataset.version not in state.seen:
             self.learned.append(seen(dataset.version))
+
+    def rows(self, files: FragmentFiles) -> tuple[Offsets, RowIds]:
+        """Physical offsets and row ids of a fragment's live rows."""
+        return self._history.rows(files.id, self.dataset.version)
 
     def of(self, files: FragmentFiles) -> dict[Provenance, Ranges]:
         """Rows the UDF ran on, by what came of it, from facts about these files or those they were compacted from."""
@@ -102,9 +106,9 @@ class Knowledge:
         """Fragments one was compacted from that have checkpoints, with the rows that came from them."""
         if not any((a.srcfiles, a.id) in index for a in lineage.ancestors(files)):
             return ()
-        offsets, ids = self._history.rows(files.id, self.dataset.version)
+        offsets, ids = self.rows(files)
         return tuple(
-            Ancestor((o.fragment.srcfiles, o.fragment.id), Ranges.from_offsets(offsets[np.isin(ids, o.row_ids)]))
+            Ancestor((o.fragment.srcfiles, o.fragment.id), Ranges.from_offsets(offsets[among(ids, o.row_ids)]))
             for o in self._origins(lineage, files)
             if (o.fragment.srcfiles, o.fragment.id) in index
         )
@@ -168,7 +172,7 @@ class Knowledge:
 
     def _before_compaction(self, files: FragmentFiles) -> dict[Provenance, Ranges]:
         """Carry what was known about the fragments a compacted one was made of, by row id."""
-        offsets, ids = self._history.rows(files.id, self.dataset.version)
+        offsets, ids = self.rows(files)
         ids_by_provenance: dict[Provenance, list[RowIds]] = {}
         for origin in self._origins(self._lineage, files, same_output=True):
             known = self.state.known(origin.fragment.signature, origin.fragment.physical_rows)
@@ -176,7 +180,7 @@ class Knowledge:
                 ids_by_provenance.setdefault(provenance, []).append(origin.row_ids[rows.mask(origin.offsets)])
         found: dict[Provenance, Ranges] = {}
         for provenance, groups in ids_by_provenance.items():
-            rows = Ranges.from_offsets(offsets[np.isin(ids, np.concatenate(groups))])
+            rows = Ranges.from_offsets(offsets[among(ids, np.concatenate(groups))])
             if rows:
                 found[provenance] = rows
                 self.learn(files, provenance, rows, len(rows) == len(offsets))

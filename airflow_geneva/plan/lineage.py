@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from airflow_geneva.checkpoint.fragment import RowIds
-from airflow_geneva.checkpoint.ranges import Offsets
+from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.plan.manifest import Columns, FragmentFiles, fragment_files, row_ids
 from airflow_geneva.storage import is_engine_error
 
@@ -133,11 +134,22 @@ class History:
             compaction = lineage.made_by(current, same_output)
             if compaction is None:
                 continue
+            living = _id_set(alive)
             for parent in compaction.replaced:
                 offsets, ids = self.rows(parent.id, compaction.version - 1)
-                kept = np.isin(ids, alive)
+                kept = living.mask(ids.view(np.int64))
                 yield Origin(parent, offsets[kept], ids[kept])
                 queue.append((parent, ids[kept]))
+
+
+def among(ids: RowIds, wanted: RowIds) -> npt.NDArray[np.bool_]:
+    """For each row id, whether it is one of those wanted."""
+    return _id_set(wanted).mask(ids.view(np.int64))
+
+
+def _id_set(ids: RowIds) -> Ranges:
+    # Row ids lie in long runs, which are compared much faster than single ones.
+    return Ranges.from_offsets(ids.view(np.int64))
 
 
 def content_key(fragment: FragmentFiles) -> str:

@@ -233,7 +233,7 @@ def live_offsets(dataset: lance.LanceDataset, fragment: FragmentFiles) -> Ranges
     parts: list[Ranges] = []
     for batch in open_fragment(dataset, fragment.id).scanner(columns=[], with_row_address=True).to_batches():
         parts.append(Ranges.from_offsets(batch.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF))
-    return Ranges.from_pairs(pair for part in parts for pair in part)
+    return Ranges.union(parts)
 
 
 def row_ids(dataset: lance.LanceDataset, fragment_id: int) -> tuple[Any, Any]:

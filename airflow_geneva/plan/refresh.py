@@ -22,6 +22,7 @@ from airflow_geneva.on_error import describe_policy
 from airflow_geneva.plan.backfill import open_version
 from airflow_geneva.plan.due import ON_CODE_CHANGE
 from airflow_geneva.plan.manifest import columns_of, garbage_collector_off, row_ids
+from airflow_geneva.plan.mismatch import Mismatches, find_mismatches
 from airflow_geneva.plan.request import told_to_start_over
 from airflow_geneva.plan.shards import cut_shards
 from airflow_geneva.plan.source import VALUES, ChangedFragment, SourceChanges, compare_source, where_they_lie
@@ -117,14 +118,19 @@ def plan_refresh(
     columns = columns_of(dataset, names, (), None)
     code = tuple(sorted((name, udf.code_version) for name, udf in udfs.items()))
     stake = _at_stake(reflected, code, request.on_code_change, view.name)
-    base = None if stake and request.on_code_change == "recompute" else reflected.snapshot
+    base = reflected.snapshot
+    older = _older(base, code)
+    if older and request.on_code_change == "recompute":
+        base, older = None, ()
     with garbage_collector_off():
         changes = compare_source(dataset, columns, names, base)
         if base is None:
             changes.gone = EVERYTHING
-        chosen, gone, matching = _choose(dataset, definition, columns, changes, base, reflected)
+        chosen, gone, matching = choose_rows(dataset, definition, columns, changes, base, reflected)
         work = _work(view, definition, source, dataset, udfs, code, request)
-        works, tallies = _works(view, dataset, work, chosen, changes)
+        works, tallies, mismatches = _works(view, dataset, work, chosen, changes)
+    if base is None and reflected.snapshot is not None and not stake:
+        changes.notes.append("rows may hold values of other code, from refreshes of new rows only: all are made again.")
     works_rows = sum(item.rows for item in works)
     if changes.given_up:
         changes.notes.append(f"{changes.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again.")
@@ -138,10 +144,12 @@ def plan_refresh(
         tallies=(*tallies, Tally(REFLECTED, 0, total - sum(tally.rows for tally in tallies))),
         stake=stake,
         notes=tuple(changes.notes),
+        mismatches=mismatches,
         swap=SwapPlan(
             based_on=reflected.swap,
             gone=gone,
-            snapshot=Snapshot(int(dataset.version), code, tuple(changes.fragments), matching),
+            snapshot=Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, older),
+            advances=base is None or (base.source_version, base.code, base.older) != (dataset.version, code, older),
             max_rows_per_fragment=request.max_rows_per_fragment,
             shuffle_seed=definition.shuffle_seed,
         ),
@@ -177,26 +185,34 @@ def _at_stake(
     return tuple((old, rows) for _, old, _ in changed)
 
 
+def _older(base: Snapshot | None, code: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Code other than the newest that rows which stay in the view may hold values of."""
+    return () if base is None else tuple(sorted({*base.older, *base.code} - set(code)))
+
+
 @dataclass(frozen=True, eq=False)
-class _Chosen:
+class ChosenRows:
+    """Rows of one source fragment that are due."""
+
     fragment: ChangedFragment
     due: Ranges
 
 
-def _choose(
+def choose_rows(
     dataset: lance.LanceDataset,
     definition: ViewDefinition,
     columns: Any,
     changes: SourceChanges,
     base: Snapshot | None,
     reflected: Reflected,
-) -> tuple[list[_Chosen], Ranges, Ranges]:
+) -> tuple[list[ChosenRows], Ranges, Ranges]:
     """The rows to compute, the row ids that leave the view, and, for a query that cuts, the ids that match."""
-    chosen = [_Chosen(fragment, fragment.rows) for fragment in changes.changed]
+    chosen = [ChosenRows(fragment, fragment.rows) for fragment in changes.changed]
     if definition.where is not None and chosen:
         selected = selected_offsets(dataset, [item.fragment.files.id for item in chosen], definition.where)
         chosen = [
-            _Chosen(item.fragment, item.due & selected.get(item.fragment.files.id, Ranges.empty())) for item in chosen
+            ChosenRows(item.fragment, item.due & selected.get(item.fragment.files.id, Ranges.empty()))
+            for item in chosen
         ]
     if not definition.cuts:
         return [item for item in chosen if item.due], changes.gone, Ranges.empty()
@@ -208,7 +224,7 @@ def _choose(
     missing = wanted - (reflected.shown - gone)
     by_place = {item.fragment.files.id: item.fragment.tried for item in chosen}
     found = [
-        _Chosen(replace(fragment, tried=by_place.get(fragment.files.id, ())), fragment.rows)
+        ChosenRows(replace(fragment, tried=by_place.get(fragment.files.id, ())), fragment.rows)
         for fragment in where_they_lie(dataset, columns, missing)
     ]
     return found, gone, matching
@@ -281,16 +297,16 @@ def _works(
     view: TableLocation,
     dataset: lance.LanceDataset,
     work: Work,
-    chosen: Sequence[_Chosen],
+    chosen: Sequence[ChosenRows],
     changes: SourceChanges,
-) -> tuple[list[FragmentWork], list[Tally]]:
+) -> tuple[list[FragmentWork], list[Tally], Mismatches]:
     looked = sum(len(fragment.rows) for fragment in changes.changed)
     rows = sum(len(item.due) for item in chosen)
     tallies = [Tally(CHANGED, len(chosen), rows)] if rows else []
     if looked > rows:
         tallies.append(Tally(FILTERED, len(changes.changed), looked - rows))
     if not chosen:
-        return [], tallies
+        return [], tallies, Mismatches()
     store = LanceCheckpointStore(view.checkpoints)
     index = KeyIndex(store, work.trust())
     target = view.open()
@@ -312,7 +328,7 @@ def _works(
             )
             planned = replace(planned, missing=missing, staged=ready and not missing)
         works.append(planned)
-    return works, tallies
+    return works, tallies, find_mismatches(index, works)
 
 
 def next_snapshot(swap: SwapPlan, failed: Mapping[str, Any]) -> Snapshot:

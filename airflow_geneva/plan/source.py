@@ -14,7 +14,7 @@ from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.snapshot import Snapshot, SourceFragment
 from airflow_geneva.checkpoint.state import ColumnState
 from airflow_geneva.plan.known import Knowledge
-from airflow_geneva.plan.manifest import Columns, FragmentFiles, live_offsets, read_manifest, row_ids
+from airflow_geneva.plan.manifest import Columns, FragmentFiles, read_manifest, row_ids
 
 if TYPE_CHECKING:
     import lance
@@ -91,8 +91,8 @@ def compare_source(
             found.fragments.append(then)
             found.given_up += sum(len(rows) for _, rows in then.failed)
             continue
-        fragment = _changed(dataset, files, knowledge)
-        here.append(fragment.ids_of(fragment.live))
+        fragment = _changed(files, knowledge)
+        here.append(Ranges.from_offsets(fragment.ids.view(np.int64)))
         failed = tuple((runs, rows & fragment.live - fragment.rows) for runs, rows in fragment.tried)
         found.given_up += sum(len(rows) for _, rows in failed)
         found.fragments.append(
@@ -100,16 +100,17 @@ def compare_source(
         )
         if fragment.rows:
             found.changed.append(fragment)
-    lost = Ranges.union(f.ids for signature, f in before.items() if signature not in kept)
-    renewed = Ranges.union(fragment.ids_of(fragment.rows) for fragment in found.changed)
-    found.gone = (lost - Ranges.union(here)) | (renewed & Ranges.union(f.ids for f in before.values()))
+    if before:
+        lost = Ranges.union(f.ids for signature, f in before.items() if signature not in kept)
+        renewed = Ranges.union(fragment.ids_of(fragment.rows) for fragment in found.changed)
+        found.gone = (lost - Ranges.union(here)) | (renewed & Ranges.union(f.ids for f in before.values()))
     found.notes = knowledge.notes
     return found
 
 
-def _changed(dataset: lance.LanceDataset, files: FragmentFiles, knowledge: Knowledge) -> ChangedFragment:
-    live = live_offsets(dataset, files)
-    offsets, ids = row_ids(dataset, files.id)
+def _changed(files: FragmentFiles, knowledge: Knowledge) -> ChangedFragment:
+    offsets, ids = knowledge.rows(files)
+    live = _live(files, offsets)
     known = knowledge.of(files) if knowledge.state.facts else {}
     unknown = live - Ranges.union(known.values())
     if unknown and knowledge.state.facts:
@@ -121,6 +122,10 @@ def _changed(dataset: lance.LanceDataset, files: FragmentFiles, knowledge: Knowl
     return ChangedFragment(files, live, offsets, ids, live - done - given_up, tried)
 
 
+def _live(files: FragmentFiles, offsets: Offsets) -> Ranges:
+    return Ranges.from_offsets(offsets) if files.deletion else Ranges.of(0, files.physical_rows)
+
+
 def _tried_again(failed: Tried) -> bool:
     return any(runs < MOST_RUNS and rows for runs, rows in failed)
 
@@ -129,8 +134,8 @@ def where_they_lie(dataset: lance.LanceDataset, columns: Columns, wanted: Ranges
     """The fragments in which rows with these row ids live."""
     for files in read_manifest(dataset, columns).values():
         if files.live_rows:
-            live = live_offsets(dataset, files)
             offsets, ids = row_ids(dataset, files.id)
+            live = _live(files, offsets)
             rows = Ranges.from_offsets(offsets[wanted.mask(ids.view(np.int64))])
             if rows:
                 yield ChangedFragment(files, live, offsets, ids, rows, ())

@@ -23,6 +23,7 @@ class SwapPlan:
         based_on: names what the view showed when this was planned; "" before the first swap.
         gone: source row ids whose rows leave the view.
         snapshot: what the view will reflect.
+        advances: whether that says more than what the view reflects now, even if no row comes or goes.
         max_rows_per_fragment: rows of each new fragment; None: as the source's fragments come.
         shuffle_seed: the new rows are ordered by their hash; None: as they lie in the source.
     """
@@ -30,6 +31,7 @@ class SwapPlan:
     based_on: str
     gone: Ranges
     snapshot: Snapshot
+    advances: bool
     max_rows_per_fragment: int | None
     shuffle_seed: int | None = None
 
@@ -42,6 +44,7 @@ class SwapPlan:
             "gone": self.gone.to_json(),
             "snapshot": key,
             "snapshot_sha256": _sha256(job.read_bytes(snapshot_file(key))),
+            "advances": self.advances,
             "max_rows_per_fragment": self.max_rows_per_fragment,
             "shuffle_seed": self.shuffle_seed,
         }
@@ -74,8 +77,13 @@ class SwapPlan:
             )
         gone = Ranges.from_json(document["gone"])
         return SwapPlan(
-            document["based_on"], gone, snapshot, document["max_rows_per_fragment"], document["shuffle_seed"]
-        )  # fmt: skip
+            document["based_on"],
+            gone,
+            snapshot,
+            document["advances"],
+            document["max_rows_per_fragment"],
+            document["shuffle_seed"],
+        )
 
 
 def _sha256(data: bytes) -> str:

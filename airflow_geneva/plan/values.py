@@ -16,6 +16,7 @@ from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.state import Fact
 from airflow_geneva.checkpoint.trust import Trust
 from airflow_geneva.plan.manifest import FragmentFiles
+from airflow_geneva.plan.mismatch import Mismatches
 from airflow_geneva.plan.swap import SwapPlan
 
 FORMAT = 2
@@ -286,6 +287,7 @@ class Plan:
         learned: facts found out while planning, for the next plan to know at once.
         notes: sentences for the reader, e.g. why whole fragments are recomputed.
         swap: of a refresh, what is done to the view at the end.
+        mismatches: fragments with a checkpoint that was computed from other data files than they have now.
     """
 
     work: Work
@@ -296,6 +298,7 @@ class Plan:
     learned: tuple[Fact, ...] = ()
     notes: tuple[str, ...] = ()
     swap: SwapPlan | None = None
+    mismatches: Mismatches = field(default_factory=Mismatches)
 
     @property
     def fragments(self) -> tuple[FragmentWork, ...]:
@@ -316,6 +319,17 @@ class Plan:
     def rows_to_run(self) -> int:
         """Most rows the UDF will see: due rows that no checkpoint holds."""
         return sum(min(work.rows, len(work.missing)) for work in self.fragments if not work.staged)
+
+    @property
+    def rows_held(self) -> tuple[int, int]:
+        """Fragments that have checkpoints to use, and their rows that these hold."""
+        held = [work.rows if work.staged else work.rows - min(work.rows, len(work.missing)) for work in self.fragments]
+        return sum(rows > 0 for rows in held), sum(held)
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Rows by the reason why they are due, or are not."""
+        return {tally.reason: tally.rows for tally in self.tallies if tally.rows}
 
     def with_work(self, **changes: Any) -> Plan:
         return replace(self, work=replace(self.work, **changes))

@@ -104,10 +104,15 @@ def selected_offsets(dataset: lance.LanceDataset, fragment_ids: list[int], where
         return {}
     fragments = [open_fragment(dataset, fragment_id) for fragment_id in fragment_ids]
     scanner = dataset.scanner(columns=[], filter=where, with_row_address=True, fragments=fragments)
-    found: dict[int, list[Ranges]] = {}
-    for batch in scanner.to_batches():
-        addresses = batch.column("_rowaddr").to_numpy(zero_copy_only=False).astype(np.int64)
-        for fragment_id in np.unique(addresses >> 32):
-            inside = addresses[addresses >> 32 == fragment_id] & 0xFFFFFFFF
-            found.setdefault(int(fragment_id), []).append(Ranges.from_offsets(inside))
-    return {fragment_id: Ranges.union(parts) for fragment_id, parts in found.items()}
+    parts = [
+        Ranges.from_offsets(batch.column("_rowaddr").to_numpy().astype(np.int64)) for batch in scanner.to_batches()
+    ]
+    addresses = Ranges.union(parts)
+    wanted = np.array(sorted(fragment_ids), np.int64)
+    cuts = np.searchsorted(addresses.starts, np.append(wanted, wanted[-1] + 1) << 32)
+    found: dict[int, Ranges] = {}
+    for at, fragment_id in enumerate(wanted.tolist()):
+        starts, ends = (bounds[cuts[at] : cuts[at + 1]] for bounds in (addresses.starts, addresses.ends))
+        if len(starts):
+            found[fragment_id] = Ranges(starts - (fragment_id << 32), ends - (fragment_id << 32))
+    return found

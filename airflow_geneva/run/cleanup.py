@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from airflow_geneva.checkpoint.pruning import prune_state
+from airflow_geneva.checkpoint.snapshot import snapshot_job, snapshot_key
 from airflow_geneva.entries import Entry
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.record import job_ids
@@ -18,8 +19,19 @@ from airflow_geneva.location import TableLocation
 from airflow_geneva.run.cleanup_files import sidecar_folder, without_referenced
 from airflow_geneva.run.cleanup_jobs import Occupants, is_about, read_occupants
 from airflow_geneva.run.cleanup_search import find_garbage
+from airflow_geneva.run.cleanup_snapshots import named_snapshots
 from airflow_geneva.run.cleanup_state import ExistingVersions
-from airflow_geneva.run.garbage import CHECKPOINTS, JOBS, LEDGERS, MARKS, STAGED, TEMPORARY, Garbage, piles_of
+from airflow_geneva.run.garbage import (
+    CHECKPOINTS,
+    JOBS,
+    LEDGERS,
+    MARKS,
+    SNAPSHOTS,
+    STAGED,
+    TEMPORARY,
+    Garbage,
+    piles_of,
+)
 from airflow_geneva.storage import Storage
 
 __all__ = ["collect", "find_garbage"]
@@ -47,6 +59,7 @@ class _Collector:
         removed: dict[str, Iterable[Entry]] = {
             LEDGERS: self._remove(self.garbage.pile(LEDGERS).files),
             MARKS: self._marks(),
+            SNAPSHOTS: self._snapshots(),
             TEMPORARY: self._remove(self.garbage.pile(TEMPORARY).files),
             # A job that reads a checkpoint before it is gone is on record by then, and its data files stay.
             CHECKPOINTS: self._checkpoints(),
@@ -82,6 +95,22 @@ class _Collector:
         busy = {job.id for job in self.jobs.open}
         files = self.garbage.pile(MARKS).files
         return self._remove(f for f in files if f.name.rsplit("/", 1)[-1].removesuffix(".json") not in busy)
+
+    def _snapshots(self) -> list[Entry]:
+        keys = {
+            key: file
+            for file in self.garbage.pile(SNAPSHOTS).files
+            if (key := snapshot_key(file.name.removeprefix("_checkpoints/")))
+        }
+        dataset = self.location.open()
+        if not keys or dataset.version < self.garbage.version:
+            return []
+        self._look_around()
+        try:
+            named = named_snapshots(self.location, dataset, since=self.garbage.version)
+        except LookupError:
+            return []
+        return self._remove(f for key, f in keys.items() if key not in named and not self.jobs.at(snapshot_job(key)))
 
     def _checkpoints(self) -> list[Entry]:
         files = self.garbage.pile(CHECKPOINTS).files

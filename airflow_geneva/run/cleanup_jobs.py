@@ -44,6 +44,10 @@ class Occupants:
         """
         return bool(self.unreadable) or any(is_about(job, work_folder) for job in self.open)
 
+    def at(self, job_id: str) -> bool:
+        """Whether a job is open, or may be."""
+        return job_id in self.unreadable or any(job.id == job_id for job in self.open)
+
     def without_old(self, old: Collection[str]) -> Occupants:
         """The same when damaged records of folders that nobody touched for long count for nothing."""
         return Occupants(self.open, self.ended, self.unreadable - set(old), self.bare | (self.unreadable & set(old)))

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from airflow_geneva.checkpoint.keys import ParsedKey, parse_key, path_to_key
 from airflow_geneva.checkpoint.pruning import covered_documents
+from airflow_geneva.checkpoint.snapshot import snapshot_job, snapshot_key
 from airflow_geneva.entries import Entry
 from airflow_geneva.job.announcement import find_commits, read_marks
 from airflow_geneva.location import TableLocation
@@ -19,12 +20,14 @@ from airflow_geneva.run.cleanup_files import (
     without_referenced,
 )
 from airflow_geneva.run.cleanup_jobs import Place, is_about, planned_places, read_occupants
+from airflow_geneva.run.cleanup_snapshots import named_snapshots
 from airflow_geneva.run.garbage import (
     CHECKPOINTS,
     DEFAULT_TTL,
     JOBS,
     LEDGERS,
     MARKS,
+    SNAPSHOTS,
     STAGED,
     TEMPORARY,
     Garbage,
@@ -58,6 +61,7 @@ class _Search:
     def __init__(self, location: TableLocation, ttl: timedelta | str, now: float) -> None:
         self.now = now
         self.cutoff = now - parse_ttl(ttl).total_seconds()
+        self.location = location
         self.dataset = location.open()
         self.checkpoints = location.checkpoints
         # Files first: whatever a job writes that starts from here on is not among them.
@@ -80,6 +84,7 @@ class _Search:
             TEMPORARY: self._temporary(),
             MARKS: self._marks(),
             LEDGERS: self._ledgers(),
+            SNAPSHOTS: self._snapshots(),
         }
         if self.jobs.unreadable:
             self.notes.append(
@@ -220,6 +225,23 @@ class _Search:
             covered = covered_documents(self.checkpoints, field_id, folds) if folds else set()
             going += [keys[key] for key in covered if key in keys and keys[key].modified < self.cutoff]
         return going
+
+    def _snapshots(self) -> list[Entry]:
+        """Snapshots of a view that nothing names."""
+        settled = min(self.cutoff, self.now - _SETTLED)
+        old = {
+            key: file
+            for parts, file in self._below("_checkpoints").items()
+            if file.modified < settled
+            and (key := snapshot_key("/".join(parts)))
+            and not self.jobs.at(snapshot_job(key))
+        }
+        try:
+            named = named_snapshots(self.location, self.dataset) if old else set()
+        except LookupError as error:
+            self.notes.append(f"a version of the view cannot be read, so no snapshot of it goes: {error}.")
+            return []
+        return [file for key, file in old.items() if key not in named]
 
 
 _OURS = ("_checkpoints", "data")

@@ -11,8 +11,8 @@ from typing import Any
 from airflow_geneva.entries import Entry
 from airflow_geneva.errors import InvalidInput
 
-CHECKPOINTS, STAGED, JOBS, TEMPORARY, MARKS, LEDGERS = (
-    "checkpoints", "staged_files", "jobs", "temporary_files", "marks", "ledgers",
+CHECKPOINTS, STAGED, JOBS, TEMPORARY, MARKS, LEDGERS, SNAPSHOTS = (
+    "checkpoints", "staged_files", "jobs", "temporary_files", "marks", "ledgers", "snapshots",
 )  # fmt: skip
 
 KINDS = {
@@ -22,6 +22,7 @@ KINDS = {
     TEMPORARY: "half-written files",
     MARKS: "announcement marks of jobs without commits",
     LEDGERS: "ledgers and folds that a newer fold covers",
+    SNAPSHOTS: "snapshots of views that no version of the view names",
 }
 
 DEFAULT_TTL = timedelta(days=7)

@@ -87,6 +87,7 @@ def start_job(
             "rows_total": plan.rows_total,
             "rows_pending": plan.rows_pending,
             "shards": len(plan.shards),
+            "reasons": plan.reasons,
             **(about or {}),
         }
     )
@@ -97,7 +98,22 @@ def start_job(
         if plan.shards:
             folder.write_planned(saved.fingerprint, [size_of(shard) for shard in plan.shards])
     fault_point("plan.saved")
+    tell_checkpoints(plan)
     return plan, saved
+
+
+def tell_checkpoints(plan: Plan) -> None:
+    """Log which checkpoints a job goes on from, and which it cannot use."""
+    fragments, rows = plan.rows_held
+    target = plan.work.target
+    if fragments:
+        logger.info("Collected %s checkpointed fragments with %s rows for %s.", f"{fragments:,}", f"{rows:,}", target)
+    for mismatch in plan.mismatches.shown:
+        logger.warning("Checkpoint data files mismatch for %s, %s; it is not used.", target, mismatch)
+    if plan.mismatches.more:
+        logger.warning(
+            "Checkpoint data files mismatch for %s in %s more fragments.", target, f"{plan.mismatches.more:,}"
+        )
 
 
 def size_of(shard: Shard) -> dict[str, int]:

@@ -19,7 +19,7 @@ from airflow_geneva.plan.document import SavedPlan, save_plan
 from airflow_geneva.plan.refresh import RefreshRequest, plan_refresh
 from airflow_geneva.plan.values import Plan, Shard, Work
 from airflow_geneva.run.inline import run_shard_inline
-from airflow_geneva.run.job import Stopwatch, pack_modules, size_of
+from airflow_geneva.run.job import Stopwatch, pack_modules, size_of, tell_checkpoints
 from airflow_geneva.run.swapping import finish_refresh
 from airflow_geneva.run.task import skipped_before
 from airflow_geneva.run.view_task import ViewBench, ViewKit, ViewTool, run_view_unit
@@ -109,20 +109,23 @@ def start_refresh(
         paths = [str(column.udf.import_path) for column in columns if column.udf]
         made = made.with_work(codes=pack_modules(paths, folder.storage))
     work = made.work
+    definition = ViewDefinition.from_json(work.query)
+    udfs = {column.udf.name: column.udf.version for column in definition.columns if column.udf}
     folder.write_record(
         {
             "kind": "refresh",
             "state": PENDING,
             "table": work.table_name,
             "view": work.table_name,
-            "column": work.column,
-            "udf": work.udf_name,
-            "udf_version": work.udf_version,
+            "source": definition.source_table,
+            "udf": ", ".join(udfs),
+            "udf_version": ", ".join(udfs.values()),
             "version": work.version,
             "read_version": work.read_version,
             "rows_total": made.rows_total,
             "rows_pending": made.rows_pending,
             "shards": len(made.shards),
+            "reasons": made.reasons,
             **(about or {}),
         }
     )
@@ -132,6 +135,7 @@ def start_refresh(
         if made.shards:
             folder.write_planned(saved.fingerprint, [size_of(shard) for shard in made.shards])
     fault_point("plan.saved")
+    tell_checkpoints(made)
     return saved
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from airflow_geneva.checkpoint.fragment import StagedFragment
@@ -126,9 +127,9 @@ def _swapped(view: TableLocation, saved: SavedPlan, swap: SwapPlan, staged: _Sta
     if version is None and staged.missing:
         why = "not all of its rows are computed, or a staged file is gone"
     elif version is None:
-        snapshot = save_snapshot(view.checkpoints, work.job_id, next_snapshot(swap, staged.failed))
-        files = _files(view, swap, staged)
-        version, why = swap_rows(view, work, saved.fingerprint, swap.based_on, swap.gone, files, snapshot, lambda: "")
+        following = next_snapshot(swap, staged.failed)
+        save = partial(save_snapshot, view.checkpoints, work.job_id, following)
+        version, why = swap_rows(view, work, saved.fingerprint, swap, _files(view, swap, staged), save)
     if why:
         due = sum(len(fragment.due) for fragment, _ in staged.pairs) + staged.rows_missing
         notes = (*saved.notes, f"left for the next run: {why}")

@@ -242,7 +242,7 @@ def skipped_before(location: TableLocation, work: Work) -> dict[int, int]:
     """
     if not has_limits(work):
         return {}
-    records = read_errors(location.checkpoints, work.job_id, work.column)
+    records = read_errors(location.checkpoints, work.job_id)
     new = {record.row_id: record.rule for record in records if record.rule != FATAL and record.attempt == 1}
     return dict(Counter(new.values()))
 

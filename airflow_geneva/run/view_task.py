@@ -315,10 +315,11 @@ class _Rows:
             computed = self.computer(batch)
         except UdfError as error:
             # What other columns of the batch came to is not kept: their rows run again.
-            raise UdfError(str(error), error.row_index) from error.__cause__
+            raise UdfError(str(error), error.row_index, column=error.column) from error.__cause__
         rows = computed.rows
         values = pa.StructArray.from_arrays(rows.columns, fields=[field.with_nullable(True) for field in rows.schema])
-        return Mapped(values, tuple(self._failures(computed.mapped)), batch.num_rows)
+        failures = sorted(self._failures(computed.mapped), key=lambda failure: failure.index)
+        return Mapped(values, tuple(failures), batch.num_rows)
 
     def _failures(self, mapped: Mapping[str, Mapped]) -> Iterator[RowFailure]:
         seen: set[int] = set()
@@ -327,9 +328,7 @@ class _Rows:
                 # A row is listed once: for the first column that failed on it.
                 if failure.index not in seen:
                     seen.add(failure.index)
-                    yield replace(
-                        failure, rule=failure.rule + self.first_rule[name], message=f"{name}: {failure.message}"
-                    )
+                    yield replace(failure, rule=failure.rule + self.first_rule[name], column=name)
 
 
 @dataclass

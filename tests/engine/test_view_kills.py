@@ -122,7 +122,7 @@ BETWEEN: list[Between] = [
     lambda table, view, dice: table.location.open(dice.randint(max(1, table.version - 3), table.version)).restore(),
     lambda table, view, dice: upsert_in_place(table, dice),
     lambda table, view, dice: view.lance.optimize.compact_files(),
-    lambda table, view, dice: view.location.open(dice.randint(max(1, view.version - 2), view.version)).restore(),
+    lambda table, view, dice: view.location.open(dice.choice(view.lance.versions()[-3:])["version"]).restore(),
     lambda table, view, dice: view.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True),
     lambda table, view, dice: collect(view.location, find_garbage(view.location, "1s")),
 ]

@@ -35,6 +35,22 @@ def test_failed_rows_are_null_and_listed_and_no_task_is_lost(
     assert len(table.get_errors(result.job_id)) == 10
 
 
+def test_failed_rows_of_a_view_are_listed_as_rows_of_its_source(spark: object, tmp_path: Path) -> None:
+    data = pa.table({"x": pa.array(range(10_000))})
+    table = airflow_geneva.connect(tmp_path / "db").create_table("numbers", data, max_rows_per_file=2_000)
+    query = table.query().select(["x"]).add_columns({"y": (picky.skipping, ["x"])})
+    view = query.create_materialized_view(name="picked")
+    result = view.refresh(task_size=1_500, batch_size=500)
+    assert (result.state, result.rows_computed, result.rows_failed) == ("DONE", 9_990, 10)
+    rows = table.lance.to_table(with_row_address=True).to_pylist()
+    failed = sorted(row["_rowaddr"] for row in rows if picky.is_bad(row["x"]))
+    assert view.get_failed_row_addresses(result.job_id) == view.get_failed_row_addresses() == failed
+    assert {(e.column, e.udf, e.source) for e in view.get_errors()} == {("y", "skipping", "numbers")}
+    job = airflow_geneva.connect(tmp_path / "db").job(result.job_id)
+    assert (job.target, job.source, job.rows_committed, job.errors) == ("picked", "numbers", 10_000, 10)
+    assert {shard.stage for shard in job.shards} == {"committed"}
+
+
 def test_limits_count_over_all_tasks_of_a_job(spark: object, tmp_path: Path) -> None:
     table = make_table(tmp_path, picky.limited)
     version = table.version

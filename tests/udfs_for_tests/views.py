@@ -30,6 +30,13 @@ def picky(x: int) -> int:
     return x
 
 
+@udf(data_type=pa.int64(), version="2", name="picky")
+def strict(x: int) -> int:
+    if x % 10 == 2:
+        raise ValueError(f"not {x}")
+    return x
+
+
 @udf
 def digits(x: int) -> Iterator[int]:
     """As many values as the last digit says, none for 0."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from airflow_geneva import connect, udf
+from airflow_geneva import UDF, View, connect, udf
 from airflow_geneva.cli import app
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.job.error_records import ErrorRecord, write_errors
@@ -25,6 +25,7 @@ from airflow_geneva.run.background import start_in_background
 from airflow_geneva.run.job import Stopwatch
 from airflow_geneva.table import Table
 from tests.counting import triple
+from tests.udfs_for_tests import views as udfs
 
 
 @pytest.fixture
@@ -174,6 +175,67 @@ def test_plan_prints_what_a_job_carries_out(table: Table, db: str) -> None:
     assert "100 rows, 100 pending, 0 with nothing to do" in text
     assert text.count("50 rows in 2 fragment(s)") == 2
     assert "Nothing was to be done: all 100 rows" in run("plan", db, "--job", idle.job_id)
+
+
+def make_view(table: Table, function: UDF) -> View:
+    query = table.query().where("x >= 30").select(["x"]).add_columns({"e": (function, ["x"])})
+    return query.create_materialized_view(name="picked")
+
+
+def test_jobs_about_a_view_name_it_and_its_source(table: Table, db: str) -> None:
+    view = make_view(table, udfs.picky)
+    job = view.refresh(runner="inline", shard_size=1)
+    idle = view.refresh(runner="inline", src_version=1)
+    table.lance.delete("x % 10 = 7")
+    left = view.refresh(runner="inline")
+    assert [line.split()[1:3] for line in run("jobs", db).splitlines()[1:]] == [["DONE", "picked"]] * 3
+    found = read("jobs", db, "--table", "picked")[2]
+    assert (found["kind"], found["table"], found["view"]) == ("refresh", "picked", "picked")
+    assert (found["column"], found["source"], found["udf"], found["udf_version"]) == (None, "docs", "picky", "1")
+    assert (found["rows_total"], found["rows_computed"], found["rows_failed"], found["errors"]) == (100, 63, 7, 7)
+    assert found["commits"] == list(job.commits)
+    text = run("status", db, job.job_id)
+    assert text.startswith(f"DONE: refresh of picked from docs with picky (version 1), job {job.job_id}")
+    assert "70 of 100 rows due: 70 checkpointed, 70 ready to commit, 70 committed, 0 left" in text
+    assert f"planned on version {found['version']} of docs, 1 commit(s): version {job.commits[0]}" in text
+    assert len(re.findall(r"shard \d .* committed .* ready, \d+ committed$", text, re.MULTILINE)) == 3
+    assert str(connect(db).job(job.job_id)).startswith("DONE: refresh of picked from docs")
+    text = run("plan", db, "--job", job.job_id)
+    assert f"docs at version {found['version']}: 100 rows, 70 pending, 30 with nothing to do" in text
+    assert "shard 0: 20 rows in 1 fragment(s)" in text
+    assert "No row was to be computed: rows only left the view" in run("plan", db, "--job", left.job_id)
+    # Rows that failed are tried again.
+    assert "7 pending" in run("plan", db, "--job", idle.job_id)
+
+
+def test_errors_of_a_view_name_its_column_and_the_rows_of_its_source(table: Table, db: str) -> None:
+    view = make_view(table, udfs.picky)
+    job = view.refresh(runner="inline")
+    rows = table.lance.to_table(columns=["x"], filter="x >= 30 AND x % 10 = 7", with_row_address=True).to_pylist()
+    assert view.get_failed_row_addresses(job.job_id) == sorted(row["_rowaddr"] for row in rows)
+    first = f"picked: row address {2 << 32 | 7} of source docs (fragment 2, offset 7): builtins.ValueError: not 57"
+    text = run("errors", db, "--job", job.job_id, "--column", "e")
+    assert first in text
+    assert text.count("column e, UDF picky (version 1), attempt 1") == len(rows) == 7
+    assert "No errors." in run("errors", db, "--table", "docs")
+    assert {record["source"] for record in read("errors", db)} == {"docs"}
+
+
+def test_a_failed_refresh_says_which_row_of_the_source_which_column_failed_on(table: Table, db: str) -> None:
+    view = make_view(table, udfs.strict)
+    with pytest.raises(JobFailed, match=r"Computing picked\.e failed at row 7 of fragment 1 of its source"):
+        view.refresh(runner="inline", shard_size=1)
+    (job,) = read("jobs", db)
+    assert (job["state"], job["rows_left"], job["view"]) == ("FAILED", 70, "picked")
+    text = run("status", db, job["id"])
+    assert text.startswith("FAILED: refresh of picked from docs with picky (version 2)")
+    assert "Computing picked.e failed" in text
+    assert "rows/s" not in text
+    (record,) = read("errors", db)
+    assert (record["column"], record["udf"], record["udf_version"]) == ("e", "picky", "2")
+    assert (record["row_address"], record["source"], record["rule"]) == (1 << 32 | 7, "docs", -1)
+    assert "shard 0: 20 rows in 1 fragment(s)" in run("plan", db, "--job", job["id"])
+    assert "view.refresh()" in run("plan", db, "picked", "e", code=1)
 
 
 @pytest.mark.parametrize(

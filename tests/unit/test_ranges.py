@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from itertools import pairwise
 
 import numpy as np
@@ -70,3 +72,24 @@ def test_an_empty_range_is_no_range() -> None:
 def test_touching_ranges_become_one() -> None:
     assert (Ranges.of(0, 5) | Ranges.of(5, 9)).pairs() == [[0, 9]]
     assert not Ranges.of(0, 5) & Ranges.of(5, 9)
+
+
+@given(
+    st.integers(0, 1 << 40),
+    st.lists(st.tuples(st.integers(1, 3), st.one_of(st.integers(1, 4), st.integers(1, 2000))), min_size=1, max_size=20),
+    st.integers(1, 200),
+)
+def test_a_set_goes_through_json_and_pickle_however_scattered(
+    first: int, pieces: list[tuple[int, int]], times: int
+) -> None:
+    bounds = np.cumsum(np.array([first, *(step for _ in range(times) for piece in pieces for step in piece)]))
+    rows = Ranges(bounds[0:-1:2].copy(), bounds[1::2].copy())
+    assert Ranges.from_json(json.loads(json.dumps(rows.to_json()))) == rows
+    assert pickle.loads(pickle.dumps(rows)) == rows
+
+
+def test_every_other_row_takes_few_bytes() -> None:
+    rows = Ranges.from_offsets(np.arange(7, 1_000_007, 2))
+    assert len(pickle.dumps(rows)) < 2_000
+    scattered = Ranges.from_offsets(np.random.default_rng(1).choice(1_000_000, 500_000, replace=False))
+    assert len(pickle.dumps(scattered)) < 140_000

@@ -1,0 +1,75 @@
+"""Fragment checkpoints that are not used, because they were computed from data files that the fragment has no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_geneva.checkpoint.held import KeyIndex
+
+if TYPE_CHECKING:
+    from airflow_geneva.plan.values import FragmentWork
+
+_MOST_SHOWN = 5
+_MOST_FILES = 8
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A checkpoint of a fragment that was computed from other data files.
+
+    Args:
+        fragment: the fragment's id.
+        expected: data files that the fragment has now and the checkpoint was not computed from.
+        found: data files that the checkpoint was computed from and the fragment does not have now.
+    """
+
+    fragment: int
+    expected: tuple[str, ...]
+    found: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"fragment {self.fragment}: expected {_listed(self.expected)}, found {_listed(self.found)}"
+
+
+@dataclass(frozen=True)
+class Mismatches:
+    """All of a plan.
+
+    Args:
+        shown: the first of them.
+        more: how many others there are.
+    """
+
+    shown: tuple[Mismatch, ...] = ()
+    more: int = 0
+
+
+def find_mismatches(index: KeyIndex | None, works: Sequence[FragmentWork]) -> Mismatches:
+    """Look for fragments in a plan that have a checkpoint for other data files only; reads the first few of them.
+
+    Args:
+        index: the checkpoints that the plan may use; None for none.
+        works: the plan's fragments.
+    """
+    by_id = {work.id: work for work in works}
+    stale: dict[int, tuple[str, int]] = {}
+    if index is None:
+        return Mismatches()
+    for place in index.places():
+        work = by_id.get(place[1])
+        if work is not None and place != work.place and index.is_staged(place):
+            stale[work.id] = max(place, stale.get(work.id, place))
+    numbers = sorted(number for number in stale if not index.is_staged(by_id[number].place))
+    shown: list[Mismatch] = []
+    for number in numbers[:_MOST_SHOWN]:
+        staged = index.staged_at(stale[number])
+        now, then = set(by_id[number].files.source_paths()), set(staged.src_data_files if staged else ())
+        shown.append(Mismatch(number, tuple(sorted(now - then)), tuple(sorted(then - now))))
+    return Mismatches(tuple(shown), len(numbers) - len(shown))
+
+
+def _listed(paths: tuple[str, ...]) -> str:
+    rest = len(paths) - _MOST_FILES
+    return f"[{', '.join(paths[:_MOST_FILES])}{f' and {rest} more' if rest > 0 else ''}]"

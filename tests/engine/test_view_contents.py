@@ -1,0 +1,169 @@
+"""What is known of a view's rows when transactions are gone, far back, or of one job twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_geneva.commit import swap
+from airflow_geneva.commit.contents import newest_swap, write_intent
+from airflow_geneva.job.folder import new_job_id
+from airflow_geneva.plan.refresh import RefreshRequest
+from airflow_geneva.run import refresh as run
+from airflow_geneva.run import swapping
+from airflow_geneva.view import View
+from tests.counting import Trace
+from tests.engine.conftest import MakeTable
+from tests.engine.test_views import Asked, Refresh, assert_equals_query, assert_nothing_to_refresh
+
+
+def refresh(view: View, job_id: str) -> None:
+    """A refresh under a given job, as one that is planned again after it was cleared."""
+    request = RefreshRequest(job_id)
+    taken = Refresh(view)
+    taken.made = run.plan(view.location, view.view_definition, view.source().location, request)
+    taken.saved = run.start_refresh(taken.made, view.location)
+    assert taken.apply().finish().state == "DONE"
+
+
+def is_unknown(view: View) -> bool:
+    return newest_swap(view.location, view.lance).changed == "unknown"
+
+
+def forget(view: View) -> None:
+    """Leave a version of the view that is no swap, and no other."""
+    commit_harmlessly(view, 1)
+    view.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+
+
+def commit_harmlessly(view: View, times: int) -> None:
+    for number in range(times):
+        view.lance.update_config({"number": str(number)})
+
+
+def test_of_a_job_that_swapped_twice_the_metadata_is_not_taken_for_the_second_swap(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(40)
+    view = Asked().make(table)
+    job = new_job_id()
+    refresh(view, job)
+    table.add([{"id": 40, "x": 40}])
+    with monkeypatch.context() as patched:
+        # As if it had been killed before it could repeat in the metadata what it did.
+        patched.setattr(swapping, "mirror_swap", lambda location: None)
+        refresh(view, job)
+    forget(view)
+    assert is_unknown(view)
+    table.add([{"id": 41, "x": 41}])
+    view.refresh(runner="inline")
+    assert_equals_query(view, table, Asked())
+    assert view.lance.count_rows() == 42
+    assert_nothing_to_refresh(view, trace)
+
+
+def lose(view: View, others: Callable[[], Any], written_last: bool) -> Any:
+    """Finish a refresh while another one swaps between what this one writes down and its commit."""
+    taken = Refresh(view).plan().apply()
+
+    def interrupt(point: str) -> None:
+        if point == "swap.before":
+            patched.undo()
+            if written_last:
+                # As if this one had written down what it is about to do after the other one did.
+                patched.setattr(swap, "write_intent", lambda location, snapshot: None)
+            others()
+            patched.undo()
+
+    patched = pytest.MonkeyPatch()
+    patched.setattr(swap, "fault_point", interrupt)
+    return taken.finish()
+
+
+@pytest.mark.parametrize("written_last", [True, False])
+def test_a_refresh_that_lost_a_race_leaves_no_doubt_about_the_winner(
+    make_table: MakeTable, trace: Trace, written_last: bool
+) -> None:
+    table = make_table(40)
+    view = Asked().make(table)
+    view.refresh(runner="inline")
+    table.add([{"id": 40, "x": 40}])
+    assert lose(view, lambda: view.refresh(runner="inline"), written_last).state == "PARTIAL"
+    forget(view)
+    assert not is_unknown(view)
+    assert_nothing_to_refresh(view, trace)
+
+
+def test_a_swap_that_was_broken_off_after_its_commit_leaves_no_doubt_once_it_is_finished(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(40)
+    view = Asked().make(table)
+    view.refresh(runner="inline")
+    table.add([{"id": 40, "x": 40}])
+    taken = Refresh(view).plan().apply()
+
+    def interrupt(point: str) -> None:
+        if point == "swap.after":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(swap, "fault_point", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            taken.finish()
+    assert taken.finish().state == "DONE"
+    forget(view)
+    assert not is_unknown(view)
+    assert_nothing_to_refresh(view, trace)
+
+
+def test_a_swap_that_was_begun_and_not_done_is_forgotten_with_the_next(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(40)
+    view = Asked().make(table)
+    view.refresh(runner="inline")
+    write_intent(view.location, "swap.of-a-job.that-died")
+    assert not is_unknown(view)
+    table.add([{"id": 40, "x": 40}])
+    view.refresh(runner="inline")
+    forget(view)
+    assert not is_unknown(view)
+    assert_nothing_to_refresh(view, trace)
+    write_intent(view.location, "swap.of-a-job.that-died")
+    assert is_unknown(view)
+    assert len(trace) == 41
+
+
+@pytest.mark.parametrize("versions", [1, 9])
+def test_a_swap_that_lies_far_back_is_not_done_again(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, versions: int
+) -> None:
+    monkeypatch.setattr(swap, "_MOST_VERSIONS", 5)
+    table = make_table(40)
+    view = Asked().make(table)
+    taken = Refresh(view).plan().apply()
+    first = taken.finish()
+    commit_harmlessly(view, versions)
+    version = view.lance.version
+    again = taken.finish()
+    # Beyond what is looked at, it counts as lost to another refresh, and the next one finds nothing left.
+    told = ("DONE", first.commits, 0) if versions == 1 else ("PARTIAL", (), 40)
+    assert (again.state, again.commits, again.rows_left, view.lance.version) == (*told, version)
+    assert_equals_query(view, table, Asked())
+    assert_nothing_to_refresh(view, trace)
+
+
+@pytest.mark.slow
+def test_what_others_changed_is_seen_however_much_came_after(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(40)
+    view = Asked().make(table)
+    view.refresh(runner="inline")
+    view.lance.delete("id IN (3, 20)")
+    commit_harmlessly(view, 1_005)
+    seen = len(trace)
+    view.refresh(runner="inline")
+    assert_equals_query(view, table, Asked())
+    assert (view.lance.count_rows(), len(trace)) == (40, seen)
+    assert_nothing_to_refresh(view, trace)
