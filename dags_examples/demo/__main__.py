@@ -1,4 +1,4 @@
-"""Compute, have nothing to do, compute what is new: three runs of the example DAG, by Airflow itself."""
+"""Compute, have nothing to do, compute what is new: three backfills by Airflow, and a view that follows them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from rich.console import Console
 from airflow_geneva import connect
 from dags_examples.demo.report import show_nearest, show_runs, show_versions
 from dags_examples.demo.rest import AirflowApi
-from dags_examples.demo.runs import DAG_ID, Run, run_dag, wait_for_dag
+from dags_examples.demo.runs import wait_for_dag
 from dags_examples.demo.stack import COMPONENTS, AirflowStopped, DemoHome, run_airflow, write_spark_conf
-from dags_examples.demo.verses import COLUMN, append_books, create_verses, read_books
+from dags_examples.demo.upkeep import BACKFILL, REFRESH, Upkeep
+from dags_examples.demo.verses import COLUMN, VIEW, append_books, create_verses, read_books
 
 CHECKOUT = Path(__file__).parents[2]
 DAGS = CHECKOUT / "dags_examples"
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_demo(home: DemoHome, books: Sequence[pa.Table], held_back: int, query: str, console: Console) -> list[str]:
-    """Run the DAG three times; returns what was not as it should be.
+    """Run the backfill three times, with the refreshes that it sets off; returns what was not as it should be.
 
     Args:
         home: where everything is made; what an earlier demo left there is removed.
@@ -81,19 +82,21 @@ def run_demo(home: DemoHome, books: Sequence[pa.Table], held_back: int, query: s
         held_back: how many of the last ones come only before the third run.
         query: a sentence to find the nearest verses to.
     """
-    from embedding_udfs.counted import COUNTS, counted_embed
+    from embedding_udfs.counted import counted_embed
 
     began = time.monotonic()
     _clear(home)
+    home.counts.mkdir()
     first, late = books[:-held_back], books[-held_back:]
-    table = create_verses(connect(home.database), first)
+    database = connect(home.database)
+    table = create_verses(database, first)
     table.add_columns({COLUMN: counted_embed})
-    write_spark_conf(home, {COUNTS: str(home.counts)})
+    write_spark_conf(home, _variables(home))
     console.print(
         f"Table [bold]{table.name}[/]: {len(first)} books with {_count(first):,} verses, one fragment each, and a "
         f"column [bold]{COLUMN}[/] to be computed. {len(late)} books with {_count(late):,} verses are held back."
     )
-    runs: list[Run] = []
+    upkeep = Upkeep(database, home.counts, console)
     problems: list[str] = []
     with _airflow(home, console) as api:
         for name, what, new in (
@@ -105,22 +108,17 @@ def run_demo(home: DemoHome, books: Sequence[pa.Table], held_back: int, query: s
             if new is late:
                 append_books(table, late)
                 console.print(f"Appended: {', '.join(_titles(late))}.")
-            run = run_dag(api, name, table, home.counts, console)
-            runs.append(run)
-            problems = run.problems(computed=_count(new), skipped=table.count_rows() - _count(new))
+            problems = upkeep.run(api, name, new)
             if problems:
                 break
-            console.print(
-                f"{run.result['rows_computed']:,} rows computed, {run.result['rows_skipped']:,} skipped; "
-                f"the UDF itself counted {run.counted:,}."
-            )
     console.rule()
-    show_runs(runs, console)
+    show_runs(f"Backfills of column {COLUMN}", upkeep.backfills, console)
+    show_runs(f"Refreshes of view {VIEW}", upkeep.refreshes, console)
     if problems:
         return problems
     if empty := table.count_rows(f"{COLUMN} IS NULL"):
         return [f"{empty} verses have no {COLUMN}."]
-    show_versions(table, runs, console)
+    show_versions(table, upkeep.backfills, console)
     show_nearest(table, query, console)
     console.print(
         f"In every run, the rows counted inside the UDF are the rows reported. {time.monotonic() - began:.0f} s in all."
@@ -135,8 +133,8 @@ def serve(home: DemoHome, console: Console) -> None:
     if not (home.airflow / "airflow.db").exists():
         raise AirflowStopped(f"There is no demo in {home.root} yet. Run one first: make demo")
     console.print("Starting Airflow ...")
-    with run_airflow(home, DAGS) as airflow:
-        console.print(f"Airflow is at [bold]{airflow.url}/dags/{DAG_ID}[/], without a login. Ctrl-C ends it.")
+    with run_airflow(home, DAGS, _variables(home)) as airflow:
+        console.print(f"Airflow is at [bold]{airflow.url}/dags/{BACKFILL}[/], without a login. Ctrl-C ends it.")
         airflow.wait()
 
 
@@ -161,13 +159,20 @@ def _airflow(home: DemoHome, console: Console) -> Iterator[AirflowApi]:
     began = time.monotonic()
     with ExitStack() as stack:
         with console.status("Airflow starts"):
-            airflow = stack.enter_context(run_airflow(home, DAGS))
+            airflow = stack.enter_context(run_airflow(home, DAGS, _variables(home)))
             api = stack.enter_context(AirflowApi(airflow.url, airflow.check))
-            wait_for_dag(api)
+            for dag_id in (BACKFILL, REFRESH):
+                wait_for_dag(api, dag_id)
         console.print(
             f"Airflow is up at {airflow.url} after {time.monotonic() - began:.0f} s: {', '.join(COMPONENTS)}."
         )
         yield api
+
+
+def _variables(home: DemoHome) -> dict[str, str]:
+    from embedding_udfs.counted import COUNTS
+
+    return {COUNTS: str(home.counts)}
 
 
 def _clear(home: DemoHome) -> None:

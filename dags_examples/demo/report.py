@@ -22,9 +22,9 @@ _OPERATIONS = {
 }
 
 
-def show_runs(runs: Sequence[Run], console: Console) -> None:
+def show_runs(title: str, runs: Sequence[Run], console: Console) -> None:
     """Print rows and seconds of every run."""
-    grid = _grid("Runs")
+    grid = _grid(title)
     grid.add_column("")
     for run in runs:
         grid.add_column(run.name, justify="right")
@@ -34,7 +34,9 @@ def show_runs(runs: Sequence[Run], console: Console) -> None:
     grid.add_row("rows skipped", *(_count(run.result.get("rows_skipped")) for run in runs))
     grid.add_row("table version", *(" → ".join(map(str, sorted(set(run.versions)))) for run in runs), end_section=True)
     for stage in STAGES:
-        grid.add_row(stage, *(_seconds(run.stage_seconds(stage)) for run in runs))
+        seconds = [run.stage_seconds(stage) for run in runs]
+        if any(seconds):
+            grid.add_row(stage, *map(_seconds, seconds))
     grid.add_row("trigger to end", *(_seconds(run.seconds) for run in runs))
     console.print(grid)
 

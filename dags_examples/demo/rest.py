@@ -31,7 +31,7 @@ class TaskState:
 
     @property
     def stage(self) -> str:
-        """`plan`, `apply`, `commit` or `finish`."""
+        """The last part of its id, such as `plan` or `apply`."""
         return self.task_id.rpartition(".")[2]
 
     @property
@@ -78,6 +78,11 @@ class AirflowApi:
         """Start a run; returns its id."""
         run = self._json("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": dict(conf or {})})
         return str(run["dag_run_id"])
+
+    def runs(self, dag_id: str) -> list[str]:
+        """Ids of a DAG's runs, oldest first."""
+        found = self._json("GET", f"/dags/{dag_id}/dagRuns?order_by=run_after")["dag_runs"]
+        return [str(run["dag_run_id"]) for run in found]
 
     def run_state(self, dag_id: str, run_id: str) -> str:
         return str(self._json("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])

@@ -1,4 +1,4 @@
-"""A run of the DAG: trigger it, show it while it works, and hold what it says against what happened."""
+"""A run of a DAG: wait for it, show it while it works, and hold what it says against what happened."""
 
 from __future__ import annotations
 
@@ -13,15 +13,44 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from airflow_geneva import Table
+from airflow_geneva import Database
 from dags_examples.demo.rest import ENDED, AirflowApi, TaskState
 
-DAG_ID = "backfill_embeddings"
-STAGES = ("plan", "apply", "commit", "finish")
+STAGES = ("define", "plan", "apply", "commit", "finish")
+_START_SECONDS = 120
 _RUN_SECONDS = 900
 _POLL_SECONDS = 1.0
-_PROGRESS = re.compile(r"[\d,]+ of [\d,]+ rows computed .*")
+_PROGRESS = re.compile(r"[\d,]+ of [\d,]+ rows computed .*|\d+ rows computed in this task")
 _LOG_LINES = 8
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a DAG keeps up to date.
+
+    Args:
+        dag_id: the DAG.
+        group: id of its task group.
+        database: where the table is.
+        table: the table or view; it may not be there yet.
+        counts: the file in which the UDF notes its rows.
+    """
+
+    dag_id: str
+    group: str
+    database: Database
+    table: str
+    counts: Path
+
+    @property
+    def version(self) -> int:
+        """The table's newest version; 0 before there is a table."""
+        return self.database.open_table(self.table).version if self.table in self.database.table_names() else 0
+
+    @property
+    def counted(self) -> int:
+        """Rows that the UDF has counted so far."""
+        return sum(map(int, self.counts.read_text().split())) if self.counts.exists() else 0
 
 
 @dataclass(frozen=True)
@@ -75,100 +104,105 @@ class Run:
         return [f"{self.name}: {problem}." for problem in found]
 
 
-def run_dag(api: AirflowApi, name: str, table: Table, counts: Path, console: Console) -> Run:
-    """Trigger the DAG and wait for its end, printing what its tasks do.
-
-    Args:
-        counts: the file in which the UDF notes its rows.
-
-    Raises:
-        TimeoutError: it did not end.
-    """
-    version, counted, began = table.version, read_count(counts), time.monotonic()
-    run_id = api.trigger(DAG_ID)
-    view = _View(api, run_id, console, began)
-    with console.status("triggered") as status:
-        while (state := api.run_state(DAG_ID, run_id)) not in ENDED:
-            if time.monotonic() - began > _RUN_SECONDS:
-                raise TimeoutError(f"The DAG run {run_id} did not end in {_RUN_SECONDS} s.")
-            status.update(view.look())
-            time.sleep(_POLL_SECONDS)
-        view.look()
-    return Run(
-        name=name,
-        state=state,
-        tasks=tuple(api.tasks(DAG_ID, run_id)),
-        result=api.xcom(DAG_ID, run_id, "backfill.finish") or {},
-        counted=read_count(counts) - counted,
-        versions=(version, table.version),
-        seconds=time.monotonic() - began,
-    )
-
-
-def wait_for_dag(api: AirflowApi, seconds: float = 120) -> None:
-    """Wait until Airflow has read the DAG, and allow it to run.
+def wait_for_dag(api: AirflowApi, dag_id: str, seconds: float = 120) -> None:
+    """Wait until Airflow has read a DAG, and allow it to run.
 
     Raises:
         TimeoutError: it did not, with the reason if Airflow knows one.
     """
     deadline = time.monotonic() + seconds
-    while not api.knows(DAG_ID):
+    while not api.knows(dag_id):
         if time.monotonic() > deadline:
-            raise TimeoutError("\n".join([f"Airflow did not read the DAG {DAG_ID}.", *api.import_errors()]))
+            raise TimeoutError("\n".join([f"Airflow did not read the DAG {dag_id}.", *api.import_errors()]))
         time.sleep(_POLL_SECONDS)
-    api.unpause(DAG_ID)
+    api.unpause(dag_id)
 
 
-def read_count(counts: Path) -> int:
-    """Rows that the UDF has counted so far."""
-    return sum(map(int, counts.read_text().split())) if counts.exists() else 0
+class Watch:
+    """Follows the next run of a DAG, whoever sets it off; made before that, it knows how things were."""
 
-
-class _View:
-    """Prints each task when it ends, and each new line of progress."""
-
-    def __init__(self, api: AirflowApi, run_id: str, console: Console, began: float) -> None:
+    def __init__(self, api: AirflowApi, target: Target, console: Console) -> None:
         self.api = api
-        self.run_id = run_id
+        self.dag_id = target.dag_id
+        self.target = target
         self.console = console
-        self.began = began
+        self.runs_before = set(api.runs(target.dag_id))
+        self.version_before, self.counted_before = target.version, target.counted
+        self.began = time.monotonic()
         self._ended: set[tuple[str, int]] = set()
         self._told: dict[tuple[str, int], int] = {}
 
-    def look(self) -> str:
+    def follow(self, name: str) -> Run:
+        """Wait for the run and its end, printing what its tasks do.
+
+        Args:
+            name: what to call it.
+
+        Raises:
+            TimeoutError: it did not begin, or did not end.
+        """
+        self.began = time.monotonic()
+        with self.console.status("triggered") as status:
+            run_id = self._wait_for_run()
+            while (state := self.api.run_state(self.dag_id, run_id)) not in ENDED:
+                if time.monotonic() - self.began > _RUN_SECONDS:
+                    raise TimeoutError(f"The run {run_id} of {self.dag_id} did not end in {_RUN_SECONDS} s.")
+                status.update(self._look(run_id))
+                time.sleep(_POLL_SECONDS)
+            self._look(run_id)
+        return Run(
+            name=name,
+            state=state,
+            tasks=tuple(self.api.tasks(self.dag_id, run_id)),
+            result=self.api.xcom(self.dag_id, run_id, f"{self.target.group}.finish") or {},
+            counted=self.target.counted - self.counted_before,
+            versions=(self.version_before, self.target.version),
+            seconds=time.monotonic() - self.began,
+        )
+
+    def _wait_for_run(self) -> str:
+        while not (new := [run_id for run_id in self.api.runs(self.dag_id) if run_id not in self.runs_before]):
+            if time.monotonic() - self.began > _START_SECONDS:
+                raise TimeoutError(f"No run of the DAG {self.dag_id} began in {_START_SECONDS} s.")
+            time.sleep(_POLL_SECONDS)
+        return new[0]
+
+    def _look(self, run_id: str) -> str:
         """Print what is new; returns what is going on, in a line."""
-        tasks = self.api.tasks(DAG_ID, self.run_id)
+        tasks = self.api.tasks(self.dag_id, run_id)
         for task in tasks:
             if task.stage == "apply" and task.ran:
-                self._show_progress(task)
+                self._show_progress(run_id, task)
             key = (task.task_id, task.map_index)
             if task.seconds is not None and task.state not in ("running", "up_for_retry") and key not in self._ended:
                 self._ended.add(key)
-                self._show_end(task)
+                self._show_end(run_id, task)
         running = [task.name for task in tasks if task.state == "running"]
         return f"{time.monotonic() - self.began:5.0f} s  {', '.join(running) or 'waiting for the scheduler'}"
 
-    def _show_progress(self, task: TaskState) -> None:
+    def _show_progress(self, run_id: str, task: TaskState) -> None:
         key = (task.task_id, task.map_index)
         if key in self._ended:
             return
-        lines = [found[0] for line in self.api.log(DAG_ID, self.run_id, task) if (found := _PROGRESS.search(line))]
+        lines = [found[0] for line in self.api.log(self.dag_id, run_id, task) if (found := _PROGRESS.search(line))]
         for line in lines[self._told.get(key, 0) :]:
             self._tell(line, "dim")
         self._told[key] = len(lines)
 
-    def _show_end(self, task: TaskState) -> None:
+    def _show_end(self, run_id: str, task: TaskState) -> None:
         color = {"success": "green", "failed": "red", "upstream_failed": "red"}.get(task.state or "", "yellow")
         moment = time.monotonic() - self.began
         self.console.print(
             f"{moment:6.1f} s [{color}]{task.state:8}[/] {task.name} ({task.seconds:.1f} s)", highlight=False
         )
         if task.stage == "plan" and task.state == "success":
-            summary = self.api.xcom(DAG_ID, self.run_id, task.task_id, "summary") or {}
+            summary = self.api.xcom(self.dag_id, run_id, task.task_id, "summary") or {}
             for reason, found in summary.get("reasons", {}).items():
-                self._tell(f"{found['rows']:,} rows in {found['fragments']} fragments: {reason}", "dim")
+                if found["rows"]:
+                    where = f" in {found['fragments']} fragments" if found["fragments"] else ""
+                    self._tell(f"{found['rows']:,} rows{where}: {reason}", "dim")
         if task.state == "failed":
-            for line in self.api.log(DAG_ID, self.run_id, task)[-_LOG_LINES:]:
+            for line in self.api.log(self.dag_id, run_id, task)[-_LOG_LINES:]:
                 self._tell(line, "red")
 
     def _tell(self, line: str, style: str) -> None:

@@ -58,8 +58,8 @@ class DemoHome:
 
     @property
     def counts(self) -> Path:
-        """The file in which the UDF notes its rows."""
-        return self.root / "rows_in_udf.txt"
+        """The folder in which each UDF notes its rows."""
+        return self.root / "rows_in_udfs"
 
     @property
     def spark_conf(self) -> Path:
@@ -113,12 +113,13 @@ class Airflow:
         return all(health[part]["status"] == "healthy" for part in ("metadatabase", "scheduler", "dag_processor"))
 
 
-def airflow_environment(home: DemoHome, dags: Path, port: int) -> dict[str, str]:
+def airflow_environment(home: DemoHome, dags: Path, port: int, variables: Mapping[str, str]) -> dict[str, str]:
     """Environment of Airflow's components; nothing of the user's own Airflow or Spark is in it.
 
     Args:
         dags: the DAGs folder.
         port: of the API server.
+        variables: what UDFs find in it when a task runs them itself.
     """
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "SPARK_", "PYSPARK_"))
@@ -126,6 +127,7 @@ def airflow_environment(home: DemoHome, dags: Path, port: int) -> dict[str, str]
     url = f"http://127.0.0.1:{port}"
     return {
         **kept,
+        **variables,
         **java_environment(home.root / "java"),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]),
         "SPARK_CONF_DIR": str(home.spark_conf),
@@ -164,8 +166,12 @@ def write_spark_conf(home: DemoHome, executor_environment: Mapping[str, str]) ->
 
 
 @contextlib.contextmanager
-def run_airflow(home: DemoHome, dags: Path) -> Iterator[Airflow]:
+def run_airflow(home: DemoHome, dags: Path, variables: Mapping[str, str]) -> Iterator[Airflow]:
     """Make the database if need be, start Airflow, and stop every process at the end.
+
+    Args:
+        dags: the DAGs folder.
+        variables: what UDFs find in the environment when a task runs them itself.
 
     Raises:
         AirflowStopped: a component did not come up.
@@ -173,7 +179,7 @@ def run_airflow(home: DemoHome, dags: Path) -> Iterator[Airflow]:
     for folder in (home.logs, home.temporary):
         folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
-    environment = airflow_environment(home, dags, port)
+    environment = airflow_environment(home, dags, port, variables)
     _migrate(home, environment)
     started: dict[str, subprocess.Popen[bytes]] = {}
     try:

@@ -23,9 +23,9 @@ from airflow_geneva import connect
 from dags_examples.demo.__main__ import InUse, claim, run_demo
 from dags_examples.demo.report import nearest
 from dags_examples.demo.rest import TaskState
-from dags_examples.demo.runs import Run, read_count
+from dags_examples.demo.runs import Run, Target
 from dags_examples.demo.stack import AirflowStopped, DemoHome, airflow_environment, run_airflow
-from dags_examples.demo.verses import COLUMN, append_books, create_verses, read_books
+from dags_examples.demo.verses import COLUMN, VIEW, WORDY, append_books, count_wordy, create_verses, read_books
 
 ROOT = Path(__file__).parents[2]
 DAGS = ROOT / "dags_examples"
@@ -94,21 +94,27 @@ def test_an_embedding_does_not_depend_on_the_batch_it_was_computed_in(books: lis
         assert (embed(text[start : start + 7]) == whole[start : start + 7]).all()
 
 
-def test_the_counting_udf_gives_the_examples_values_and_counts_across_processes(
+def test_the_counting_udfs_give_the_examples_values_and_count_across_processes(
     home: DemoHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from embedding_udfs import embed
-    from embedding_udfs.counted import COUNTS, counted_embed
+    from embedding_udfs.counted import COUNTS, counted_embed, counted_words
 
+    home.counts.mkdir()
     monkeypatch.setenv(COUNTS, str(home.counts))
-    assert read_count(home.counts) == 0
+    embedded, worded = (
+        Target("any", "any", connect(home.database), "any", home.counts / f"{udf}.txt")
+        for udf in ("counted_embed", "counted_words")
+    )
+    assert (embedded.counted, worded.counted) == (0, 0)
     text = pa.array(["one", "two", "three"])
     assert (counted_embed(text) == embed(text)).all()
+    assert counted_words(pa.array(["one", "", " two  three "])).to_pylist() == [1, 0, 2]
     program = (
         "import pyarrow as pa; from embedding_udfs.counted import counted_embed; counted_embed(pa.array(['four']))"
     )
     subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(DAGS)}, check=True)
-    assert read_count(home.counts) == 4
+    assert (embedded.counted, worded.counted) == (4, 3)
 
 
 def test_a_change_of_the_example_is_a_change_of_the_counting_udf(tmp_path: Path) -> None:
@@ -160,6 +166,11 @@ def test_spark_and_a_version_for_nothing_are_problems() -> None:
     assert "from version 4 to 5" in replace(idle, versions=(4, 5)).problems(0, 15)[0]
 
 
+def test_wordy_verses_are_counted_in_the_text() -> None:
+    book = pa.table({"text": ["a" * WORDY, "b" * (WORDY + 1), "word " * WORDY]})
+    assert count_wordy([book, book]) == (4, 2 * (1 + WORDY))
+
+
 def test_two_demos_do_not_share_a_folder(home: DemoHome) -> None:
     with claim(home), pytest.raises(InUse, match="End it first"), claim(home):
         pytest.fail("both hold it")
@@ -172,7 +183,8 @@ def test_nothing_of_the_users_own_airflow_or_spark_reaches_the_demo(
 ) -> None:
     for name in ("AIRFLOW__CORE__EXECUTOR", "AIRFLOW_CONN_LANCE_DEFAULT", "SPARK_HOME", "PYSPARK_PYTHON"):
         monkeypatch.setenv(name, "the user's")
-    environment = airflow_environment(home, DAGS, 1)
+    environment = airflow_environment(home, DAGS, 1, {"COUNTS": "here"})
+    assert environment["COUNTS"] == "here"
     assert "the user's" not in environment.values()
     assert environment["AIRFLOW_HOME"].startswith(str(home.root))
 
@@ -182,7 +194,7 @@ def test_nothing_of_the_users_own_airflow_or_spark_reaches_the_demo(
 def test_an_airflow_that_does_not_start_is_told_with_the_reason(home: DemoHome) -> None:
     home.airflow.mkdir()
     (home.airflow / "airflow.cfg").write_text("[database]\nsql_alchemy_conn = sqlite:////nowhere/airflow.db\n")
-    with pytest.raises(AirflowStopped, match="unable to open database file"), run_airflow(home, DAGS):
+    with pytest.raises(AirflowStopped, match="unable to open database file"), run_airflow(home, DAGS, {}):
         pytest.fail("it cannot be up")
     assert mentioning(home) == []
 
@@ -190,7 +202,9 @@ def test_an_airflow_that_does_not_start_is_told_with_the_reason(home: DemoHome) 
 @pytest.mark.airflow
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_demo_computes_everything_then_nothing_then_what_is_new(home: DemoHome, books: list[pa.Table]) -> None:
+def test_the_demo_computes_everything_then_nothing_then_what_is_new_and_its_view_follows(
+    home: DemoHome, books: list[pa.Table]
+) -> None:
     said = io.StringIO()
     (home.root / "left over").mkdir()
     problems = run_demo(home, books[-8:], 2, "tears wiped away", Console(file=said, width=120))
@@ -202,6 +216,10 @@ def test_the_demo_computes_everything_then_nothing_then_what_is_new(home: DemoHo
     assert f"{late:,} rows computed, {computed:,} skipped; the UDF itself counted {late:,}." in text
     assert f"{late:,} of {late:,} rows computed (100 %)" in text
     assert "Revelation 21:4" in text
+    wordy, more = count_wordy(books[-8:-2])[0], count_wordy(books[-2:])[0]
+    assert f"{wordy:,} rows computed, {computed - wordy:,} skipped; the UDF itself counted {wordy:,}." in text
+    assert f"{more:,} rows computed, {computed + late - more:,} skipped; the UDF itself counted {more:,}." in text
+    assert f"{more} rows computed in this task" in text
 
     from embedding_udfs import embed
 
@@ -213,6 +231,14 @@ def test_the_demo_computes_everything_then_nothing_then_what_is_new(home: DemoHo
     committed = [table.lance.read_transaction(version).operation for version in (4, 6)]
     assert table.version == 6
     assert all(isinstance(operation, lance.LanceOperation.DataReplacement) for operation in committed)
+    expected = [
+        {**verse, "words": len(verse["text"].split())} for verse in stored.to_pylist() if len(verse["text"]) > WORDY
+    ]
+    for verse in expected:
+        verse["place"] = f"{verse.pop('book')} {verse.pop('chapter')}:{verse.pop('verse')}"
+    assert connect(home.database).open_table(VIEW).to_arrow().to_pylist() == [
+        {name: verse[name] for name in ("place", "text", COLUMN, "words")} for verse in expected
+    ]
     assert not (home.root / "left over").exists()
     assert mentioning(home) == []
 

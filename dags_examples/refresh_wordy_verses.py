@@ -1,0 +1,28 @@
+"""Whenever `verses` changes, make a view of its wordy verses, or bring the one that is there up to it."""
+
+from __future__ import annotations
+
+# --8<-- [start:example]
+from airflow.sdk import DAG
+
+from airflow_geneva.assets import lance_asset
+from airflow_geneva.operators import CreateMaterializedViewOperator
+from airflow_geneva.task_groups import RefreshTaskGroup
+
+with DAG(
+    dag_id="refresh_wordy_verses", schedule=[lance_asset("verses")], max_active_runs=1, tags=["geneva"], doc_md=__doc__
+):
+    define = CreateMaterializedViewOperator(
+        task_id="define",
+        view="wordy_verses",
+        table="verses",
+        where="length(text) > 150",
+        select={
+            "place": "book || ' ' || chapter || ':' || verse",
+            "text": "text",
+            "embedding": "embedding",
+            "words": {"udf": "embedding_udfs.counted:counted_words", "inputs": ["text"]},
+        },
+    )
+    define >> RefreshTaskGroup(view="wordy_verses", source="verses", inline_below_rows=20_000)
+# --8<-- [end:example]
