@@ -13,7 +13,7 @@ from airflow_geneva.checkpoint.inventory import list_checkpoints
 from airflow_geneva.cli_database import AsJson, ConnectionId, database_and, open_console, plain_errors, print_json
 from airflow_geneva.job.record import moment
 from airflow_geneva.run.cleanup import collect, find_garbage
-from airflow_geneva.run.garbage import KINDS, add_up, parse_ttl, readable_bytes
+from airflow_geneva.run.cleanup.garbage import KINDS, add_up, parse_ttl, readable_bytes
 
 checkpoints_app = typer.Typer(no_args_is_help=True, help="See what lies beside tables, and remove what is not needed.")
 

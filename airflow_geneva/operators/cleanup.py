@@ -6,22 +6,23 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.operators._templated import optional_text, required_text, truth
 from airflow_geneva.run.cleanup import collect, find_garbage
-from airflow_geneva.run.garbage import Garbage, add_up, parse_ttl
+from airflow_geneva.run.cleanup.garbage import Garbage, add_up, parse_ttl
 
 
 class CleanupCheckpointsOperator(LanceOperator):
     """Remove what nobody needs any more beside the tables of a database.
 
     That is checkpoints, staged data files that nothing references, plans and records of ended jobs, half-written files,
-    and what the state of a column was folded from. What an open job uses stays, and so does everything that is younger
-    than `ttl`: within it, a shard of a finished run can still be cleared. A killed task is simply run again.
+    what the state of a column was folded from, and snapshots of views that no version of the view names. What an open
+    job uses stays, and so does everything that is younger than `ttl`: within it, a shard of a finished run can still be
+    cleared. A killed task is simply run again.
 
     Returns how many files and bytes were removed, or with `dry_run` would be, in all and by kind.
 

@@ -27,7 +27,7 @@ from airflow_geneva.job.announcement import Mark, read_marks, write_mark
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.plan.document import SavedPlan, load_plan
 from airflow_geneva.run.cleanup import collect, find_garbage
-from airflow_geneva.run.garbage import CHECKPOINTS, JOBS, LEDGERS, MARKS, STAGED, TEMPORARY, Garbage
+from airflow_geneva.run.cleanup.garbage import CHECKPOINTS, JOBS, LEDGERS, MARKS, STAGED, TEMPORARY, Garbage
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.job import commit_shard, finish_job, start_job
 from airflow_geneva.table import Table

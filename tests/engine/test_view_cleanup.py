@@ -21,7 +21,7 @@ from airflow_geneva.database import Database
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run import refresh as run
 from airflow_geneva.run.cleanup import collect, find_garbage
-from airflow_geneva.run.garbage import SNAPSHOTS, Garbage
+from airflow_geneva.run.cleanup.garbage import SNAPSHOTS, Garbage
 from airflow_geneva.storage import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.view import View

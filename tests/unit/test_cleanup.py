@@ -21,7 +21,16 @@ from airflow_geneva.checkpoint.state import Fact, append_ledger, computed_by, lo
 from airflow_geneva.cli_checkpoints import checkpoints_app
 from airflow_geneva.entries import Entry
 from airflow_geneva.errors import InvalidInput, StorageError
-from airflow_geneva.run.garbage import CHECKPOINTS, JOBS, KINDS, Garbage, add_up, parse_ttl, piles_of, readable_bytes
+from airflow_geneva.run.cleanup.garbage import (
+    CHECKPOINTS,
+    JOBS,
+    KINDS,
+    Garbage,
+    add_up,
+    parse_ttl,
+    piles_of,
+    readable_bytes,
+)
 from airflow_geneva.storage import Storage
 from airflow_geneva.table import Table
 from tests.counting import triple

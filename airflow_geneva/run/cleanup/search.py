@@ -12,16 +12,14 @@ from airflow_geneva.checkpoint.snapshot import snapshot_job, snapshot_key
 from airflow_geneva.entries import Entry
 from airflow_geneva.job.announcement import find_commits, read_marks
 from airflow_geneva.location import TableLocation
-from airflow_geneva.run.cleanup_files import (
+from airflow_geneva.run.cleanup.files import (
     is_named_like_ours,
     may_be_staged,
     named_by,
     sidecar_folder,
     without_referenced,
 )
-from airflow_geneva.run.cleanup_jobs import Place, is_about, planned_places, read_occupants
-from airflow_geneva.run.cleanup_snapshots import named_snapshots
-from airflow_geneva.run.garbage import (
+from airflow_geneva.run.cleanup.garbage import (
     CHECKPOINTS,
     DEFAULT_TTL,
     JOBS,
@@ -34,6 +32,8 @@ from airflow_geneva.run.garbage import (
     parse_ttl,
     piles_of,
 )
+from airflow_geneva.run.cleanup.jobs import Place, is_about, planned_places, read_occupants
+from airflow_geneva.run.cleanup.snapshots import named_snapshots
 from airflow_geneva.storage import Storage
 
 # A job that is being announced, and whoever just listed the documents of a column, is done within this.

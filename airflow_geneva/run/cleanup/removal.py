@@ -16,12 +16,8 @@ from airflow_geneva.entries import Entry
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.record import job_ids
 from airflow_geneva.location import TableLocation
-from airflow_geneva.run.cleanup_files import sidecar_folder, without_referenced
-from airflow_geneva.run.cleanup_jobs import Occupants, is_about, read_occupants
-from airflow_geneva.run.cleanup_search import find_garbage
-from airflow_geneva.run.cleanup_snapshots import named_snapshots
-from airflow_geneva.run.cleanup_state import ExistingVersions
-from airflow_geneva.run.garbage import (
+from airflow_geneva.run.cleanup.files import sidecar_folder, without_referenced
+from airflow_geneva.run.cleanup.garbage import (
     CHECKPOINTS,
     JOBS,
     LEDGERS,
@@ -32,9 +28,10 @@ from airflow_geneva.run.garbage import (
     Garbage,
     piles_of,
 )
+from airflow_geneva.run.cleanup.jobs import Occupants, is_about, read_occupants
+from airflow_geneva.run.cleanup.snapshots import named_snapshots
+from airflow_geneva.run.cleanup.state import ExistingVersions
 from airflow_geneva.storage import Storage
-
-__all__ = ["collect", "find_garbage"]
 
 _LOOK_EVERY = 200
 
