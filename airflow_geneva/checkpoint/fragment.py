@@ -41,7 +41,7 @@ def range_batch(
         agreement: see :class:`airflow_geneva.checkpoint.trust.Trust`.
     """
     values = as_bytes(values)
-    metadata = {"looked_at": json.dumps(looked_at.pairs()), "failures": failures.dumps(), "agreement": agreement}
+    metadata = {"looked_at": json.dumps(looked_at.to_json()), "failures": failures.dumps(), "agreement": agreement}
     fields = [pa.field(VALUE, values.type), pa.field(OFFSET, pa.uint32()), pa.field(ROW_ID, pa.uint64())]
     columns = [values, pa.array(offsets.astype(np.uint32)), pa.array(ids.astype(np.uint64))]
     return pa.record_batch(columns, schema=pa.schema(fields, metadata=metadata))
@@ -63,7 +63,7 @@ def read_range(store: CheckpointStore, key: str) -> RangeContent | None:
     try:
         batch = store.read(key, [OFFSET, ROW_ID])
         metadata = batch.schema.metadata or {}
-        looked_at = Ranges.from_pairs(json.loads(metadata[b"looked_at"]))
+        looked_at = Ranges.from_json(json.loads(metadata[b"looked_at"]))
         failures = Failures.loads(metadata[b"failures"])
     except (KeyError, ValueError):
         return None
@@ -128,7 +128,7 @@ class StagedFragment:
             "physical_rows": self.physical_rows,
             "by_job": json.dumps(self.by_job),
             "failures": self.failures.dumps(),
-            "taken": json.dumps([[version, rows.pairs()] for version, rows in self.taken]),
+            "taken": json.dumps([[version, rows.to_json()] for version, rows in self.taken]),
             "agreement": self.agreement,
             "dense": self.dense,
         }
@@ -165,7 +165,7 @@ class StagedFragment:
             looked_at=looked_at,
             by_job=tuple((str(job), int(rows)) for job, rows in json.loads(row["by_job"])),
             failures=Failures.loads(row["failures"]),
-            taken=tuple((str(version), Ranges.from_pairs(pairs)) for version, pairs in json.loads(row["taken"])),
+            taken=tuple((str(version), Ranges.from_json(rows)) for version, rows in json.loads(row["taken"])),
             agreement=row["agreement"],
             dense=row["dense"],
         )

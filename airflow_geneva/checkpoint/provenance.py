@@ -105,12 +105,12 @@ class Failures:
         return Ranges.union(rows for number, rows in self.rows if number == runs)
 
     def dumps(self) -> str:
-        return json.dumps([self.job_id, [[runs, rows.pairs()] for runs, rows in self.rows]])
+        return json.dumps([self.job_id, [[runs, rows.to_json()] for runs, rows in self.rows]])
 
     @staticmethod
     def loads(text: str | bytes) -> Failures:
         job_id, rows = json.loads(text)
-        return Failures(job_id, tuple((int(runs), Ranges.from_pairs(pairs)) for runs, pairs in rows))
+        return Failures(job_id, tuple((int(runs), Ranges.from_json(found)) for runs, found in rows))
 
 
 NO_FAILURES = Failures("", ())

@@ -231,6 +231,16 @@ _EMPTY = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
 
 def _sweep(left: Ranges, right: Ranges, depth: int) -> Ranges:
     """Offsets that lie in at least ``depth`` of the two sets."""
+    low = min(int(left.starts[0]), int(right.starts[0]))
+    places = max(int(left.ends[-1]), int(right.ends[-1])) - low
+    if places <= _PLACES_A_RANGE * (len(left.starts) + len(right.starts)) and len(left.starts) > _MOST_PAIRS:
+        # Close together: counted place by place, which spares the sorting.
+        counts = np.zeros(places + 1, np.int8)
+        for part in (left, right):
+            counts[part.starts - low] += 1
+            counts[part.ends - low] -= 1
+        edges = np.flatnonzero(np.diff(np.cumsum(counts, dtype=np.int8) >= depth, prepend=False))
+        return Ranges(edges[0::2] + low, edges[1::2] + low)
     points = np.concatenate((left.starts, right.starts, left.ends, right.ends))
     steps = np.concatenate((np.ones(len(left.starts) + len(right.starts)), -np.ones(len(left.ends) + len(right.ends))))
     # At one point openings come before closings, so that touching ranges merge in a union.

@@ -93,3 +93,15 @@ def test_every_other_row_takes_few_bytes() -> None:
     assert len(pickle.dumps(rows)) < 2_000
     scattered = Ranges.from_offsets(np.random.default_rng(1).choice(1_000_000, 500_000, replace=False))
     assert len(pickle.dumps(scattered)) < 140_000
+
+
+@given(st.integers(1, 4), st.integers(0, 1 << 40), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+def test_sets_of_very_many_ranges_are_combined_like_sets(spread: int, first: int, left: int, right: int) -> None:
+    one, other = (
+        Ranges.from_offsets(first + np.flatnonzero(np.random.default_rng(seed).random(4_000) < 1 / spread))
+        for seed in (left, right)
+    )
+    for mine, theirs in ((one | other, as_set(one) | as_set(other)), (one & other, as_set(one) & as_set(other))):
+        assert_canonical(mine)
+        assert as_set(mine) == theirs
+    assert as_set(one - other) == as_set(one) - as_set(other)
