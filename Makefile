@@ -1,4 +1,6 @@
-VENV := .venv
+# AIRFLOW=3.1: an environment of its own, with that Airflow.
+VENV := .venv$(if $(AIRFLOW),-$(AIRFLOW))
+LOCK := requirements/$(if $(AIRFLOW),airflow-$(AIRFLOW),dev).txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export QUERY
@@ -11,8 +13,8 @@ help: ## Show this list
 
 install: $(STAMP) ## Make .venv with the locked versions (uv if present, else pip); skipped when up to date
 
-$(STAMP): pyproject.toml requirements/dev.txt scripts/setup_env.sh
-	@scripts/setup_env.sh $(VENV)
+$(STAMP): pyproject.toml $(LOCK) scripts/setup_env.sh
+	@scripts/setup_env.sh $(VENV) $(LOCK)
 	@touch $@
 
 demo: install ## Embed the verses of a book with Airflow and Spark: make demo QUERY="a time to laugh"
@@ -22,8 +24,8 @@ demo: install ## Embed the verses of a book with Airflow and Spark: make demo QU
 demo-ui: install ## Open the Airflow UI on what the demo left
 	@$(BIN)/python -m dags_examples.demo --ui
 
-test: install ## Run all tests but the long ones
-	@$(BIN)/python -m pytest
+test: install ## Run all tests but the long ones; against another Airflow: make test AIRFLOW=3.1
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: install ## Run the tests that need no Spark, no Airflow and no killing
 	@$(BIN)/python -m pytest -m "not spark and not airflow and not crash and not slow and not soak"
@@ -46,11 +48,15 @@ bench: install ## Measure against pylance alone, and write docs/benchmarks.md
 docs: install ## Build the documentation into site/, warnings are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-lock: install ## Resolve requirements/dev.txt again, keeping what still fits (needs uv)
+lock: install ## Resolve requirements/*.txt again, keeping what still fits (needs uv)
 	@command -v uv >/dev/null || { echo "lock: uv is not on PATH. Install it: pip install uv" >&2; exit 1; }
-	@uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.10 \
-		--custom-compile-command "make lock" --quiet --output-file requirements/dev.txt
+	@for lock in dev airflow-3.1; do \
+		held=requirements/$$lock.in; \
+		uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.10 \
+			$$(test ! -f $$held || echo --constraint $$held) \
+			--custom-compile-command "make lock" --quiet --output-file requirements/$$lock.txt || exit 1; \
+	done
 
 clean: ## Remove what was built and computed, but not .venv
 	rm -rf .demo site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
-from airflow.sdk import Asset
+from airflow.sdk import Asset, AssetWatcher
 from airflow.sdk.execution_time.context import InletEventsAccessors
 
 from airflow_geneva.storage import check_name
+
+logger = logging.getLogger("airflow_geneva.lineage")
 
 PRODUCER = "airflow_geneva"
 _NEWEST_EVENTS = 100
@@ -32,6 +38,82 @@ def lance_asset(table: str, lance_conn_id: str = "lance_default") -> Asset:
     return Asset(name=name, uri=f"lance://{name}")
 
 
+def watched_lance_asset(
+    table: str,
+    lance_conn_id: str = "lance_default",
+    *,
+    since: str | None = None,
+    changed_rows: bool = False,
+    min_new_rows: int | None = None,
+    min_new_fragments: int | None = None,
+    quiet_period: timedelta | float | None = None,
+    max_wait: timedelta | float | None = None,
+    poll_interval: timedelta | float = 60,
+) -> Asset:
+    """An asset that gets an event when a table has new rows, whoever wrote them; the triggerer looks.
+
+    It is another asset than `lance_asset(table)`, to which backfills and refreshes send their events, and each way of
+    watching is an asset of its own: Airflow stops watching an asset when a DAG names it without its watcher, or with
+    another one. For both kinds of events schedule on `watched_lance_asset(...) | lance_asset(...)`.
+
+    The first look sends an event if there is anything that was not seen. `new_fragments` reads what an event says.
+    Works from Airflow 3.1 on; from 3.3 on a restart of the triggerer does not send the last event again.
+
+    Args:
+        table: the table's name in the database; it may be made later.
+        lance_conn_id: the Airflow connection of the database.
+        since: `"view:<name>"` or `"column:<name>"` sends events about rows that it has not seen, as
+            `NewFragmentsSensor` does; None about rows that came since the last event.
+        changed_rows, min_new_rows, min_new_fragments, quiet_period, max_wait: as for `NewFragmentsSensor`.
+        poll_interval: pause between two looks at the table's version.
+
+    Raises:
+        InvalidInput: what is waited for makes no sense.
+
+    Example:
+        ```python
+        @dag(schedule=[watched_lance_asset("docs", since="view:long_docs")])
+        ```
+    """
+    from airflow_geneva.triggers.new_fragments import NewFragmentsTrigger
+
+    wanted: dict[str, Any] = {
+        "since": since,
+        "changed_rows": changed_rows,
+        "min_new_rows": min_new_rows,
+        "min_new_fragments": min_new_fragments,
+        "quiet_period": seconds(quiet_period),
+        "max_wait": seconds(max_wait),
+        "poll_interval": seconds(poll_interval),
+    }
+    ways = {
+        name: f"{value:g}" if isinstance(value, float) else value for name, value in sorted(wanted.items()) if value
+    }
+    name = f"{lance_asset(table, lance_conn_id).name}?{urlencode(ways, safe=':')}"
+    trigger = NewFragmentsTrigger(table, lance_conn_id, asset=name, **wanted)
+    return Asset(name=name, uri=f"lance://{name}", watchers=[AssetWatcher(name="new_fragments", trigger=trigger)])
+
+
+def seconds(period: timedelta | float | None) -> float | None:
+    """A period in seconds, however it was given."""
+    return period.total_seconds() if isinstance(period, timedelta) else None if period is None else float(period)
+
+
+def new_fragments(event: Any) -> dict[str, Any] | None:
+    """What a `NewFragmentsTrigger` or a `NewFragmentsSensor` says about a table; None for an event of another kind.
+
+    It holds `table`, `since`, `from_version` (None when nothing was seen before), `version`, the number of `fragments`
+    with rows that were not seen, `fragment_ids` (the first hundred), `new_rows`, `changed_rows` and `deleted_rows`.
+
+    Args:
+        event: an asset event, as in `triggering_asset_events`, its extra, or what the sensor returned.
+    """
+    said = getattr(event, "extra", event)
+    if isinstance(said, Mapping) and isinstance(said.get("payload"), Mapping):
+        said = said["payload"]  # Airflow wraps what a trigger says
+    return dict(said) if isinstance(said, Mapping) and {"table", "version", "fragment_ids"} <= said.keys() else None
+
+
 def announced_version(asset: Asset, column: str | None) -> int | None:
     """The table version up to which a column's changes were announced; None when there was no event yet.
 
@@ -40,12 +122,20 @@ def announced_version(asset: Asset, column: str | None) -> int | None:
     Args:
         column: None for a view.
     """
-    events = InletEventsAccessors([asset])[asset].ascending(False)
-    newest = list(events.limit(_NEWEST_EVENTS))
+    newest = _events(asset, _NEWEST_EVENTS)
     found = _to_version(newest, column)
     if found is None and len(newest) == _NEWEST_EVENTS:
-        found = _to_version(list(InletEventsAccessors([asset])[asset].ascending(False)), column)
+        found = _to_version(_events(asset, None), column)
     return found
+
+
+def _events(asset: Asset, most: int | None) -> list[Any]:
+    """Events of an asset, newest first."""
+    events = InletEventsAccessors([asset])[asset]
+    if isinstance(events, list):  # before Airflow 3.2, which can be asked for the newest
+        return events[::-1][:most]
+    newest_first = events.ascending(False)
+    return list(newest_first if most is None else newest_first.limit(most))
 
 
 def _to_version(events: list[Any], column: str | None) -> int | None:
@@ -55,3 +145,25 @@ def _to_version(events: list[Any], column: str | None) -> int | None:
         if extra.get("producer") == PRODUCER and extra.get("column") == column and isinstance(version, int):
             return version
     return None
+
+
+def to_openlineage(asset: Asset, lineage_context: Any) -> Any:
+    """OpenLineage's dataset for an asset of this package: the table its connection leads to; None without one.
+
+    Args:
+        asset: from `lance_asset` or `watched_lance_asset`.
+        lineage_context: given by Airflow's OpenLineage provider, and not looked at.
+    """
+    # Airflow loads this module in every process that parses DAGs, theirs or others': the rest waits until it is needed.
+    from openlineage.client.event_v2 import Dataset
+
+    from airflow_geneva.operators._lance_task import open_database
+    from airflow_geneva.operators._openlineage import dataset_name
+
+    parts = urlsplit(asset.uri)
+    try:
+        location = open_database(parts.netloc, None).location(parts.path.strip("/"))
+    except Exception as error:  # lineage is no reason to fail a task
+        logger.debug("Asset %s leads to no table: %s", asset.uri, error)
+        return None
+    return Dataset(*dataset_name(location.uri))

@@ -41,9 +41,22 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": [
             {"integration-name": _INTEGRATION, "python-modules": ["airflow_geneva.sensors.new_fragments"]},
         ],
+        "triggers": [
+            {"integration-name": _INTEGRATION, "python-modules": ["airflow_geneva.triggers.new_fragments"]},
+        ],
         "hooks": [
             {"integration-name": _INTEGRATION, "python-modules": ["airflow_geneva.hooks.lance"]},
         ],
+        "asset-uris": [
+            {
+                "schemes": ["lance"],
+                "handler": None,
+                "factory": "airflow_geneva.assets.lance_asset",
+                "to_openlineage_converter": "airflow_geneva.assets.to_openlineage",
+            },
+        ],
+        "extra-links": ["airflow_geneva.links.job.JobLink"],
+        "plugins": [{"name": "geneva", "plugin-class": "airflow_geneva.plugin.GenevaPlugin"}],
         "connection-types": [
             {
                 "connection-type": "lance",

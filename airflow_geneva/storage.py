@@ -81,9 +81,10 @@ def check_name(name: str, what: str) -> str:
 def is_engine_error(error: BaseException) -> bool:
     """Tell whether an exception came out of a library call, pylance's panics included, and not from the outside.
 
-    pylance raises ``pyo3_runtime.PanicException``, a BaseException, on damaged files.
+    pylance raises ``pyo3_runtime.PanicException``, a BaseException, on damaged files. Other ones tell this process to
+    stop, as ``AirflowTaskTimeout`` does.
     """
-    return not isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit))
+    return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"
 
 
 def freeze_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
@@ -188,6 +189,26 @@ class Storage:
                     raise FileNotFoundError(source) from error
                 raise StorageError(f"Cannot read {source}: {error}.") from error
             return local.read_bytes()
+
+    def read_start(self, name: str, length: int) -> bytes:
+        """Read the first bytes of a file that has so many.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            StorageError: the store is unreachable or refuses.
+        """
+        source = self.path(name)
+        try:
+            if not self.local:
+                return bytes(self.session.read_range(name, 0, length))
+            with open(source, "rb") as file:
+                return file.read(length)
+        except FileNotFoundError:
+            raise
+        except _STORE_ERRORS as error:
+            if not self.exists(name):
+                raise FileNotFoundError(source) from error
+            raise StorageError(f"Cannot read {source}: {error}.") from error
 
     def write_json(self, name: str, document: Any) -> None:
         self.write_bytes(name, json.dumps(document, separators=(",", ":"), sort_keys=True).encode())

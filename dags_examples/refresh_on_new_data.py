@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 # --8<-- [start:example]
+from datetime import datetime
+
 from airflow.sdk import DAG
 
 from airflow_geneva.sensors import NewFragmentsSensor
 from airflow_geneva.task_groups import RefreshTaskGroup
 
-with DAG(dag_id="refresh_on_new_data", schedule="@continuous", max_active_runs=1, tags=["geneva"], doc_md=__doc__):
+with DAG(
+    dag_id="refresh_on_new_data",
+    schedule="@continuous",
+    start_date=datetime(2025, 1, 1),  # without one, Airflow makes one run at most
+    max_active_runs=1,
+    tags=["geneva"],
+    doc_md=__doc__,
+):
     wait = NewFragmentsSensor(
         task_id="wait",
         table="verses",

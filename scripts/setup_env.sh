@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Make a virtual environment with the locked development versions and this package in it: setup_env.sh .venv
+# Make a virtual environment with the locked development versions and this package in it: setup_env.sh .venv requirements/dev.txt
 set -euo pipefail
 
 venv=$1
-lock=requirements/dev.txt
+lock=$2
 
 fail() {
     printf 'install: %s\n' "$@" >&2

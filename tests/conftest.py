@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ for name in list(os.environ):
 os.environ.update(
     {
         "AIRFLOW_HOME": str(SCRATCH / "airflow"),
+        "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
         "AIRFLOW__CORE__DAGS_FOLDER": str(SCRATCH / "airflow" / "dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__UNIT_TEST_MODE": "False",

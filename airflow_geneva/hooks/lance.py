@@ -6,8 +6,8 @@ import os
 from functools import cached_property
 from typing import Any
 
+from airflow.providers.common.compat.sdk import AirflowNotFoundException
 from airflow.sdk import BaseHook, Connection
-from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
 from airflow_geneva.database import Database, connect
@@ -58,13 +58,18 @@ class LanceHook(BaseHook):
         return options
 
     @property
+    def is_lance(self) -> bool:
+        """Whether the connection is one of type `lance`."""
+        return bool(self._connection.conn_type == self.conn_type)
+
+    @property
     def uri(self) -> str:
         """The database's normalized URI.
 
         Raises:
             InvalidInput: the connection names no place, or one that depends on where the process was started.
         """
-        return _absolute(_uri_of(self._connection), f"The host of Airflow connection {self.lance_conn_id!r}")
+        return _absolute(self._host, f"The host of Airflow connection {self.lance_conn_id!r}")
 
     def get_database(self, database: str | None = None) -> Database:
         """Open the database.
@@ -77,6 +82,19 @@ class LanceHook(BaseHook):
 
     def get_conn(self) -> Database:
         return self.get_database()
+
+    async def aread(self) -> LanceHook:
+        """Read the connection in a trigger, so that :meth:`get_database` may then be called in a thread.
+
+        Before Airflow 3.3 a thread of the triggerer must not ask Airflow for anything, and masking a secret does.
+        """
+        try:
+            self._connection = await self.aget_connection(self.lance_conn_id)
+        except AirflowNotFoundException as error:
+            raise self._missing() from error
+        # Both are kept.
+        _ = self._host, self.storage_options
+        return self
 
     def test_connection(self) -> tuple[bool, str]:
         """List the tables, for the button of the connection form."""
@@ -95,13 +113,20 @@ class LanceHook(BaseHook):
         try:
             return self.get_connection(self.lance_conn_id)
         except AirflowNotFoundException as error:
-            variable = f"AIRFLOW_CONN_{self.lance_conn_id.upper()}"
-            found = "cannot be read" if variable in os.environ else "does not exist"
-            raise InvalidInput(
-                f"Airflow connection {self.lance_conn_id!r} {found}. Define it in the UI, or in the environment: "
-                f'{variable}=\'{{"conn_type": "lance", "host": "s3://bucket/database", '
-                '"extra": {"storage_options": {"aws_region": "eu-west-1"}}}\''
-            ) from error
+            raise self._missing() from error
+
+    @cached_property
+    def _host(self) -> str:
+        return _uri_of(self._connection)
+
+    def _missing(self) -> InvalidInput:
+        variable = f"AIRFLOW_CONN_{self.lance_conn_id.upper()}"
+        found = "cannot be read" if variable in os.environ else "does not exist"
+        return InvalidInput(
+            f"Airflow connection {self.lance_conn_id!r} {found}. Define it in the UI, or in the environment: "
+            f'{variable}=\'{{"conn_type": "lance", "host": "s3://bucket/database", '
+            '"extra": {"storage_options": {"aws_region": "eu-west-1"}}}\''
+        )
 
 
 def _uri_of(connection: Connection) -> str:

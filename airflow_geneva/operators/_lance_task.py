@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 
 from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.location import TableLocation
+from airflow_geneva.operators._retries import with_retry_policy
 from airflow_geneva.operators._templated import optional_text, required_text
 from airflow_geneva.plan.document import SavedPlan, load_plan
 from airflow_geneva.plan.values import Shard
@@ -27,12 +28,20 @@ class LanceOperator(BaseOperator):
     Args:
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
+        retry_policy: from Airflow 3.3 on, when to try again; None: a commit conflict soon, a wrong request not at all.
     """
 
     template_fields: Sequence[str] = ("lance_conn_id", "database")
 
-    def __init__(self, *, lance_conn_id: str = "lance_default", database: str | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        *,
+        lance_conn_id: str = "lance_default",
+        database: str | None = None,
+        retry_policy: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**with_retry_policy(retry_policy, kwargs))
         self.lance_conn_id = lance_conn_id
         self.database = database
 

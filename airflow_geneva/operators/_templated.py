@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowFailException
 
 _NOTHING = ("", "None")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")

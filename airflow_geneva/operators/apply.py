@@ -11,15 +11,17 @@ from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowNotFoundException
 from airflow.sdk import BaseHook, Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowNotFoundException
 
 from airflow_geneva.code_zip import code_sha256
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.java import java_environment
 from airflow_geneva.job.folder import shard_name
 from airflow_geneva.job.heartbeat import beating
+from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import OpenPlan, check_shard, open_database, stop_here
+from airflow_geneva.operators._retries import with_retry_policy
 from airflow_geneva.operators._templated import optional_int
 from airflow_geneva.plan.values import Shard, Work
 from airflow_geneva.run.planned import apply_here, codes_of, has_planned_code, is_ready, open_kit
@@ -52,6 +54,7 @@ class ApplyOperator(SparkSubmitOperator):
         database: another URI to use with that connection's storage options.
         spark_conn_id: the Airflow connection of the Spark master.
         inline_below_rows: a shard with fewer rows to run is computed in the task itself.
+        retry_policy: from Airflow 3.3 on, when to try again; None: a wrong request is not tried again.
         kwargs: as for `SparkSubmitOperator`; `conf` and its own arguments go before what the UDF's resources and the
             plan's `concurrency` come to. `env_vars` is templated, and not kept among the rendered fields.
     """
@@ -63,6 +66,7 @@ class ApplyOperator(SparkSubmitOperator):
         "database",
         "inline_below_rows",
     )
+    operator_extra_links = (JobLink(),)
 
     def __init__(
         self,
@@ -72,14 +76,17 @@ class ApplyOperator(SparkSubmitOperator):
         database: str | None = None,
         spark_conn_id: str = "spark_default",
         inline_below_rows: int | str = 0,
+        retry_policy: Any = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(conn_id=spark_conn_id, **{"name": "airflow_geneva", **kwargs})
+        given = with_retry_policy(retry_policy, {"name": "airflow_geneva", **kwargs})
+        super().__init__(conn_id=spark_conn_id, **given)
         self.shard = shard
         self.lance_conn_id = lance_conn_id
         self.database = database
         self.inline_below_rows = inline_below_rows
         self._scratch: Scratch | None = None
+        self._driver: tuple[str, Mapping[str, str]] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         reference = check_shard(self.shard)
@@ -144,16 +151,22 @@ class ApplyOperator(SparkSubmitOperator):
         if connection["deploy_mode"] != "cluster" and "spark.pyspark.python" in self.conf:
             # Spark would start the driver, too, on the Python that was named for the executors.
             self.conf.setdefault("spark.pyspark.driver.python", environment["PYSPARK_DRIVER_PYTHON"])
-        hook = self._hook = self._get_hook()
-        hook._connection["master"] = master.url
-        setattr(hook, "submit", functools.partial(hook.submit, env=environment))  # noqa: B010
+        self._driver = (master.url, environment)
         try:
             super().execute(context)
         except AirflowException:
-            told = _error_of(hook)
+            told = None if self._hook is None else _error_of(self._hook)
             if told is None:
                 raise
             raise AirflowException(f"Computing shard {shard.index} of {plan.target} failed: {told}") from None
+
+    def _get_hook(self) -> SparkSubmitHook:
+        # Asked for by the base class after it has added to `conf` what OpenLineage wants to know.
+        hook = super()._get_hook()
+        if self._driver is not None:
+            hook._connection["master"], environment = self._driver
+            setattr(hook, "submit", functools.partial(hook.submit, env=environment))  # noqa: B010
+        return hook
 
     def _check_connection(self) -> Mapping[str, Any]:
         """What the Spark connection comes to; Airflow itself would take one that it cannot read for `yarn`."""

@@ -8,6 +8,7 @@ from typing import Any
 from airflow.sdk import Context
 
 from airflow_geneva.job.heartbeat import beating
+from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan, check_shard
 from airflow_geneva.run.planned import commit_planned
 
@@ -29,6 +30,7 @@ class CommitOperator(LanceOperator):
     """
 
     template_fields: Sequence[str] = (*LanceOperator.template_fields, "shard")
+    operator_extra_links = (JobLink(),)
 
     def __init__(self, *, shard: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
 from airflow.sdk import Asset, AssetAlias, Context
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
 from airflow_geneva.errors import InvalidInput
@@ -16,7 +16,9 @@ from airflow_geneva.job.announcement import Mark, find_commits, read_marks, remo
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
+from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan
+from airflow_geneva.operators._openlineage import lineage_of
 from airflow_geneva.operators.plan import SUMMARY
 from airflow_geneva.run.planned import finish_planned
 from airflow_geneva.view_definition import ViewDefinition
@@ -46,11 +48,13 @@ class FinishOperator(LanceOperator):
     """
 
     template_fields: Sequence[str] = (*LanceOperator.template_fields, "table")
+    operator_extra_links = (JobLink(),)
 
     def __init__(self, *, plan_task_id: str, table: str, **kwargs: Any) -> None:
         super().__init__(**{"trigger_rule": "all_done", **kwargs})
         self.plan_task_id = plan_task_id
         self.table = table
+        self._finished: tuple[OpenPlan, BackfillResult] | None = None
         # Which asset a template leads to is only known when it is rendered; an alias may stand for any.
         templated = bool(_TEMPLATE.search(table) or _TEMPLATE.search(self.lance_conn_id))
         self._alias = AssetAlias(f"{self.dag_id}/{self.task_id}") if templated else None
@@ -70,6 +74,7 @@ class FinishOperator(LanceOperator):
                 result = finish_planned(plan.location, plan.saved, there, _seconds(plan, summary, there))
             except InvalidInput as error:
                 raise AirflowFailException(str(error)) from error
+        self._finished = (plan, result)
         self.log.info("%s", result)
         missing = [index for index in indexes if committed[index] is None]
         if missing:
@@ -83,6 +88,10 @@ class FinishOperator(LanceOperator):
             self.log.warning(told, result.rows_left, "; ".join(result.notes))
         event = self._announce(plan, result, context)
         return {**result.to_json(), "commits": list(result.commits), "notes": list(result.notes), "event": event}
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """Tell OpenLineage, where its provider is installed, what was read and written, and what columns came of."""
+        return None if self._finished is None else lineage_of(*self._finished)
 
     def _summary(self, context: Context) -> Mapping[str, Any]:
         """What the plan task planned last.

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.job.announcement import Mark, write_mark
 from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.operators._templated import optional_float, optional_int, optional_text, required_text, truth
 from airflow_geneva.plan.document import SavedPlan, plan_name, shard_summaries
@@ -80,6 +81,7 @@ class PlanBackfillOperator(LanceOperator):
         "ignore_checkpoints",
         "sizing",
     )
+    operator_extra_links = (JobLink(),)
 
     def __init__(
         self,
@@ -153,6 +155,7 @@ class PlanBackfillOperator(LanceOperator):
         job = JobFolder.of(table.location.checkpoints, work.job_id)
         self.log.info("%s", plan)
         summary = summarize(plan, saved, job.storage.path(plan_name(saved.fingerprint)))
+        summary["lance_conn_id"] = self.lance_conn_id
         ti.xcom_push(SUMMARY, {**summary, "seconds": round(time.monotonic() - began, 3)})
         return shard_summaries(plan, saved, job.storage)
 

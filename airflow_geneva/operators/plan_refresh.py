@@ -6,12 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.job.announcement import Mark, write_mark
 from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.operators._templated import optional_int, optional_text, required_text, truth
 from airflow_geneva.operators.plan import SUMMARY, about_run, job_id_of, read_sizing, run_text, summarize
@@ -67,6 +68,7 @@ class PlanRefreshOperator(LanceOperator):
         "ignore_checkpoints",
         "sizing",
     )
+    operator_extra_links = (JobLink(),)
 
     def __init__(
         self,
@@ -129,6 +131,7 @@ class PlanRefreshOperator(LanceOperator):
             "column": None,
             "view": view.name,
             "source": definition.source_table,
+            "lance_conn_id": self.lance_conn_id,
             "seconds": round(time.monotonic() - began, 3),
         }
         context["ti"].xcom_push(SUMMARY, summary)

@@ -1,47 +1,78 @@
-"""Whether a table has something that a view, a column or a reader has not seen: cheaper than a plan."""
+"""What a table has that a view, a column or a reader has not seen: cheaper than a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from airflow_geneva.checkpoint.provenance import Provenance
-from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.snapshot import Snapshot
 from airflow_geneva.checkpoint.state import ColumnState, load_state
 from airflow_geneva.plan.known import Knowledge
-from airflow_geneva.plan.manifest import FragmentFiles, columns_of, garbage_collector_off, live_offsets, read_manifest
-from airflow_geneva.plan.source import ChangedFragment, compare_source
+from airflow_geneva.plan.manifest import (
+    Columns,
+    FragmentFiles,
+    columns_of,
+    garbage_collector_off,
+    live_offsets,
+    open_fragment,
+    read_manifest,
+    row_ids,
+)
+from airflow_geneva.plan.source import SourceChanges, compare_source
 from airflow_geneva.storage import Storage, is_engine_error
 
 if TYPE_CHECKING:
     import lance
 
 _CREATED, _UPDATED = "_row_created_at_version", "_row_last_updated_at_version"
+Mask = npt.NDArray[np.bool_]
+_NO_COLUMNS = Columns((), (), ())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Unseen:
     """What somebody has not seen of a table.
 
     Args:
-        fragments: fragments with such rows.
-        deletions: whether rows that were seen are gone; asked only where it matters.
+        rows: physical offsets of rows that are new or changed, by the id of their fragment; deleted ones may be among
+            them.
+        new_rows: how many of them are new.
+        changed_rows: how many were seen as they were before; 0 where that was not asked.
+        deleted_rows: how many rows are gone; 0 where that was not asked, None where nobody knows.
+        version: the version that was seen; 0 for none, None where there is no such version.
     """
 
-    fragments: int
-    deletions: bool = False
+    rows: Mapping[int, Ranges] = field(default_factory=dict)
+    new_rows: int = 0
+    changed_rows: int = 0
+    deleted_rows: int | None = 0
+    version: int | None = 0
 
     def __bool__(self) -> bool:
-        return bool(self.fragments) or self.deletions
+        return bool(self.rows) or self.deleted_rows != 0
+
+    @property
+    def fragments(self) -> tuple[int, ...]:
+        """Ids of the fragments with rows that are new or changed."""
+        return tuple(sorted(self.rows))
+
+    @property
+    def row_count(self) -> int:
+        """Rows that are new, changed or gone, as far as they were asked for and are known."""
+        return self.new_rows + self.changed_rows + (self.deleted_rows or 0)
 
 
 def unseen_by_view(
     dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot | None, changed_rows: bool
-) -> Unseen:
+) -> Unseen:  # fmt: skip
     """What a view does not reflect of its source. Rows that failed are no news.
 
     Args:
@@ -51,27 +82,48 @@ def unseen_by_view(
         changed_rows: rows that were updated or deleted count too.
     """
     if snapshot is None:
-        return Unseen(_inhabited(dataset))
-    if snapshot.source_version == dataset.version:
-        return Unseen(0)
+        return everything(dataset)
     with garbage_collector_off():
-        found = compare_source(dataset, columns_of(dataset, reads, (), None), tuple(reads), snapshot)
+        columns = columns_of(dataset, reads, (), None)
+        found = compare_source(dataset, columns, tuple(reads), snapshot)
+        if _is_another_table(dataset, columns, snapshot, found):
+            return everything(dataset)
     before = Ranges.union(fragment.ids for fragment in snapshot.fragments)
-    if not changed_rows:
-        return Unseen(sum(bool(_ids(fragment) - before) for fragment in found.changed))
+    rows: dict[int, Ranges] = {}
+    new = changed = 0
+    for fragment in found.changed:
+        # Not those that are only to be tried again.
+        news = fragment.rows - Ranges.union(rows for _, rows in fragment.tried)
+        came = Ranges.from_offsets(fragment.offsets[~before.mask(fragment.ids.view(np.int64))]) & news
+        new += len(came)
+        if changed_rows:
+            changed += len(news) - len(came)
+        if kept := news if changed_rows else came:
+            rows[fragment.files.id] = kept
     renewed = Ranges.union(fragment.ids_of(fragment.rows) for fragment in found.changed)
-    return Unseen(sum(bool(_ids(fragment)) for fragment in found.changed), bool(found.gone - renewed))
+    deleted = len(found.gone - renewed) if changed_rows else 0
+    return Unseen(rows, new, changed, deleted, snapshot.source_version)
 
 
-def _ids(fragment: ChangedFragment) -> Ranges:
-    """Row ids of the rows that are new or changed, and not only to be tried again."""
-    return fragment.ids_of(fragment.rows - Ranges.union(rows for _, rows in fragment.tried))
+def _is_another_table(
+    dataset: lance.LanceDataset, columns: Columns, snapshot: Snapshot, found: SourceChanges
+) -> bool:  # fmt: skip
+    """Whether the source was dropped and made again, so that its versions and row ids mean other rows."""
+    seen = {fragment.signature for fragment in snapshot.fragments}
+    if not seen or not seen.isdisjoint(fragment.signature for fragment in found.fragments):
+        return False
+    if dataset.version < snapshot.source_version:
+        return True
+    then = _version(dataset, snapshot.source_version)
+    if then is None:
+        return False
+    return seen.isdisjoint(files.signature for files in read_manifest(then, columns).values())
 
 
 def unseen_by_column(
     dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
 ) -> Unseen:  # fmt: skip
-    """Fragments with rows for whose inputs, as they are now, the UDF has not been asked.
+    """Rows for whose inputs, as they are now, the UDF has not been asked.
 
     Rows that failed have been tried; rows that a filter left out have not been.
 
@@ -84,51 +136,150 @@ def unseen_by_column(
         manifest = read_manifest(dataset, columns)
         state = load_state(checkpoints, columns.output[0]).about(columns.inputs_text)
         knowledge = Knowledge(dataset, columns, (*inputs, column), manifest, state)
-        return Unseen(sum(_lacks(dataset, files, state, knowledge) for files in manifest.values() if files.live_rows))
+        lacking = {
+            files.id: _lacking(dataset, files, state, knowledge) for files in manifest.values() if files.live_rows
+        }
+    rows = {fragment: offsets for fragment, offsets in lacking.items() if offsets}
+    return Unseen(rows, new_rows=sum(map(len, rows.values())), version=None)
 
 
-def _lacks(dataset: lance.LanceDataset, files: FragmentFiles, state: ColumnState, knowledge: Knowledge) -> bool:
+def _lacking(dataset: lance.LanceDataset, files: FragmentFiles, state: ColumnState, knowledge: Knowledge) -> Ranges:
     facts = (fact for fact in state.facts.get(files.signature, ()) if Provenance.of(fact.what) is not None)
     if any(fact.rows is None or fact.live_under == files.deletion for fact in facts):
-        return False
+        return Ranges.empty()
     unknown = live_offsets(dataset, files) - Ranges.union(knowledge.of(files).values())
-    return bool(unknown and unknown - Ranges.union(knowledge.by_value(files, unknown).values()))
+    return unknown - Ranges.union(knowledge.by_value(files, unknown).values()) if unknown else unknown
 
 
 def unseen_since(dataset: lance.LanceDataset, version: int, changed_rows: bool) -> Unseen:
-    """Fragments with rows that came after a version; without stable row ids, fragments that came after it.
+    """Rows that a reader of a version did not see; without stable row ids, those of fragments that came after it.
+
+    Values that were written in place, into fragments that stayed, do not count: that may be any column.
 
     Args:
+        version: a later one than the table has means that it was dropped and made again.
         changed_rows: rows that were updated or deleted since count too.
     """
-    if dataset.version <= version:
-        return Unseen(0)
+    if dataset.version == version:
+        return Unseen(version=version)
+    if dataset.version < version:
+        return everything(dataset)
+    # Of a version that was cleaned up rows say themselves when they came, but nobody knows which ones are gone.
+    then = _version(dataset, version)
+    before = {} if then is None else read_manifest(then, _NO_COLUMNS)
+    now = read_manifest(dataset, _NO_COLUMNS)
+    if not dataset.has_stable_row_ids:
+        later = [files for files in now.values() if files.live_rows and files.id not in before]
+        new = sum(files.live_rows for files in later)
+        gone = sum(files.live_rows for files in before.values()) + new - sum(files.live_rows for files in now.values())
+        deleted = 0 if not changed_rows else None if then is None else gone
+        return Unseen(_whole(later), new, deleted_rows=deleted, version=version)
+    there = _RowsThen()
+    if then is not None:
+        for files in before.values():
+            if files.live_rows and not _same(files, now.get(files.id)):
+                there.add(files.id, *_rows(then, files.id)[1:])
+    rows, new, changed, here = {}, 0, 0, []
+    for files in now.values():
+        if not files.live_rows or _same(files, before.get(files.id)):
+            continue
+        offsets, ids, created, updated = _rows(dataset, files.id)
+        came = created > version if then is None else ~there.had(ids)
+        other = np.zeros_like(came)
+        if changed_rows:
+            other = ~came & (updated > version if then is None else there.differs(files.id, ids, updated))
+        new, changed = new + int(came.sum()), changed + int(other.sum())
+        if (came | other).any():
+            rows[files.id] = Ranges.from_offsets(offsets[came | other])
+        here.append(Ranges.from_offsets(ids))
+    lost = None if then is None else len(there.ids - Ranges.union(here))
+    return Unseen(rows, new, changed, lost if changed_rows else 0, version)
+
+
+@dataclass
+class _RowsThen:
+    """Rows of the fragments that are not the same any more, as ranges: there may be millions."""
+
+    by_fragment: dict[int, Ranges] = field(default_factory=dict)
+    by_update: dict[int, list[Ranges]] = field(default_factory=dict)
+
+    @cached_property
+    def ids(self) -> Ranges:
+        return Ranges.union(self.by_fragment.values())
+
+    def add(self, fragment: int, ids: Offsets, created: Offsets, updated: Offsets) -> None:
+        self.by_fragment[fragment] = Ranges.from_offsets(ids)
+        for version in np.unique(updated):
+            self.by_update.setdefault(int(version), []).append(Ranges.from_offsets(ids[updated == version]))
+
+    def had(self, ids: Offsets) -> Mask:
+        return self.ids.mask(ids)
+
+    def differs(self, fragment: int, ids: Offsets, updated: Offsets) -> Mask:
+        """Rows that were updated since, or before that if a restore took the update back; both move them."""
+        same = self.by_fragment.get(fragment, Ranges.empty()).mask(ids)
+        for version in np.unique(updated):
+            then = Ranges.union(self.by_update.get(int(version), ()))
+            same |= (updated == version) & then.mask(ids)
+        return ~same
+
+
+def _same(files: FragmentFiles, other: FragmentFiles | None) -> bool:
+    """Whether a fragment has the same rows in two versions."""
+    return other is not None and other.deletion == files.deletion
+
+
+def everything(dataset: lance.LanceDataset) -> Unseen:
+    """All rows, for somebody who has seen none."""
+    with garbage_collector_off():
+        inhabited = [files for files in read_manifest(dataset, _NO_COLUMNS).values() if files.live_rows]
+    return Unseen(_whole(inhabited), new_rows=sum(files.live_rows for files in inhabited))
+
+
+def _whole(fragments: Iterable[FragmentFiles]) -> dict[int, Ranges]:
+    return {files.id: Ranges.of(0, files.physical_rows) for files in fragments}
+
+
+def first_version(dataset: lance.LanceDataset, unseen: Unseen) -> int:
+    """The version with which something unseen began, or one before it: rows that came say it, others may not."""
+    earliest = 1 if unseen.version is None else unseen.version + 1
+    if not dataset.has_stable_row_ids or unseen.deleted_rows != 0:
+        return earliest
+    found = int(dataset.version)
+    for id, rows in unseen.rows.items():
+        offsets, _, created, updated = _rows(dataset, id)
+        # Of a column nobody knows what was seen; an updated row is due since then.
+        came = updated if unseen.version is None else np.where(created < earliest, updated, created)
+        found = min(found, int(came[rows.mask(offsets)].min()))
+        if found <= earliest:
+            return earliest
+    return found
+
+
+def committed_at(dataset: lance.LanceDataset, version: int) -> datetime:
+    """When a version was committed; of one that was cleaned up, when the oldest that is left after it was."""
+    left = None if version == dataset.version else _version(dataset, version)
+    if left is None:
+        kept = [reference["version"] for reference in dataset.version_refs()]
+        left = dataset.checkout_version(min(found for found in (*kept, dataset.version) if found >= version))
+    # `versions()` would say it too, of all versions at once: it opens each of them.
+    nanoseconds = cast(int, left._ds.current_version()["timestamp"])
+    return datetime.fromtimestamp(nanoseconds / 1e9, timezone.utc)
+
+
+def _version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset | None:
+    """A version; None for one that was cleaned up."""
     try:
-        then: lance.LanceDataset | None = dataset.checkout_version(version)
+        return dataset.checkout_version(version)
     except BaseException as error:
         if not is_engine_error(error):
             raise
-        # It was cleaned up. Rows say themselves when they came, but nobody knows which ones are gone.
-        then = None
-    old = set() if then is None else {fragment.fragment_id for fragment in then.get_fragments()}
-    new = [fragment for fragment in dataset.get_fragments() if fragment.fragment_id not in old]
-    if not dataset.has_stable_row_ids:
-        return Unseen(len(new), changed_rows and (then is None or then.count_rows() > dataset.count_rows()))
-    created = [_after(fragment, _CREATED, version) for fragment in new]
-    if not changed_rows:
-        return Unseen(sum(map(bool, created)))
-    updated = [_after(fragment, _UPDATED, version) for fragment in new]
-    gone = then is None or then.count_rows() + sum(created) > dataset.count_rows()
-    return Unseen(sum(bool(rows) for rows in updated), gone)
+        return None
 
 
-def _after(fragment: lance.LanceFragment, column: str, version: int) -> int:
-    """How many rows of a fragment came, or were updated, after a version."""
-    batches = fragment.scanner(columns=[column]).to_batches()
-    return sum(int(np.count_nonzero(batch.column(0).to_numpy() > version)) for batch in batches)
-
-
-def _inhabited(dataset: lance.LanceDataset) -> int:
-    """How many fragments have rows."""
-    metadata = (fragment.metadata for fragment in dataset.get_fragments())
-    return sum(found.num_rows > 0 for found in metadata)
+def _rows(dataset: lance.LanceDataset, fragment: int) -> tuple[Offsets, Offsets, Offsets, Offsets]:
+    """Offsets of a fragment's live rows, their ids, and the versions in which they came and were updated last."""
+    offsets, ids = row_ids(dataset, fragment)
+    table = open_fragment(dataset, fragment).scanner(columns=[_CREATED, _UPDATED]).to_table()
+    created, updated = (table.column(name).to_numpy().astype(np.int64) for name in (_CREATED, _UPDATED))
+    return offsets, ids.view(np.int64), created, updated

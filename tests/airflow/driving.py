@@ -15,13 +15,22 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from airflow.sdk import DAG, timezone
 from airflow.sdk.definitions.dag import _run_task
-from airflow.serialization.definitions.dag import SerializedDAG
-from airflow.serialization.serialized_objects import DagSerialization, LazyDeserializedDAG
+from airflow.serialization.serialized_objects import LazyDeserializedDAG
 from airflow.utils.session import create_session
 from airflow.utils.state import DagRunState, TaskInstanceState
 from airflow.utils.types import DagRunTriggeredByType, DagRunType
 from sqlalchemy import select
 
+try:
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.serialization.definitions.dag import SerializedDAG
+    from airflow.serialization.serialized_objects import DagSerialization
+except ImportError:  # before Airflow 3.2
+    from airflow.models.dagbag import DagBag
+    from airflow.serialization.serialized_objects import SerializedDAG
+    from airflow.serialization.serialized_objects import SerializedDAG as DagSerialization
+
+__all__ = ["DagBag", "DagSerialization", "Driver", "events", "register"]
 BUNDLE = "dags-folder"
 
 
@@ -104,7 +113,7 @@ class Driver:
         if ti.task_id == kill:
             ti.set_state(TaskInstanceState.FAILED)
             return
-        outcome = _run_task(ti=ti, task=self.dag.task_dict[ti.task_id])
+        outcome = _run_task(ti=ti, task=self.dag.task_dict[ti.task_id], run_triggerer=True)
         if outcome is not None and outcome.error is not None:
             self.errors[ti.task_id, ti.map_index] = outcome.error
 

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,12 +52,22 @@ class Stack:
             raise AssertionError(f"{method} {path}: {error.code} {error.read().decode()}") from error
         return json.loads(text) if text else None
 
+    def unpause(self, dag_id: str) -> None:
+        """Let the scheduler work on a DAG, as soon as it is known."""
+        self.wait_for_dag(dag_id)
+        self.call("PATCH", f"/dags/{dag_id}", {"is_paused": False})
+
+    def pause(self, dag_id: str) -> None:
+        self.call("PATCH", f"/dags/{dag_id}", {"is_paused": True})
+
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Start a run without a logical date; returns its id."""
-        wait_for(lambda: self._knows(dag_id), START_SECONDS, f"DAG {dag_id}")
-        self.call("PATCH", f"/dags/{dag_id}", {"is_paused": False})
+        self.unpause(dag_id)
         run = self.call("POST", f"/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": dict(conf or {})})
         return str(run["dag_run_id"])
+
+    def wait_for_dag(self, dag_id: str) -> None:
+        wait_for(lambda: self._knows(dag_id), START_SECONDS, f"DAG {dag_id}")
 
     def _knows(self, dag_id: str) -> bool:
         return any(dag["dag_id"] == dag_id for dag in self.call("GET", "/dags")["dags"])
@@ -79,6 +89,11 @@ class Stack:
                 time.sleep(0.05)
         return state
 
+    def logs(self) -> str:
+        """Everything that Airflow wrote down: the logs of all tasks, and what its components printed."""
+        files = [*self.home.glob("*.out"), *(path for path in (self.home / "logs").rglob("*") if path.is_file())]
+        return "\n".join(f"--- {path.relative_to(self.home)}\n{path.read_text(errors='replace')}" for path in files)
+
     def below(self) -> list[psutil.Process]:
         """Every process that the components have started and that is alive."""
         found = []
@@ -98,7 +113,9 @@ def wait_for(ready: Callable[[], bool], seconds: float, what: str) -> None:
 
 
 @contextmanager
-def start_stack(home: Path, files: Mapping[str, str], extra: Mapping[str, str]) -> Iterator[Stack]:
+def start_stack(
+    home: Path, files: Mapping[str, str], extra: Mapping[str, str], components: Sequence[str] = COMPONENTS
+) -> Iterator[Stack]:
     """Start an Airflow on these DAG files, and end all of its processes."""
     dags = home / "dags"
     dags.mkdir(parents=True)
@@ -132,7 +149,7 @@ def start_stack(home: Path, files: Mapping[str, str], extra: Mapping[str, str]) 
     subprocess.run([*airflow, "db", "migrate"], env=environment, check=True, capture_output=True)
     processes = []
     try:
-        for component in COMPONENTS:
+        for component in components:
             with (home / f"{component}.out").open("wb") as output:
                 processes.append(
                     subprocess.Popen(

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_geneva.spark_submit import APPLICATION, CREDENTIALS
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver
+from tests.airflow.driving import DagSerialization, Driver
 from tests.airflow.test_backfill_group import make_dag
 
 pytestmark = pytest.mark.airflow
@@ -158,6 +157,14 @@ def test_what_the_author_says_goes_first(desk: Desk, recorder: Recorder, monkeyp
     assert submitted.option("--num-executors") == "5"
     assert "spark.executor.instances" not in submitted.conf
     assert submitted.option("--name") == "mine"
+
+
+def test_the_spark_job_is_told_to_openlineage_as_part_of_its_task(desk: Desk, recorder: Recorder) -> None:
+    go(desk, spark_submit={"openlineage_inject_parent_job_info": True})
+    conf = recorder.read().conf
+    assert conf["spark.openlineage.parentJobName"] == f"dag_{desk.table.name}.backfill.shards.apply"
+    assert conf["spark.openlineage.rootParentJobName"] == f"dag_{desk.table.name}"
+    assert conf["spark.log.level"] == "WARN"
 
 
 def test_the_plan_goes_by_reference_and_the_code_goes_along(desk: Desk, recorder: Recorder) -> None:

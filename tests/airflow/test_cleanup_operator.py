@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
 
 from airflow_geneva.operators import CleanupCheckpointsOperator
 from airflow_geneva.table import Table
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver
+from tests.airflow.driving import DagBag, Driver
 
 pytestmark = pytest.mark.airflow
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from airflow.sdk import Connection
 from airflow.sdk._shared.secrets_masker import redact
 
 from airflow_geneva import connect
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.get_provider_info import get_provider_info
+from airflow_geneva.hooks import lance
 from airflow_geneva.hooks.lance import LanceHook
 
 pytestmark = pytest.mark.airflow
@@ -50,6 +53,26 @@ def test_the_uri_is_found_however_airflow_split_it(define: Any, connection: Any,
 def test_a_place_that_depends_on_the_worker_is_refused(define: Any, connection: Any) -> None:
     with pytest.raises(InvalidInput, match="no place that every worker finds"):
         define(connection).get_database()
+
+
+def test_a_trigger_reads_the_connection_and_then_asks_airflow_for_nothing(
+    define: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = define({"host": "s3://bucket/db", "extra": {"storage_options": {"aws_secret_access_key": "planted-key"}}})
+    assert asyncio.run(hook.aread()) is hook
+    assert "planted-key" not in str(redact("planted-key"))
+
+    def asked(*_: Any, **__: Any) -> Any:
+        raise AssertionError("Airflow was asked from a thread")
+
+    monkeypatch.setattr(LanceHook, "get_connection", asked)
+    monkeypatch.setattr(Connection, "extra_dejson", property(asked))
+    monkeypatch.setattr(lance, "mask_secret", asked)
+    database = hook.get_database()
+    assert (database.uri, dict(database.options)) == ("s3://bucket/db", {"aws_secret_access_key": "planted-key"})
+    monkeypatch.undo()
+    with pytest.raises(InvalidInput, match="'nowhere' does not exist"):
+        asyncio.run(LanceHook("nowhere").aread())
 
 
 def test_another_database_is_opened_with_the_same_options(define: Any) -> None:

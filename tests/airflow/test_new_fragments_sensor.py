@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout, TaskDeferred
 from airflow.sdk import DAG, task
-from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_geneva import View
+from airflow_geneva.errors import StorageError
+from airflow_geneva.location import TableLocation
 from airflow_geneva.sensors import NewFragmentsSensor
 from tests.airflow.conftest import Desk
 from tests.airflow.driving import Driver
@@ -220,8 +230,13 @@ def test_a_dag_waits_for_new_rows_and_then_goes_on(desk: Desk, mode: str) -> Non
     assert run.xcom("wait") == {
         "table": desk.table.name,
         "since": "view:v",
+        "from_version": desk.table.version - 1,
         "version": desk.table.version,
         "fragments": 1,
+        "fragment_ids": [1],
+        "new_rows": 10,
+        "changed_rows": 0,
+        "deleted_rows": 0,
     }
 
 
@@ -232,3 +247,205 @@ def test_a_sensor_that_waited_in_vain_can_skip_what_comes_after_it(desk: Desk) -
         )
     run = Driver.trigger(dag).go()
     assert run.states()["wait"] == "skipped"
+
+
+def test_it_waits_for_enough_rows_or_fragments(desk: Desk) -> None:
+    since = desk.table.version
+    desk.append("ab")
+    assert looks(desk, since, min_new_rows=20)
+    assert not looks(desk, since, min_new_rows="21")
+    assert looks(desk, since, min_new_fragments="2")
+    assert not looks(desk, since, min_new_fragments=3)
+    assert not looks(desk, since, min_new_rows=20, min_new_fragments=3)
+    assert looks(desk, since, min_new_rows="", min_new_fragments=None)
+    since = desk.table.version
+    desk.table.lance.update({"text": "'new'"}, where="text < 'a03'")
+    desk.table.lance.delete("text > 'b04' AND text < 'c'")
+    assert looks(desk, since, min_new_rows=3 + 5, changed_rows=True)
+    assert not looks(desk, since, min_new_rows=3 + 5 + 1, changed_rows=True)
+    assert not looks(desk, since, min_new_rows=1)
+
+
+@pytest.mark.parametrize("since", ["view:v", "column:n", 1])
+def test_a_burst_is_let_settle_but_not_for_ever(desk: Desk, since: str | int) -> None:
+    """Each look is a sensor of its own, as after a reschedule."""
+    make_view(desk).refresh(runner="inline")
+    desk.define(n="length")
+    time.sleep(2)
+    desk.append("ab")
+    appended = time.monotonic()
+    assert looks(desk, since)
+    assert not looks(desk, since, quiet_period=60)
+    assert not looks(desk, since, quiet_period=60, max_wait=timedelta(minutes=1))
+    # Not since the version that was seen, nor since the others that came before the rows.
+    assert not looks(desk, since, min_new_rows=1000, max_wait=1.5) or time.monotonic() > appended + 1.5
+    time.sleep(max(0, appended + 1.6 - time.monotonic()))
+    assert looks(desk, since, quiet_period=1.5)
+    desk.table.lance.optimize.compact_files()
+    assert not looks(desk, since, quiet_period=60)
+    assert looks(desk, since, quiet_period=60, max_wait=1.5)
+    assert looks(desk, since, min_new_rows=1000, max_wait=timedelta(seconds=1.5))
+    assert not looks(desk, desk.table.version, max_wait=0.001)
+
+
+def test_a_table_that_was_dropped_and_made_again_is_new_as_a_whole(desk: Desk) -> None:
+    desk.append("abc")
+    view = make_view(desk)
+    view.refresh(runner="inline")
+    reached, name = desk.table.version, desk.table.name
+    desk.database.drop_table(name)
+    assert not looks(desk, "view:v")
+    desk.database.create_table(name, schema=pa.schema({"text": pa.string()}))
+    assert not looks(desk, "view:v")
+    assert not looks(desk, reached)
+    while desk.table.version < reached:
+        desk.append("a", rows=2)
+        assert looks(desk, "view:v"), desk.table.version
+        assert looks(desk, reached) is (desk.table.version < reached)
+    desk.append("a", rows=2)
+    # The row ids are those that the view has seen, of other rows.
+    assert looks(desk, "view:v", min_new_rows=2 * reached)
+    view.refresh(runner="inline")
+    assert not looks(desk, "view:v", changed_rows=True)
+
+
+def test_rows_that_a_restore_brings_back_are_new(desk: Desk) -> None:
+    desk.append("ab")
+    whole = desk.table.version
+    desk.table.lance.delete("text < 'b'")
+    view = make_view(desk)
+    view.refresh(runner="inline")
+    since = desk.table.version
+    desk.table.lance.checkout_version(whole).restore()
+    for seen in ("view:v", since):
+        assert looks(desk, seen, min_new_rows=10)
+        assert not looks(desk, seen, min_new_rows=11)
+    view.refresh(runner="inline")
+    since = desk.table.version
+    desk.table.lance.checkout_version(whole + 1).restore()
+    for seen in ("view:v", since):
+        assert not looks(desk, seen)
+        assert looks(desk, seen, changed_rows=True)
+
+
+def test_a_store_that_cannot_be_reached_is_waited_for_and_one_that_refuses_is_not(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.append("a")
+    trouble: list[Exception] = [StorageError("the store does not answer"), ConnectionError("nor now")]
+    opened = TableLocation.open
+
+    def fail_at_first(location: TableLocation, version: int | None = None) -> Any:
+        if trouble:
+            raise trouble.pop(0)
+        return opened(location, version)
+
+    monkeypatch.setattr(TableLocation, "open", fail_at_first)
+    assert [looks(desk, 1) for _ in range(3)] == [False, False, True]
+    trouble.append(PermissionError("Access denied"))
+    with pytest.raises(AirflowFailException, match="Access denied"):
+        looks(desk, 1)
+    with pytest.raises(AirflowFailException, match="'nowhere' does not exist"):
+        looks(desk, 1, lance_conn_id="nowhere")
+
+
+def test_a_time_out_of_the_task_is_no_trouble_with_the_store(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: Any, **__: Any) -> None:
+        raise AirflowTaskTimeout("too late")
+
+    desk.append("a")
+    monkeypatch.setattr("lance.dataset", late)
+    with pytest.raises(AirflowTaskTimeout):
+        looks(desk, 1)
+
+
+def later(seconds: float, act: Callable[[], Any]) -> threading.Timer:
+    timer = threading.Timer(seconds, act)
+    timer.start()
+    return timer
+
+
+def test_a_dag_waits_in_the_triggerer(desk: Desk) -> None:
+    make_view(desk).refresh(runner="inline")
+    with DAG(f"dag_{desk.table.name}", schedule=None, params={"rows": 15}) as dag:
+
+        @task
+        def after(found: Any) -> list[int]:
+            return [found["new_rows"], found["fragments"]]
+
+        wait = NewFragmentsSensor(
+            task_id="wait",
+            table=desk.table.name,
+            since="view:v",
+            min_new_rows="{{ params.rows }}",
+            quiet_period=timedelta(seconds=1),
+            deferrable=True,
+            poke_interval=1,
+        )
+        after(wait.output)
+    timers = [later(2, lambda: desk.append("a")), later(4, lambda: desk.append("b"))]
+    began = time.monotonic()
+    run = Driver.trigger(dag).go()
+    for timer in timers:
+        timer.join()
+    assert run.state == "success", run.errors
+    assert time.monotonic() - began > 4
+    assert run.xcom("after") == [20, 2]
+    assert run.xcom("wait")["version"] == desk.table.version
+    again = Driver.trigger(dag).go()  # there already: not deferred at all
+    assert again.xcom("wait") == run.xcom("wait")
+
+
+def deferred(desk: Desk, **settings: Any) -> Any:
+    """What a sensor that finds nothing new hands to the triggerer."""
+    given = {"task_id": "wait", "table": desk.table.name, "since": desk.table.version, "deferrable": True, **settings}
+    with pytest.raises(TaskDeferred) as caught:
+        NewFragmentsSensor(**given).execute({})  # type: ignore[typeddict-item]
+    return caught.value
+
+
+def test_what_is_handed_to_the_triggerer_is_plain_and_holds_no_credential(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = {"conn_type": "lance", "host": desk.database.uri, "extra": {"storage_options": {"key": "planted"}}}
+    monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps(connection))
+    found = deferred(desk, timeout=50, poke_interval=7, max_wait=timedelta(hours=1), database=desk.database.uri)
+    assert (found.method_name, found.timeout) == ("execute_complete", timedelta(seconds=50))
+    _, arguments = found.trigger.serialize()
+    assert arguments == {
+        "table": desk.table.name,
+        "since": str(desk.table.version),
+        "max_wait": 3600.0,
+        "lance_conn_id": "lance_default",
+        "database": desk.database.uri,
+        "poll_interval": 7,
+        "once": True,
+    }
+    with pytest.raises(AirflowFailException, match="holds credentials"):
+        deferred(desk, database="s3://user:planted@bucket/db", table="docs")
+
+
+def test_what_the_triggerer_says_ends_the_task(desk: Desk) -> None:
+    sensor = NewFragmentsSensor(task_id="wait", table="docs", since=1)
+    said = {"table": "docs", "version": 3}
+    assert sensor.execute_complete({}, said) == said  # type: ignore[typeddict-item]
+    for event, told in (({"error": "no such connection"}, "no such connection"), (None, "without an event")):
+        with pytest.raises(AirflowFailException, match=told):
+            sensor.execute_complete({}, event)  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize("outcome", ["skipped", "failed"])
+def test_a_deferrable_sensor_that_makes_no_sense_skips_or_fails(desk: Desk, outcome: str) -> None:
+    with DAG(f"dag_{desk.table.name}", schedule=None) as dag:
+        NewFragmentsSensor(
+            task_id="wait", table=desk.table.name, since="views:v", deferrable=True, soft_fail=outcome == "skipped"
+        )
+    assert Driver.trigger(dag).go().states()["wait"] == outcome
+
+
+def test_airflow_s_setting_makes_sensors_deferrable() -> None:
+    told = "import airflow_geneva.sensors as s; print(s.NewFragmentsSensor(task_id='w', table='t', since=1).deferrable)"
+    environment = {**os.environ, "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": "True"}
+    done = subprocess.run([sys.executable, "-c", told], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "True"
+    assert not NewFragmentsSensor(task_id="w", table="t", since=1).deferrable

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.dag_processing.dagbag import DagBag
 from airflow.models.asset import AssetDagRunQueue
 from airflow.models.dag import DagModel
 from airflow.sdk import DAG
+from airflow.timetables.base import TimeRestriction
 from airflow.utils.session import create_session
 from sqlalchemy import delete, select
 
 from airflow_geneva import Table
 from airflow_geneva.assets import lance_asset
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver, events, register
+from tests.airflow.driving import DagBag, Driver, events, register
 
 pytestmark = pytest.mark.airflow
 
@@ -94,6 +94,57 @@ def test_a_refresh_waits_for_new_data(desk: Desk, verses: Table) -> None:
     assert run.xcom("wait")["fragments"] == 1
     assert run.xcom("refresh.finish")["rows_computed"] == 1
     assert texts(desk, "long_verses") == sorted([LONG, DULL, f"{LONG} Amen."])
+
+
+def test_a_refresh_waits_in_the_triggerer_for_a_load_to_be_over(desk: Desk, verses: Table) -> None:
+    go(example("hourly_refresh"))
+    verses.add([{"text": f"{LONG} Amen."}])
+    dag = example("refresh_when_settled")
+    wait: Any = dag.get_task("wait")
+    assert wait.deferrable
+    wait.quiet_period, wait.poke_interval = 2, 1
+    run = go(dag)
+    assert run.xcom("wait")["fragments"] == 1
+    assert run.xcom("refresh.finish")["rows_computed"] == 1
+    assert texts(desk, "long_verses") == sorted([LONG, DULL, f"{LONG} Amen."])
+
+
+def test_a_refresh_on_arrival_makes_its_view_and_can_be_started_by_hand(desk: Desk, verses: Table) -> None:
+    """`test_arrival.py` shows it on a running Airflow."""
+    dag = example("refresh_on_arrival")
+    for more in ("Amen.", "Selah."):
+        verses.add([{"text": f"{LONG} {more}"}])
+        run = go(dag)
+        assert run.xcom("arrived") == []
+        assert f"{LONG} {more}" in texts(desk, "long_verses")
+
+
+@pytest.mark.parametrize("name", ["hourly_refresh", "refresh_on_new_data", "refresh_when_settled"])
+def test_the_scheduler_finds_a_second_run_after_the_first(airflow_db: Path, name: str) -> None:
+    dag = register(example(name))
+    restriction = TimeRestriction(dag.start_date, None, catchup=False)
+    first = dag.timetable.next_dagrun_info(last_automated_data_interval=None, restriction=restriction)
+    second = dag.timetable.next_dagrun_info(last_automated_data_interval=first.data_interval, restriction=restriction)
+    assert second.logical_date > first.logical_date
+
+
+def test_a_view_of_a_computed_column_is_made_and_then_follows(
+    desk: Desk, verses: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GENEVA_DEMO_COUNTS", str(tmp_path))
+    desk.database.drop_table("verses")
+    first = [{"book": "Job", "chapter": 1, "verse": 2, "text": f"{LONG} {LONG}", "embedding": [0.5]}]
+    table = desk.database.create_table("verses", [*first, {**first[0], "verse": 3, "text": "short"}])
+    dag = example("refresh_wordy_verses")
+    go(dag)
+    table.add([{**first[0], "verse": 4, "embedding": [0.25]}])
+    assert go(dag).xcom("refresh.finish")["rows_computed"] == 1
+    assert (tmp_path / "counted_words.txt").read_text().split() == ["1", "1"]
+    words = 2 * len(LONG.split())
+    assert desk.database.open_table("wordy_verses").to_arrow().to_pylist() == [
+        {"place": f"Job 1:{verse}", "text": f"{LONG} {LONG}", "embedding": [vector], "words": words}
+        for verse, vector in ((2, 0.5), (4, 0.25))
+    ]
 
 
 def test_a_view_on_a_view_is_set_off_by_the_view_below_it(desk: Desk, verses: Table) -> None:

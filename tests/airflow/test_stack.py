@@ -177,7 +177,7 @@ class Watch:
 def test_a_secret_stays_in_the_drivers_environment(site: Site) -> None:
     watch = Watch(site.stack)
     run = site.stack.trigger("remote", {"where": "text LIKE 't%'"})
-    assert site.stack.finish("remote", run, watch.look) == "success", logs(site.stack)
+    assert site.stack.finish("remote", run, watch.look) == "success", site.stack.logs()
     assert site.remote.open_table("docs").count_rows("n IS NOT NULL") == 40
 
     assert any("spark-submit" in line or "SparkSubmit" in line for line in watch.command_lines)
@@ -188,8 +188,8 @@ def test_a_secret_stays_in_the_drivers_environment(site: Site) -> None:
         assert [name for name in environment if "AIRFLOW" in name] == [CREDENTIALS]
         assert site.stack.environment["AIRFLOW__API_AUTH__JWT_SECRET"] not in environment.values()
 
-    assert "backfill.shards.apply" in logs(site.stack)
-    assert SECRET not in logs(site.stack)
+    assert "backfill.shards.apply" in site.stack.logs()
+    assert SECRET not in site.stack.logs()
     base = f"/dags/remote/dagRuns/{run}"
     told = [site.stack.tasks("remote", run)]
     for task in told[0]:
@@ -239,7 +239,7 @@ def test_an_apply_that_is_marked_as_failed_ends_spark_and_leaves_nothing(site: S
         "only_failed": False,
     }
     site.stack.call("POST", "/dags/local/clearTaskInstances", body)
-    assert site.stack.finish("local", run) == "success", logs(site.stack)
+    assert site.stack.finish("local", run) == "success", site.stack.logs()
     assert site.local.open_table("docs").count_rows("n IS NOT NULL") == 40
     site.gate.unlink()
 
@@ -274,9 +274,3 @@ def wait_briefly(path: Path) -> bool:
 
 def scratch(stack: Stack) -> list[Path]:
     return list((stack.home / "tmp").glob("airflow-geneva-2*"))
-
-
-def logs(stack: Stack) -> str:
-    """Everything that Airflow wrote down: the logs of all tasks, and what its components printed."""
-    files = [*stack.home.glob("*.out"), *(path for path in (stack.home / "logs").rglob("*") if path.is_file())]
-    return "\n".join(f"--- {path.relative_to(stack.home)}\n{path.read_text(errors='replace')}" for path in files)

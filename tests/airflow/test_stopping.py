@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.providers.common.compat.sdk import AirflowTaskTimeout
 
 from airflow_geneva.operators import ApplyOperator, CommitOperator, FinishOperator, PlanBackfillOperator
 

@@ -18,6 +18,7 @@ from airflow_geneva import connect, udf
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, JobFailed
 from airflow_geneva.storage import Storage
+from airflow_geneva.version_stamp import newest_stamp, stamp_of
 from tests.counting import Trace, label, labelled, leave_trace, triple, tripled
 from tests.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
 
@@ -161,6 +162,22 @@ def test_documents_are_listed_read_and_deleted(bucket: Bucket, options: dict[str
     assert not folder.exists("jobs/a/job.json")
     with pytest.raises(FileNotFoundError):
         folder.read_bytes("jobs/a/job.json")
+
+
+def test_the_newest_version_of_a_table_is_known_without_opening_it(db: Database) -> None:
+    place = Storage(db.uri, db.options)
+    assert newest_stamp(place, "docs") is None
+    stamps = []
+    for _ in range(2):
+        table = db.create_table("docs", numbers(1))
+        stamps.append(newest_stamp(place, "docs"))
+        table.add(numbers(2))
+        stamps.append(newest_stamp(place, "docs"))
+        assert stamp_of(place, "docs", 1) == stamps[-2]
+        assert stamp_of(place, "docs", 3) is None
+        db.drop_table("docs")
+    assert [stamp.version for stamp in stamps if stamp] == [1, 2, 1, 2]
+    assert len(set(stamps)) == 4
 
 
 @pytest.mark.parametrize("call", [lambda db: db.open_table("docs"), lambda db: db.table_names()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from airflow_geneva.job.error_records import ErrorRecord, count_errors, read_errors, write_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import SILENT_WHILE_WAITING, SILENT_WHILE_WORKING
-from airflow_geneva.job.progress import Reporter
+from airflow_geneva.job.progress import Progress, Reporter
 from airflow_geneva.job.record import Job, read_job, read_jobs
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.storage import Storage
@@ -102,6 +103,28 @@ def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
     assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (200, 200, 200)
     assert (job.rows_computed, job.rows_reused, job.rows_failed, job.rows_left) == (80, 118, 2, 100)
     assert (job.commits, [shard.stage for shard in job.shards]) == ((8, 9), ["committed", "waiting"])
+
+
+def test_a_running_job_estimates_its_end_from_all_shards_that_run(folder: JobFolder) -> None:
+    folder.write_planned(PRINT, SIZES)
+    assert (read(folder).rows_per_second, read(folder).seconds_left) == (0, None)
+    for name, rows in ("progress-0000.json", 30), ("progress-0001.json", 20):
+        progress = asdict(Progress(rows=80, rows_done=rows, fragments=1, ready=0, committed=0, seconds=10.0))
+        folder.storage.write_json(name, progress)
+    beat(folder, RECORD["started"] + 10, "apply")
+    job = read(folder, now=RECORD["started"] + 12)
+    # Of 300 rows due, 100 were staged before and 50 are computed.
+    assert (job.rows_per_second, job.seconds_left) == (5.0, 30.0)
+    assert "5 rows/s, about 30 s left" in str(job)
+    assert job.to_json()["seconds_left"] == 30.0
+    dead = read(folder, now=RECORD["started"] + SILENT_WHILE_WAITING + 11)
+    assert (dead.dead, dead.rows_per_second, dead.seconds_left) == (True, 0.0, None)
+
+
+def test_a_job_remembers_why_rows_were_due_or_were_not(folder: JobFolder) -> None:
+    assert read(folder).reasons == {}
+    folder.write_record({**RECORD, "reasons": {"never computed": 300, "computed": 700}})
+    assert read(folder).reasons == {"never computed": 300, "computed": 700}
 
 
 def test_what_a_shard_could_not_commit_stays_ready(folder: JobFolder) -> None:
@@ -251,6 +274,8 @@ def test_error_records_come_back_newest_first_and_once_each(checkpoints: Storage
     ]
     assert count_errors(folder.storage) == 3 == read(folder).errors
     assert (read_errors(checkpoints, folder.job_id), read_errors(checkpoints, "other")) == (found, [])
+    assert read_errors(checkpoints, most=5) == found
+    assert len(read_errors(checkpoints, most=2)) == 2
     assert (read_errors(checkpoints, column="n"), read_errors(checkpoints, column="m")) == (found, [])
 
 

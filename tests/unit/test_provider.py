@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.resources import files
 from pathlib import Path
 
@@ -54,3 +54,15 @@ def test_the_connection_form_shows_the_database_and_its_storage_options_only() -
     assert behaviour["relabeling"] == {"host": "Database URI"}
     assert set(behaviour["hidden-fields"]) == {"schema", "login", "password", "port", "extra"}
     assert set(connection["conn-fields"]) == {"storage_options"}
+
+
+@pytest.mark.airflow
+def test_links_and_plugins_are_listed_and_can_be_imported() -> None:
+    info = get_provider_info()
+    [plugin] = info["plugins"]
+    for path in (*info["extra-links"], plugin["plugin-class"]):
+        module, _, name = path.rpartition(".")
+        assert getattr(import_module(module), name).name
+    entries = metadata.entry_points(group="airflow.plugins")
+    values = [entry.value for entry in entries if entry.value.startswith("airflow_geneva.")]
+    assert values == [plugin["plugin-class"].replace(".GenevaPlugin", ":GenevaPlugin")]

@@ -27,7 +27,7 @@ BEFORE = {
 }
 ROOMS = set(BEFORE)
 NOUNS = {"database", "table", "query", "view"}
-AIRFLOW_SIDE = {"operators", "sensors", "triggers", "hooks", "links", "task_groups", "plugin", "assets"}
+AIRFLOW_SIDE = {"operators", "sensors", "triggers", "hooks", "links", "pages", "task_groups", "plugin", "assets"}
 COMMANDS = {"cli", "cli_checkpoints", "cli_database", "cli_jobs"}
 ENTRANCES = COMMANDS | {"doctor", "get_provider_info"}
 ON_EXECUTORS = {"pyarrow", "lance", "cloudpickle", "numpy"}

@@ -1,0 +1,1 @@
+"""Buttons on the pages of tasks."""

@@ -1,0 +1,42 @@
+"""From a task of a backfill or a refresh to the page of its job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode, urlsplit
+
+from airflow.configuration import conf
+from airflow.sdk import BaseOperatorLink
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+    from airflow.sdk.types import TaskInstanceKey
+
+PAGES = "/geneva"
+"""Where the pages lie below Airflow's own."""
+
+
+def pages_root() -> str:
+    """The path of the pages, on the server that `[api] base_url` names."""
+    return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/") + PAGES
+
+
+class JobLink(BaseOperatorLink):
+    """The page of the job that a task plans, computes, commits or finishes."""
+
+    name = "Geneva job"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        """The page that finds the job of a task; the same for all of its tries.
+
+        Args:
+            operator: the task.
+            ti_key: the task instance.
+        """
+        task = {
+            "dag_id": ti_key.dag_id,
+            "run_id": ti_key.run_id,
+            "task_id": ti_key.task_id,
+            "map_index": ti_key.map_index,
+        }
+        return f"{pages_root()}/task?{urlencode(task)}"

@@ -1,0 +1,141 @@
+"""What a finished backfill or refresh tells OpenLineage: datasets, versions, and which column came from which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from airflow_geneva.job.result import BackfillResult
+from airflow_geneva.location import TableLocation
+from airflow_geneva.operators._lance_task import OpenPlan
+from airflow_geneva.plan.former import version_label
+from airflow_geneva.plan.values import Work
+from airflow_geneva.plan.where import where_columns
+from airflow_geneva.udf_definition import UdfDefinition
+from airflow_geneva.view_definition import ViewDefinition
+
+if TYPE_CHECKING:
+    import lance
+
+IDENTITY, TRANSFORMATION, FILTER = "IDENTITY", "TRANSFORMATION", "FILTER"
+
+
+@dataclass(frozen=True)
+class ColumnSource:
+    """What one column is made of.
+
+    Args:
+        column: the column of the table or view that was written.
+        inputs: columns of the source it is made of.
+        how: `IDENTITY` or `TRANSFORMATION`.
+        by: what makes it, in words.
+    """
+
+    column: str
+    inputs: tuple[str, ...]
+    how: str
+    by: str
+
+
+def dataset_name(uri: str) -> tuple[str, str]:
+    """Namespace and name of a table by OpenLineage's naming of files and objects.
+
+    Args:
+        uri: the table's folder.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme in ("", "file"):
+        return "file", parts.path
+    return f"{parts.scheme}://{parts.netloc}", parts.path.lstrip("/")
+
+
+def column_sources(work: Work) -> tuple[ColumnSource, ...]:
+    """Which columns a plan computes, and of what."""
+    if work.query:
+        return tuple(_of_view(ViewDefinition.from_json(work.query)))
+    udf = UdfDefinition.from_json(work.udf)
+    return (
+        ColumnSource(work.column, work.inputs, TRANSFORMATION, _told(udf.import_path or udf.name, work.udf_version)),
+    )
+
+
+def filter_columns(work: Work, source: lance.LanceDataset) -> tuple[str, ...]:
+    """Columns of the source that decide which rows are computed."""
+    where = ViewDefinition.from_json(work.query).where if work.query else work.where
+    return tuple(where_columns(where, source.schema.names))
+
+
+def _of_view(definition: ViewDefinition) -> Iterator[ColumnSource]:
+    names = [column.name for column in definition.reads]
+    earlier: dict[str, tuple[str, ...]] = {}
+    for column in definition.columns:
+        if column.udf is not None:
+            inputs = tuple(dict.fromkeys(part for name in column.inputs for part in earlier.get(name, (name,))))
+            by = _told(column.udf.import_path or column.udf.name, column.udf.version)
+            found = ColumnSource(column.name, inputs, TRANSFORMATION, by)
+        elif column.kind == "column":
+            found = ColumnSource(column.name, (str(column.expression),), IDENTITY, "")
+        else:
+            mentioned = tuple(where_columns(column.expression, names))
+            found = ColumnSource(column.name, mentioned, TRANSFORMATION, f"SQL {column.expression}")
+        earlier[column.name] = found.inputs
+        yield found
+
+
+def _told(name: str, version: str) -> str:
+    return f"UDF {name}, version {version_label(version)}"
+
+
+def lineage_of(plan: OpenPlan, result: BackfillResult) -> Any:
+    """The `OperatorLineage` of a finished job, or None where the OpenLineage provider is not installed."""
+    try:
+        from airflow.providers.openlineage.extractors import OperatorLineage
+        from openlineage.client.event_v2 import InputDataset, OutputDataset
+        from openlineage.client.facet_v2 import (
+            column_lineage_dataset,
+            dataset_version_dataset,
+            output_statistics_output_dataset,
+            schema_dataset,
+        )
+    except ImportError:
+        return None
+    work = plan.saved.work
+    source = TableLocation(work.source or work.table, work.source or work.table, plan.location.options)
+    read, written = source.open(work.version), plan.location.open()
+    namespace, name = dataset_name(source.uri)
+
+    def inputs(columns: tuple[str, ...], kind: str, how: str, by: str) -> list[Any]:
+        told = [column_lineage_dataset.Transformation(kind, how, by or None)]
+        return [column_lineage_dataset.InputField(namespace, name, column, told) for column in columns]
+
+    def schema(dataset: lance.LanceDataset) -> Any:
+        fields = [schema_dataset.SchemaDatasetFacetFields(name=f.name, type=str(f.type)) for f in dataset.schema]
+        return schema_dataset.SchemaDatasetFacet(fields=fields)
+
+    def facets(dataset: lance.LanceDataset) -> dict[str, Any]:
+        version = dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=str(dataset.version))
+        return {"schema": schema(dataset), "version": version}
+
+    lineage = column_lineage_dataset.ColumnLineageDatasetFacet(
+        fields={
+            made.column: column_lineage_dataset.Fields(inputs(made.inputs, "DIRECT", made.how, made.by))
+            for made in column_sources(work)
+        },
+        dataset=inputs(filter_columns(work, read), "INDIRECT", FILTER, ""),
+    )
+    rows = result.rows_computed + result.rows_reused
+    statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=rows)
+    out_namespace, out_name = dataset_name(plan.location.uri)
+    return OperatorLineage(
+        inputs=[InputDataset(namespace, name, facets=facets(read))],
+        outputs=[
+            OutputDataset(
+                out_namespace,
+                out_name,
+                facets={**facets(written), "columnLineage": lineage},
+                outputFacets={"outputStatistics": statistics},
+            )
+        ],
+    )

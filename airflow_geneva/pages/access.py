@@ -1,0 +1,119 @@
+"""What the user of a request may see.
+
+A job that a DAG started is for those who may read the DAG's task instances, whatever table it is about. A table, and
+jobs that no DAG started, are for those who may read the Airflow connection of its database, and for those who may read
+the task instances of a DAG that names the table as an asset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails, DagAccessEntity, DagDetails
+from airflow.api_fastapi.core_api.security import GetUserDep
+from airflow.models.asset import (
+    AssetEvent,
+    AssetModel,
+    DagScheduleAssetReference,
+    TaskInletAssetReference,
+    TaskOutletAssetReference,
+)
+from airflow.models.connection import Connection
+from airflow.models.dag import DagModel
+from airflow.utils.session import create_session
+from fastapi import Depends
+from sqlalchemy import select
+
+from airflow_geneva.job.record import Job
+
+_SCHEME = "lance://"
+
+
+class Viewer:
+    """The user of one request; Airflow is asked each question once.
+
+    Args:
+        user: as Airflow's auth manager made them from the token.
+    """
+
+    def __init__(self, user: Any) -> None:
+        self._user = user
+        self._dags: dict[str, bool] = {}
+        self._connections: dict[str, bool] = {}
+
+    def may_read_dag(self, dag_id: str) -> bool:
+        """Whether they may read a DAG's task instances."""
+        if dag_id not in self._dags:
+            self._dags[dag_id] = get_auth_manager().is_authorized_dag(
+                method="GET",
+                access_entity=DagAccessEntity.TASK_INSTANCE,
+                details=DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id)),
+                user=self._user,
+            )
+        return self._dags[dag_id]
+
+    def may_read_connection(self, conn_id: str) -> bool:
+        """Whether they may read an Airflow connection, and so everything in its database."""
+        if conn_id not in self._connections:
+            self._connections[conn_id] = get_auth_manager().is_authorized_connection(
+                method="GET",
+                details=ConnectionDetails(conn_id=conn_id, team_name=Connection.get_team_name(conn_id)),
+                user=self._user,
+            )
+        return self._connections[conn_id]
+
+    def may_see_table(self, conn_id: str, table: str) -> bool:
+        """Whether they may see a table or view."""
+        return self.may_read_connection(conn_id) or self._uses(conn_id, table)
+
+    def may_see_database(self, conn_id: str) -> bool:
+        """Whether they may see something of a connection's database."""
+        tables = (table for owner, table in self.dags_by_table if owner == conn_id)
+        return self.may_read_connection(conn_id) or any(self._uses(conn_id, table) for table in tables)
+
+    def may_see_job(self, conn_id: str | None, job: Job) -> bool:
+        """Whether they may see a job.
+
+        Args:
+            conn_id: the connection of its database; None when it is in one that no connection names.
+        """
+        if job.airflow is not None:
+            return self.may_read_dag(job.airflow.dag_id)
+        return conn_id is not None and self.may_see_table(conn_id, job.table)
+
+    @cached_property
+    def dags_by_table(self) -> Mapping[tuple[str, str], set[str]]:
+        """DAGs that write a table, read it, wait for it or have changed it, by connection and table.
+
+        Those are known by their assets: see :func:`airflow_geneva.assets.lance_asset`.
+        """
+        found: dict[tuple[str, str], set[str]] = {}
+        references = [
+            (TaskOutletAssetReference.asset_id, TaskOutletAssetReference.dag_id),
+            (TaskInletAssetReference.asset_id, TaskInletAssetReference.dag_id),
+            (DagScheduleAssetReference.asset_id, DagScheduleAssetReference.dag_id),
+            # A table whose name is a template is known by its events only.
+            (AssetEvent.asset_id, AssetEvent.source_dag_id),
+        ]
+        with create_session() as session:
+            for asset_id, dag_id in references:
+                query = select(AssetModel.uri, dag_id).join(AssetModel, AssetModel.id == asset_id)
+                named = query.where(AssetModel.uri.startswith(_SCHEME), dag_id.is_not(None)).distinct()
+                for uri, dag in session.execute(named):
+                    conn_id, _, table = uri.removeprefix(_SCHEME).rpartition("/")
+                    found.setdefault((conn_id, table), set()).add(str(dag))
+        return found
+
+    def _uses(self, conn_id: str, table: str) -> bool:
+        return any(map(self.may_read_dag, sorted(self.dags_by_table.get((conn_id, table), ()))))
+
+
+def viewer(user: GetUserDep) -> Viewer:
+    """The user of a request; 401 without a login, 403 with a token that is none."""
+    return Viewer(user)
+
+
+ViewerDep = Annotated[Viewer, Depends(viewer)]

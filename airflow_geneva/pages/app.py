@@ -1,0 +1,252 @@
+"""The pages' routes. Each of them asks who is there first, and what somebody may not see is not there for them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import quote, urlencode
+
+from airflow.api_fastapi.core_api.security import get_user
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, HTMLResponse
+from starlette.exceptions import HTTPException as HttpError
+from starlette.responses import Response
+
+from airflow_geneva.database import Database
+from airflow_geneva.errors import GenevaError, StorageError
+from airflow_geneva.location import TableLocation
+from airflow_geneva.pages.access import ViewerDep
+from airflow_geneva.pages.databases import list_databases, missing_folder, open_database, place_of, visible_tables
+from airflow_geneva.pages.jobs import JobView, find_job, list_errors, list_jobs
+from airflow_geneva.pages.render import HEADERS, STATIC, page
+from airflow_geneva.pages.tables import count_standings, describe_table
+from airflow_geneva.pages.tasks import PlannedJob, job_of_task, jobs_of_run
+
+_COUNT_SECONDS = 2.0
+_POLL_SECONDS = 2.0
+_FILES = {"pages.css": "text/css", "pages.js": "text/javascript"}
+
+# Airflow mounts a plugin's app and leaves it open. Nothing is mounted here in turn, as that would go without the check.
+app = FastAPI(
+    title="Geneva", dependencies=[Depends(get_user)], docs_url=None, redoc_url=None, openapi_url=None,
+    redirect_slashes=False,
+)  # fmt: skip
+
+PageNumber = Annotated[int, Query(ge=1, le=10_000)]
+
+
+@dataclass(frozen=True)
+class JobPlace:
+    """Where a job is, and how its page is reached.
+
+    Args:
+        conn_id: the connection of its database; None when its task was given another one.
+        location: its table.
+        job_id: the job.
+        path, query: of its page, below the pages' root.
+    """
+
+    conn_id: str | None
+    location: TableLocation
+    job_id: str
+    path: str
+    query: tuple[tuple[str, str], ...] = ()
+
+    def url(self, part: str = "", **more: int) -> str:
+        """The page, or a part of it."""
+        query = urlencode([*self.query, *more.items()])
+        return f"{self.path}{part}" + (f"?{query}" if query else "")
+
+
+@dataclass(frozen=True)
+class TaskPlace:
+    """A task instance, and the jobs that its run planned.
+
+    Args:
+        dag_id, run_id, task_id: the task instance.
+        jobs: all jobs of the run.
+        job: the one the task works for, or None.
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    jobs: tuple[PlannedJob, ...]
+    job: JobPlace | None
+
+
+def task_place(viewer: ViewerDep, dag_id: str, run_id: str, task_id: str, map_index: str = "-1") -> TaskPlace:
+    """The task that the query names.
+
+    Args:
+        map_index: the UI leaves the name of the placeholder where a task is not mapped.
+
+    Raises:
+        HTTPException: 403, the viewer may not read the DAG's task instances.
+    """
+    if not viewer.may_read_dag(dag_id):
+        raise HTTPException(403)
+    index = int(map_index) if map_index.isdigit() else -1
+    # Airflow 3.1 puts a run id into the query as it is, and a plus sign means a blank there. Run ids hold none.
+    run_id = run_id.replace(" ", "+")
+    jobs = tuple(jobs_of_run(dag_id, run_id))
+    planned = job_of_task(jobs, task_id, index)
+    if planned is None:
+        return TaskPlace(dag_id, run_id, task_id, jobs, None)
+    query = (("dag_id", dag_id), ("run_id", run_id), ("task_id", task_id), ("map_index", str(index)))
+    location, own = planned.locate()
+    place = JobPlace(planned.lance_conn_id if own else None, location, planned.job_id, "task", query)
+    return TaskPlace(dag_id, run_id, task_id, jobs, place)
+
+
+def table_place(viewer: ViewerDep, conn_id: str, table: str) -> tuple[Database, TableLocation]:
+    """The table that the path names, and its database.
+
+    Raises:
+        HTTPException: 404, the viewer may not see it.
+        InvalidInput: the name would leave its folder.
+    """
+    if not viewer.may_see_table(conn_id, table):
+        raise HTTPException(404)
+    database = open_database(conn_id)
+    return database, database.location(table)
+
+
+def job_place(viewer: ViewerDep, conn_id: str, table: str, job_id: str) -> JobPlace:
+    """The job that the path names.
+
+    Raises:
+        HTTPException: 404, the viewer may not see anything of its database.
+        InvalidInput: the name would leave its folder.
+    """
+    if not viewer.may_see_database(conn_id):
+        raise HTTPException(404)
+    path = "/".join(quote(part, safe="") for part in ("databases", conn_id, "tables", table, "jobs", job_id))
+    return JobPlace(conn_id, open_database(conn_id).location(table), job_id, path)
+
+
+TaskDep = Annotated[TaskPlace, Depends(task_place)]
+TableDep = Annotated[tuple[Database, TableLocation], Depends(table_place)]
+JobDep = Annotated[JobPlace, Depends(job_place)]
+
+
+@app.get("/")
+def show_databases(request: Request, viewer: ViewerDep) -> HTMLResponse:
+    """The Lance databases that the viewer may see something of."""
+    return page(request, "overview.html", databases=list_databases(viewer))
+
+
+@app.get("/static/{name}")
+def send_file(name: str) -> Response:
+    """The style sheet and the script."""
+    if name not in _FILES:
+        raise HTTPException(404)
+    kept = {**HEADERS, "Cache-Control": "private, max-age=86400"}
+    return FileResponse(STATIC / name, media_type=_FILES[name], headers=kept)
+
+
+@app.get("/task")
+def show_task(request: Request, viewer: ViewerDep, task: TaskDep, errors: PageNumber = 1) -> HTMLResponse:
+    """The job that a task works for, or those of its run."""
+    if task.job is None:
+        return page(request, "task.html", task=task)
+    return _job_page(request, viewer, task.job, errors)
+
+
+@app.get("/task/live")
+def show_task_live(request: Request, viewer: ViewerDep, task: TaskDep) -> HTMLResponse:
+    """What moves on the page of a task's job."""
+    if task.job is None:
+        raise HTTPException(404)
+    return _job_live(request, viewer, task.job)
+
+
+@app.get("/databases/{conn_id}")
+def show_database(request: Request, viewer: ViewerDep, conn_id: str, before: str | None = None) -> HTMLResponse:
+    """A database: its tables, and its newest jobs."""
+    if not viewer.may_see_database(conn_id):
+        raise HTTPException(404)
+    database = open_database(conn_id)
+    return page(
+        request,
+        "database.html",
+        conn_id=conn_id,
+        place=place_of(database, conn_id, viewer),
+        missing=missing_folder(database),
+        tables=visible_tables(database, conn_id, viewer),
+        listed=list_jobs(database, conn_id, viewer, before),
+        before=before,
+    )
+
+
+@app.get("/databases/{conn_id}/tables/{table}")
+def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
+    """A table or view: its columns, and where to learn how they stand."""
+    database, location = place
+    described = describe_table(location)
+    source = described.source_in(database)
+    linked = source is not None and viewer.may_see_table(conn_id, source)
+    return page(request, "table.html", conn_id=conn_id, table=described, source=source if linked else None)
+
+
+@app.get("/databases/{conn_id}/tables/{table}/standing")
+def show_standing(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
+    """How a table's columns and the views made of it stand, as far as that is known in two seconds."""
+    database, location = place
+    found = count_standings(database, conn_id, location, viewer, _COUNT_SECONDS)
+    return page(request, "_standing.html", conn_id=conn_id, table=location.name, standing=found)
+
+
+@app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}")
+def show_job(request: Request, viewer: ViewerDep, job: JobDep, errors: PageNumber = 1) -> HTMLResponse:
+    """A job: how far it is, how it went, and what it failed on."""
+    return _job_page(request, viewer, job, errors)
+
+
+@app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}/live")
+def show_job_live(request: Request, viewer: ViewerDep, job: JobDep) -> HTMLResponse:
+    """What moves on the page of a job."""
+    return _job_live(request, viewer, job)
+
+
+def _job_page(request: Request, viewer: ViewerDep, place: JobPlace, errors: int) -> HTMLResponse:
+    shown = _find(viewer, place)
+    linked = place.conn_id is not None and viewer.may_see_table(place.conn_id, shown.job.table)
+    listed = list_errors(place.location, place.job_id, errors) if shown.job.errors else None
+    return page(request, "job.html", place=place, shown=shown, linked=linked, errors=listed, wait=_POLL_SECONDS)
+
+
+def _job_live(request: Request, viewer: ViewerDep, place: JobPlace) -> HTMLResponse:
+    began = time.monotonic()
+    shown = _find(viewer, place)
+    # A job with a thousand shards on an object store is asked about less often.
+    wait = max(_POLL_SECONDS, 10 * (time.monotonic() - began))
+    return page(request, "_job.html", place=place, shown=shown, wait=wait)
+
+
+def _find(viewer: ViewerDep, place: JobPlace) -> JobView:
+    shown = find_job(place.location, place.job_id)
+    if shown is None or not viewer.may_see_job(place.conn_id, shown.job):
+        raise HTTPException(404)
+    return shown
+
+
+@app.exception_handler(HttpError)
+def tell_refusal(request: Request, error: HttpError) -> Response:
+    """A page that says so, without what the request was about."""
+    return page(request, "error.html", error.status_code, status=error.status_code, message=None)
+
+
+@app.exception_handler(RequestValidationError)
+def tell_misuse(request: Request, error: RequestValidationError) -> Response:
+    """The same for an address that nobody was given."""
+    return page(request, "error.html", 404, status=404, message=None)
+
+
+@app.exception_handler(GenevaError)
+def tell_error(request: Request, error: GenevaError) -> Response:
+    """What this package found wrong; raised only once the viewer has been let in."""
+    status = 502 if isinstance(error, StorageError) else 404
+    return page(request, "error.html", status, status=status, message=str(error))

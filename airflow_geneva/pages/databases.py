@@ -1,0 +1,91 @@
+"""The Lance databases that Airflow knows, and those of them that somebody may see."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from airflow.models.connection import Connection
+from airflow.utils.session import create_session
+from sqlalchemy import select
+
+from airflow_geneva.database import Database
+from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.hooks.lance import LanceHook
+from airflow_geneva.pages.access import Viewer
+from airflow_geneva.storage import is_local, without_credentials
+
+_VARIABLE = "AIRFLOW_CONN_"
+
+
+@dataclass(frozen=True)
+class KnownDatabase:
+    """A database as the overview lists it.
+
+    Args:
+        conn_id: its Airflow connection.
+        place: its URI, for those who may read the connection; else None.
+        error: why the connection cannot be used, or None.
+    """
+
+    conn_id: str
+    place: str | None = None
+    error: str | None = None
+
+
+def list_databases(viewer: Viewer) -> list[KnownDatabase]:
+    """The databases that somebody may see something of, sorted.
+
+    A connection is known when it is stored in Airflow, when the API server has it in its environment, or when a DAG
+    names one of its tables as an asset. No database is opened.
+    """
+    with create_session() as session:
+        stored = set(session.scalars(select(Connection.conn_id).where(Connection.conn_type == LanceHook.conn_type)))
+    given = {name.removeprefix(_VARIABLE).lower() for name in os.environ if name.startswith(_VARIABLE)}
+    named = {conn_id for conn_id, _ in viewer.dags_by_table}
+    found = []
+    for conn_id in sorted(stored | given | named):
+        if viewer.may_see_database(conn_id):
+            known = _describe(conn_id, viewer)
+            # What is in the environment may be anything; what a DAG names has to be a database.
+            if known.error is None or conn_id in stored | named:
+                found.append(known)
+    return found
+
+
+def _describe(conn_id: str, viewer: Viewer) -> KnownDatabase:
+    try:
+        database = open_database(conn_id)
+    except GenevaError as error:
+        return KnownDatabase(conn_id, error=str(error) if viewer.may_read_connection(conn_id) else "cannot be opened")
+    return KnownDatabase(conn_id, place_of(database, conn_id, viewer))
+
+
+def place_of(database: Database, conn_id: str, viewer: Viewer) -> str | None:
+    """A database's URI without credentials, for those who may read its connection."""
+    return without_credentials(database.uri) if viewer.may_read_connection(conn_id) else None
+
+
+def missing_folder(database: Database) -> str | None:
+    """The folder of a local database that is not on the API server's machine; None when all is well."""
+    return database.uri if is_local(database.uri) and not os.path.isdir(database.uri) else None
+
+
+def open_database(conn_id: str, uri: str | None = None) -> Database:
+    """The database of an Airflow connection; its secrets are masked from here on.
+
+    Args:
+        uri: another database to use with the connection's storage options.
+
+    Raises:
+        InvalidInput: there is no such connection, or it is of another type.
+    """
+    hook = LanceHook(conn_id)
+    if not hook.is_lance:
+        raise InvalidInput(f"Airflow connection {conn_id!r} is not of type {LanceHook.conn_type!r}.")
+    return hook.get_database(uri)
+
+
+def visible_tables(database: Database, conn_id: str, viewer: Viewer) -> list[str]:
+    """Names of the tables and views that somebody may see, sorted."""
+    return [name for name in database.table_names() if viewer.may_see_table(conn_id, name)]

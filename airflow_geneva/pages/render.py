@@ -1,0 +1,101 @@
+"""From values to HTML: everything is escaped, and everything goes through Airflow's secrets masker."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from airflow._shared.secrets_masker import redact as redact_of_server
+from airflow.sdk._shared.secrets_masker import redact as redact_of_tasks
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from airflow_geneva import __version__
+from airflow_geneva.job.record import moment
+from airflow_geneva.links.job import PAGES
+
+STATIC = Path(__file__).parent / "static"
+
+HEADERS = {
+    # Nothing from elsewhere, no script or style inside of a page, and no frame but Airflow's own around it.
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+}
+_NOT_KEPT = {**HEADERS, "Cache-Control": "no-store"}
+
+
+def masked(value: Any) -> Any:
+    """A text without the secrets that Airflow knows of; anything else as it is."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return redact_of_server(redact_of_tasks(value))
+
+
+def cut(text: str, most: int) -> str:
+    """The beginning of a text; masked first, as the masker does not know a part of a secret."""
+    whole = str(masked(text))
+    return whole if len(whole) <= most else f"{whole[:most]}..."
+
+
+def first_line(text: str, most: int = 300) -> str:
+    """The first line of a text, and of that the beginning."""
+    return cut(str(masked(text)).partition("\n")[0], most)
+
+
+def duration(seconds: float) -> str:
+    """A length of time as people say it."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    if minutes < 60:
+        return f"{int(minutes)} min {int(seconds % 60):02} s"
+    return f"{int(hours)} h {int(minutes % 60):02} min" if hours < 48 else f"{hours / 24:.0f} days"
+
+
+def ago(seconds: float) -> str:
+    """How long ago a moment was."""
+    return f"{duration(max(datetime.now(timezone.utc).timestamp() - seconds, 0.0))} ago"
+
+
+@cache
+def environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("airflow_geneva.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=masked,
+    )
+    made.filters.update(
+        {
+            "cut": cut,
+            "first_line": first_line,
+            "number": "{:,}".format,
+            "duration": duration,
+            "moment": moment,
+            "ago": ago,
+            "part": lambda value: quote(str(value), safe=""),
+        }
+    )
+    return made
+
+
+def page(request: Request, template: str, answer: int = 200, **values: Any) -> HTMLResponse:
+    """Answer with a template, which knows where the pages and Airflow's own are.
+
+    Args:
+        answer: the status.
+    """
+    root = str(request.scope.get("root_path", "")).rstrip("/")
+    text = environment().get_template(template).render(
+        root=root, airflow=root.removesuffix(PAGES), version=__version__, **values
+    )  # fmt: skip
+    return HTMLResponse(text, answer, _NOT_KEPT)

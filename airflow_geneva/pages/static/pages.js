@@ -1,0 +1,70 @@
+"use strict";
+
+// The theme that was chosen in Airflow, which frames these pages; else the system's.
+const theme = (() => {
+  try {
+    return localStorage.getItem("theme");
+  } catch {
+    return null;
+  }
+})();
+if (theme === "light" || theme === "dark") {
+  document.documentElement.dataset.theme = theme;
+}
+if (window.parent !== window) {
+  document.documentElement.dataset.framed = "";
+}
+
+// What has a data-live attribute is replaced by what lies there, until that has none itself.
+async function follow(element) {
+  while (element.dataset.live !== undefined) {
+    await new Promise((resolve) => setTimeout(resolve, Number(element.dataset.after)));
+    if (document.hidden) {
+      continue;
+    }
+    let fresh = null;
+    try {
+      const answer = await fetch(element.dataset.live, { credentials: "same-origin" });
+      if (answer.status === 401 || answer.status === 403 || answer.status === 404) {
+        location.reload();
+        return;
+      }
+      if (answer.ok) {
+        const holder = document.createElement("template");
+        holder.innerHTML = await answer.text();
+        fresh = holder.content.firstElementChild;
+      }
+    } catch {
+      // The server is away for a moment.
+    }
+    if (fresh === null) {
+      element.dataset.after = String(Math.min(2 * Math.max(Number(element.dataset.after), 1000), 60000));
+      continue;
+    }
+    if (element.dataset.then === "reload" && fresh.dataset.live === undefined) {
+      location.reload();
+      return;
+    }
+    element.replaceWith(fresh);
+    element = fresh;
+  }
+}
+
+for (const element of document.querySelectorAll("[data-live]")) {
+  follow(element);
+}
+
+// Airflow may not be framed by itself: its router is asked to go there, which it does without loading anything.
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("a[data-airflow]");
+  if (link === null || window.parent === window || event.ctrlKey || event.metaKey || event.shiftKey) {
+    return;
+  }
+  try {
+    window.parent.history.pushState(null, "", link.href);
+    window.parent.dispatchEvent(new PopStateEvent("popstate", { state: null }));
+    event.preventDefault();
+  } catch {
+    // Framed by somebody else: follow the link here.
+  }
+});

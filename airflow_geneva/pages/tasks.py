@@ -1,0 +1,96 @@
+"""Which job a task of Airflow works for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow.models.xcom import XComModel
+from airflow.utils.session import create_session
+from sqlalchemy import select
+
+from airflow_geneva.database import Database
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.folder import is_job_id
+from airflow_geneva.location import TableLocation
+from airflow_geneva.pages.databases import open_database
+from airflow_geneva.storage import check_name, normalize_uri
+
+# Not imported from the operators, with which half of Airflow and Spark would come into the API server.
+_SUMMARY = "summary"
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job that a task of a DAG run planned.
+
+    Args:
+        task_id, map_index: the plan task.
+        lance_conn_id: the connection it used.
+        table: the table or view.
+        job_id: the job.
+        plan_uri: where its plan lies.
+    """
+
+    task_id: str
+    map_index: int
+    lance_conn_id: str
+    table: str
+    job_id: str
+    plan_uri: str
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """The task groups that the plan task stands in."""
+        return tuple(self.task_id.split(".")[:-1])
+
+    @staticmethod
+    def read(task_id: str, map_index: int, summary: Any) -> PlannedJob | None:
+        """What a plan task pushed; None when it is something else."""
+        names = ("lance_conn_id", "table", "job_id", "plan_uri")
+        if not isinstance(summary, Mapping) or not all(isinstance(summary.get(name), str) for name in names):
+            return None
+        return PlannedJob(task_id, map_index, *(summary[name] for name in names))
+
+    def locate(self) -> tuple[TableLocation, bool]:
+        """Where the job's table is, and whether that is in the database that its connection names.
+
+        Raises:
+            InvalidInput: the connection is gone, or the plan lies where no plan lies.
+        """
+        inside = f"/{check_name(self.table, 'table')}.lance/_checkpoints/jobs/{self.job_id}/"
+        place, found, _ = self.plan_uri.rpartition(inside)
+        if not found or not is_job_id(self.job_id):
+            raise InvalidInput(f"{self.plan_uri!r} is not the plan of a job.")
+        database = open_database(self.lance_conn_id)
+        own = database.uri == normalize_uri(place)
+        if not own:
+            database = Database(normalize_uri(place), database.options)
+        return database.location(self.table), own
+
+
+def jobs_of_run(dag_id: str, run_id: str) -> list[PlannedJob]:
+    """The jobs that a DAG run planned, by their plan tasks."""
+    query = select(XComModel.task_id, XComModel.map_index, XComModel.value).where(
+        XComModel.dag_id == dag_id, XComModel.run_id == run_id, XComModel.key == _SUMMARY
+    )
+    with create_session() as session:
+        rows = session.execute(query.order_by(XComModel.task_id, XComModel.map_index)).all()
+    found = (PlannedJob.read(task_id, map_index, value) for task_id, map_index, value in rows)
+    return [planned for planned in found if planned is not None]
+
+
+def job_of_task(jobs: Sequence[PlannedJob], task_id: str, map_index: int) -> PlannedJob | None:
+    """The job that a task works for: one it planned itself, else that of the innermost task group around it.
+
+    None when there is no such job, or more than one.
+    """
+    own = [job for job in jobs if job.task_id == task_id and job.map_index == map_index]
+    if own:
+        return own[0]
+    groups = tuple(task_id.split(".")[:-1])
+    around = [job for job in jobs if job.group == groups[: len(job.group)]]
+    innermost = max((len(job.group) for job in around), default=0)
+    chosen = [job for job in around if len(job.group) == innermost]
+    return chosen[0] if len(chosen) == 1 else None

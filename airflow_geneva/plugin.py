@@ -1,0 +1,62 @@
+"""The pages as a plugin of Airflow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from airflow.plugins_manager import AirflowPlugin
+
+from airflow_geneva.links.job import PAGES, pages_root
+
+_App = Callable[..., Awaitable[None]]
+
+
+class Pages:
+    """The pages' app, imported when it is first asked for something.
+
+    Airflow loads plugins in every one of its processes, and only the API server shows pages; lance may not be loaded
+    before a process forks, either.
+    """
+
+    def __init__(self) -> None:
+        self._app: _App | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._app is None:
+            self._app = await asyncio.to_thread(_load)
+        await self._app(scope, receive, send)
+
+
+def _load() -> _App:
+    from airflow_geneva.pages.app import app
+
+    return app
+
+
+_TASK = "dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}"
+_APPS = [{"app": Pages(), "url_prefix": PAGES, "name": "Geneva"}]
+_VIEWS = [
+    {
+        "name": "Lance",
+        "href": f"{pages_root()}/",
+        "destination": "nav",
+        "category": "browse",
+        "url_route": "geneva",
+    },
+    {
+        "name": "Geneva job",
+        "href": f"{pages_root()}/task?{_TASK}",
+        "destination": "task_instance",
+        "url_route": "geneva_job",
+    },
+]
+
+
+class GenevaPlugin(AirflowPlugin):
+    """Pages about jobs, tables and views, in the menu and in the tabs of task instances."""
+
+    name = "geneva"
+    fastapi_apps = _APPS
+    external_views = _VIEWS

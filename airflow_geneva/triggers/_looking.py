@@ -1,0 +1,275 @@
+"""Look at a table for somebody who waits: what is new, whether it is enough, and when to look again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow_geneva.commit.contents import ViewContents
+from airflow_geneva.database import Database
+from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
+from airflow_geneva.plan.unseen import (
+    Unseen,
+    committed_at,
+    everything,
+    first_version,
+    unseen_by_column,
+    unseen_by_view,
+    unseen_since,
+)
+from airflow_geneva.storage import Storage, is_engine_error, is_local, without_credentials
+from airflow_geneva.table import Table
+from airflow_geneva.triggers._wanted import Wanted
+from airflow_geneva.version_stamp import Stamp, newest_stamp, stamp_of
+from airflow_geneva.view import View
+
+if TYPE_CHECKING:
+    import lance
+
+_MOST_IDS = 100
+"""So many fragments are named in an event, which Airflow keeps in its database."""
+
+# For the look at versions only, which many triggers share a few threads for. Spelled-out options win.
+_IMPATIENT = {"connect_timeout": "5s", "timeout": "20s", "client_max_retries": "1", "client_retry_timeout": "20"}
+
+_REFUSED = re.compile(
+    r"lacked (the necessary privileges|valid authentication)|status(?: code)?:? (401|403)\b|permission denied"
+    r"|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket",
+    re.IGNORECASE,
+)
+
+_PASSING = (OSError, ValueError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class Stamps:
+    """Where the table, and the view that is asked about, stand.
+
+    Args:
+        table: None when it is not there.
+        view: None when it is not there, or not asked about.
+    """
+
+    table: Stamp | None
+    view: Stamp | None = None
+
+    def to_json(self) -> list[list[int | str] | None]:
+        return [None if stamp is None else [stamp.version, stamp.commit] for stamp in (self.table, self.view)]
+
+    @staticmethod
+    def from_json(document: Any) -> Stamps:
+        table, view = (None if found is None else Stamp(int(found[0]), str(found[1])) for found in document)
+        return Stamps(table, view)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look at a table found.
+
+    Args:
+        pending: whether there is something new.
+        event: what to say about it; None as long as it is to be waited for.
+        seen: the version that was looked at.
+        again: when something may be due although the table stands still; None for never.
+        told: all of this in words.
+    """
+
+    pending: bool
+    event: dict[str, Any] | None
+    seen: Stamp | None
+    again: datetime | None
+    told: str
+
+
+def peek(database: Database, wanted: Wanted) -> Stamps:
+    """Where the tables stand, as cheaply as possible; opens none of them."""
+    place = _place(database)
+    if not is_local(database.uri):
+        place = Storage.at(database.uri, {**_IMPATIENT, **dict(database.options)})
+    view = None if wanted.view is None else newest_stamp(place, wanted.view)
+    return Stamps(newest_stamp(place, wanted.table), view)
+
+
+def look(database: Database, wanted: Wanted, seen: Stamp | None, now: datetime) -> Look:
+    """Look what is new in a table.
+
+    Args:
+        seen: the version that was seen last, where `wanted` names nothing else.
+
+    Raises:
+        Exception: anything; see :func:`is_hopeless`.
+    """
+    try:
+        return _look(database, wanted, seen, now)
+    except BaseException as error:
+        if isinstance(error, Exception) or not is_engine_error(error):
+            raise
+        # What pylance raises on damaged files would pass every `except Exception` of Airflow's.
+        raise StorageError(f"Table {wanted.table} in {database.uri} cannot be read: {error}.") from error
+
+
+def _look(database: Database, wanted: Wanted, seen: Stamp | None, now: datetime) -> Look:
+    if newest_stamp(_place(database), wanted.table) is None:
+        return Look(False, None, None, None, f"Table {wanted.table} is not there yet.")
+    table = Table(database.location(wanted.table))
+    dataset = table.lance
+    found = _unseen(database, table, dataset, wanted, seen)
+    stamp = stamp_of(_place(database), wanted.table, dataset.version)
+    told = f"Version {dataset.version} of table {wanted.table} has {_in_words(found)}{_since(wanted, seen)}"
+    if not found:
+        return Look(False, None, stamp, None, f"{told}.")
+    short, again = _too_little(found, wanted), None
+    if not short and wanted.quiet_period is not None:
+        quiet_at = committed_at(dataset, dataset.version) + timedelta(seconds=wanted.quiet_period)
+        if quiet_at > now:
+            short, again = f"the table has changed within {wanted.quiet_period:g} s", quiet_at
+    if short and wanted.max_wait is not None:
+        over_at = committed_at(dataset, first_version(dataset, found)) + timedelta(seconds=wanted.max_wait)
+        if over_at <= now:
+            told, short = f"{told}, some of it for {wanted.max_wait:g} s and more", ""
+        else:
+            again = over_at if again is None else min(again, over_at)
+    if short:
+        return Look(True, None, stamp, again, f"{told}, but {short}: it is waited for more.")
+    return Look(True, _event(dataset, wanted, found), stamp, None, f"{told}.")
+
+
+def _place(database: Database) -> Storage:
+    return Storage(database.uri, database.options)
+
+
+def _unseen(
+    database: Database, table: Table, dataset: lance.LanceDataset, wanted: Wanted, seen: Stamp | None
+) -> Unseen:  # fmt: skip
+    kind, name = wanted.parsed
+    if kind == "view":
+        return _unseen_by_view(database, table, dataset, name, wanted.changed_rows)
+    if kind == "column":
+        return _unseen_by_column(table, dataset, name)
+    if kind == "version":
+        return unseen_since(dataset, int(name), wanted.changed_rows)
+    if seen is None:
+        return everything(dataset)
+    then = stamp_of(_place(database), wanted.table, seen.version)
+    if then is not None and then != seen:
+        return everything(dataset)
+    return unseen_since(dataset, seen.version, wanted.changed_rows)
+
+
+def _unseen_by_view(
+    database: Database, table: Table, dataset: lance.LanceDataset, name: str, changed_rows: bool
+) -> Unseen:  # fmt: skip
+    if not database.location(name).exists():
+        return everything(dataset)
+    view = database.open_table(name)
+    if not isinstance(view, View):
+        raise InvalidInput(f"since='view:{name}': {name!r} is a table and not a view.")
+    definition = view.view_definition
+    if (definition.source_table, definition.source_database) != (table.name, without_credentials(database.uri)):
+        raise InvalidInput(
+            f"View {name!r} is made from {definition.source_table!r} in {definition.source_database}, and not from "
+            f"{table.name!r} in {database.uri}. Wait for the table that the view is made from."
+        )
+    reads = [column.name for column in definition.reads]
+    return unseen_by_view(dataset, reads, ViewContents(view.location, view.lance).snapshot, changed_rows)
+
+
+def _unseen_by_column(table: Table, dataset: lance.LanceDataset, column: str) -> Unseen:
+    if column not in dataset.schema.names:
+        return everything(dataset)
+    inputs = table.definition(column, dataset).input_columns or ()
+    return unseen_by_column(dataset, table.location.checkpoints, inputs, column)
+
+
+def _too_little(found: Unseen, wanted: Wanted) -> str:
+    if wanted.min_new_rows is not None and found.row_count < wanted.min_new_rows:
+        return f"{wanted.min_new_rows:,} rows are asked for"
+    if wanted.min_new_fragments is not None and len(found.rows) < wanted.min_new_fragments:
+        return f"{wanted.min_new_fragments:,} fragments are asked for"
+    return ""
+
+
+def _event(dataset: lance.LanceDataset, wanted: Wanted, found: Unseen) -> dict[str, Any]:
+    return {
+        "table": wanted.table,
+        "since": wanted.since,
+        "from_version": found.version or None,
+        "version": int(dataset.version),
+        "fragments": len(found.rows),
+        "fragment_ids": list(found.fragments[:_MOST_IDS]),
+        "new_rows": found.new_rows,
+        "changed_rows": found.changed_rows,
+        "deleted_rows": found.deleted_rows,
+    }
+
+
+def _in_words(found: Unseen) -> str:
+    parts = [f"{found.new_rows:,} rows"] if found.new_rows or not found else []
+    parts += [f"{found.changed_rows:,} updated rows"] if found.changed_rows else []
+    lost = "perhaps deleted rows" if found.deleted_rows is None else f"{found.deleted_rows:,} rows less"
+    parts += [lost] if found.deleted_rows != 0 else []
+    return " and ".join(parts) + f" in {len(found.rows):,} fragments"
+
+
+def _since(wanted: Wanted, seen: Stamp | None) -> str:
+    kind, name = wanted.parsed
+    if kind in ("view", "column"):
+        return f" that {kind} {name} has not seen"
+    if kind == "version":
+        return f" since version {name}"
+    return "" if seen is None else f" since version {seen.version}"
+
+
+class Watch:
+    """Looks again and again, and opens a table only when it may have something new.
+
+    Args:
+        wanted: what is waited for.
+        settled: where the tables stood when there was nothing more to say about them; None at the beginning.
+    """
+
+    def __init__(self, wanted: Wanted, settled: Stamps | None = None) -> None:
+        self.wanted = wanted
+        self.settled = settled
+        self._waiting_at: Stamps | None = None
+        self._again: datetime | None = None
+        self._event: dict[str, Any] | None = None
+
+    def step(self, database: Database, now: datetime) -> Look | None:
+        """Look if there may be something new; None when all stands still.
+
+        Raises:
+            Exception: anything; see :func:`is_hopeless`.
+        """
+        stamps = peek(database, self.wanted)
+        if stamps == self.settled or (stamps == self._waiting_at and not (self._again and self._again <= now)):
+            return None
+        found = look(database, self.wanted, self.settled.table if self.settled else None, now)
+        self._waiting_at, self._again = stamps, found.again
+        if found.seen is not None and (found.event or not found.pending):
+            self.settled = Stamps(found.seen, stamps.view)
+        if found.event is not None and found.event == self._event:
+            # The view was touched, by the very refresh perhaps that the event has set off, and lacks the same rows.
+            return replace(found, event=None)
+        self._event = found.event
+        return found
+
+    def pause(self, longest: float, now: datetime) -> float:
+        """Seconds until the next step."""
+        if self._again is None:
+            return longest
+        return min(longest, max(0.0, (self._again - now).total_seconds()))
+
+
+def is_hopeless(error: BaseException) -> bool:
+    """Whether waiting does not help: what was asked makes no sense, or the store refuses. An unreachable store may."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    if any(isinstance(one, PermissionError) or _REFUSED.search(str(one)) for one in chain):
+        return True
+    # What pylance says about a table or a store may pass; our own words about what was asked do not.
+    passing = [one for one in chain if not isinstance(one, GenevaError) and isinstance(one, _PASSING)]
+    return isinstance(error, InvalidInput) and not passing

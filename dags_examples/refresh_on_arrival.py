@@ -1,0 +1,31 @@
+"""Refresh the view `long_verses` as soon as `verses` has something that it has not seen, whoever wrote it."""
+
+from __future__ import annotations
+
+# --8<-- [start:example]
+from typing import Any
+
+from airflow.sdk import DAG, task
+
+from airflow_geneva.assets import new_fragments, watched_lance_asset
+from airflow_geneva.operators import CreateMaterializedViewOperator
+from airflow_geneva.task_groups import RefreshTaskGroup
+
+new_verses = watched_lance_asset("verses", since="view:long_verses", changed_rows=True, poll_interval=60)
+
+with DAG(dag_id="refresh_on_arrival", schedule=[new_verses], max_active_runs=1, tags=["geneva"], doc_md=__doc__):
+
+    @task
+    def arrived(triggering_asset_events: Any = None) -> list[dict[str, Any] | None]:
+        """For the reader of the run only: the refresh finds out by itself what there is to do."""
+        return [new_fragments(event) for events in triggering_asset_events.values() for event in events]
+
+    define = CreateMaterializedViewOperator(
+        task_id="define",
+        view="long_verses",
+        table="verses",
+        where="length(text) > 100",
+        select={"text": "text", "embedding": {"udf": "embedding_udfs:embed", "inputs": ["text"]}},
+    )
+    arrived() >> define >> RefreshTaskGroup(view="long_verses", source="verses", inline_below_rows=1000)
+# --8<-- [end:example]

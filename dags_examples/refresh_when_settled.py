@@ -1,0 +1,32 @@
+"""Refresh the view `long_verses` once a load of `verses` is over, or after an hour; wait in the triggerer meanwhile."""
+
+from __future__ import annotations
+
+# --8<-- [start:example]
+from datetime import datetime, timedelta
+
+from airflow.sdk import DAG
+
+from airflow_geneva.sensors import NewFragmentsSensor
+from airflow_geneva.task_groups import RefreshTaskGroup
+
+with DAG(
+    dag_id="refresh_when_settled",
+    schedule="@continuous",
+    start_date=datetime(2025, 1, 1),  # without one, Airflow makes one run at most
+    max_active_runs=1,
+    tags=["geneva"],
+    doc_md=__doc__,
+):
+    wait = NewFragmentsSensor(
+        task_id="wait",
+        table="verses",
+        since="view:long_verses",
+        changed_rows=True,
+        quiet_period=timedelta(minutes=2),
+        max_wait=timedelta(hours=1),
+        deferrable=True,
+        poke_interval=60,
+    )
+    wait >> RefreshTaskGroup(view="long_verses", source="verses", inline_below_rows=1000)
+# --8<-- [end:example]

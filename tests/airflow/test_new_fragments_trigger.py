@@ -1,0 +1,551 @@
+"""`NewFragmentsTrigger`: what it sends and when, what it remembers, and that many of them cost next to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.models.dag import DagModel
+from airflow.models.trigger import Trigger
+from airflow.sdk import DAG, Asset, BaseOperator
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+from airflow.utils.session import create_session
+from sqlalchemy import select
+
+from airflow_geneva.assets import lance_asset, new_fragments, watched_lance_asset
+from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.task_groups import RefreshTaskGroup
+from airflow_geneva.triggers import NewFragmentsTrigger, _looking
+from airflow_geneva.triggers import new_fragments as module
+from tests.airflow.conftest import Desk
+from tests.airflow.driving import register
+from tests.airflow.test_new_fragments_sensor import make_view
+
+pytestmark = pytest.mark.airflow
+
+POLL = 0.05
+PATIENCE = 60
+QUIET = 0.6
+"""Long enough for a dozen polls."""
+
+
+class Store:
+    """What Airflow 3.3 keeps of an asset, in memory; each use is noted."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+        self.written = 0
+
+    async def aget(self, key: str) -> Any:
+        return json.loads(json.dumps(self.kept.get(key)))
+
+    async def aset(self, key: str, value: Any) -> None:
+        self.kept[key] = value
+        self.written += 1
+
+
+class Listener:
+    """A trigger that runs as the triggerer runs it: its events, and whether there is one."""
+
+    def __init__(self, trigger: NewFragmentsTrigger, store: Store | None = None) -> None:
+        if store is not None:
+            trigger.asset_state_store = store  # type: ignore[assignment]
+        self.events: AsyncIterator[TriggerEvent] = trigger.run()
+        self.next: asyncio.Task[TriggerEvent] | None = None
+
+    async def event(self) -> dict[str, Any]:
+        """The next event; ever so late is fine."""
+        self.next = self.next or asyncio.ensure_future(anext(self.events))  # type: ignore[arg-type]
+        found = await asyncio.wait_for(self.next, PATIENCE)
+        self.next = None
+        json.dumps(found.payload)
+        return dict(found.payload)
+
+    async def silent(self) -> bool:
+        """Whether there is none for a while."""
+        self.next = self.next or asyncio.ensure_future(anext(self.events))  # type: ignore[arg-type]
+        done, _ = await asyncio.wait({self.next}, timeout=QUIET)
+        return not done
+
+    async def stop(self) -> None:
+        """As the triggerer does it."""
+        if self.next is not None:
+            self.next.cancel()
+            await asyncio.gather(self.next, return_exceptions=True)
+
+
+def trigger(table: str, **settings: Any) -> NewFragmentsTrigger:
+    return NewFragmentsTrigger(table, **{"poll_interval": POLL, "asset": "some", **settings})
+
+
+def play(story: Callable[[], Any]) -> None:
+    asyncio.run(story())
+
+
+def revived(given: BaseEventTrigger) -> NewFragmentsTrigger:
+    """What the triggerer makes of what Airflow keeps in its database."""
+    path, arguments = given.serialize()
+    assert path == "airflow_geneva.triggers.new_fragments.NewFragmentsTrigger"
+    found = NewFragmentsTrigger(**json.loads(json.dumps(arguments)))
+    assert found.serialize() == (path, arguments)
+    return found
+
+
+def test_it_is_the_same_after_airflow_has_kept_it() -> None:
+    assert revived(NewFragmentsTrigger("docs")).serialize()[1] == {
+        "table": "docs", "lance_conn_id": "lance_default", "poll_interval": 60.0,
+    }  # fmt: skip
+    every = {
+        "table": "docs", "lance_conn_id": "other", "database": "/db", "since": "view:v", "changed_rows": True,
+        "min_new_rows": 5, "min_new_fragments": 2, "quiet_period": 1.5, "max_wait": 7.0, "poll_interval": 3.0,
+        "asset": "some", "once": True,
+    }  # fmt: skip
+    found = revived(NewFragmentsTrigger(**every))
+    assert found.serialize()[1] == every
+    assert found.wanted.max_wait == 7.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"since": "views:v"}, "is not understood"),
+        ({"since": "view:"}, "is not understood"),
+        ({"since": "view:../v"}, "is not a view name"),
+        ({"table": "../docs"}, "is not a table name"),
+        ({"min_new_rows": 0}, "min_new_rows=0 makes no sense"),
+        ({"quiet_period": -1.0}, "quiet_period=-1.0 makes no sense"),
+        ({"poll_interval": 0}, "poll_interval=0 makes no sense"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_while_the_dag_is_read(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        NewFragmentsTrigger(**{"table": "docs", **settings})
+
+
+def test_a_watched_asset_says_in_its_name_how_it_is_watched() -> None:
+    first, second = (
+        watched_lance_asset("docs"),
+        watched_lance_asset("docs", since="view:v", poll_interval=timedelta(0, 5)),
+    )
+    assert first.name == "lance_default/docs?poll_interval=60"
+    assert second.name == "lance_default/docs?poll_interval=5&since=view:v"
+    assert first.uri == "lance://lance_default/docs?poll_interval=60"
+    assert len({asset.uri for asset in (first, second, lance_asset("docs"))}) == 3
+    triggers = [revived(asset.watchers[0].trigger) for asset in (first, second)]
+    assert [found.asset for found in triggers] == [first.name, second.name]
+    assert [found.poll_interval for found in triggers] == [60.0, 5.0]
+    # Airflow runs two triggers of one hash as one.
+    assert len({BaseEventTrigger.hash(*found.serialize()) for found in triggers}) == 2
+
+
+def test_other_dags_do_not_end_the_watching(desk: Desk) -> None:
+    """Airflow drops the watcher of an asset when a DAG is read that names the asset without it."""
+    place = lance_asset(desk.table.name)
+    watched = [watched_lance_asset(desk.table.name), watched_lance_asset(desk.table.name, since="view:v")]
+    with DAG(f"watching_{desk.table.name}", schedule=watched) as watching:
+        RefreshTaskGroup(view="v", source=desk.table.name)
+    with DAG(f"writing_{desk.table.name}", schedule=None) as writing:
+        BaseOperator(task_id="write", outlets=[place])
+    with DAG(f"reading_{desk.table.name}", schedule=[place]) as reading:
+        BaseOperator(task_id="read", inlets=[place])
+
+    def triggers() -> dict[str, int]:
+        """The ids of the triggers that run, by their asset."""
+        with create_session() as session:
+            found = session.scalars(select(Trigger)).all()
+            return {asset.name: row.id for row in found for asset in row.assets if desk.table.name in asset.name}
+
+    register(watching)
+    with create_session() as session:
+        session.get_one(DagModel, watching.dag_id).is_paused = False
+    register(watching)
+    running = triggers()
+    assert running.keys() == {asset.name for asset in watched}
+    assert len(set(running.values())) == 2
+    for dag in (writing, reading, watching, writing):
+        register(dag)
+        with create_session() as session:
+            session.get_one(DagModel, dag.dag_id).is_paused = False
+        assert triggers() == running
+
+
+def test_an_event_is_read_nested_and_plain(desk: Desk) -> None:
+    said = {"table": "docs", "version": 3, "fragment_ids": [1], "new_rows": 10}
+    for given in (said, {"from_trigger": True, "payload": said}):
+        assert new_fragments(given) == said
+        assert new_fragments(type("Event", (), {"extra": given})()) == said
+    for other in (None, {}, {"payload": None}, {"table": "docs", "to_version": 3}, {"error": "no"}, Asset("a")):
+        assert new_fragments(other) is None
+
+
+def test_a_watcher_tells_of_rows_once(desk: Desk) -> None:
+    async def story() -> None:
+        listener = Listener(trigger(desk.table.name))
+        assert await listener.silent()  # the table is empty
+        desk.append("ab")
+        first = await listener.event()
+        assert first["from_version"] is None or first["from_version"] == 1
+        if first["new_rows"] == 10:  # it looked in between
+            assert (await listener.event())["new_rows"] == 10
+        assert await listener.silent()
+        before = desk.table.version
+        desk.append("c")
+        assert await listener.event() == {
+            "table": desk.table.name, "since": None, "from_version": before, "version": before + 1, "fragments": 1,
+            "fragment_ids": [2], "new_rows": 10, "changed_rows": 0, "deleted_rows": 0,
+        }  # fmt: skip
+        desk.table.lance.optimize.compact_files()
+        desk.table.lance.delete("text = 'a03'")
+        assert await listener.silent()
+        await listener.stop()
+
+    play(story)
+
+
+def test_updates_and_deletions_are_told_when_asked_for(desk: Desk) -> None:
+    desk.append("a")
+
+    async def story() -> None:
+        listener = Listener(trigger(desk.table.name, changed_rows=True))
+        await listener.event()
+        desk.table.lance.update({"text": "'new'"}, where="text < 'a02'")
+        found = await listener.event()
+        assert (found["new_rows"], found["changed_rows"], found["deleted_rows"]) == (0, 2, 0)
+        desk.table.lance.delete("text = 'new' OR text = 'a05'")
+        found = await listener.event()
+        assert (found["new_rows"], found["changed_rows"], found["deleted_rows"]) == (0, 0, 3)
+        await listener.stop()
+
+    play(story)
+
+
+def test_a_table_may_come_go_and_come_again_also_with_the_same_version(desk: Desk) -> None:
+    async def story() -> None:
+        listener = Listener(trigger("later"))
+        assert await listener.silent()
+        for rows in (3, 4):
+            desk.database.create_table("later", [{"text": "x"}] * rows)
+            found = await listener.event()
+            assert (found["from_version"], found["version"], found["new_rows"]) == (None, 1, rows)
+            assert await listener.silent()
+            desk.database.drop_table("later")
+            assert await listener.silent()
+        await listener.stop()
+
+    play(story)
+
+
+def test_a_table_that_is_restored_has_new_rows_if_they_come_back(desk: Desk) -> None:
+    desk.append("a")
+    whole = desk.table.version
+    desk.table.lance.delete("text > 'a05'")
+
+    async def story() -> None:
+        listener = Listener(trigger(desk.table.name))
+        assert (await listener.event())["new_rows"] == 6
+        desk.table.lance.checkout_version(whole).restore()
+        assert (await listener.event())["new_rows"] == 4
+        desk.table.lance.checkout_version(whole + 1).restore()
+        assert await listener.silent()
+        await listener.stop()
+
+    play(story)
+
+
+def test_a_view_is_refreshed_in_between_and_asked_again(desk: Desk) -> None:
+    desk.append("a")
+
+    async def story() -> None:
+        listener = Listener(trigger(desk.table.name, since="view:v"))
+        assert (await listener.event())["new_rows"] == 10
+        # Once is enough, although the view lacks them still, and also when it is made.
+        assert await listener.silent()
+        view = make_view(desk)
+        assert await listener.silent()
+        view.refresh(runner="inline")
+        assert await listener.silent()
+        desk.append("b")
+        found = await listener.event()
+        assert (found["since"], found["new_rows"], found["fragments"]) == ("view:v", 10, 1)
+        view.refresh(runner="inline")
+        desk.database.drop_table("v")
+        assert (await listener.event())["new_rows"] == 20  # the source stands still, and the view lacks all of it
+        await listener.stop()
+
+    play(story)
+
+
+def test_a_burst_settles_and_max_wait_ends_it(desk: Desk) -> None:
+    async def story() -> None:
+        listener = Listener(trigger(desk.table.name, quiet_period=2.0))
+        began = time.monotonic()
+        for letter in "abc":
+            desk.append(letter)
+            assert await listener.silent()
+        found = await listener.event()
+        assert (found["new_rows"], found["fragments"]) == (30, 3)
+        assert time.monotonic() - began > 2
+        await listener.stop()
+        impatient = Listener(trigger(desk.table.name, min_new_rows=1000, min_new_fragments=1000, max_wait=0.5))
+        assert (await impatient.event())["new_rows"] == 30
+        await impatient.stop()
+
+    play(story)
+
+
+def test_it_waits_for_enough(desk: Desk) -> None:
+    async def story() -> None:
+        rows = Listener(trigger(desk.table.name, min_new_rows=25))
+        fragments = Listener(trigger(desk.table.name, min_new_fragments=2))
+        desk.append("a")
+        assert await rows.silent()
+        assert await fragments.silent()
+        desk.append("b")
+        assert (await fragments.event())["fragments"] == 2
+        assert await rows.silent()
+        desk.append("c")
+        assert (await rows.event())["new_rows"] == 30
+        assert await fragments.silent()  # only one since the last event
+        for listener in (rows, fragments):
+            await listener.stop()
+
+    play(story)
+
+
+def test_a_restart_of_the_triggerer_loses_nothing_and_doubles_nothing(desk: Desk) -> None:
+    desk.append("a")
+
+    async def story() -> None:
+        store = Store()
+        first = Listener(trigger(desk.table.name), store)
+        await first.event()
+        assert store.written == 0  # the event may still be on its way
+        assert await first.silent()
+        assert store.written == 1
+        await first.stop()
+
+        second = Listener(trigger(desk.table.name), store)
+        assert await second.silent()
+        await second.stop()
+        desk.append("b")  # while nobody looks
+        third = Listener(trigger(desk.table.name), store)
+        found = await third.event()
+        assert (found["from_version"], found["new_rows"]) == (desk.table.version - 1, 10)
+        await third.stop()  # before it could write that down: told again
+
+        fourth = Listener(trigger(desk.table.name), store)
+        assert await fourth.event() == found
+        assert await fourth.silent()
+        await fourth.stop()
+
+    play(story)
+
+
+def test_a_state_store_that_fails_costs_an_event_too_many_at_most(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """Airflow raises when two assets share a trigger."""
+    desk.append("a")
+
+    class Broken:
+        async def aget(self, key: str) -> Any:
+            raise ValueError("Task has 2 concrete inlets and outlets")
+
+        async def aset(self, key: str, value: Any) -> None:
+            raise ValueError("Task has 2 concrete inlets and outlets")
+
+    async def story() -> None:
+        listener = Listener(trigger(desk.table.name), Broken())  # type: ignore[arg-type]
+        await listener.event()
+        assert await listener.silent()
+        desk.append("b")
+        assert (await listener.event())["new_rows"] == 10
+        await listener.stop()
+
+    play(story)
+
+
+def test_without_a_state_store_it_remembers_by_itself_and_tells_again_after_a_restart(desk: Desk) -> None:
+    """Before Airflow 3.3."""
+    desk.append("a")
+
+    async def story() -> None:
+        for _ in range(2):
+            listener = Listener(trigger(desk.table.name))
+            assert (await listener.event())["new_rows"] == 10
+            assert await listener.silent()
+            await listener.stop()
+
+    play(story)
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    """An object store that lets nobody into the bucket `lake`, and has no other."""
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.path.startswith("/lake")
+            self.send_response(403 if known else 404)
+            self.end_headers()
+            self.wfile.write(b"" if known else b"<Error><Code>NoSuchBucket</Code></Error>")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refuse)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def connect_to(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    options = {
+        "aws_access_key_id": "AKIAPLANTED", "aws_secret_access_key": "planted-secret", "aws_region": "us-east-1",
+        "aws_endpoint": endpoint, "allow_http": "true", "client_max_retries": "0",
+    }  # fmt: skip
+    connection = {"conn_type": "lance", "host": "s3://lake/db", "extra": {"storage_options": options}}
+    monkeypatch.setenv("AIRFLOW_CONN_LANCE_REMOTE", json.dumps(connection))
+
+
+def test_a_task_that_waits_in_vain_is_told_why(desk: Desk, refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_to(monkeypatch, refusing)
+    monkeypatch.delenv("AIRFLOW_CONN_NOWHERE", raising=False)
+    hopeless = {
+        "'nowhere' does not exist": {"lance_conn_id": "nowhere"},
+        "403": {"lance_conn_id": "lance_remote"},
+        "NoSuchBucket": {"lance_conn_id": "lance_remote", "database": "s3://sea/db"},
+        "is a table and not a view": {"since": f"view:{desk.table.name}"},
+    }
+
+    async def story() -> None:
+        for told, settings in hopeless.items():
+            waiting = trigger(desk.table.name, once=True, **settings)
+            async with aclosing(waiting.run()) as events:
+                [event] = [event async for event in events]
+            assert told in event.payload["error"]
+            assert "planted" not in json.dumps(event.payload).lower()
+
+    play(story)
+
+
+def test_a_watcher_that_cannot_look_waits_longer_each_time_and_goes_on(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.append("a")
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    troubles: list[Exception] = [StorageError("gone for a while"), OSError("and again"), PermissionError("not for you")]
+    peek = _looking.peek
+
+    def fail_at_first(*args: Any) -> Any:
+        if troubles:
+            raise troubles.pop(0)
+        return peek(*args)
+
+    monkeypatch.setattr(_looking, "peek", fail_at_first)
+    monkeypatch.setattr(module.asyncio, "sleep", noted)
+
+    async def story() -> None:
+        listener = Listener(trigger(desk.table.name, poll_interval=100.0))
+        assert (await listener.event())["new_rows"] == 10
+        await listener.stop()
+
+    play(story)
+    assert pauses == [200.0, 400.0, 600.0]
+
+
+def test_a_connection_is_read_again_after_a_failure(
+    desk: Desk, refusing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    desk.append("a")
+    connect_to(monkeypatch, refusing)
+
+    async def story() -> None:
+        listener = Listener(trigger(desk.table.name, lance_conn_id="lance_remote"))
+        assert await listener.silent()
+        right = json.dumps({"conn_type": "lance", "host": desk.database.uri})
+        monkeypatch.setenv("AIRFLOW_CONN_LANCE_REMOTE", right)
+        assert (await listener.event())["new_rows"] == 10
+        await listener.stop()
+
+    play(story)
+
+
+def test_a_damaged_table_is_waited_for(desk: Desk) -> None:
+    desk.append("a")
+    newest = min((Path(desk.table.uri) / "_versions").glob("*.manifest"))
+    kept = newest.read_bytes()
+    newest.write_bytes(kept[:70])
+
+    async def story() -> None:
+        listener = Listener(trigger(desk.table.name))
+        assert await listener.silent()
+        newest.write_bytes(kept)
+        assert (await listener.event())["new_rows"] == 10
+        await listener.stop()
+
+    play(story)
+
+
+def test_two_hundred_triggers_on_tables_that_stand_still_open_none_of_them_and_leave_the_loop_alone(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 200
+    desk.append("a")
+    for number in range(count):
+        shutil.copytree(desk.table.uri, f"{desk.database.uri}/still{number}.lance")
+    looks: list[str] = []
+    seen: list[str] = []
+    look, peek = _looking.look, _looking.peek
+
+    def noted_look(database: Any, wanted: Any, *rest: Any) -> Any:
+        looks.append(wanted.table)
+        return look(database, wanted, *rest)
+
+    def noted_peek(database: Any, wanted: Any) -> Any:
+        seen.append(threading.current_thread().name)
+        return peek(database, wanted)
+
+    monkeypatch.setattr(_looking, "look", noted_look)
+    monkeypatch.setattr(_looking, "peek", noted_peek)
+
+    async def story() -> None:
+        listeners = [Listener(trigger(f"still{number}", poll_interval=0.5)) for number in range(count)]
+        for listener in listeners:
+            await listener.event()
+        assert sorted(looks) == sorted(f"still{number}" for number in range(count))
+        looks.clear()
+        seen.clear()
+        waiting = [asyncio.ensure_future(listener.silent()) for listener in listeners]
+        lags, began, used = [], time.monotonic(), time.process_time()
+        while time.monotonic() - began < 3:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            lags.append(time.monotonic() - before - 0.01)
+        used = time.process_time() - used
+        await asyncio.gather(*waiting)
+        for listener in listeners:
+            await listener.stop()
+        late, latest = (1000 * lag for lag in (sorted(lags)[len(lags) // 2], max(lags)))
+        print(f"{len(seen)} looks at versions, {used / len(seen) * 1e6:.0f} us of CPU each,", end=" ")
+        print(f"the loop late by {late:.1f} ms, at most {latest:.0f} ms")
+        assert looks == []
+        assert len(seen) >= count
+        assert threading.main_thread().name not in seen
+        assert max(lags) < 5
+
+    play(story)

@@ -1,0 +1,621 @@
+"""The pages in the Airflow UI: closed, filtered, escaped, and right."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from html import unescape
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from airflow import plugins_manager
+from airflow.api_fastapi.app import create_auth_manager, purge_cached_app
+from airflow.sdk import DAG, get_current_context, task
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+
+from airflow_geneva import Database, Table, connect, udf
+from airflow_geneva.column_definition import UDF_KEY
+from airflow_geneva.errors import JobFailed
+from airflow_geneva.job.error_records import ErrorRecord, write_errors
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.links.job import JobLink
+from airflow_geneva.pages.app import app
+from airflow_geneva.pages.counting import Counts
+from airflow_geneva.task_groups import BackfillTaskGroup, RefreshTaskGroup
+from tests.airflow.conftest import Desk
+from tests.airflow.driving import Driver, register
+from tests.airflow.rights import Rights
+from tests.counting import triple
+
+pytestmark = pytest.mark.airflow
+
+SECRET = "a-secret-access-key-of-somebody"
+Get = Callable[..., Any]
+
+
+@pytest.fixture
+def browse(airflow_db: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Get]:
+    """Asks for a page as somebody, and gives the answer; every page that comes back is looked through."""
+    monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "tests.airflow.rights.Rights")
+    monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
+    monkeypatch.setattr(Rights, "dags", {})
+    monkeypatch.setattr(Rights, "connections", {})
+    manager = create_auth_manager()
+    client = TestClient(app, raise_server_exceptions=True, root_path="/geneva")
+
+    def get(path: str, user: str | None = "reader", status: int = 200) -> str:
+        headers = {} if user is None else {"Authorization": f"Bearer {Rights.token(user, manager)}"}
+        answer = client.get(path, headers=headers)
+        assert answer.status_code == status, f"{path}: {answer.status_code} {answer.text[:2000]}"
+        assert_harmless(answer)
+        return str(answer.text)
+
+    yield get
+    purge_cached_app()
+
+
+def assert_harmless(answer: Any) -> None:
+    """No script or style inside of a page, nothing from elsewhere, no secret, and headers that say so."""
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'self'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert SECRET not in answer.text
+    if "html" in answer.headers["content-type"]:
+        assert answer.headers["cache-control"] == "no-store"
+        tags = " ".join(re.findall(r"<[^>]*>", answer.text))
+        assert not re.search(r"<script(?! src=\"/geneva/static/)|<style|\sstyle=|\son[a-z]+=|javascript:", tags)
+        assert not re.search(r"(?:src|href|data-live)=\"(?!/)", answer.text)
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
+    """The database of the connection `shelf`, which `reader` may read."""
+    made = connect(tmp_path / "shelf")
+    Path(made.uri).mkdir()
+    options = {"aws_secret_access_key": SECRET}
+    connection = {"conn_type": "lance", "host": made.uri, "extra": {"storage_options": options}}
+    monkeypatch.setenv("AIRFLOW_CONN_SHELF", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW_CONN_PG", json.dumps({"conn_type": "postgres", "host": made.uri}))
+    return made
+
+
+@pytest.fixture
+def reader(database: Database, browse: Get) -> Get:
+    Rights.give("reader", connections=["shelf", "pg"])
+    return browse
+
+
+def make_table(database: Database, name: str = "docs", rows: int = 100) -> Table:
+    data = pa.table({"x": pa.array(range(rows), pa.int64())})
+    made = database.create_table(name, data, max_rows_per_file=25)
+    made.add_columns({"y": triple})
+    return made
+
+
+def of_job(table: str, job_id: str) -> str:
+    return f"/databases/shelf/tables/{table}/jobs/{job_id}"
+
+
+def cells(html: str) -> list[list[str]]:
+    """The texts of a page's tables, row by row."""
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", html, re.DOTALL)
+    return [[text_of(cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL)] for row in rows]
+
+
+def text_of(html: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
+
+
+def ids_of(html: str) -> list[str]:
+    return re.findall(r'<td class="id"><a href="[^"]*">([^<]*)</a>', html)
+
+
+# Who is let in
+
+
+def filled(route: APIRoute) -> str:
+    query = "?dag_id=d&run_id=r&task_id=t"
+    return re.sub(r"\{[a-z_]+\}", "pages.css", route.path) + query
+
+
+def test_every_route_asks_who_is_there(browse: Get) -> None:
+    assert {type(route) for route in app.routes} == {APIRoute}
+    paths = [filled(route) for route in app.routes if isinstance(route, APIRoute)]
+    assert len(paths) == 9
+    client = TestClient(app)
+    for path in paths:
+        for headers in ({}, {"Cookie": "_token=x"}, {"Authorization": "Basic eDp4"}):
+            answer = client.get(path, headers=headers)
+            assert answer.status_code in (401, 403), (path, headers)
+            assert "shelf" not in answer.text
+        assert client.get(path, headers={"Authorization": "Bearer x.y.z"}).status_code == 403
+        for method in ("POST", "PUT", "DELETE", "HEAD"):
+            assert client.request(method, path).status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/redoc", "/static/../app.py", "/static/base.html"])
+def test_there_is_nothing_beside_the_routes(browse: Get, path: str) -> None:
+    assert TestClient(app).get(path).status_code in (401, 404)
+    browse(path, status=404)
+
+
+def test_airflow_loads_the_plugin_and_serves_its_pages_to_users_only(
+    browse: Get, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow.api_fastapi.app import create_app
+
+    (plugin,) = (found for found in plugins_manager.get_plugin_info(["external_views"]) if found["name"] == "geneva")
+    routes = {view["url_route"]: view["destination"] for view in plugin["external_views"]}
+    assert routes == {"geneva": "nav", "geneva_job": "task_instance"}
+    monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS", "False")
+    Rights.give("reader", connections=["shelf"])
+    token = Rights.token("reader", create_auth_manager())
+    client = TestClient(create_app(apps="core"))
+    assert client.get("/geneva/").status_code == 401
+    client.cookies.set("_token", token)
+    answer = client.get("/geneva/")
+    assert answer.status_code == 200
+    assert 'href="/geneva/databases/shelf"' in answer.text
+    assert client.get("/geneva/databases/shelf").status_code == 200
+    assert client.get("/geneva/static/pages.js").headers["content-type"].startswith("text/javascript")
+
+
+def test_loading_the_plugin_loads_neither_the_pages_nor_lance() -> None:
+    code = "import sys, airflow_geneva.plugin; print([m for m in ('fastapi', 'lance', 'pyarrow') if m in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines()[-1] == "[]"
+
+
+# Who sees what
+
+
+def dag_over(desk: Desk, name: str, **settings: Any) -> DAG:
+    with DAG(name, schedule=None) as dag:
+        BackfillTaskGroup(table=desk.table.name, column="n", inline_below_rows=10**9, shard_size=1, **settings)
+    return dag
+
+
+@pytest.fixture
+def ran(desk: Desk) -> Driver:
+    """A run of a DAG of two shards over the desk's table."""
+    desk.append("ab")
+    desk.define(n="length")
+    run = Driver.trigger(dag_over(desk, f"dag_{desk.table.name}")).go()
+    assert run.state == "success", run.errors
+    return run
+
+
+def of_task(run: Driver, task_id: str, map_index: int = -1) -> str:
+    key = SimpleNamespace(dag_id=run.dag.dag_id, run_id=run.run_id, task_id=task_id, map_index=map_index)
+    return JobLink().get_link(run.dag.task_dict[task_id], ti_key=key).removeprefix("/geneva")
+
+
+@pytest.mark.parametrize(
+    ("task_id", "map_index"),
+    [("backfill.plan", -1), ("backfill.shards.apply", 0), ("backfill.shards.commit", 1), ("backfill.finish", -1)],
+)
+def test_the_button_of_every_task_leads_to_its_job(
+    browse: Get, desk: Desk, ran: Driver, task_id: str, map_index: int
+) -> None:
+    Rights.give("reader", dags=[ran.dag.dag_id])
+    assert [link.name for link in ran.dag.task_dict[task_id].operator_extra_links] == ["Geneva job"]
+    pushed = ran.xcom(task_id, JobLink().xcom_key, map_index)
+    path = of_task(ran, task_id, map_index)
+    assert pushed == f"/geneva{path}"
+    page = browse(path)
+    assert f"Backfill of {desk.table.name}.n" in page
+    assert ">DONE<" in page
+    (job,) = desk.database.jobs()
+    assert job.id in page
+    assert f'href="/dags/{ran.dag.dag_id}"' in page
+    assert ["Planned by", "backfill.plan, try 1"] in cells(page)
+    assert ["20", "never computed"] in cells(page)
+    assert job.id not in browse(path, user="stranger", status=403)
+
+
+def test_the_tab_of_a_task_finds_its_job_however_airflow_writes_the_address(browse: Get, ran: Driver) -> None:
+    Rights.give("reader", dags=[ran.dag.dag_id])
+    assert "+" in ran.run_id
+    # Airflow 3.1 does not encode run ids, and no Airflow replaces the index of a task that is not mapped.
+    raw = f"/task?dag_id={ran.dag.dag_id}&run_id={ran.run_id}&task_id=backfill.finish&map_index={{MAP_INDEX}}"
+    assert ">DONE<" in browse(raw)
+    other = f"/task?dag_id={ran.dag.dag_id}&run_id={ran.run_id}&task_id=after&map_index=-1"
+    page = browse(other)
+    assert "works for no single job" in page
+    assert 'task_id=backfill.plan&map_index=-1">' in page
+    assert "has planned" in browse(other.replace("run_id=", "run_id=no"))
+
+
+def test_a_job_in_a_database_of_its_own_is_found_from_its_task(
+    browse: Get, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    connection = {"conn_type": "lance", "host": str(tmp_path / "elsewhere")}
+    monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps(connection))
+    run = Driver.trigger(dag_over(desk, f"dag_{desk.table.name}", database=desk.database.uri)).go()
+    Rights.give("reader", dags=[run.dag.dag_id])
+    page = browse(of_task(run, "backfill.plan"))
+    assert ">DONE<" in page
+    assert "/databases/lance_default" not in page
+
+
+def test_a_job_of_a_dag_is_for_those_who_may_read_the_dag(browse: Get, desk: Desk, ran: Driver) -> None:
+    importable = desk.table.column_udf("n")
+    own = desk.table.backfill("n", udf=importable, runner="inline", errors_only=True).job_id
+    (of_dag,) = (job.id for job in desk.database.jobs() if job.airflow)
+    shelf = "/databases/lance_default"
+    table = f"{shelf}/tables/{desk.table.name}"
+    Rights.give("author", dags=[ran.dag.dag_id])
+    Rights.give("operator", connections=["lance_default"])
+    Rights.give("neighbour", dags=["another_dag"])
+    # The DAG names the table as an asset, so its readers see the table, and jobs that nobody else can speak for.
+    assert sorted(ids_of(browse(shelf, "author"))) == sorted([own, of_dag])
+    assert ids_of(browse(shelf, "operator")) == [own]
+    browse(f"{table}/jobs/{of_dag}", "author")
+    browse(f"{table}/jobs/{own}", "author")
+    browse(f"{table}/jobs/{own}", "operator")
+    assert desk.table.name in browse(table, "author")
+    assert own in browse(f"{table}/standing", "author")
+    assert of_dag not in browse(f"{table}/standing", "operator")
+    for part in ("", "/live"):
+        browse(f"{table}/jobs/{of_dag}{part}", "operator", status=404)
+    for path in (shelf, table, f"{table}/standing", f"{table}/jobs/{of_dag}", f"{table}/jobs/{own}/live"):
+        page = browse(path, "neighbour", status=404)
+        assert desk.table.name not in page
+    assert "lance_default" not in browse("/", "neighbour")
+    assert "lance_default" in browse("/", "author")
+    # Where a database lies is for those who may read its connection.
+    assert desk.database.uri in browse(shelf, "operator")
+    assert desk.database.uri not in browse(shelf, "author") + browse("/", "author")
+
+
+def test_a_planned_job_of_another_dag_does_not_become_readable_by_naming_it(
+    browse: Get, desk: Desk, ran: Driver
+) -> None:  # fmt: skip
+    """Whoever writes a DAG can push what they like."""
+    summary = ran.xcom("backfill.plan", "summary")
+    with DAG(f"thief_{desk.table.name}", schedule=None) as dag:
+
+        @task
+        def steal(what: dict[str, Any]) -> None:
+            get_current_context()["ti"].xcom_push("summary", what)
+
+        steal.override(task_id="names_it")(summary)
+        steal.override(task_id="names_a_place")({**summary, "plan_uri": "/etc/passwd"})
+        steal.override(task_id="names_a_folder")({**summary, "job_id": "../../x"})
+    thief = Driver.trigger(dag).go()
+    assert thief.state == "success", thief.errors
+    Rights.give("thief", dags=[dag.dag_id])
+    for task_id in ("names_it", "names_a_place", "names_a_folder"):
+        page = browse(of_task(thief, task_id), "thief", status=404)
+        assert "DONE" not in page
+    Rights.give("both", dags=[dag.dag_id, ran.dag.dag_id])
+    assert ">DONE<" in browse(of_task(thief, "names_it"), "both")
+
+
+def test_only_connections_to_lance_databases_are_opened(reader: Get, database: Database) -> None:
+    page = reader("/")
+    assert ">shelf</a>" in page
+    assert "pg" not in [text for row in cells(page) for text in row]
+    assert "is not of type 'lance'" in text_of(reader("/databases/pg", status=404))
+    reader("/databases/unknown", status=404)
+
+
+# What cannot get out, and what cannot get in
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/databases/shelf/tables/%2e%2e",
+        "/databases/shelf/tables/..%2Fother",
+        "/databases/shelf/tables/.hidden",
+        "/databases/shelf/tables/docs%00",
+        "/databases/shelf/tables/docs/jobs/%2e%2e",
+        "/databases/shelf/tables/docs/jobs/..%2F..%2Fjobs",
+        "/databases/shelf/tables/docs/jobs/.x",
+        "/databases/shelf/tables/..%5Cdocs/jobs/x",
+        "/databases/shelf?before=../../x",
+        "/databases/shelf/tables/docs/jobs/20260101T000000-none",
+    ],
+)
+def test_names_cannot_leave_their_folder(reader: Get, database: Database, path: str) -> None:
+    make_table(database)
+    make_table(connect(Path(database.uri).parent / "other"))
+    reader(path, status=404)
+
+
+def test_what_a_udf_says_is_text(reader: Get, database: Database) -> None:
+    hostile = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&lt;"
+
+    @udf(data_type=pa.int64(), version="1")
+    def shouts(x: int) -> int:
+        raise ValueError(f"{hostile} with {SECRET}")
+
+    table = make_table(database)
+    table.alter_columns({"y": shouts})
+    with pytest.raises(JobFailed) as failed:
+        table.backfill("y", udf=shouts, runner="inline", where="x < 50 and x > 0 or x = 3")
+    assert failed.value.result is not None
+    page = reader(of_job("docs", failed.value.result.job_id))
+    assert "<img" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert hostile in unescape(page)
+    assert "with ***" in page
+    assert "x &lt; 50 and x &gt; 0" in page
+
+
+def test_a_secret_is_masked_before_a_text_is_cut(reader: Get, database: Database) -> None:
+    table = make_table(database)
+    job_id = table.backfill("y", runner="inline").job_id
+    folder = JobFolder.of(table.location.checkpoints, job_id)
+    message = "x" * (300 - len(SECRET) // 2) + SECRET
+    error = ErrorRecord(job_id, "y", "f", "v", 1, 1, "ValueError", message, "Traceback", 1, 1, 1.0)
+    write_errors(folder.storage, "range-0", [error])
+    result = folder.read("result.json")
+    assert result is not None
+    folder.storage.write_json("result.json", {**result, "errors": 1})
+    assert "a-secret" not in reader(of_job("docs", job_id))
+
+
+def test_a_table_of_another_making_is_text_too(reader: Get, database: Database) -> None:
+    name = "<b>bold</b>"
+    database.create_table("odd", pa.table({name: [1], "y": [2]}))
+    database.open_table("odd").lance.update_field_metadata({"y": {UDF_KEY: "{<b>no definition"}})
+    page = reader("/databases/shelf/tables/odd") + reader("/databases/shelf/tables/odd/standing")
+    assert "<b>" not in page
+    assert "&lt;b&gt;bold&lt;/b&gt;" in page
+    assert "not a stored UDF definition" in page
+
+
+# What is shown
+
+
+def test_a_database_with_nothing_in_it(reader: Get, database: Database) -> None:
+    page = reader("/databases/shelf")
+    assert "No tables." in page
+    assert "No jobs." in page
+    assert "There is no Lance database that you may see" in reader("/", user="nobody")
+
+
+def test_a_database_that_the_server_does_not_reach(reader: Get, database: Database) -> None:
+    Path(database.uri).rmdir()
+    assert "on the machine of the API server" in reader("/databases/shelf")
+
+
+def test_one_job(reader: Get, database: Database) -> None:
+    table = make_table(database)
+    job = table.backfill("y", runner="inline", shard_size=2, where="x < 60")
+    page = reader("/databases/shelf")
+    assert ids_of(page) == [job.job_id]
+    assert cells(page)[1][:2] == ["DONE", "docs.y"]
+    page = reader(of_job("docs", job.job_id))
+    assert "data-live" not in page
+    assert ["60", "never computed"] in cells(page)
+    assert re.search(r'<rect class="committed" x="0.0" y="0" width="100.0"', page)
+    assert [row[2:6] for row in cells(page) if row[1:2] == ["committed"]] == [
+        ["", "50 of 50", "50", "50"],
+        ["", "10 of 10", "10", "10"],
+    ]
+    assert "Commits" in text_of(page)
+    assert "where <code>x &lt; 60</code>" in page
+    assert reader(f"{of_job('docs', job.job_id)}/live").startswith('<div id="live">')
+
+
+def test_more_jobs_than_a_page_holds(reader: Get, database: Database) -> None:
+    table = make_table(database)
+    ids = [f"20260101T{number:06}-x" for number in range(230)]
+    for job_id in ids:
+        record = {"kind": "backfill", "table": "docs", "column": "y", "version": 1, "started": 1.0}
+        JobFolder.of(table.location.checkpoints, job_id).write_record(record)
+    path: str | None = "/databases/shelf"
+    seen: list[list[str]] = []
+    while path:
+        page = reader(path)
+        seen.append(ids_of(page))
+        older = re.search(r'href="/geneva([^"]*)">Older<', page)
+        path = unescape(older[1]) if older else None
+    assert [len(ids) for ids in seen] == [100, 100, 30]
+    assert [job_id for listed in seen for job_id in listed] == ids[::-1]
+
+
+def test_jobs_that_are_not_for_the_viewer_do_not_cut_a_page_short(reader: Get, database: Database) -> None:
+    table = make_table(database)
+    for number in range(1300):
+        hidden = {"airflow": {"dag_id": "d", "run_id": "r", "task_id": "t", "try": 1}} if number >= 50 else {}
+        record = {"kind": "backfill", "table": "docs", "column": "y", "version": 1, "started": 1.0, **hidden}
+        JobFolder.of(table.location.checkpoints, f"20260101T{number:06}-x").write_record(record)
+    page = reader("/databases/shelf")
+    assert ids_of(page) == []
+    # A thousand were looked at; the rest is a click away.
+    assert "before=20260101T000300-x" in page
+    assert len(ids_of(reader("/databases/shelf?before=20260101T000300-x"))) == 50
+
+
+RUNNING = {
+    "kind": "backfill", "table": "docs", "column": "y", "udf": "triple", "udf_version": "v", "version": 1,
+    "rows_total": 2000, "rows_pending": 1000, "shards": 2, "reasons": {"never computed": 1000, "computed": 1000},
+}  # fmt: skip
+PRINT = "f" * 64
+
+
+def running_job(table: Table, started: float) -> str:
+    folder = JobFolder.of(table.location.checkpoints, "20260101T000000-running")
+    folder.write_record({**RUNNING, "started": started})
+    size = {"rows": 500, "fragments": 5, "staged": 0, "rows_staged": 0, "rows_held": 0}
+    folder.write_planned(PRINT, [size, size])
+    progress = {
+        "rows": 500, "rows_done": 300, "fragments": 5, "ready": 2, "committed": 0, "seconds": 10.0, "rows_held": 0,
+        "rows_ready": 200, "rows_committed": 0, "versions": [],
+    }  # fmt: skip
+    folder.storage.write_json("progress-0000.json", progress)
+    committing = {**progress, "ready": 5, "rows_ready": 500, "committed": 1, "rows_committed": 100, "versions": [2]}
+    folder.storage.write_json("committing-0001.json", committing)
+    folder.storage.write_json("heartbeat.json", {"at": started, "stage": "apply"})
+    return folder.job_id
+
+
+def test_a_running_job_moves(reader: Get, database: Database) -> None:
+    table = make_table(database)
+    job_id = running_job(table, time.time())
+    page = reader(of_job("docs", job_id))
+    assert ">RUNNING<" in page
+    assert "30 rows/s, about 6.7 s left" in text_of(page)
+    assert re.findall(r'<rect class="(\w+)" x="([\d.]+)" y="0" width="([\d.]+)"', page)[:3] == [
+        ("committed", "0.0", "10.0"), ("ready", "10.0", "60.0"), ("checkpointed", "70.0", "10.0"),
+    ]  # fmt: skip
+    live = re.search(r'data-live="/geneva([^"]*)" data-after="(\d+)" data-then="reload"', page)
+    assert live
+    assert 'http-equiv="refresh"' in page
+    storage = JobFolder.of(table.location.checkpoints, job_id).storage
+    progress = storage.read_json("progress-0000.json")
+    storage.write_json("progress-0000.json", {**progress, "rows_done": 400})
+    part = reader(live[1])
+    assert "40 rows/s" in text_of(part)
+    assert "<html" not in part
+    assert "data-live" in part
+
+
+def test_a_job_that_nobody_works_on_any_more(reader: Get, database: Database) -> None:
+    job_id = running_job(make_table(database), 1_000_000.0)
+    page = reader(of_job("docs", job_id))
+    assert "found dead" in page
+    assert "data-live" not in page
+    assert "rows/s" not in text_of(page)
+
+
+def test_a_failed_job_shows_its_error_and_the_rows(reader: Get, database: Database) -> None:
+    table = make_table(database)
+
+    @udf(data_type=pa.int64(), version="1")
+    def breaks(x: int) -> int:
+        raise ValueError("no such model")
+
+    table.alter_columns({"y": breaks})
+    with pytest.raises(JobFailed) as failed:
+        table.backfill("y", udf=breaks, runner="inline")
+    assert failed.value.result is not None
+    page = reader(of_job("docs", failed.value.result.job_id))
+    assert ">FAILED<" in page
+    assert "no such model" in page
+    assert '<pre class="error">' in page
+    assert "1 error record: 1 builtins.ValueError" in text_of(page)
+
+
+def test_errors_are_paged_and_bounded(reader: Get, database: Database) -> None:
+    table = make_table(database)
+    job_id = table.backfill("y", runner="inline").job_id
+    folder = JobFolder.of(table.location.checkpoints, job_id)
+    records = [
+        ErrorRecord(
+            job_id, "y", "f", "v", (3 << 32) | row, row, "ValueError", f"row {row}", "Traceback", 1, 1, float(row)
+        )
+        for row in range(1500)
+    ]
+    for start in range(0, 1500, 500):
+        write_errors(folder.storage, f"range-{start}", records[start : start + 500])
+    result = folder.read("result.json")
+    assert result is not None
+    folder.storage.write_json("result.json", {**result, "errors": 1500})
+    page = reader(of_job("docs", job_id))
+    assert "1,500 error records, of which 1,000 are listed here" in text_of(page)
+    assert "page 1 of 40" in text_of(page)
+    listed = [row for row in cells(page) if len(row) == 5 and row[1] == "3"]
+    assert len(listed) == 25
+    assert int(listed[0][0]) == (3 << 32) | int(listed[0][2])
+    assert "page 40 of 40" in text_of(reader(f"{of_job('docs', job_id)}?errors=99"))
+    reader(f"{of_job('docs', job_id)}?errors=none", status=404)
+
+
+def stands(html: str) -> dict[str, list[str]]:
+    return {row[0]: row[1:4] for row in cells(html) if len(row) == 6}
+
+
+def test_a_table_tells_how_its_columns_and_views_stand(reader: Get, database: Database) -> None:
+    table = make_table(database)
+    table.add_columns({"z": triple, "gone": triple})
+    table.backfill("y", runner="inline")
+    table.backfill("gone", runner="inline")
+    # Its code is nowhere on the API server.
+    stored = table.definition("gone").to_json().replace("tests.counting:triple", "gone.with:the_wind")
+    table.lance.update_field_metadata({"gone": {UDF_KEY: stored}})
+    view = table.query().where("x < 50").select(["x"]).create_materialized_view(database, "small")
+    table.query().select(["y"]).create_materialized_view(database, "all_of_it")
+    view.refresh(runner="inline")
+    path = "/databases/shelf/tables/docs"
+    page = reader(path)
+    assert 'data-live="/geneva/databases/shelf/tables/docs/standing"' in page
+    found = stands(reader(f"{path}/standing"))
+    assert found["y"] == ["up to date", "0", "0"]
+    assert found["z"] == ["never computed", "100", "0"]
+    assert found["gone"] == ["up to date", "0", "0"]
+    assert found["small"] == ["up to date", "0", "0"]
+    assert found["all_of_it"] == ["never computed", "100", "0"]
+    table.add([{"x": 7}, {"x": 99}])
+    found = stands(reader(f"{path}/standing"))
+    assert found["y"] == ["stale", "2", "0"]
+    assert found["gone"] == ["stale", "2", "0"]
+    assert found["small"] == ["stale", "1", "0"]
+    page = reader("/databases/shelf/tables/small")
+    assert 'made of <a href="/geneva/databases/shelf/tables/docs">docs</a>' in " ".join(page.split())
+    assert "__is_set" not in page
+    assert stands(reader("/databases/shelf/tables/small/standing"))["small"] == ["stale", "1", "0"]
+
+
+def test_a_view_is_refreshed_in_airflow_and_its_job_is_shown(browse: Get, desk: Desk) -> None:
+    desk.append("a")
+    view = f"v_{desk.table.name}"
+    desk.table.query().select(["text"]).create_materialized_view(desk.database, view)
+    with DAG(f"refresh_{desk.table.name}", schedule=None) as dag:
+        RefreshTaskGroup(view=view, inline_below_rows=10**9)
+    run = Driver.trigger(dag).go()
+    assert run.state == "success", run.errors
+    Rights.give("reader", dags=[dag.dag_id])
+    page = browse(of_task(run, "refresh.shards.commit", 0))
+    assert f"Refresh of {view}" in page
+    assert "of the source" in page
+
+
+def test_counts_are_made_once_and_not_waited_for() -> None:
+    counts = Counts(at_once=1)
+    made: list[int] = []
+
+    def slow() -> int:
+        made.append(1)
+        time.sleep(0.3)
+        return 42
+
+    def broken() -> int:
+        raise ValueError("no")
+
+    assert counts.get("a", slow, time.monotonic() + 0.05) is None
+    assert counts.get("a", slow, time.monotonic()) is None
+    assert counts.get("a", slow, time.monotonic() + 5) == 42
+    assert made == [1]
+    with pytest.raises(ValueError, match="no"):
+        counts.get("b", broken, time.monotonic() + 5)
+    assert counts.get("b", lambda: 1, time.monotonic() + 5) == 1
+
+
+def test_a_registered_dag_names_its_tables(browse: Get, database: Database) -> None:
+    with DAG("names_a_table", schedule=None) as dag:
+        BackfillTaskGroup(table="docs", column="y", lance_conn_id="shelf")
+    register(dag)
+    make_table(database)
+    make_table(database, "secret")
+    Rights.give("author", dags=["names_a_table"])
+    page = browse("/databases/shelf", "author")
+    assert ">docs</a>" in page
+    assert "secret" not in page
+    browse("/databases/shelf/tables/secret", "author", status=404)
