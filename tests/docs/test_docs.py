@@ -60,7 +60,7 @@ def test_the_readme_shows_the_tested_notebook_and_the_tested_dag() -> None:
 def test_every_snippet_that_the_documentation_names_exists() -> None:
     named = [
         (path, name)
-        for page in (ROOT / "docs").glob("*.md")
+        for page in (ROOT / "docs").rglob("*.md")
         for path, name in re.findall(r'--8<-- "([^":]+):([^"]+)"', page.read_text())
     ]
     assert len(named) >= 6, "the include lines were damaged"

@@ -1,0 +1,127 @@
+"""What the how-to pages show runs, and what they say about settings is what is set."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from airflow_geneva.spark_submit import Resources, SparkMaster
+from tests.engine.test_object_store import KEY, SECRET, Bucket, endpoint
+
+__all__ = ["endpoint"]
+
+DOCS = Path(__file__).parents[2] / "docs"
+CONNECTIONS = [
+    (f"{page.stem} {name}", document)
+    for page in sorted(DOCS.rglob("*.md"))
+    for name, document in re.findall(r"AIRFLOW_CONN_(\w+)='(\{.*?\})'$", page.read_text(), re.MULTILINE | re.DOTALL)
+]
+
+
+def run(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / "snippets" / f"{name}.py"))
+
+
+def test_the_snippet_about_some_rows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = run("selective")
+    assert left["r"].rows_computed == 2
+    assert left["table"].to_arrow().column("n").to_pylist() == [1, 2, 3, 4, 5, None]
+
+
+def test_the_snippet_about_changed_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = run("changing")
+    assert left["computed"] == [1, 3]
+    assert left["table"].to_arrow().column("words").to_pylist() == [2, 1, 2, 3]
+
+
+def test_the_snippet_about_a_failing_function_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = run("failing")
+    page = (DOCS / "how-to" / "fix-a-failing-function.md").read_text()
+    shown = re.search(r"```text\n(.*?)```", page, re.DOTALL)
+    assert shown
+    assert " ".join(shown[1].split()) in left["message"]
+    assert left["left"] == [{"text": "call us", "price": None}]
+    assert any("2 rows are checkpointed by UDF version" in note for note in left["plan"].notes)
+    assert (left["r"].rows_computed, left["r"].rows_reused) == (1, 2)
+
+
+@pytest.mark.slow
+def test_the_snippet_about_object_stores_runs(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Bucket(endpoint).client.create_bucket(Bucket="lake")
+    for name, value in {"LAKE_KEY": KEY, "LAKE_SECRET": SECRET, "LAKE_ENDPOINT": endpoint}.items():
+        monkeypatch.setenv(name, value)
+    left = run("object_store")
+    assert left["r"].rows_computed == 2
+    assert left["table"].uri == "s3://lake/db/docs.lance"
+
+
+@pytest.mark.airflow
+def test_the_dag_about_changed_code_asks_when_it_is_triggered() -> None:
+    dag = run("changing_dag")["dag"]
+    assert dag.get_task("backfill.plan").on_code_change == "{{ params.on_code_change }}"
+    assert dag.params["on_code_change"] == "error"
+
+
+@pytest.mark.airflow
+def test_the_dags_for_a_cluster_hand_on_what_they_are_given() -> None:
+    left = run("cluster_dags")
+    plan = left["on_gpus"].get_task("backfill.plan")
+    assert (plan.udf, plan.sizing["concurrency"]) == ("gpu_udfs:Embed", 4)
+    apply = left["on_a_cluster"].get_task("backfill.shards.apply")
+    assert apply.conf == {"spark.pyspark.python": "/opt/python/bin/python"}
+
+
+def test_a_gpu_function_loads_its_model_on_the_gpu_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark import TaskContext
+
+    class Model:
+        def __init__(self, name: str, device: str) -> None:
+            self.device = device
+
+        def encode(self, texts: list[str]) -> Any:
+            return np.zeros((len(texts), 384), np.float32)
+
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model))
+    left = run("gpu_udfs")
+    assert left["gpu"]() == "cuda"
+    task = SimpleNamespace(resources=lambda: {"gpu": SimpleNamespace(addresses=["3"])})
+    monkeypatch.setattr(TaskContext, "get", lambda: task)
+    embed = left["Embed"]
+    assert embed.function.model.device == "cuda:3"
+    assert embed(pa.array(["a", "b"])).shape == (2, 384)
+
+
+@pytest.mark.parametrize(("column", "master"), [(1, "spark://master:7077"), (2, "yarn"), (2, "k8s://https://c:6443")])
+def test_the_page_about_gpus_shows_what_is_asked_of_a_cluster(column: int, master: str) -> None:
+    embed = run("gpu_udfs")["Embed"]
+    asked = Resources(4, embed.num_cpus, embed.num_gpus, embed.memory)
+    lines = re.findall(r"^\| (`spark\..+)\|$", (DOCS / "how-to" / "gpu.md").read_text(), re.MULTILINE)
+    rows = [[cell.strip(" `") for cell in line.split("|")] for line in lines]
+    shown = {row[0]: row[column] for row in rows if row[column]}
+    assert asked.settings(SparkMaster.parse(master, "spark_default")) == shown
+
+
+@pytest.mark.parametrize(("name", "document"), CONNECTIONS, ids=[name for name, _ in CONNECTIONS])
+def test_connections_are_json_that_leads_somewhere(name: str, document: str) -> None:
+    connection = json.loads(document)
+    if connection["conn_type"] == "spark":
+        assert SparkMaster.parse(connection["host"], name)
+    else:
+        assert connection["conn_type"] == "lance"
+        assert connection["host"].startswith(("/", "s3://"))
+
+
+def test_connections_are_found() -> None:
+    assert len(CONNECTIONS) >= 7, "the commands were damaged"

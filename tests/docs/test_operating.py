@@ -1,0 +1,41 @@
+"""The tests that the page on operating names exist, and its DAG is what it says."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "operating.md").read_text()
+NAMED = re.findall(r"`((?:airflow|engine|spark)/test_\w+\.py)::(test_\w+)`", PAGE)
+
+
+@cache
+def named_in(path: Path) -> set[str]:
+    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_line_names_a_test() -> None:
+    tables = PAGE.partition("## Sizing")[0]
+    lines = re.findall(r"^\| (?!you \|).+ \|$", tables, re.MULTILINE)
+    assert len(lines) >= 30, "the tables were damaged"
+    assert [line for line in lines if "::test_" not in line] == []
+
+
+@pytest.mark.parametrize(("file", "test"), NAMED)
+def test_the_test_exists(file: str, test: str) -> None:
+    assert test in named_in(ROOT / "tests" / file)
+
+
+@pytest.mark.airflow
+def test_only_the_apply_tasks_of_the_sized_dag_are_in_the_pool() -> None:
+    dag = runpy.run_path(str(ROOT / "docs" / "snippets" / "sizing_dag.py"))["dag"]
+    assert {task.task_id for task in dag.tasks if task.pool == "spark"} == {"backfill.shards.apply"}
+    apply = dag.get_task("backfill.shards.apply")
+    assert (apply.priority_weight, apply.max_active_tis_per_dagrun, apply.retries) == (10, 2, 2)
+    assert dag.get_task("backfill.plan").sizing["shard_size"] == 500

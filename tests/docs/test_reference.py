@@ -1,0 +1,50 @@
+"""The reference has everything that users import, and every command."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import airflow_geneva
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = {page.stem: page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md")}
+
+
+def exported(package: str) -> list[str]:
+    tree = ast.parse((ROOT / "airflow_geneva" / package / "__init__.py").read_text())
+    [names] = [ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and is_all(node)]
+    return list(names)
+
+
+def is_all(node: ast.Assign) -> bool:
+    return isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"
+
+
+def described(page: str) -> set[str]:
+    return {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", REFERENCE[page], re.MULTILINE)}
+
+
+def test_everything_the_package_exports_is_described() -> None:
+    # The page on errors describes its whole module.
+    assert set(airflow_geneva.__all__) - {"GenevaError", "UdfCrashed"} <= described("python")
+    assert "errors" in described("errors")
+
+
+@pytest.mark.parametrize("package", ["operators", "sensors", "task_groups", "triggers"])
+def test_everything_for_airflow_is_described(package: str) -> None:
+    assert set(exported(package)) <= described("airflow")
+
+
+def test_every_command_is_described_with_its_options() -> None:
+    site = runpy.run_path(str(ROOT / "scripts" / "docs_site.py"))
+    page = site["on_page_markdown"](REFERENCE["command-line"])
+    assert "<!--" not in page
+    described = set(re.findall(r"^## airflow-geneva (.*)$", page, re.MULTILINE))
+    assert described >= {"jobs", "status", "errors", "plan", "doctor", "checkpoints list", "checkpoints gc"}
+    assert "| `--ttl` | How old everything has to be that goes: 7d, 12h or 30m. Default: `7d`. |" in page
+    assert "| `DB JOB` | The database and the job's id. |" in page
