@@ -25,7 +25,7 @@ demo-ui: install ## Open the Airflow UI on what the demo left
 	@$(BIN)/python -m dags_examples.demo --ui
 
 test: install ## Run all tests but the long ones; against another Airflow: make test AIRFLOW=3.1
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: install ## Run the tests that need no Spark, no Airflow and no killing
 	@$(BIN)/python -m pytest -m "not spark and not airflow and not crash and not slow and not soak"
