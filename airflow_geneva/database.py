@@ -12,7 +12,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.record import Job, job_ids, read_chosen, read_job
 from airflow_geneva.location import TableLocation
 from airflow_geneva.rows import RowData, as_table
-from airflow_geneva.storage import Storage, check_name, freeze_options, is_local, join, normalize_uri
+from airflow_geneva.storage import Storage, check_name, freeze_options, is_local, is_name, join, normalize_uri
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from airflow_geneva.view_definition import is_view
@@ -36,13 +36,13 @@ class Database:
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def table_names(self) -> list[str]:
-        """Names of all tables, sorted."""
+        """Names of all tables, sorted; a folder with a name that no table can have is left out."""
         folders, _ = Storage(self.uri, self.options).list_folder()
         tables = [name for name in folders if name.endswith(".lance")]
         if is_local(self.uri):
             # A process that was killed while making a table leaves a folder without a version.
             tables = [name for name in tables if os.path.isdir(join(self.uri, name, "_versions"))]
-        return [name.removesuffix(".lance") for name in tables]
+        return [name for name in (folder.removesuffix(".lance") for folder in tables) if is_name(name)]
 
     def location(self, name: str) -> TableLocation:
         """Where a table is, or would be.

@@ -88,7 +88,7 @@ def task_place(viewer: ViewerDep, dag_id: str, run_id: str, task_id: str, map_in
     """
     if not viewer.may_read_dag(dag_id):
         raise HTTPException(403)
-    index = int(map_index) if map_index.isdigit() else -1
+    index = int(map_index) if map_index.isdecimal() and len(map_index) < 10 else -1
     # Airflow 3.1 puts a run id into the query as it is, and a plus sign means a blank there. Run ids hold none.
     run_id = run_id.replace(" ", "+")
     jobs = tuple(jobs_of_run(dag_id, run_id))

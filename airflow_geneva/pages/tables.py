@@ -163,12 +163,12 @@ def count_standings(
     described = _describe(location.name, dataset)
     newest = _newest_jobs(database, conn_id, viewer, location.name, _JOBS_OF_COLUMNS)
     if described.own is not None:
-        shown = [_with_view(location, described.own, until)]
+        shown = [_with_view(location, int(dataset.version), described.own, until)]
     else:
         computed = [column for column in described.columns if column.what is not None]
         shown = [_with_column(location, dataset, column, until) for column in computed]
     shown = [replace(item, job=newest.get(item.name)) for item in shown]
-    views = _views_of(database, conn_id, location, viewer, until)
+    views = _views_of(database, conn_id, location, int(dataset.version), viewer, until)
     whole = views is not None and not any(item.counting for item in (*shown, *views))
     return StandingView(tuple(shown), tuple(views or ()), not whole)
 
@@ -184,14 +184,14 @@ def _with_column(
     return column if column.error else _counted(column, (location.uri, dataset.version, column.name), count, until)
 
 
-def _with_view(location: TableLocation, view: ColumnView, until: float) -> ColumnView:
+def _with_view(location: TableLocation, version: int, view: ColumnView, until: float) -> ColumnView:
     def count() -> Standing:
         dataset = location.open()
         definition = ViewDefinition.read(dataset.schema.metadata, location.name)
         source = Database(definition.source_database, location.options).location(definition.source_table)
         return view_standing(source.open(), definition, ViewContents(location, dataset))
 
-    return _counted(view, (location.uri, "view"), count, until)
+    return _counted(view, (location.uri, "view", version), count, until)
 
 
 def _counted(item: ColumnView, key: tuple[object, ...], count: Callable[[], Standing], until: float) -> ColumnView:
@@ -204,7 +204,7 @@ def _counted(item: ColumnView, key: tuple[object, ...], count: Callable[[], Stan
 
 
 def _views_of(
-    database: Database, conn_id: str, location: TableLocation, viewer: Viewer, until: float
+    database: Database, conn_id: str, location: TableLocation, version: int, viewer: Viewer, until: float
 ) -> list[ColumnView] | None:
     """The views that are made of a table; None while the database is still being looked through."""
     found = _COUNTS.get((location.uri, "views"), lambda: _find_views(database, location.name), until)
@@ -215,7 +215,7 @@ def _views_of(
         if name in found:
             place = database.location(name)
             newest = _newest_jobs(database, conn_id, viewer, name, 1)
-            views.append(replace(_with_view(place, found[name], until), job=newest.get(name)))
+            views.append(replace(_with_view(place, version, found[name], until), job=newest.get(name)))
     return views
 
 

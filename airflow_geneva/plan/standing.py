@@ -128,11 +128,6 @@ def view_standing(dataset: lance.LanceDataset, definition: ViewDefinition, refle
     snapshot = reflected.snapshot
     computed = bool(reflected.swap or reflected.changed)
     rows = dataset.count_rows()
-    if snapshot is not None and snapshot.source_version == dataset.version:
-        failures = [failure for fragment in snapshot.fragments for failure in fragment.failed]
-        if all(runs >= MOST_RUNS for runs, _ in failures):
-            failed = sum(len(offsets) for _, offsets in failures)
-            return Standing(rows, 0, failed=failed, given_up=failed)
     names = tuple(column.name for column in definition.reads)
     columns = columns_of(dataset, names, (), None)
     with garbage_collector_off():

@@ -14,7 +14,7 @@ from airflow_geneva.assets import seconds
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import open_database, stop_here
 from airflow_geneva.operators._templated import optional_int, optional_text, required_text, truth
-from airflow_geneva.storage import normalize_uri, without_credentials
+from airflow_geneva.storage import normalize_uri
 from airflow_geneva.triggers._looking import is_hopeless, look
 from airflow_geneva.triggers._wanted import Wanted
 from airflow_geneva.triggers.new_fragments import NewFragmentsTrigger
@@ -150,11 +150,11 @@ class NewFragmentsSensor(BaseSensorOperator):
 
     def _trigger(self) -> NewFragmentsTrigger:
         database = optional_text(self.database)
-        if database is not None and without_credentials(normalize_uri(database)) != normalize_uri(database):
-            raise AirflowFailException(
-                "database= holds credentials, which do not go into a trigger. Put them into storage_options of the "
-                "Lance connection, or set deferrable=False."
-            )
+        try:
+            # What names its credentials is refused here, before it could be written into the trigger's row.
+            database = database and normalize_uri(database)
+        except InvalidInput as error:
+            raise AirflowFailException(str(error)) from error
         return NewFragmentsTrigger(
             **asdict(self._wanted()),
             lance_conn_id=required_text("lance_conn_id", self.lance_conn_id),

@@ -56,7 +56,7 @@ class Wanted:
         if self.since is None:
             return "", ""
         kind, colon, name = self.since.partition(":")
-        return ("version", kind) if kind.isdigit() and not colon else (kind if colon else "?", name)
+        return ("version", kind) if kind.isdecimal() and not colon else (kind if colon else "?", name)
 
     @property
     def view(self) -> str | None:

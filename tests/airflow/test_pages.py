@@ -6,8 +6,10 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -606,6 +608,38 @@ def test_counts_are_made_once_and_not_waited_for() -> None:
     with pytest.raises(ValueError, match="no"):
         counts.get("b", broken, time.monotonic() + 5)
     assert counts.get("b", lambda: 1, time.monotonic() + 5) == 1
+
+
+def test_every_count_of_a_page_is_made_once_and_found_together_with_the_others() -> None:
+    counts = Counts(at_once=1)
+    made: list[str] = []
+
+    def slow(name: str) -> str:
+        made.append(name)
+        time.sleep(0.05)
+        return name
+
+    def ask() -> list[str | None]:
+        return [counts.get(name, partial(slow, name), time.monotonic()) for name in "abc"]
+
+    until = time.monotonic() + 20
+    while ask() != ["a", "b", "c"]:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert made == ["a", "b", "c"]
+
+
+def test_no_more_counts_are_begun_than_can_be_made() -> None:
+    counts = Counts(at_once=1)
+    go_on = threading.Event()
+    before = threading.active_count()
+    for version in range(50):
+        assert counts.get(version, go_on.wait, time.monotonic()) is None
+    assert threading.active_count() - before <= 8
+    go_on.set()
+    until = time.monotonic() + 20
+    while counts.get(49, lambda: True, time.monotonic() + 1) is None:
+        assert time.monotonic() < until
 
 
 def test_a_registered_dag_names_its_tables(browse: Get, database: Database) -> None:

@@ -160,3 +160,19 @@ def test_rows_of_a_view_that_fail_are_pending_until_they_are_given_up(database: 
         assert counts(of_view(view)) == (STALE, 1, 1, 0)
         view.refresh(runner="inline")
     assert counts(of_view(view)) == (UP_TO_DATE, 0, 1, 1)
+
+
+def test_a_view_of_a_source_that_was_made_again_is_not_up_to_date(make_table: MakeTable) -> None:
+    table = make_table(20)
+    database = connect(table.location.database_uri)
+    view = table.query().select(["id"]).create_materialized_view(database, "v")
+    view.refresh(runner="inline")
+    version = table.version
+    database.drop_table(table.name)
+    table = database.create_table(table.name, [{"id": 1000 + row, "x": row} for row in range(20)])
+    while table.version < version:
+        table.lance.update_config({"again": str(table.version)})
+    assert table.version == version
+    found = view_standing(table.lance, view.view_definition, ViewContents(view.location, view.lance))
+    assert found.pending == 20
+    assert view.refresh(runner="inline").rows_computed == 20

@@ -29,6 +29,28 @@ def test_an_object_store_keeps_its_scheme(uri: str) -> None:
     assert normalize_uri(uri) == uri.rstrip("/")
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://planted:secret@bucket/db",
+        "s3://planted@bucket/db",
+        "abfss://planted:secret@account/db",
+        "az://container/db?sig=planted",
+        "s3://[planted/db",
+    ],
+)
+def test_a_place_that_names_its_credentials_is_refused_and_not_repeated(uri: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        normalize_uri(uri)
+    assert "planted" not in str(refused.value)
+
+
+def test_a_folder_that_no_table_can_be_called_is_no_table(tmp_path: Path) -> None:
+    for folder in ("docs.lance", "my docs.lance", "no_table"):
+        (tmp_path / folder / "_versions").mkdir(parents=True)
+    assert connect(tmp_path).table_names() == ["docs"]
+
+
 def test_an_empty_place_is_refused() -> None:
     with pytest.raises(InvalidInput, match="empty"):
         normalize_uri("")
