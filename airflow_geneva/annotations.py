@@ -99,7 +99,9 @@ def output_type(signature: Signature, data_type: pa.DataType | None, name: str) 
             f"UDF {name!r} has data_type={data_type!r}, which is not an Arrow type. "
             "Give a pa.DataType, such as pa.int64()."
         )
-    if accepts(signature.result, data_type) is False and not _widens(signature.result, data_type):
+    if _is_batch_of_anything(signature) or _widens(signature.result, data_type):
+        return data_type
+    if accepts(signature.result, data_type) is False:
         raise InvalidInput(
             f"Type mismatch for the output of UDF {name!r}: its result is annotated as {_show(signature.result)} "
             f"and data_type is {data_type}. Make them agree."
@@ -123,6 +125,12 @@ def _type_of(annotation: Any) -> pa.DataType | None:
                 return None
         return _OUTPUT_TYPES.get(annotation, _ARRAY_TYPES.get(annotation))
     return None
+
+
+def _is_batch_of_anything(signature: Signature) -> bool:
+    """Whether the result is one NumPy array for all rows of a batch, which may hold values of every type."""
+    members = union_members(signature.result)
+    return signature.form != "scalar" and any((typing.get_origin(one) or one) is np.ndarray for one in members)
 
 
 def _widens(annotation: Any, data_type: pa.DataType) -> bool:

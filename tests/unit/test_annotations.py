@@ -55,6 +55,22 @@ def test_annotations_give_the_form(function: Callable[..., Any], form: str) -> N
     assert udf(data_type=pa.int64(), name="f")(function).form == form
 
 
+@pytest.mark.parametrize("data_type", [pa.int64(), pa.string(), pa.list_(pa.float32(), 2)])
+@pytest.mark.parametrize("annotation", [np.ndarray, npt.NDArray[np.float32], np.ndarray | None, pa.Array | np.ndarray])
+def test_a_numpy_array_for_a_whole_batch_holds_values_of_every_type(annotation: Any, data_type: pa.DataType) -> None:
+    def function(x: pa.Array) -> Any: ...
+
+    function.__annotations__["return"] = annotation
+    assert udf(data_type=data_type)(function).data_type == data_type
+
+
+def test_a_numpy_array_for_one_row_is_a_list() -> None:
+    def function(x: str) -> np.ndarray: ...
+
+    with pytest.raises(InvalidInput, match="annotated as ndarray and data_type is int64"):
+        udf(data_type=pa.int64())(function)
+
+
 def test_the_parameters_of_a_class_or_a_partial_are_those_still_to_be_given() -> None:
     assert udf(_Model).resolve_inputs() == ("x",)
     assert udf(data_type=pa.int64(), name="f")(functools.partial(_scalar, 1)).resolve_inputs() == ("y",)
