@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -210,6 +211,7 @@ class _Partition:
         reporter = Reporter(rows, len(units), station.progress, name, self._look_around, every=_TASK_REPORT_SECONDS)
         try:
             self._look_around("")
+            _see_own_gpus()
             do, skipped = station.kit.open(station.location, station.work, station.skipped)
             reporter.skipped = skipped.counted
             reports = run_units(do, units, reporter, station.work.sizing.intra_applier_concurrency)
@@ -225,6 +227,20 @@ class _Partition:
         """Tasks report by file and leave the talking to the driver; each time, they see whether another one failed."""
         if self.station.progress.exists(_STOP):
             raise _StopRequested
+
+
+_GPUS = "CUDA_VISIBLE_DEVICES"
+_gpus_of_the_machine = os.environ.get(_GPUS)
+
+
+def _see_own_gpus() -> None:
+    """Show the UDF those GPUs that Spark gave to this task, unless whoever started the worker chose already."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    given = task.resources().get("gpu") if task else None
+    if given and _gpus_of_the_machine is None:
+        os.environ[_GPUS] = ",".join(given.addresses)
 
 
 class _Watcher:

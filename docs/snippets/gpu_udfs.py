@@ -5,20 +5,12 @@ import pyarrow as pa
 from airflow_geneva import udf
 
 
-def gpu() -> str:
-    """The GPU that Spark has given to this task."""
-    from pyspark import TaskContext
-
-    task = TaskContext.get()
-    return f"cuda:{task.resources()['gpu'].addresses[0]}" if task else "cuda"
-
-
 @udf(data_type=pa.list_(pa.float32(), 384), num_gpus=1, num_cpus=2, memory="8g", batch_size=512)
 class Embed:
     def __init__(self) -> None:  # once per process
         from sentence_transformers import SentenceTransformer
 
-        self.model = SentenceTransformer("all-MiniLM-L6-v2", device=gpu())
+        self.model = SentenceTransformer("all-MiniLM-L6-v2", device="cuda")
 
     def __call__(self, text: pa.StringArray) -> np.ndarray:
         return self.model.encode(text.to_pylist())

@@ -22,11 +22,12 @@ from airflow_geneva.plan.document import load_plan
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.run.job import commit_shard, finish_job, start_job
 from airflow_geneva.run.spark_session import package_zip
-from tests.spark.spark_udfs import package_is_installed, slow
+from tests.spark.spark_udfs import slow, surroundings
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 SPARK = Path(pyspark.__file__).parent
+GPUS = ("3", "5")  # what Spark believes its two workers to have
 APPLICATION = Path(airflow_geneva.__file__).parent / "run" / "application" / "main.py"
 
 
@@ -62,19 +63,23 @@ def master(java_home: str, bare_python: str, tmp_path_factory: pytest.TempPathFa
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 
-    def start(*arguments: str) -> subprocess.Popen[bytes]:
+    def start(*arguments: str, **more: str) -> subprocess.Popen[bytes]:
         log = (folder / f"{arguments[0].rsplit('.', 1)[1]}.log").open("ab")
         command = [str(SPARK / "bin" / "spark-class"), *arguments]
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
+        return subprocess.Popen(command, env={**environment, **more}, stdout=log, stderr=log, cwd=folder)
 
     deploy = "org.apache.spark.deploy"
     url = f"spark://127.0.0.1:{port}"
     ports = ["--webui-port", "0"]
     processes = [start(f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), *ports)]
-    for number in range(2):
+    for number, gpu in enumerate(GPUS):
         where = str(folder / f"work{number}")
         worker = ["--host", "127.0.0.1", "-c", "1", "-m", "1G", "-d", where, *ports]
-        processes.append(start(f"{deploy}.worker.Worker", *worker, url))
+        discovery = folder / f"gpu{number}.sh"
+        discovery.write_text(f"""#!/bin/sh\necho '{{"name": "gpu", "addresses": ["{gpu}"]}}'\n""")
+        discovery.chmod(0o700)
+        asked = f"-Dspark.worker.resource.gpu.amount=1 -Dspark.worker.resource.gpu.discoveryScript={discovery}"
+        processes.append(start(f"{deploy}.worker.Worker", *worker, url, SPARK_WORKER_OPTS=asked))
     log = folder / "Master.log"
     deadline = time.monotonic() + 120
     while not log.exists() or log.read_text().count("Registering worker") < 2:
@@ -94,6 +99,8 @@ def submit(master: str, python: str, folder: Path, saved: object, job: str, code
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.executor.memory": "512m",
+        "spark.executor.resource.gpu.amount": "1",
+        "spark.task.resource.gpu.amount": "1",
         "spark.pyspark.python": python,
         "spark.pyspark.driver.python": python,
         "spark.log.level": "WARN",
@@ -117,8 +124,8 @@ def test_workers_without_the_package_compute_and_stage_and_the_caller_commits(
     log = str(tmp_path / "log")
     data = pa.table({"x": pa.array(range(2_000)), "log": pa.array([log] * 2_000)})
     table = airflow_geneva.connect(tmp_path / "db").create_table("numbers", data, max_rows_per_file=250)
-    table.add_columns({"y": slow, "installed": package_is_installed})
-    for column, udf in (("y", slow), ("installed", package_is_installed)):
+    table.add_columns({"y": slow, "where": surroundings})
+    for column, udf in (("y", slow), ("where", surroundings)):
         plan = plan_request(table.location, BackfillRequest(column, sizing={"concurrency": 2}), udf, None)
         plan, saved = start_job(plan, table.location, ship_code=True)
         job = table.location.checkpoints.folder("jobs", plan.work.job_id)
@@ -137,5 +144,6 @@ def test_workers_without_the_package_compute_and_stage_and_the_caller_commits(
         assert (result.state, result.rows_computed) == ("DONE", 2_000)
     values = table.to_arrow()
     assert values.column("y").to_pylist() == [2 * x for x in range(2_000)]
-    assert values.column("installed").to_pylist() == [False] * 2_000, "workers used what was shipped"
+    seen = {(where["installed"], where["gpus"]) for where in values.column("where").to_pylist()}
+    assert seen == {(False, gpu) for gpu in GPUS}, "workers used what was shipped, and each its own GPU"
     assert sorted(int(line) for line in Path(log).read_text().split()) == list(range(2_000))
