@@ -11,7 +11,7 @@ from rich.text import Text
 
 from airflow_geneva.checkpoint.inventory import list_checkpoints
 from airflow_geneva.cli_database import AsJson, ConnectionId, database_and, open_console, plain_errors, print_json
-from airflow_geneva.job.record import moment
+from airflow_geneva.job.status import moment
 from airflow_geneva.run.cleanup import collect, find_garbage
 from airflow_geneva.run.cleanup.garbage import KINDS, add_up, parse_ttl, readable_bytes
 

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from airflow_geneva.database import Database, connect
-from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.errors import GenevaError, InvalidInput, without_secrets
 from airflow_geneva.spark_submit import CREDENTIALS
 from airflow_geneva.storage import is_local, normalize_uri
 from airflow_geneva.storage_options import read_storage_options
@@ -84,7 +84,7 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except (GenevaError, OSError) as error:
-        typer.echo(f"Error: {without_controls(error)}", err=True)
+        typer.echo(f"Error: {without_controls(without_secrets(str(error)))}", err=True)
         raise typer.Exit(code=1) from None
 
 

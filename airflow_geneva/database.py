@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.record import Job, job_ids, read_chosen, read_job
+from airflow_geneva.job.record import job_ids, read_chosen, read_job
+from airflow_geneva.job.status import Job
 from airflow_geneva.location import TableLocation
 from airflow_geneva.rows import RowData, as_table
 from airflow_geneva.storage import Storage, check_name, freeze_options, is_local, is_name, join, normalize_uri
@@ -91,7 +92,7 @@ class Database:
         location = self.location(name)
         try:
             dataset = location.open()
-        except InvalidInput as error:
+        except InvalidInput:
             names = self.table_names()
             if name in names:
                 raise
@@ -99,7 +100,7 @@ class Database:
             raise InvalidInput(
                 f"There is no table {name!r} in {self.uri}. Tables: {listed}. "
                 f"Make it first: db.create_table({name!r}, data)."
-            ) from error
+            ) from None
         return View(location) if is_view(dataset.schema.metadata) else Table(location)
 
     def create_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,8 +12,21 @@ if TYPE_CHECKING:
     from airflow_geneva.job.result import BackfillResult
 
 
+# A user without a password is a container, as in abfss://container@account, but in a URL of the web.
+_USER = re.compile(r"\b(https?://(?=[^\s/]+@)|[a-z][a-z0-9+.-]*://(?=[^\s/@:]*:[^\s/]*@))[^\s/]+@", re.IGNORECASE)
+_SIGNATURE = re.compile(r"([?&](?:sig|x-[a-z]+-(?:signature|credential|security-token))=)[^\s&)]+", re.IGNORECASE)
+
+
+def without_secrets(text: str) -> str:
+    """A text as it may be kept and shown: pylance repeats the endpoint that it was given, whatever stands in it."""
+    return _SIGNATURE.sub(r"\1***", _USER.sub(r"\1***@", text))
+
+
 class GenevaError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose; URLs in its message name no user and no password."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(without_secrets(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidInput(GenevaError, ValueError):
@@ -21,6 +35,10 @@ class InvalidInput(GenevaError, ValueError):
 
 class StorageError(GenevaError, OSError):
     """A table's folder or a document beside it cannot be read or written."""
+
+
+class DamagedRecord(GenevaError):
+    """What is kept of a job cannot be understood."""
 
 
 class UdfError(GenevaError, RuntimeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 from airflow_geneva.storage import Storage
@@ -23,10 +23,13 @@ class Stamp:
     Args:
         version: its number.
         commit: tells it from the version of that number of a table that was dropped and made again.
+        files: some of its data files, by the ends of their names, when somebody opened it: while one of them is there,
+            it is that table, whether the version is left or not. None when nobody looked.
     """
 
     version: int
     commit: str
+    files: tuple[str, ...] | None = field(default=None, compare=False)
 
 
 def newest_stamp(database: Storage, table: str) -> Stamp | None:

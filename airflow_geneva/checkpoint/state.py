@@ -124,11 +124,11 @@ class ColumnState:
         }
         return replace(self, facts=facts)
 
-    def given_up(self, signature: str, version: str) -> int:
-        """How many rows of a fragment failed in so many runs that they are only listed."""
+    def given_up(self, signature: str, version: str) -> Ranges:
+        """Rows of a fragment that failed in so many runs that they are only listed; deleted ones may be among them."""
         wanted = Provenance(version, failures=MOST_RUNS).what
         rows = [fact.rows for fact in self.facts.get(signature, ()) if fact.what == wanted and fact.rows is not None]
-        return len(Ranges.union(rows))
+        return Ranges.union(rows)
 
     def other_inputs(self, inputs: str) -> set[str]:
         """Inputs, as facts name them, that values of the column were computed from besides the given ones."""

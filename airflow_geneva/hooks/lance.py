@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -52,7 +54,7 @@ class LanceHook(BaseHook):
     @cached_property
     def storage_options(self) -> dict[str, str]:
         """Credentials and settings for pylance; masked in logs from here on."""
-        options = read_storage_options(self._connection.extra_dejson.get("storage_options"))
+        options = read_storage_options(self._extra.get("storage_options"))
         for secret in secrets_of(options):
             mask_secret(secret)
         return options
@@ -117,7 +119,22 @@ class LanceHook(BaseHook):
 
     @cached_property
     def _host(self) -> str:
-        return _uri_of(self._connection)
+        return _uri_of(self._connection, self._extra)
+
+    @cached_property
+    def _extra(self) -> Mapping[str, Any]:
+        given = self._connection.extra
+        try:
+            found = json.loads(given) if isinstance(given, str) and given.strip() else given or {}
+        except ValueError:
+            found = None
+        if not isinstance(found, Mapping):
+            raise InvalidInput(
+                f"The extra field of Airflow connection {self.lance_conn_id!r} is not a JSON object. Give one such as "
+                '{"storage_options": {"aws_region": "eu-west-1"}}, or leave it empty.'
+            )
+        _ = self._connection.extra_dejson  # has Airflow mask what is secret in it
+        return found
 
     def _missing(self) -> InvalidInput:
         variable = f"AIRFLOW_CONN_{self.lance_conn_id.upper()}"
@@ -129,9 +146,9 @@ class LanceHook(BaseHook):
         )
 
 
-def _uri_of(connection: Connection) -> str:
+def _uri_of(connection: Connection, extra: Mapping[str, Any]) -> str:
     """The database's URI; Airflow splits one that was given as part of a connection URI into host and schema."""
-    given = connection.extra_dejson.get("uri")
+    given = extra.get("uri")
     if given:
         return str(given)
     host, schema = connection.host or "", connection.schema or ""

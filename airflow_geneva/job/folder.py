@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.errors import InvalidInput, StorageError, without_secrets
 from airflow_geneva.storage import Storage
 
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
@@ -79,7 +79,8 @@ class JobFolder:
         Args:
             errors: number of error records it left.
         """
-        document = {"state": state, "ended": time.time(), "result": dict(result), "error": error, "errors": errors}
+        document = {"state": state, "ended": time.time(), "result": dict(result), "errors": errors}
+        document["error"] = None if error is None else without_secrets(error)
         self.storage.write_json("result.json", document)
 
     def write_shard(self, stage: str, fingerprint: str, shard: int, document: Mapping[str, Any]) -> None:
@@ -98,7 +99,7 @@ class JobFolder:
             yield
         except Exception as error:
             with suppress(StorageError):
-                self.storage.write_json(name, {"error": str(error), "at": time.time()})
+                self.storage.write_json(name, {"error": without_secrets(str(error)), "at": time.time()})
             raise
 
     def read(self, name: str) -> dict[str, Any] | None:

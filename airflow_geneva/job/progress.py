@@ -14,6 +14,8 @@ from airflow_geneva.storage import Storage
 logger = logging.getLogger("airflow_geneva.progress")
 
 EVERY_SECONDS = 5.0
+LONGEST_SECONDS = 600.0
+_GROWTH = 0.1
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,17 @@ class Progress:
 
 @dataclass
 class Reporter:
-    """Logs progress every few seconds and keeps the newest in a file.
+    """Logs progress, and keeps the newest in a file every few seconds.
+
+    The pauses between two lines grow with the time that has passed, so that the log of a shard of hours stays short.
 
     Args:
         rows, fragments: size of the shard.
         storage: the job's folder, or None to keep no file.
         name: name of the file.
         emit: told the line.
-        every: seconds between two reports.
+        every: seconds between two reports in the file, and the shortest pause between two lines.
+        longest: the longest pause between two lines.
         rows_held: rows that checkpoints held when the shard was planned.
         skipped: tells the rows that were given up, by rule.
     """
@@ -94,6 +99,7 @@ class Reporter:
     name: str = "progress.json"
     emit: Callable[[str], Any] = logger.info
     every: float = EVERY_SECONDS
+    longest: float = LONGEST_SECONDS
     rows_held: int = 0
     rows_done: int = 0
     ready: int = 0
@@ -104,6 +110,7 @@ class Reporter:
     skipped: Callable[[], Mapping[int, int]] = dict
     _began: float = field(default_factory=time.monotonic)
     _last: float = 0.0
+    _last_line: float = 0.0
     _complained: bool = False
 
     def now(self) -> Progress:
@@ -144,7 +151,10 @@ class Reporter:
         if not force and moment - max(self._last, self._began) < self.every:
             return
         self._last = moment
-        self.emit(str(self.now()))
+        pause = min(max(self.every, _GROWTH * (moment - self._began)), self.longest)
+        if force or moment - self._last_line >= pause:
+            self._last_line = moment
+            self.emit(str(self.now()))
         self.keep()
 
     def keep(self) -> None:

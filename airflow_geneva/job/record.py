@@ -2,195 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
+from dataclasses import replace
 from typing import Any
 
-from airflow_geneva.job.error_records import count_errors
+from airflow_geneva.errors import DamagedRecord
+from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import JobFolder, is_job_id
 from airflow_geneva.job.heartbeat import HEARTBEAT, SILENT_WHILE_WORKING, Heartbeat, silence_allowed
 from airflow_geneva.job.result import DONE, FAILED, PENDING, RUNNING
 from airflow_geneva.job.shard import WAITING, ShardStatus, in_parallel, read_shards
+from airflow_geneva.job.status import AirflowRun, Job
 from airflow_geneva.storage import Storage
 
-STAGES = ("plan", "apply", "commit", "finish")
+logger = logging.getLogger("airflow_geneva.job")
 
-
-@dataclass(frozen=True)
-class AirflowRun:
-    """The task that planned a job."""
-
-    dag_id: str
-    run_id: str
-    task_id: str
-    try_number: int
-
-    def __str__(self) -> str:
-        return f"{self.dag_id}, run {self.run_id}, task {self.task_id}, try {self.try_number}"
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job as it was when it was looked at.
-
-    Args:
-        id: its name.
-        kind: ``backfill`` or ``refresh``.
-        table: name of the table, or of the view.
-        column: the column, or None for a view.
-        view: name of the view, or None for a column.
-        source: name of the table or view that a view is made from, or None for a column.
-        udf, udf_version: the code; of a view with several UDFs, one after another.
-        where: the filter, or None; a view's is part of it.
-        version: the table version it was planned on, of a view that of its source.
-        read_version: the version asked for, or None for the newest.
-        state: PENDING (planned, nothing started), RUNNING, DONE, PARTIAL or FAILED.
-        dead: not ended, and silent for so long that nobody works on it any more.
-        started, ended, last_seen: in seconds since the epoch; ``last_seen`` is the last sign of life.
-        stage: what was worked on then, or None.
-        rows_total: live rows of the table, or of the source, when it was planned.
-        rows_pending: of these, due.
-        rows_computed: rows the UDF ran on; when ended, those of them that are visible.
-        rows_reused: rows that other jobs had computed and this one made visible.
-        rows_skipped: rows with nothing to do.
-        rows_failed: rows the UDF failed on.
-        rows_left: due rows that are not visible.
-        reasons: rows by why they were due, or were not, when it was planned.
-        rows_checkpointed, rows_ready, rows_committed: due rows that are computed and kept, of these those in finished
-            data files, and of these those visible in the table; a row that failed and was skipped is so as NULL.
-        shard_count: number of shards.
-        shards: how far each is; of a job that is DONE only when asked for.
-        seconds: time by stage, that of parallel shards added up.
-        commits: table versions written.
-        error: why it failed, or None.
-        errors: number of error records.
-        airflow: the Airflow task it belongs to, or None.
-        notes: sentences for the reader.
-    """
-
-    id: str
-    kind: str
-    table: str
-    column: str | None
-    view: str | None
-    udf: str
-    udf_version: str
-    where: str | None
-    version: int
-    read_version: int | None
-    state: str
-    dead: bool
-    started: float
-    ended: float | None
-    last_seen: float
-    stage: str | None
-    rows_total: int = 0
-    rows_pending: int = 0
-    rows_computed: int = 0
-    rows_reused: int = 0
-    rows_skipped: int = 0
-    rows_failed: int = 0
-    rows_left: int = 0
-    rows_checkpointed: int = 0
-    rows_ready: int = 0
-    rows_committed: int = 0
-    shard_count: int = 0
-    shards: tuple[ShardStatus, ...] = ()
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    commits: tuple[int, ...] = ()
-    error: str | None = None
-    errors: int = 0
-    airflow: AirflowRun | None = None
-    notes: tuple[str, ...] = ()
-    reasons: Mapping[str, int] = field(default_factory=dict)
-    source: str | None = None
-
-    @property
-    def open(self) -> bool:
-        """Whether somebody works on it, or may come back to it: neither ended nor dead."""
-        return self.state in (PENDING, RUNNING) and not self.dead
-
-    @property
-    def target(self) -> str:
-        """What is computed: ``table.column``, or the view."""
-        return self.view or f"{self.table}.{self.column}"
-
-    @property
-    def share_reused(self) -> float:
-        """Of the rows made visible, the share that others had computed; 0 when there are none."""
-        visible = self.rows_computed + self.rows_reused
-        return self.rows_reused / visible if visible else 0.0
-
-    @property
-    def took(self) -> float:
-        """Seconds from start to end, or to the last sign of life."""
-        return max((self.ended or self.last_seen) - self.started, 0.0)
-
-    @property
-    def rows_per_second(self) -> float:
-        """Speed of the UDF on all shards that run now; 0 when none does."""
-        return sum(shard.rows_per_second for shard in self.shards) if self.open else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Estimate until the UDF has run on all rows, at the speed of now; None while nothing runs."""
-        speed = self.rows_per_second
-        return max(self.rows_pending - self.rows_checkpointed, 0) / speed if speed else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON takes it."""
-        speed = {"rows_per_second": self.rows_per_second, "seconds_left": self.seconds_left}
-        return {**asdict(self), "open": self.open, "share_reused": round(self.share_reused, 4), **speed}
-
-    def __str__(self) -> str:
-        return "\n".join([*self.lines(), *(f"  {shard}" for shard in self.shards if self.state != DONE)])
-
-    def lines(self) -> list[str]:
-        """What is to be said of the job as a whole."""
-        where = f" where {self.where}" if self.where else ""
-        source = f" from {self.source}" if self.source else ""
-        code = f" with {self.udf} (version {self.udf_version})" if self.udf else ""
-        lines = [
-            f"{self.state}{' (found dead)' if self.dead else ''}: {self.kind} of {self.target}{source}{code}{where}, "
-            f"job {self.id}",
-            f"  {self._when()}",
-            f"  {self.rows_pending:,} of {self.rows_total:,} rows due: {self.rows_checkpointed:,} checkpointed, "
-            f"{self.rows_ready:,} ready to commit, {self.rows_committed:,} committed, {self.rows_left:,} left",
-            f"  {self.rows_computed:,} rows computed, {self.rows_reused:,} reused ({100 * self.share_reused:.0f} %), "
-            f"{self.rows_skipped:,} skipped, {self.rows_failed:,} failed, {self.errors:,} error record(s)",
-            f"  planned on version {self.version}{f' of {self.source}' if self.source else ''}, {self._commits()}",
-        ]
-        if self.seconds_left is not None:
-            lines.append(f"  {self.rows_per_second:,.0f} rows/s, about {self.seconds_left:,.0f} s left")
-        if self.seconds:
-            spent = ((stage, self.seconds[stage]) for stage in STAGES if stage in self.seconds)
-            lines.append("  " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in spent))
-        if self.airflow is not None:
-            lines.append(f"  Airflow: {self.airflow}")
-        lines.extend(f"  Note: {note}" for note in self.notes)
-        if self.error:
-            lines.append(f"  Error: {self.error}")
-        return lines
-
-    def _when(self) -> str:
-        began = f"started {moment(self.started)}"
-        if self.ended is not None:
-            return f"{began}, took {self.took:,.1f} s"
-        what = f" in stage {self.stage}" if self.stage else ""
-        return f"{began}, last sign of life {moment(self.last_seen)}{what}"
-
-    def _commits(self) -> str:
-        if not self.commits:
-            return "no commits"
-        listed = ", ".join(map(str, self.commits[:8])) + (", ..." if len(self.commits) > 8 else "")
-        return f"{len(self.commits)} commit(s): version {listed}"
-
-
-def moment(seconds: float) -> str:
-    """A time as people read it."""
-    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+_DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What comes of reading documents of another shape."""
 
 
 def read_job(folder: JobFolder, with_shards: bool = True, now: float | None = None) -> Job | None:
@@ -199,9 +29,25 @@ def read_job(folder: JobFolder, with_shards: bool = True, now: float | None = No
     Args:
         with_shards: also those of a job that is DONE, for which two documents say everything else.
         now: the time that silence is measured to; by default now.
+
+    Raises:
+        DamagedRecord: there is one, and its documents are not those of a job.
     """
-    record = folder.read("job.json")
-    if record is None:
+    try:
+        job = _read(folder, with_shards, time.time() if now is None else now)
+        _ = str(job)  # what cannot be put into words is no job either
+    except _DAMAGED as error:
+        raise DamagedRecord(
+            f"The record of job {folder.job_id} in {folder.storage.root} is damaged ({type(error).__name__}: {error}). "
+            "Run the backfill or the refresh again, as a new job."
+        ) from error
+    return job
+
+
+def _read(folder: JobFolder, with_shards: bool, now: float) -> Job | None:
+    try:
+        record = folder.storage.read_json("job.json")
+    except FileNotFoundError:
         return None
     ended = folder.read("result.json")
     heartbeat = Heartbeat.from_json(folder.read(HEARTBEAT))
@@ -210,8 +56,8 @@ def read_job(folder: JobFolder, with_shards: bool = True, now: float | None = No
         _, names = folder.storage.list_folder()
         planned = folder.read("planned.json") if "planned.json" in names else None
         shards = () if planned is None else read_shards(folder, planned, names)
-    job = _job(record, ended, heartbeat, shards, time.time() if now is None else now)
-    return job if job.ended is not None else replace(job, errors=count_errors(folder.storage))
+    job = _job(folder.job_id, record, ended, heartbeat, shards, now)
+    return job if job.ended is not None else replace(job, errors=count_errors_so_far(folder.storage))
 
 
 def read_jobs(checkpoints: Storage, newest: int | None = None) -> list[Job]:
@@ -230,13 +76,21 @@ def job_ids(checkpoints: Storage) -> list[str]:
 
 
 def read_chosen(checkpoints: Storage, ids: Iterable[str]) -> list[Job]:
-    """The jobs of these names, in their order; those that are gone or damaged are left out."""
+    """The jobs of these names, in their order; those that are gone are left out, and damaged ones with a warning."""
     folders = [JobFolder.of(checkpoints, name) for name in ids]
-    found = in_parallel(lambda folder: read_job(folder, with_shards=False), folders, checkpoints.local)
-    return [job for job in found if job is not None]
+    return [job for job in in_parallel(_read_listed, folders, checkpoints.local) if job is not None]
+
+
+def _read_listed(folder: JobFolder) -> Job | None:
+    try:
+        return read_job(folder, with_shards=False)
+    except DamagedRecord as error:
+        logger.warning("A job is left out of the list: %s", error)
+        return None
 
 
 def _job(
+    job_id: str,
     record: Mapping[str, Any],
     ended: Mapping[str, Any] | None,
     heartbeat: Heartbeat | None,
@@ -254,15 +108,15 @@ def _job(
     pending = int(record.get("rows_pending", 0))
     total = int(record.get("rows_total", 0))
     job = Job(
-        id=record["id"],
-        kind=record["kind"],
-        table=record["table"],
-        column=record.get("column"),
-        view=record.get("view"),
-        source=record.get("source"),
-        udf=record.get("udf", ""),
-        udf_version=record.get("udf_version", ""),
-        where=record.get("where"),
+        id=job_id,
+        kind=str(record["kind"]),
+        table=str(record["table"]),
+        column=_text(record.get("column")),
+        view=_text(record.get("view")),
+        source=_text(record.get("source")),
+        udf=str(record.get("udf", "")),
+        udf_version=str(record.get("udf_version", "")),
+        where=_text(record.get("where")),
         version=int(record["version"]),
         read_version=record.get("read_version"),
         state=_state(record, heartbeat, shards) if ended is None else ended["state"],
@@ -277,10 +131,18 @@ def _job(
         shard_count=int(record.get("shards", 0)),
         shards=shards,
         reasons=dict(record.get("reasons", {})),
-        airflow=None if run is None else AirflowRun(run["dag_id"], run["run_id"], run["task_id"], int(run["try"])),
+        airflow=None if run is None else _airflow_run(run),
     )
     job = _with_shards(job)
     return job if ended is None else _with_result(job, ended)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _airflow_run(run: Mapping[str, Any]) -> AirflowRun:
+    return AirflowRun(str(run["dag_id"]), str(run["run_id"]), str(run["task_id"]), int(run["try"]))
 
 
 def _goes_on(ended: Mapping[str, Any], heartbeat: Heartbeat | None, now: float) -> bool:

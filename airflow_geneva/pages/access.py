@@ -7,8 +7,9 @@ the task instances of a DAG that names the table as an asset.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from functools import cached_property
+from functools import lru_cache
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -24,12 +25,13 @@ from airflow.models.asset import (
 from airflow.models.connection import Connection
 from airflow.models.dag import DagModel
 from airflow.utils.session import create_session
-from fastapi import Depends
+from fastapi import Depends, Request
 from sqlalchemy import select
 
-from airflow_geneva.job.record import Job
+from airflow_geneva.job.status import Job
 
 _SCHEME = "lance://"
+_KEPT_SECONDS = 5.0
 
 
 class Viewer:
@@ -71,8 +73,9 @@ class Viewer:
 
     def may_see_database(self, conn_id: str) -> bool:
         """Whether they may see something of a connection's database."""
-        tables = (table for owner, table in self.dags_by_table if owner == conn_id)
-        return self.may_read_connection(conn_id) or any(self._uses(conn_id, table) for table in tables)
+        if self.may_read_connection(conn_id):
+            return True
+        return any(self._uses(conn_id, table) for owner, table in dags_by_table() if owner == conn_id)
 
     def may_see_job(self, conn_id: str | None, job: Job) -> bool:
         """Whether they may see a job.
@@ -84,36 +87,44 @@ class Viewer:
             return self.may_read_dag(job.airflow.dag_id)
         return conn_id is not None and self.may_see_table(conn_id, job.table)
 
-    @cached_property
-    def dags_by_table(self) -> Mapping[tuple[str, str], set[str]]:
-        """DAGs that write a table, read it, wait for it or have changed it, by connection and table.
-
-        Those are known by their assets: see :func:`airflow_geneva.assets.lance_asset`.
-        """
-        found: dict[tuple[str, str], set[str]] = {}
-        references = [
-            (TaskOutletAssetReference.asset_id, TaskOutletAssetReference.dag_id),
-            (TaskInletAssetReference.asset_id, TaskInletAssetReference.dag_id),
-            (DagScheduleAssetReference.asset_id, DagScheduleAssetReference.dag_id),
-            # A table whose name is a template is known by its events only.
-            (AssetEvent.asset_id, AssetEvent.source_dag_id),
-        ]
-        with create_session() as session:
-            for asset_id, dag_id in references:
-                query = select(AssetModel.uri, dag_id).join(AssetModel, AssetModel.id == asset_id)
-                named = query.where(AssetModel.uri.startswith(_SCHEME), dag_id.is_not(None)).distinct()
-                for uri, dag in session.execute(named):
-                    conn_id, _, table = uri.removeprefix(_SCHEME).rpartition("/")
-                    found.setdefault((conn_id, table), set()).add(str(dag))
-        return found
-
     def _uses(self, conn_id: str, table: str) -> bool:
-        return any(map(self.may_read_dag, sorted(self.dags_by_table.get((conn_id, table), ()))))
+        return any(map(self.may_read_dag, sorted(dags_by_table().get((conn_id, table), ()))))
 
 
-def viewer(user: GetUserDep) -> Viewer:
+def dags_by_table() -> Mapping[tuple[str, str], set[str]]:
+    """DAGs that write a table, read it, wait for it or have changed it, by connection and table; kept for seconds.
+
+    Those are known by their assets: see :func:`airflow_geneva.assets.lance_asset`. Who may read a DAG is not kept.
+    """
+    return _find_dags(int(time.monotonic() / _KEPT_SECONDS))
+
+
+@lru_cache(maxsize=1)
+def _find_dags(moment: int) -> Mapping[tuple[str, str], set[str]]:
+    """Ask the database; once a moment."""
+    found: dict[tuple[str, str], set[str]] = {}
+    references = [
+        (TaskOutletAssetReference.asset_id, TaskOutletAssetReference.dag_id),
+        (TaskInletAssetReference.asset_id, TaskInletAssetReference.dag_id),
+        (DagScheduleAssetReference.asset_id, DagScheduleAssetReference.dag_id),
+        # A table whose name is a template is known by its events only.
+        (AssetEvent.asset_id, AssetEvent.source_dag_id),
+    ]
+    with create_session() as session:
+        for asset_id, dag_id in references:
+            query = select(AssetModel.uri, dag_id).join(AssetModel, AssetModel.id == asset_id)
+            named = query.where(AssetModel.uri.startswith(_SCHEME), dag_id.is_not(None)).distinct()
+            for uri, dag in session.execute(named):
+                # An asset that is watched says after a question mark how.
+                conn_id, _, table = uri.removeprefix(_SCHEME).partition("?")[0].rpartition("/")
+                found.setdefault((conn_id, table), set()).add(str(dag))
+    return found
+
+
+def viewer(request: Request, user: GetUserDep) -> Viewer:
     """The user of a request; 401 without a login, 403 with a token that is none."""
-    return Viewer(user)
+    request.state.viewer = Viewer(user)
+    return request.state.viewer  # type: ignore[no-any-return]
 
 
 ViewerDep = Annotated[Viewer, Depends(viewer)]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from functools import partial, wraps
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from airflow.api_fastapi.core_api.security import get_user
@@ -15,17 +18,31 @@ from starlette.exceptions import HTTPException as HttpError
 from starlette.responses import Response
 
 from airflow_geneva.database import Database
-from airflow_geneva.errors import GenevaError, StorageError
+from airflow_geneva.errors import DamagedRecord, GenevaError
 from airflow_geneva.location import TableLocation
 from airflow_geneva.pages.access import ViewerDep
-from airflow_geneva.pages.databases import list_databases, missing_folder, open_database, place_of, visible_tables
+from airflow_geneva.pages.databases import (
+    list_databases,
+    missing_folder,
+    open_database,
+    place_of,
+    reach_database,
+    visible_tables,
+)
 from airflow_geneva.pages.jobs import JobView, find_job, list_errors, list_jobs
 from airflow_geneva.pages.render import HEADERS, STATIC, page
 from airflow_geneva.pages.tables import count_standings, describe_table
 from airflow_geneva.pages.tasks import PlannedJob, job_of_task, jobs_of_run
+from airflow_geneva.patience import Threads
+
+logger = logging.getLogger("airflow_geneva.pages")
+
+_T = TypeVar("_T")
 
 _COUNT_SECONDS = 2.0
 _POLL_SECONDS = 2.0
+_PATIENCE_SECONDS = 30.0
+_THREADS = Threads("geneva-page")
 _FILES = {"pages.css": "text/css", "pages.js": "text/javascript"}
 
 # Airflow mounts a plugin's app and leaves it open. Nothing is mounted here in turn, as that would go without the check.
@@ -77,7 +94,29 @@ class TaskPlace:
     job: JobPlace | None
 
 
-def task_place(viewer: ViewerDep, dag_id: str, run_id: str, task_id: str, map_index: str = "-1") -> TaskPlace:
+def apart(answer: Callable[..., _T]) -> Callable[..., Awaitable[_T]]:
+    """Have a route, or what it depends on, wait for a store in threads of the pages' own, and not for ever.
+
+    FastAPI would use those that all of Airflow's API server shares.
+    """
+
+    @wraps(answer)
+    async def wait(**values: Any) -> _T:
+        return await _THREADS.run(_store_of(values), partial(answer, **values), _PATIENCE_SECONDS)
+
+    return wait
+
+
+def _store_of(values: Mapping[str, Any]) -> Hashable:
+    """What tells the stores of two requests apart."""
+    task = values.get("task")
+    place: JobPlace | None = values.get("job", task.job if task else None)
+    return place.location.database_uri if place else (values.get("conn_id"), values.get("dag_id"))
+
+
+def task_place(
+    request: Request, viewer: ViewerDep, dag_id: str, run_id: str, task_id: str, map_index: str = "-1"
+) -> TaskPlace:
     """The task that the query names.
 
     Args:
@@ -95,6 +134,7 @@ def task_place(viewer: ViewerDep, dag_id: str, run_id: str, task_id: str, map_in
     planned = job_of_task(jobs, task_id, index)
     if planned is None:
         return TaskPlace(dag_id, run_id, task_id, jobs, None)
+    request.state.conn_id = planned.lance_conn_id
     query = (("dag_id", dag_id), ("run_id", run_id), ("task_id", task_id), ("map_index", str(index)))
     location, own = planned.locate()
     place = JobPlace(planned.lance_conn_id if own else None, location, planned.job_id, "task", query)
@@ -107,10 +147,11 @@ def table_place(viewer: ViewerDep, conn_id: str, table: str) -> tuple[Database, 
     Raises:
         HTTPException: 404, the viewer may not see it.
         InvalidInput: the name would leave its folder.
+        StorageError: the database is not there.
     """
     if not viewer.may_see_table(conn_id, table):
         raise HTTPException(404)
-    database = open_database(conn_id)
+    database = reach_database(conn_id)
     return database, database.location(table)
 
 
@@ -120,19 +161,21 @@ def job_place(viewer: ViewerDep, conn_id: str, table: str, job_id: str) -> JobPl
     Raises:
         HTTPException: 404, the viewer may not see anything of its database.
         InvalidInput: the name would leave its folder.
+        StorageError: the database is not there.
     """
     if not viewer.may_see_database(conn_id):
         raise HTTPException(404)
     path = "/".join(quote(part, safe="") for part in ("databases", conn_id, "tables", table, "jobs", job_id))
-    return JobPlace(conn_id, open_database(conn_id).location(table), job_id, path)
+    return JobPlace(conn_id, reach_database(conn_id).location(table), job_id, path)
 
 
-TaskDep = Annotated[TaskPlace, Depends(task_place)]
-TableDep = Annotated[tuple[Database, TableLocation], Depends(table_place)]
-JobDep = Annotated[JobPlace, Depends(job_place)]
+TaskDep = Annotated[TaskPlace, Depends(apart(task_place))]
+TableDep = Annotated[tuple[Database, TableLocation], Depends(apart(table_place))]
+JobDep = Annotated[JobPlace, Depends(apart(job_place))]
 
 
 @app.get("/")
+@apart
 def show_databases(request: Request, viewer: ViewerDep) -> HTMLResponse:
     """The Lance databases that the viewer may see something of."""
     return page(request, "overview.html", databases=list_databases(viewer))
@@ -148,6 +191,7 @@ def send_file(name: str) -> Response:
 
 
 @app.get("/task")
+@apart
 def show_task(request: Request, viewer: ViewerDep, task: TaskDep, errors: PageNumber = 1) -> HTMLResponse:
     """The job that a task works for, or those of its run."""
     if task.job is None:
@@ -156,6 +200,7 @@ def show_task(request: Request, viewer: ViewerDep, task: TaskDep, errors: PageNu
 
 
 @app.get("/task/live")
+@apart
 def show_task_live(request: Request, viewer: ViewerDep, task: TaskDep) -> HTMLResponse:
     """What moves on the page of a task's job."""
     if task.job is None:
@@ -164,6 +209,7 @@ def show_task_live(request: Request, viewer: ViewerDep, task: TaskDep) -> HTMLRe
 
 
 @app.get("/databases/{conn_id}")
+@apart
 def show_database(request: Request, viewer: ViewerDep, conn_id: str, before: str | None = None) -> HTMLResponse:
     """A database: its tables, and its newest jobs."""
     if not viewer.may_see_database(conn_id):
@@ -182,6 +228,7 @@ def show_database(request: Request, viewer: ViewerDep, conn_id: str, before: str
 
 
 @app.get("/databases/{conn_id}/tables/{table}")
+@apart
 def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
     """A table or view: its columns, and where to learn how they stand."""
     database, location = place
@@ -192,6 +239,7 @@ def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDe
 
 
 @app.get("/databases/{conn_id}/tables/{table}/standing")
+@apart
 def show_standing(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
     """How a table's columns and the views made of it stand, as far as that is known in two seconds."""
     database, location = place
@@ -200,12 +248,14 @@ def show_standing(request: Request, viewer: ViewerDep, conn_id: str, place: Tabl
 
 
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}")
+@apart
 def show_job(request: Request, viewer: ViewerDep, job: JobDep, errors: PageNumber = 1) -> HTMLResponse:
     """A job: how far it is, how it went, and what it failed on."""
     return _job_page(request, viewer, job, errors)
 
 
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}/live")
+@apart
 def show_job_live(request: Request, viewer: ViewerDep, job: JobDep) -> HTMLResponse:
     """What moves on the page of a job."""
     return _job_live(request, viewer, job)
@@ -227,7 +277,13 @@ def _job_live(request: Request, viewer: ViewerDep, place: JobPlace) -> HTMLRespo
 
 
 def _find(viewer: ViewerDep, place: JobPlace) -> JobView:
-    shown = find_job(place.location, place.job_id)
+    try:
+        shown = find_job(place.location, place.job_id)
+    except DamagedRecord:
+        # Nobody knows which DAG it was.
+        if place.conn_id is None or not viewer.may_see_table(place.conn_id, place.location.name):
+            raise HTTPException(404) from None
+        raise
     if shown is None or not viewer.may_see_job(place.conn_id, shown.job):
         raise HTTPException(404)
     return shown
@@ -236,17 +292,26 @@ def _find(viewer: ViewerDep, place: JobPlace) -> JobView:
 @app.exception_handler(HttpError)
 def tell_refusal(request: Request, error: HttpError) -> Response:
     """A page that says so, without what the request was about."""
-    return page(request, "error.html", error.status_code, status=error.status_code, message=None)
+    return page(request, "error.html", error.status_code, status=error.status_code, title=None, message=None)
 
 
 @app.exception_handler(RequestValidationError)
 def tell_misuse(request: Request, error: RequestValidationError) -> Response:
     """The same for an address that nobody was given."""
-    return page(request, "error.html", 404, status=404, message=None)
+    return page(request, "error.html", 404, status=404, title=None, message=None)
 
 
+@app.exception_handler(OSError)
 @app.exception_handler(GenevaError)
-def tell_error(request: Request, error: GenevaError) -> Response:
-    """What this package found wrong; raised only once the viewer has been let in."""
-    status = 502 if isinstance(error, StorageError) else 404
-    return page(request, "error.html", status, status=status, message=str(error))
+def tell_error(request: Request, error: GenevaError | OSError) -> Response:
+    """What this package found wrong, or a store; raised only once the viewer has been let in.
+
+    In its own words for those who may read the connection, as these name the place.
+    """
+    logger.warning("%s cannot be shown: %s", request.url.path, error)
+    viewer = getattr(request.state, "viewer", None)
+    conn_id = getattr(request.state, "conn_id", request.path_params.get("conn_id"))
+    told = viewer is not None and conn_id is not None and viewer.may_read_connection(conn_id)
+    title = "Damaged record" if isinstance(error, DamagedRecord) else None
+    status = 503 if isinstance(error, OSError) else 404
+    return page(request, "error.html", status, status=status, title=title, message=str(error) if told else None)

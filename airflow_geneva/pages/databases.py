@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow.models.connection import Connection
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
 from airflow_geneva.database import Database
-from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.hooks.lance import LanceHook
-from airflow_geneva.pages.access import Viewer
+from airflow_geneva.pages.access import Viewer, dags_by_table
+from airflow_geneva.patience import impatient
 from airflow_geneva.storage import is_local, without_credentials
 
 _VARIABLE = "AIRFLOW_CONN_"
@@ -42,21 +43,26 @@ def list_databases(viewer: Viewer) -> list[KnownDatabase]:
     with create_session() as session:
         stored = set(session.scalars(select(Connection.conn_id).where(Connection.conn_type == LanceHook.conn_type)))
     given = {name.removeprefix(_VARIABLE).lower() for name in os.environ if name.startswith(_VARIABLE)}
-    named = {conn_id for conn_id, _ in viewer.dags_by_table}
+    named = {conn_id for conn_id, _ in dags_by_table()}
     found = []
     for conn_id in sorted(stored | given | named):
-        if viewer.may_see_database(conn_id):
-            known = _describe(conn_id, viewer)
-            # What is in the environment may be anything; what a DAG names has to be a database.
-            if known.error is None or conn_id in stored | named:
-                found.append(known)
+        # What is in the environment may be anything; what a DAG names has to be a database.
+        if viewer.may_see_database(conn_id) and (conn_id in stored | named or _is_lance(conn_id)):
+            found.append(_describe(conn_id, viewer))
     return found
+
+
+def _is_lance(conn_id: str) -> bool:
+    try:
+        return LanceHook(conn_id).is_lance
+    except Exception:  # of no type, as it cannot be read
+        return False
 
 
 def _describe(conn_id: str, viewer: Viewer) -> KnownDatabase:
     try:
         database = open_database(conn_id)
-    except GenevaError as error:
+    except Exception as error:  # whatever is wrong with one of them, the others are listed
         return KnownDatabase(conn_id, error=str(error) if viewer.may_read_connection(conn_id) else "cannot be opened")
     return KnownDatabase(conn_id, place_of(database, conn_id, viewer))
 
@@ -72,7 +78,7 @@ def missing_folder(database: Database) -> str | None:
 
 
 def open_database(conn_id: str, uri: str | None = None) -> Database:
-    """The database of an Airflow connection; its secrets are masked from here on.
+    """The database of an Airflow connection, whose store is not waited for long; its secrets are masked from here on.
 
     Args:
         uri: another database to use with the connection's storage options.
@@ -83,7 +89,21 @@ def open_database(conn_id: str, uri: str | None = None) -> Database:
     hook = LanceHook(conn_id)
     if not hook.is_lance:
         raise InvalidInput(f"Airflow connection {conn_id!r} is not of type {LanceHook.conn_type!r}.")
-    return hook.get_database(uri)
+    database = hook.get_database(uri)
+    return replace(database, options=impatient(database.uri, database.options))
+
+
+def reach_database(conn_id: str) -> Database:
+    """The same of a database that is there, as far as can be told without asking a store.
+
+    Raises:
+        InvalidInput: there is no such connection, or it is of another type.
+        StorageError: it is a folder that is not on this machine.
+    """
+    database = open_database(conn_id)
+    if missing_folder(database) is not None:
+        raise StorageError(f"There is no folder {database.uri} on the machine of the API server.")
+    return database
 
 
 def visible_tables(database: Database, conn_id: str, viewer: Viewer) -> list[str]:

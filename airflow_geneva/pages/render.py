@@ -16,7 +16,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from airflow_geneva import __version__
-from airflow_geneva.job.record import moment
+from airflow_geneva.errors import without_secrets
+from airflow_geneva.job.status import moment
 from airflow_geneva.links.job import PAGES
 
 STATIC = Path(__file__).parent / "static"
@@ -35,7 +36,7 @@ def masked(value: Any) -> Any:
     """A text without the secrets that Airflow knows of; anything else as it is."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return redact_of_server(redact_of_tasks(value))
+    return without_secrets(str(redact_of_server(redact_of_tasks(value))))
 
 
 def cut(text: str, most: int) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from airflow_geneva.column_definition import stored_definition
 from airflow_geneva.commit.contents import ViewContents
 from airflow_geneva.database import Database
-from airflow_geneva.errors import GenevaError
-from airflow_geneva.job.record import Job
+from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
+from airflow_geneva.job.status import Job
 from airflow_geneva.location import TableLocation
 from airflow_geneva.pages.access import Viewer
 from airflow_geneva.pages.counting import Counts
@@ -90,9 +90,19 @@ def describe_table(location: TableLocation) -> TableView:
 
     Raises:
         InvalidInput: there is no such table.
+        StorageError: the store does not answer, or the table is damaged.
     """
-    dataset = location.open()
-    return _describe(location.name, dataset)
+    return _describe(location.name, _open(location))
+
+
+def _open(location: TableLocation) -> lance.LanceDataset:
+    """The table; a store that does not answer is told from one without that table, which pylance does not do."""
+    if not location.exists():
+        raise InvalidInput(f"There is no table {location.name!r} at {location.uri}.")
+    try:
+        return location.open()
+    except InvalidInput as error:
+        raise StorageError(str(error)) from error
 
 
 def _describe(name: str, dataset: lance.LanceDataset) -> TableView:
@@ -157,9 +167,10 @@ def count_standings(
 
     Raises:
         InvalidInput: there is no such table.
+        StorageError: the store does not answer, or the table is damaged.
     """
     until = time.monotonic() + seconds
-    dataset = location.open()
+    dataset = _open(location)
     described = _describe(location.name, dataset)
     newest = _newest_jobs(database, conn_id, viewer, location.name, _JOBS_OF_COLUMNS)
     if described.own is not None:

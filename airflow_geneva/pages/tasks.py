@@ -10,7 +10,6 @@ from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
-from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import is_job_id
 from airflow_geneva.location import TableLocation
@@ -66,7 +65,7 @@ class PlannedJob:
         database = open_database(self.lance_conn_id)
         own = database.uri == normalize_uri(place)
         if not own:
-            database = Database(normalize_uri(place), database.options)
+            database = open_database(self.lance_conn_id, place)
         return database.location(self.table), own
 
 

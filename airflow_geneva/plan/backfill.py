@@ -161,7 +161,7 @@ class _Planner:
                 live = live_offsets(self.dataset, files)
                 return _Due(files, live, {}, live, NEW, rows)
         elif not self.wanted.errors_only and self.state.covers_all(files.signature, files.deletion, version):
-            given_up = self.state.given_up(files.signature, version)
+            given_up = self.known.given_up(files, version)
             self._add_given_up(given_up)
             self.tallies.add(FRESH, rows - given_up)
             return None

@@ -15,7 +15,7 @@ from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.state import ColumnState, Fact, seen
 from airflow_geneva.job.announcement import find_commits
 from airflow_geneva.plan.lineage import NO_LINEAGE, History, Lineage, Origin, among, read_lineage
-from airflow_geneva.plan.manifest import Columns, FragmentFiles
+from airflow_geneva.plan.manifest import Columns, FragmentFiles, live_offsets
 from airflow_geneva.plan.moved import Reference, known_by_value
 from airflow_geneva.storage import is_engine_error
 
@@ -90,6 +90,11 @@ class Knowledge:
         for provenance, rows in found.items():
             self.learn(files, provenance, rows, all_live=False)
         return found
+
+    def given_up(self, files: FragmentFiles, version: str) -> int:
+        """How many live rows of a fragment failed in so many runs that they are only listed."""
+        rows = self.state.given_up(files.signature, version)
+        return len(rows & live_offsets(self.dataset, files)) if rows else 0
 
     def learn(self, files: FragmentFiles, provenance: Provenance, rows: Ranges, all_live: bool) -> None:
         """Keep a fact for the next plan.

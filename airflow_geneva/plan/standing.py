@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.checkpoint.state import ColumnState, load_state
+from airflow_geneva.checkpoint.state import load_state
 from airflow_geneva.plan.due import by_maker
 from airflow_geneva.plan.known import Knowledge
 from airflow_geneva.plan.manifest import FragmentFiles, columns_of, garbage_collector_off, live_offsets, read_manifest
@@ -74,7 +74,7 @@ def column_standing(
         pending = failed = given_up = 0
         versions: dict[str, int] = {}
         for files in manifest.values():
-            found = _whole(files, state) or _rows(dataset, files, knowledge)
+            found = _whole(files, knowledge) or _rows(dataset, files, knowledge)
             pending += found.pending
             failed += found.failed
             given_up += found.given_up
@@ -84,14 +84,14 @@ def column_standing(
     return Standing(rows, pending, 0, failed, given_up, versions, bool(versions or failed))
 
 
-def _whole(files: FragmentFiles, state: ColumnState) -> Standing | None:
-    """A fragment that one code version is done with, as facts say without anything being read."""
+def _whole(files: FragmentFiles, knowledge: Knowledge) -> Standing | None:
+    """A fragment that one code version is done with, as facts say; only deletions are read, of rows given up."""
     if not files.live_rows or not files.output:
         return Standing(files.live_rows, files.live_rows)
-    for fact in state.facts.get(files.signature, ()):
+    for fact in knowledge.state.facts.get(files.signature, ()):
         made = Provenance.of(fact.what)
         if made is not None and not made.failures and (fact.rows is None or fact.live_under == files.deletion):
-            given_up = state.given_up(files.signature, made.version)
+            given_up = knowledge.given_up(files, made.version)
             done = files.live_rows - given_up
             return Standing(files.live_rows, 0, 0, given_up, given_up, {made.maker: done} if done else {})
     return None

@@ -32,6 +32,7 @@ from airflow_geneva.storage import Storage, is_engine_error
 if TYPE_CHECKING:
     import lance
 
+_MOST_FILES = 16
 _CREATED, _UPDATED = "_row_created_at_version", "_row_last_updated_at_version"
 Mask = npt.NDArray[np.bool_]
 _NO_COLUMNS = Columns((), (), ())
@@ -238,6 +239,25 @@ def everything(dataset: lance.LanceDataset) -> Unseen:
 
 def _whole(fragments: Iterable[FragmentFiles]) -> dict[int, Ranges]:
     return {files.id: Ranges.of(0, files.physical_rows) for files in fragments}
+
+
+def some_files(dataset: lance.LanceDataset) -> tuple[str, ...]:
+    """Of fragments from all over a table one data file each, by the ends of their names, which no other table has."""
+    with garbage_collector_off():
+        fragments = dataset.get_fragments()
+        chosen = fragments[:: max(1, len(fragments) // _MOST_FILES)][:_MOST_FILES]
+        return tuple(_end(fragment.metadata.files[0]) for fragment in chosen if fragment.metadata.files)
+
+
+def has_any_file(dataset: lance.LanceDataset, files: Sequence[str]) -> bool:
+    """Whether a table still has one of some files that :func:`some_files` named."""
+    with garbage_collector_off():
+        there = {_end(file) for fragment in dataset.get_fragments() for file in fragment.metadata.files}
+    return not there.isdisjoint(files)
+
+
+def _end(file: lance.fragment.DataFile) -> str:
+    return str(file._path).removesuffix(".lance")[-12:]
 
 
 def first_version(dataset: lance.LanceDataset, unseen: Unseen) -> int:

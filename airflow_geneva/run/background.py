@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.record import Job, read_job
+from airflow_geneva.job.record import read_job
 from airflow_geneva.job.result import BackfillResult
+from airflow_geneva.job.status import Job
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.values import Plan
 from airflow_geneva.run.backfill import StartedBackfill, carry_out, start_backfill

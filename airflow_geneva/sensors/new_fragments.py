@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 
 from airflow_geneva.assets import seconds
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import InvalidInput, without_secrets
 from airflow_geneva.operators._lance_task import open_database, stop_here
 from airflow_geneva.operators._templated import optional_int, optional_text, required_text, truth
 from airflow_geneva.storage import normalize_uri
@@ -125,7 +125,7 @@ class NewFragmentsSensor(BaseSensorOperator):
             raise
         except Exception as error:
             if is_hopeless(error):
-                raise AirflowFailException(str(error)) from error
+                raise AirflowFailException(without_secrets(str(error))) from error
             self.log.warning("Cannot look at table %s, trying again later: %s", wanted.table, error)
             return PokeReturnValue(is_done=False)
         self.log.info(found.told)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.commit.contents import ViewContents
 from airflow_geneva.database import Database
-from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
+from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.patience import without_panics
 from airflow_geneva.plan.unseen import (
     Unseen,
     committed_at,
     everything,
     first_version,
+    has_any_file,
+    some_files,
     unseen_by_column,
     unseen_by_view,
     unseen_since,
 )
-from airflow_geneva.storage import Storage, is_engine_error, is_local, without_credentials
+from airflow_geneva.storage import Storage, without_credentials
 from airflow_geneva.table import Table
 from airflow_geneva.triggers._wanted import Wanted
 from airflow_geneva.version_stamp import Stamp, newest_stamp, stamp_of
@@ -30,9 +34,6 @@ if TYPE_CHECKING:
 
 _MOST_IDS = 100
 """So many fragments are named in an event, which Airflow keeps in its database."""
-
-# For the look at versions only, which many triggers share a few threads for. Spelled-out options win.
-_IMPATIENT = {"connect_timeout": "5s", "timeout": "20s", "client_max_retries": "1", "client_retry_timeout": "20"}
 
 _REFUSED = re.compile(
     r"lacked (the necessary privileges|valid authentication)|status(?: code)?:? (401|403)\b|permission denied"
@@ -55,13 +56,18 @@ class Stamps:
     table: Stamp | None
     view: Stamp | None = None
 
-    def to_json(self) -> list[list[int | str] | None]:
-        return [None if stamp is None else [stamp.version, stamp.commit] for stamp in (self.table, self.view)]
+    def to_json(self) -> list[list[Any] | None]:
+        stamps = (self.table, self.view)
+        return [None if stamp is None else [stamp.version, stamp.commit, stamp.files] for stamp in stamps]
 
     @staticmethod
     def from_json(document: Any) -> Stamps:
-        table, view = (None if found is None else Stamp(int(found[0]), str(found[1])) for found in document)
-        return Stamps(table, view)
+        return Stamps(*(None if found is None else _read_stamp(*found) for found in document))
+
+
+def _read_stamp(version: Any, commit: Any, files: Sequence[Any] | None = None) -> Stamp:
+    """A stamp as Airflow kept it; older versions of this package wrote no files."""
+    return Stamp(int(version), str(commit), None if files is None else tuple(map(str, files)))
 
 
 @dataclass(frozen=True)
@@ -86,8 +92,6 @@ class Look:
 def peek(database: Database, wanted: Wanted) -> Stamps:
     """Where the tables stand, as cheaply as possible; opens none of them."""
     place = _place(database)
-    if not is_local(database.uri):
-        place = Storage.at(database.uri, {**_IMPATIENT, **dict(database.options)})
     view = None if wanted.view is None else newest_stamp(place, wanted.view)
     return Stamps(newest_stamp(place, wanted.table), view)
 
@@ -101,13 +105,8 @@ def look(database: Database, wanted: Wanted, seen: Stamp | None, now: datetime) 
     Raises:
         Exception: anything; see :func:`is_hopeless`.
     """
-    try:
+    with without_panics(f"Table {wanted.table} in {database.uri}"):
         return _look(database, wanted, seen, now)
-    except BaseException as error:
-        if isinstance(error, Exception) or not is_engine_error(error):
-            raise
-        # What pylance raises on damaged files would pass every `except Exception` of Airflow's.
-        raise StorageError(f"Table {wanted.table} in {database.uri} cannot be read: {error}.") from error
 
 
 def _look(database: Database, wanted: Wanted, seen: Stamp | None, now: datetime) -> Look:
@@ -117,6 +116,8 @@ def _look(database: Database, wanted: Wanted, seen: Stamp | None, now: datetime)
     dataset = table.lance
     found = _unseen(database, table, dataset, wanted, seen)
     stamp = stamp_of(_place(database), wanted.table, dataset.version)
+    if stamp is not None and wanted.since is None:
+        stamp = replace(stamp, files=some_files(dataset))
     told = f"Version {dataset.version} of table {wanted.table} has {_in_words(found)}{_since(wanted, seen)}"
     if not found:
         return Look(False, None, stamp, None, f"{told}.")
@@ -153,7 +154,9 @@ def _unseen(
     if seen is None:
         return everything(dataset)
     then = stamp_of(_place(database), wanted.table, seen.version)
-    if then is not None and then != seen:
+    # A version that is gone was cleaned up, or is one of a table that was dropped and made again.
+    gone = then is None and seen.files is not None and not has_any_file(dataset, seen.files)
+    if gone or (then is not None and then != seen):
         return everything(dataset)
     return unseen_since(dataset, seen.version, wanted.changed_rows)
 

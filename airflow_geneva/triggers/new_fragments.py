@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from copy import copy
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import InvalidInput, without_secrets
+from airflow_geneva.patience import Threads, impatient
 from airflow_geneva.triggers._wanted import Wanted
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ SEEN = "airflow_geneva.seen"
 """Key of the watermark in the state that Airflow keeps of an asset."""
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 600.0
+_PATIENCE_SECONDS = 600.0
+_THREADS = Threads("geneva-look")
 
 
 class NewFragmentsTrigger(BaseEventTrigger):
@@ -117,13 +122,15 @@ class NewFragmentsTrigger(BaseEventTrigger):
                     stored = watch.settled
                 # The connection is read once, and again after a failure: its credentials may be others by now.
                 hook = hook or await LanceHook(self.lance_conn_id).aread()
-                found = await asyncio.to_thread(self._step, hook, watch)
+                # In threads of its own: Airflow's are for all triggers, and a store may never answer.
+                step, store = partial(self._step, hook, watch), (self.lance_conn_id, self.database)
+                found, watch = await _THREADS.run(store, step, _PATIENCE_SECONDS)
                 pause = watch.pause(pause, _now())
                 failures = 0
             except Exception as error:
                 hopeless, hook, failures = is_hopeless(error), None, failures + 1
                 if hopeless and self.once:
-                    yield _event({"error": str(error)})
+                    yield _event({"error": without_secrets(str(error))})
                     return
                 pause = min(pause * 2 ** min(failures, 16), max(pause, _LONGEST_PAUSE))
                 self.log.warning(
@@ -138,8 +145,11 @@ class NewFragmentsTrigger(BaseEventTrigger):
                     return
             await asyncio.sleep(max(pause, _SHORTEST_PAUSE))
 
-    def _step(self, hook: LanceHook, watch: Watch) -> Look | None:
-        return watch.step(hook.get_database(self.database), _now())
+    def _step(self, hook: LanceHook, watch: Watch) -> tuple[Look | None, Watch]:
+        """Look, and what is known then; what comes too late is forgotten, and has changed nothing."""
+        database = hook.get_database(self.database)
+        database, after = replace(database, options=impatient(database.uri, database.options)), copy(watch)
+        return after.step(database, _now()), after
 
     async def _recall(self) -> Stamps | None:
         """What was seen last, if Airflow keeps it."""

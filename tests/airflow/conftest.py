@@ -6,19 +6,26 @@ import importlib
 import itertools
 import json
 import os
+import socket
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 import airflow_geneva
 from airflow_geneva import Database, Table
+
+if TYPE_CHECKING:
+    from tests.airflow.browsing import Get
 
 _numbers = itertools.count()
 
@@ -135,3 +142,43 @@ def desk(dag_udfs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     yield found
     found.mend()
     found.calls()
+
+
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """The address of a server that takes every connection and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken: list[socket.socket] = []
+
+        def take() -> None:
+            with suppress(OSError):
+                while True:
+                    taken.append(server.accept()[0])
+
+        threading.Thread(target=take, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        for connection in taken:
+            connection.close()
+
+
+@pytest.fixture
+def browse(airflow_db: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Get]:
+    from tests.airflow.browsing import browsing
+
+    yield from browsing(monkeypatch)
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
+    from tests.airflow.browsing import shelf_at
+
+    return shelf_at(tmp_path / "shelf", monkeypatch)
+
+
+@pytest.fixture
+def reader(database: Database, browse: Get) -> Get:
+    from tests.airflow.rights import Rights
+
+    Rights.give("reader", connections=["shelf", "pg"])
+    return browse

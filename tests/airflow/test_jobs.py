@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
+
 import pytest
 from airflow.sdk import DAG
 
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import Heartbeat
-from airflow_geneva.job.record import Job, read_job
+from airflow_geneva.job.record import read_job
+from airflow_geneva.job.status import Job
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
 from tests.airflow.driving import Driver
@@ -17,10 +20,10 @@ pytestmark = pytest.mark.airflow
 ROWS = 10
 
 
-def run_group(desk: Desk) -> Driver:
+def run_group(desk: Desk, run_after: datetime | None = None) -> Driver:
     with DAG(f"dag_{desk.table.name}", schedule=None) as dag:
         BackfillTaskGroup(table=desk.table.name, column="n", inline_below_rows=10**9, shard_size=1)
-    return Driver.trigger(dag).go()
+    return Driver.trigger(dag, run_after=run_after).go()
 
 
 def job_of(desk: Desk, run: Driver) -> Job:
@@ -66,3 +69,18 @@ def test_the_record_says_which_shard_failed_and_why_until_it_is_mended(desk: Des
     job = read_job(JobFolder.of(desk.table.location.checkpoints, job.id)) or job
     assert (job.state, job.error, job.rows_committed) == ("DONE", None, 3 * ROWS)
     assert [shard.error for shard in job.shards] == [None] * 3
+
+
+def test_the_newest_job_is_the_one_that_began_last_whatever_date_it_is_for(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    run_group(desk)
+    desk.append("b")
+    late = run_group(desk, run_after=datetime(2020, 1, 1, tzinfo=timezone.utc))
+    [newest] = desk.database.jobs(newest=1, table=desk.table.name)
+    assert newest.airflow is not None
+    assert newest.airflow.run_id == late.run_id
+    late.clear("backfill.plan").go()
+    # A run that was cleared is the same job.
+    assert [job.id for job in desk.database.jobs(table=desk.table.name)].index(newest.id) == 0
+    assert len(desk.database.jobs(table=desk.table.name)) == 2

@@ -98,6 +98,16 @@ def test_a_missing_connection_says_how_to_define_it(airflow_db: Path) -> None:
         LanceHook("no_such").get_database()
 
 
+@pytest.mark.parametrize("extra", [[1], "[1]", "not JSON", "5", '"text"'])
+def test_an_extra_field_that_is_no_object_is_refused_without_repeating_it(define: Any, extra: Any) -> None:
+    hook = define({"conn_type": "lance", "host": "s3://bucket/db", "extra": extra})
+    # Airflow 3.1 does not read such a connection at all.
+    refused = r"extra field of Airflow connection .* is not a JSON object|'my_lance' cannot be read"
+    with pytest.raises(InvalidInput, match=refused) as caught:
+        hook.get_database()
+    assert "not JSON" not in str(caught.value)
+
+
 def test_the_form_is_the_same_wherever_airflow_looks_for_it() -> None:
     [connection] = get_provider_info()["connection-types"]
     behaviour = LanceHook.get_ui_field_behaviour()

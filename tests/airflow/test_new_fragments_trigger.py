@@ -407,17 +407,17 @@ def refusing() -> Iterator[str]:
     server.shutdown()
 
 
-def connect_to(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+def connect_to(monkeypatch: pytest.MonkeyPatch, endpoint: str, **more: str) -> None:
     options = {
         "aws_access_key_id": "AKIAPLANTED", "aws_secret_access_key": "planted-secret", "aws_region": "us-east-1",
-        "aws_endpoint": endpoint, "allow_http": "true", "client_max_retries": "0",
+        "aws_endpoint": endpoint, "allow_http": "true", "client_max_retries": "0", **more,
     }  # fmt: skip
     connection = {"conn_type": "lance", "host": "s3://lake/db", "extra": {"storage_options": options}}
     monkeypatch.setenv("AIRFLOW_CONN_LANCE_REMOTE", json.dumps(connection))
 
 
 def test_a_task_that_waits_in_vain_is_told_why(desk: Desk, refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    connect_to(monkeypatch, refusing)
+    connect_to(monkeypatch, refusing.replace("http://", "http://planted:planted@"))
     monkeypatch.delenv("AIRFLOW_CONN_NOWHERE", raising=False)
     hopeless = {
         "'nowhere' does not exist": {"lance_conn_id": "nowhere"},

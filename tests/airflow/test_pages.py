@@ -1,25 +1,21 @@
-"""The pages in the Airflow UI: closed, filtered, escaped, and right."""
+"""The pages in the Airflow UI: closed, escaped, and right."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
 from html import unescape
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from airflow import plugins_manager
-from airflow.api_fastapi.app import create_auth_manager, purge_cached_app
-from airflow.sdk import DAG, get_current_context, task
+from airflow.api_fastapi.app import create_auth_manager
+from airflow.sdk import DAG
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
@@ -28,99 +24,16 @@ from airflow_geneva.column_definition import UDF_KEY
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.links.job import JobLink
 from airflow_geneva.pages.app import app
 from airflow_geneva.pages.counting import Counts
-from airflow_geneva.task_groups import BackfillTaskGroup, RefreshTaskGroup
+from airflow_geneva.task_groups import RefreshTaskGroup
+from tests.airflow.browsing import SECRET, Get, cells, ids_of, make_table, of_job, of_task, text_of
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver, register
+from tests.airflow.driving import Driver
 from tests.airflow.rights import Rights
 from tests.counting import triple
 
 pytestmark = pytest.mark.airflow
-
-SECRET = "a-secret-access-key-of-somebody"
-Get = Callable[..., Any]
-
-
-@pytest.fixture
-def browse(airflow_db: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Get]:
-    """Asks for a page as somebody, and gives the answer; every page that comes back is looked through."""
-    monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "tests.airflow.rights.Rights")
-    monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
-    monkeypatch.setattr(Rights, "dags", {})
-    monkeypatch.setattr(Rights, "connections", {})
-    manager = create_auth_manager()
-    client = TestClient(app, raise_server_exceptions=True, root_path="/geneva")
-
-    def get(path: str, user: str | None = "reader", status: int = 200) -> str:
-        headers = {} if user is None else {"Authorization": f"Bearer {Rights.token(user, manager)}"}
-        answer = client.get(path, headers=headers)
-        assert answer.status_code == status, f"{path}: {answer.status_code} {answer.text[:2000]}"
-        assert_harmless(answer)
-        return str(answer.text)
-
-    yield get
-    purge_cached_app()
-
-
-def assert_harmless(answer: Any) -> None:
-    """No script or style inside of a page, nothing from elsewhere, no secret, and headers that say so."""
-    policy = answer.headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "frame-ancestors 'self'" in policy
-    assert "unsafe" not in policy
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert SECRET not in answer.text
-    if "html" in answer.headers["content-type"]:
-        assert answer.headers["cache-control"] == "no-store"
-        tags = " ".join(re.findall(r"<[^>]*>", answer.text))
-        assert not re.search(r"<script(?! src=\"/geneva/static/)|<style|\sstyle=|\son[a-z]+=|javascript:", tags)
-        assert not re.search(r"(?:src|href|data-live)=\"(?!/)", answer.text)
-
-
-@pytest.fixture
-def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
-    """The database of the connection `shelf`, which `reader` may read."""
-    made = connect(tmp_path / "shelf")
-    Path(made.uri).mkdir()
-    options = {"aws_secret_access_key": SECRET}
-    connection = {"conn_type": "lance", "host": made.uri, "extra": {"storage_options": options}}
-    monkeypatch.setenv("AIRFLOW_CONN_SHELF", json.dumps(connection))
-    monkeypatch.setenv("AIRFLOW_CONN_PG", json.dumps({"conn_type": "postgres", "host": made.uri}))
-    return made
-
-
-@pytest.fixture
-def reader(database: Database, browse: Get) -> Get:
-    Rights.give("reader", connections=["shelf", "pg"])
-    return browse
-
-
-def make_table(database: Database, name: str = "docs", rows: int = 100) -> Table:
-    data = pa.table({"x": pa.array(range(rows), pa.int64())})
-    made = database.create_table(name, data, max_rows_per_file=25)
-    made.add_columns({"y": triple})
-    return made
-
-
-def of_job(table: str, job_id: str) -> str:
-    return f"/databases/shelf/tables/{table}/jobs/{job_id}"
-
-
-def cells(html: str) -> list[list[str]]:
-    """The texts of a page's tables, row by row."""
-    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", html, re.DOTALL)
-    return [[text_of(cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL)] for row in rows]
-
-
-def text_of(html: str) -> str:
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
-
-
-def ids_of(html: str) -> list[str]:
-    return re.findall(r'<td class="id"><a href="[^"]*">([^<]*)</a>', html)
-
 
 # Who is let in
 
@@ -176,142 +89,6 @@ def test_loading_the_plugin_loads_neither_the_pages_nor_lance() -> None:
     code = "import sys, airflow_geneva.plugin; print([m for m in ('fastapi', 'lance', 'pyarrow') if m in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.splitlines()[-1] == "[]"
-
-
-# Who sees what
-
-
-def dag_over(desk: Desk, name: str, **settings: Any) -> DAG:
-    with DAG(name, schedule=None) as dag:
-        BackfillTaskGroup(table=desk.table.name, column="n", inline_below_rows=10**9, shard_size=1, **settings)
-    return dag
-
-
-@pytest.fixture
-def ran(desk: Desk) -> Driver:
-    """A run of a DAG of two shards over the desk's table."""
-    desk.append("ab")
-    desk.define(n="length")
-    run = Driver.trigger(dag_over(desk, f"dag_{desk.table.name}")).go()
-    assert run.state == "success", run.errors
-    return run
-
-
-def of_task(run: Driver, task_id: str, map_index: int = -1) -> str:
-    key = SimpleNamespace(dag_id=run.dag.dag_id, run_id=run.run_id, task_id=task_id, map_index=map_index)
-    return JobLink().get_link(run.dag.task_dict[task_id], ti_key=key).removeprefix("/geneva")
-
-
-@pytest.mark.parametrize(
-    ("task_id", "map_index"),
-    [("backfill.plan", -1), ("backfill.shards.apply", 0), ("backfill.shards.commit", 1), ("backfill.finish", -1)],
-)
-def test_the_button_of_every_task_leads_to_its_job(
-    browse: Get, desk: Desk, ran: Driver, task_id: str, map_index: int
-) -> None:
-    Rights.give("reader", dags=[ran.dag.dag_id])
-    assert [link.name for link in ran.dag.task_dict[task_id].operator_extra_links] == ["Geneva job"]
-    pushed = ran.xcom(task_id, JobLink().xcom_key, map_index)
-    path = of_task(ran, task_id, map_index)
-    assert pushed == f"/geneva{path}"
-    page = browse(path)
-    assert f"Backfill of {desk.table.name}.n" in page
-    assert ">DONE<" in page
-    (job,) = desk.database.jobs()
-    assert job.id in page
-    assert f'href="/dags/{ran.dag.dag_id}"' in page
-    assert ["Planned by", "backfill.plan, try 1"] in cells(page)
-    assert ["20", "never computed"] in cells(page)
-    assert job.id not in browse(path, user="stranger", status=403)
-
-
-def test_the_tab_of_a_task_finds_its_job_however_airflow_writes_the_address(browse: Get, ran: Driver) -> None:
-    Rights.give("reader", dags=[ran.dag.dag_id])
-    assert "+" in ran.run_id
-    # Airflow 3.1 does not encode run ids, and no Airflow replaces the index of a task that is not mapped.
-    raw = f"/task?dag_id={ran.dag.dag_id}&run_id={ran.run_id}&task_id=backfill.finish&map_index={{MAP_INDEX}}"
-    assert ">DONE<" in browse(raw)
-    other = f"/task?dag_id={ran.dag.dag_id}&run_id={ran.run_id}&task_id=after&map_index=-1"
-    page = browse(other)
-    assert "works for no single job" in page
-    assert 'task_id=backfill.plan&map_index=-1">' in page
-    assert "has planned" in browse(other.replace("run_id=", "run_id=no"))
-
-
-def test_a_job_in_a_database_of_its_own_is_found_from_its_task(
-    browse: Get, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    desk.append("a")
-    desk.define(n="length")
-    connection = {"conn_type": "lance", "host": str(tmp_path / "elsewhere")}
-    monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps(connection))
-    run = Driver.trigger(dag_over(desk, f"dag_{desk.table.name}", database=desk.database.uri)).go()
-    Rights.give("reader", dags=[run.dag.dag_id])
-    page = browse(of_task(run, "backfill.plan"))
-    assert ">DONE<" in page
-    assert "/databases/lance_default" not in page
-
-
-def test_a_job_of_a_dag_is_for_those_who_may_read_the_dag(browse: Get, desk: Desk, ran: Driver) -> None:
-    importable = desk.table.column_udf("n")
-    own = desk.table.backfill("n", udf=importable, runner="inline", errors_only=True).job_id
-    (of_dag,) = (job.id for job in desk.database.jobs() if job.airflow)
-    shelf = "/databases/lance_default"
-    table = f"{shelf}/tables/{desk.table.name}"
-    Rights.give("author", dags=[ran.dag.dag_id])
-    Rights.give("operator", connections=["lance_default"])
-    Rights.give("neighbour", dags=["another_dag"])
-    # The DAG names the table as an asset, so its readers see the table, and jobs that nobody else can speak for.
-    assert sorted(ids_of(browse(shelf, "author"))) == sorted([own, of_dag])
-    assert ids_of(browse(shelf, "operator")) == [own]
-    browse(f"{table}/jobs/{of_dag}", "author")
-    browse(f"{table}/jobs/{own}", "author")
-    browse(f"{table}/jobs/{own}", "operator")
-    assert desk.table.name in browse(table, "author")
-    assert own in browse(f"{table}/standing", "author")
-    assert of_dag not in browse(f"{table}/standing", "operator")
-    for part in ("", "/live"):
-        browse(f"{table}/jobs/{of_dag}{part}", "operator", status=404)
-    for path in (shelf, table, f"{table}/standing", f"{table}/jobs/{of_dag}", f"{table}/jobs/{own}/live"):
-        page = browse(path, "neighbour", status=404)
-        assert desk.table.name not in page
-    assert "lance_default" not in browse("/", "neighbour")
-    assert "lance_default" in browse("/", "author")
-    # Where a database lies is for those who may read its connection.
-    assert desk.database.uri in browse(shelf, "operator")
-    assert desk.database.uri not in browse(shelf, "author") + browse("/", "author")
-
-
-def test_a_planned_job_of_another_dag_does_not_become_readable_by_naming_it(
-    browse: Get, desk: Desk, ran: Driver
-) -> None:  # fmt: skip
-    """Whoever writes a DAG can push what they like."""
-    summary = ran.xcom("backfill.plan", "summary")
-    with DAG(f"thief_{desk.table.name}", schedule=None) as dag:
-
-        @task
-        def steal(what: dict[str, Any]) -> None:
-            get_current_context()["ti"].xcom_push("summary", what)
-
-        steal.override(task_id="names_it")(summary)
-        steal.override(task_id="names_a_place")({**summary, "plan_uri": "/etc/passwd"})
-        steal.override(task_id="names_a_folder")({**summary, "job_id": "../../x"})
-    thief = Driver.trigger(dag).go()
-    assert thief.state == "success", thief.errors
-    Rights.give("thief", dags=[dag.dag_id])
-    for task_id in ("names_it", "names_a_place", "names_a_folder"):
-        page = browse(of_task(thief, task_id), "thief", status=404)
-        assert "DONE" not in page
-    Rights.give("both", dags=[dag.dag_id, ran.dag.dag_id])
-    assert ">DONE<" in browse(of_task(thief, "names_it"), "both")
-
-
-def test_only_connections_to_lance_databases_are_opened(reader: Get, database: Database) -> None:
-    page = reader("/")
-    assert ">shelf</a>" in page
-    assert "pg" not in [text for row in cells(page) for text in row]
-    assert "is not of type 'lance'" in text_of(reader("/databases/pg", status=404))
-    reader("/databases/unknown", status=404)
 
 
 # What cannot get out, and what cannot get in
@@ -640,16 +417,3 @@ def test_no_more_counts_are_begun_than_can_be_made() -> None:
     until = time.monotonic() + 20
     while counts.get(49, lambda: True, time.monotonic() + 1) is None:
         assert time.monotonic() < until
-
-
-def test_a_registered_dag_names_its_tables(browse: Get, database: Database) -> None:
-    with DAG("names_a_table", schedule=None) as dag:
-        BackfillTaskGroup(table="docs", column="y", lance_conn_id="shelf")
-    register(dag)
-    make_table(database)
-    make_table(database, "secret")
-    Rights.give("author", dags=["names_a_table"])
-    page = browse("/databases/shelf", "author")
-    assert ">docs</a>" in page
-    assert "secret" not in page
-    browse("/databases/shelf/tables/secret", "author", status=404)

@@ -22,7 +22,8 @@ from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import SILENT_WHILE_WORKING
-from airflow_geneva.job.record import Job, read_job
+from airflow_geneva.job.record import read_job
+from airflow_geneva.job.status import Job
 from airflow_geneva.run.background import JobFuture, start_in_background
 from airflow_geneva.run.job import Stopwatch
 from airflow_geneva.storage import Storage

@@ -78,6 +78,23 @@ def test_rows_that_fail_are_pending_until_they_are_given_up(make_table: MakeTabl
     assert standing(table).versions == {"1": 20}
 
 
+def test_rows_that_were_given_up_and_are_gone_or_changed_since_are_not_counted(make_table: MakeTable) -> None:
+    table = make_table([*range(20), 999, 1999, 2999])
+    table.add_columns({"y": skipping})
+    for _ in range(3):
+        table.backfill("y", runner="inline")
+    assert counts(standing(table)) == (UP_TO_DATE, 0, 3, 3)
+    table.lance.delete("x = 999")
+    table.lance.update({"x": "7"}, where="x = 1999")
+    for pending in (1, 0):
+        assert counts(standing(table))[1:] == (pending, 1, 1)
+        assert standing(table).versions == {"1": 21 - pending}
+        plan = table.plan_backfill("y")
+        assert plan.rows_pending == pending
+        assert "1 rows failed in 3 runs" in str(plan)
+        table.backfill("y", runner="inline")
+
+
 def test_values_of_older_code_count_as_computed_and_are_told_apart(make_table: MakeTable) -> None:
     table = make_table(50)
     table.add_columns({"y": triple})

@@ -141,6 +141,17 @@ def test_a_failed_job_shows_its_error_whatever_signs_are_in_it(table: Table, db:
     assert "[bold]no[/nothing] closes this" in run("status", db, job["id"])
 
 
+def test_a_damaged_record_is_told_and_left_out_of_the_list(table: Table, db: str) -> None:
+    whole = table.backfill("y", runner="inline").job_id
+    damaged = JobFolder.of(table.location.checkpoints, "29990101T000000-x")
+    damaged.storage.write_bytes("job.json", b'["of", "another", "shape"]')
+    assert [job["id"] for job in read("jobs", db)] == [whole]
+    for command in (["status", db, damaged.job_id], ["plan", db, "--job", damaged.job_id]):
+        assert f"Error: The record of job {damaged.job_id} in {damaged.storage.root} is damaged" in run(
+            *command, code=1
+        )
+
+
 def test_errors_prints_rows_with_their_traceback(table: Table, db: str) -> None:
     assert "No errors." in run("errors", db)
     job = table.backfill("y", runner="inline")

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from airflow_geneva.errors import DamagedRecord
+from airflow_geneva.job import error_records
 from airflow_geneva.job.error_records import ErrorRecord, count_errors, read_errors, write_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import SILENT_WHILE_WAITING, SILENT_WHILE_WORKING
 from airflow_geneva.job.progress import Progress, Reporter
-from airflow_geneva.job.record import Job, read_job, read_jobs
+from airflow_geneva.job.record import read_job, read_jobs
 from airflow_geneva.job.result import BackfillResult, ShardResult
+from airflow_geneva.job.status import Job
 from airflow_geneva.storage import Storage
 
 PRINT = "f" * 64
@@ -235,6 +238,41 @@ def test_damaged_and_foreign_folders_do_not_hide_the_others(checkpoints: Storage
     assert [job.id for job in read_jobs(checkpoints)] == [folder.job_id]
 
 
+@pytest.mark.parametrize(
+    ("name", "document"),
+    [
+        ("job.json", b"[1, 2]"),
+        ("job.json", b'"a text"'),
+        ("job.json", b"null"),
+        ("job.json", b'{"kind": "back'),
+        ("job.json", b"\xff\xfe"),
+        ("job.json", b"{}"),
+        ("job.json", json.dumps({**RECORD, "started": "yesterday"}).encode()),
+        ("job.json", json.dumps({**RECORD, "started": 1e300}).encode()),
+        ("job.json", json.dumps({**RECORD, "rows_total": float("inf")}).encode()),
+        ("job.json", json.dumps({**RECORD, "airflow": "by hand"}).encode()),
+        ("job.json", json.dumps({**RECORD, "reasons": [1]}).encode()),
+        ("result.json", b'{"state": "DONE"}'),
+        ("result.json", b'{"state": "DONE", "ended": 5, "result": []}'),
+        ("planned.json", b'{"shards": 3}'),
+        ("planned.json", b'{"fingerprint": "f", "shards": [{}]}'),
+        ("progress-0000.json", b'{"rows": {}}'),
+    ],
+)
+def test_a_damaged_job_is_told_from_one_that_is_not_there_and_does_not_hide_the_others(
+    checkpoints: Storage, folder: JobFolder, caplog: pytest.LogCaptureFixture, name: str, document: bytes
+) -> None:
+    damaged = JobFolder.of(checkpoints, "20260102T000000-b")
+    damaged.write_record(RECORD)
+    damaged.write_planned(PRINT, SIZES)
+    damaged.storage.write_bytes(name, document)
+    with pytest.raises(DamagedRecord, match=r"record of job 20260102T000000-b in .* is damaged"):
+        read_job(damaged)
+    assert [job.id for job in read_jobs(checkpoints)] == [folder.job_id]
+    assert "left out of the list: The record of job 20260102T000000-b" in caplog.text
+    assert read_job(JobFolder.of(checkpoints, "20260103T000000-c")) is None
+
+
 def test_a_job_reads_well_and_goes_through_json(folder: JobFolder) -> None:
     folder.write_record({**RECORD, **AIRFLOW, "where": "x > 1"})
     folder.write_planned(PRINT, SIZES)
@@ -277,6 +315,31 @@ def test_error_records_come_back_newest_first_and_once_each(checkpoints: Storage
     assert read_errors(checkpoints, most=5) == found
     assert len(read_errors(checkpoints, most=2)) == 2
     assert (read_errors(checkpoints, column="n"), read_errors(checkpoints, column="m")) == (found, [])
+
+
+def test_error_records_of_a_running_job_are_not_read_again_and_again(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Storage] = []
+    count = error_records.count_errors
+
+    def slow(job: Storage) -> int:
+        looked.append(job)
+        time.sleep(0.1)
+        return count(job)
+
+    monkeypatch.setattr(error_records, "count_errors", slow)
+    write_errors(folder.storage, "range-0-10", [error(1)])
+    assert [read(folder).errors for _ in range(20)] == [1] * 20
+    assert len(looked) == 1
+    write_errors(folder.storage, "range-10-20", [error(11)])
+    until = time.monotonic() + 20
+    while read(folder).errors != 2:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert len(looked) <= 3
+    end(folder)
+    assert read(folder).errors == 3, "what the result says"
 
 
 def test_running_a_range_again_replaces_its_error_records(checkpoints: Storage, folder: JobFolder) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.database import Database
+from airflow_geneva.errors import GenevaError, InvalidInput, StorageError, UdfError, without_secrets
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.storage import Storage, check_name, normalize_uri
 
@@ -22,6 +26,52 @@ def test_every_spelling_of_a_place_is_one_place(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "link").symlink_to(tmp_path / "db")
     monkeypatch.chdir(tmp_path)
     assert normalize_uri(spelling.format(tmp_path)) == os.path.realpath(tmp_path / "db")
+
+
+ENDPOINT = "http://planted:se:cr@t@127.0.0.1:9"
+
+
+@pytest.mark.parametrize("call", [lambda db: db.table_names(), lambda db: db.open_table("docs"), lambda db: db.jobs()])
+def test_an_endpoint_that_names_its_credentials_is_not_repeated(call: Callable[[Database], Any]) -> None:
+    """pylance repeats it in every error."""
+    options = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "aws_region": "us-east-1"}
+    quick = {"aws_endpoint": ENDPOINT, "allow_http": "true", "client_max_retries": "0", "client_retry_timeout": "1"}
+    with pytest.raises(GenevaError, match=re.escape("http://***@127.0.0.1:9/lake")) as told:
+        call(connect("s3://lake/db", {**options, **quick}))
+    assert "planted" not in str(told.value)
+
+
+@pytest.mark.parametrize("ending", ["result", "failed"])
+def test_what_a_job_keeps_of_its_failure_names_no_credentials(tmp_path: Path, ending: str) -> None:
+    folder = JobFolder.of(Storage.at(str(tmp_path)), "20260101T000000-a")
+    if ending == "result":
+        folder.write_result("FAILED", {}, f"cannot reach {ENDPOINT}/lake")
+    else:
+        with pytest.raises(OSError, match="planted"), folder.noting_failure("f" * 64, 0):
+            raise OSError(f"cannot reach {ENDPOINT}/lake")
+    [written] = (tmp_path / "jobs").rglob("*.json")
+    assert "cannot reach http://***@127.0.0.1:9/lake" in written.read_text()
+    assert "planted" not in written.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("GET https://user:pass@proxy:3128/x?a=1 failed", "GET https://***@proxy:3128/x?a=1 failed"),
+        ("https://token@host/x", "https://***@host/x"),
+        ("s3://key:secret@bucket/db, s3://other/db", "s3://***@bucket/db, s3://other/db"),
+        ("abfss://container@account/db", "abfss://container@account/db"),
+        ("GET https://h/c?sv=1&sig=a%2Fb%3D&se=2", "GET https://h/c?sv=1&sig=***&se=2"),
+        (
+            "https://h/o?X-Amz-Signature=abc&X-Amz-Security-Token=d)",
+            "https://h/o?X-Amz-Signature=***&X-Amz-Security-Token=***)",
+        ),
+        ("write to me@example.com: 1 & sig = 2", "write to me@example.com: 1 & sig = 2"),
+    ],
+)
+def test_urls_are_shown_without_users_passwords_and_signatures(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
+    assert str(StorageError(text)) == str(InvalidInput(text)) == str(UdfError(text)) == shown
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/db", "s3://bucket/db/", "gs://bucket/db", "abfss://c@account/db"])

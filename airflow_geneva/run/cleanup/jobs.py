@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from airflow_geneva.checkpoint.keys import key_part
-from airflow_geneva.errors import StorageError
+from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.record import Job, job_ids, read_job
+from airflow_geneva.job.record import job_ids, read_job
 from airflow_geneva.job.shard import in_parallel
+from airflow_geneva.job.status import Job
 from airflow_geneva.plan.values import Shard, Work
 from airflow_geneva.storage import Storage
 
@@ -82,14 +83,10 @@ def read_occupants(checkpoints: Storage) -> Occupants:
 
 def _read(checkpoints: Storage, job_id: str) -> Job | bool:
     """The job, or whether its folder has a record at all."""
-    folder = JobFolder.of(checkpoints, job_id)
     try:
-        job = read_job(folder, with_shards=False)
-    except StorageError:
-        raise
-    except (KeyError, TypeError, ValueError):
-        job = None
-    return folder.storage.exists("job.json") if job is None else job
+        return read_job(JobFolder.of(checkpoints, job_id), with_shards=False) or False
+    except DamagedRecord:
+        return True
 
 
 def planned_places(job: Storage, plans: Iterable[str], wanted: Collection[str]) -> set[Place] | None:

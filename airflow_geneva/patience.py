@@ -1,0 +1,116 @@
+"""Patience with stores: how long somebody waits who has others to serve meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from airflow_geneva.errors import StorageError
+from airflow_geneva.storage import is_engine_error, is_local
+
+_T = TypeVar("_T")
+
+_IMPATIENT = {"connect_timeout": "5s", "timeout": "20s", "client_max_retries": "1", "client_retry_timeout": "20"}
+_MOST_FOR_A_STORE = 8
+
+
+def impatient(uri: str, options: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Storage options with which an object store has to answer soon; those that are spelled out win.
+
+    Args:
+        uri: a normalized URI of the store.
+        options: storage options as sorted pairs.
+    """
+    return options if is_local(uri) else tuple(sorted({**_IMPATIENT, **dict(options)}.items()))
+
+
+@contextmanager
+def without_panics(what: str) -> Iterator[None]:
+    """Raise what pylance raises out of its native code as an error that `except Exception` catches.
+
+    Args:
+        what: cannot be read then.
+
+    Raises:
+        StorageError: in place of a panic.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or not is_engine_error(error):
+            raise
+        raise StorageError(f"{what} cannot be read: {error}.") from error
+
+
+class Threads:
+    """Threads for calls that may hang: some for each store, so that one that never answers holds up nobody else.
+
+    They are daemons, so that a server that is told to stop does not wait for them, and end when there is nothing to do.
+
+    Args:
+        name: of the threads.
+        most: threads for a store; further calls wait for one.
+    """
+
+    def __init__(self, name: str, most: int = _MOST_FOR_A_STORE) -> None:
+        self._name = name
+        self._most = most
+        self._lock = threading.Lock()
+        self._waiting: dict[Hashable, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        self._running: dict[Hashable, int] = {}
+
+    async def run(self, store: Hashable, call: Callable[[], _T], seconds: float) -> _T:
+        """The result of a call.
+
+        Args:
+            store: names the store that the call asks.
+            seconds: to wait for it. A call that goes on after that keeps its thread, and its result is thrown away.
+
+        Raises:
+            StorageError: it takes longer, or pylance panicked.
+            Exception: whatever the call raised.
+        """
+        future: Future[_T] = Future()
+        context = contextvars.copy_context()
+        entry = (future, lambda: context.run(call))
+        with self._lock:
+            self._waiting.setdefault(store, deque()).append(entry)
+            running = self._running.get(store, 0)
+            if running < self._most:
+                self._running[store] = running + 1
+                threading.Thread(target=self._work, args=(store,), name=self._name, daemon=True).start()
+        answer = asyncio.wrap_future(future)
+        try:
+            await asyncio.wait({answer}, timeout=seconds)
+            if not answer.done():
+                raise StorageError(f"The store has not answered for {seconds:g} seconds.")
+            return answer.result()
+        finally:
+            answer.cancel()
+            with self._lock, suppress(KeyError, ValueError):  # not begun, and not wanted any more
+                self._waiting[store].remove(entry)
+
+    def _work(self, store: Hashable) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting[store]:
+                    self._running[store] -= 1
+                    if not self._running[store]:
+                        del self._running[store], self._waiting[store]
+                    return
+                future, call = self._waiting[store].popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                with without_panics("What was asked for"):
+                    found = call()
+            except BaseException as error:  # whoever waits is told
+                future.set_exception(error)
+            else:
+                future.set_result(found)

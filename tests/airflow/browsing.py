@@ -1,0 +1,104 @@
+"""What tests of the pages share: who asks for a page as whom, and what every page has to be like."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from html import unescape
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from airflow.api_fastapi.app import create_auth_manager, purge_cached_app
+from fastapi.testclient import TestClient
+
+from airflow_geneva import Database, Table, connect
+from airflow_geneva.links.job import JobLink
+from airflow_geneva.pages import access
+from airflow_geneva.pages.app import app
+from tests.airflow.driving import Driver
+from tests.airflow.rights import Rights
+from tests.counting import triple
+
+SECRET = "a-secret-access-key-of-somebody"
+Get = Callable[..., Any]
+
+
+def browsing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Get]:
+    """Asks for a page as somebody, and gives the answer; every page that comes back is looked through."""
+    monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "tests.airflow.rights.Rights")
+    monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
+    monkeypatch.setattr(Rights, "dags", {})
+    monkeypatch.setattr(Rights, "connections", {})
+    monkeypatch.setattr(access, "_KEPT_SECONDS", 1e-9)
+    manager = create_auth_manager()
+    client = TestClient(app, raise_server_exceptions=True, root_path="/geneva")
+
+    def get(path: str, user: str | None = "reader", status: int = 200) -> str:
+        headers = {} if user is None else {"Authorization": f"Bearer {Rights.token(user, manager)}"}
+        answer = client.get(path, headers=headers)
+        assert answer.status_code == status, f"{path}: {answer.status_code} {answer.text[:2000]}"
+        assert_harmless(answer)
+        return str(answer.text)
+
+    yield get
+    purge_cached_app()
+
+
+def assert_harmless(answer: Any) -> None:
+    """No script or style inside of a page, nothing from elsewhere, no secret, and headers that say so."""
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'self'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert SECRET not in answer.text
+    if "html" in answer.headers["content-type"]:
+        assert answer.headers["cache-control"] == "no-store"
+        tags = " ".join(re.findall(r"<[^>]*>", answer.text))
+        assert not re.search(r"<script(?! src=\"/geneva/static/)|<style|\sstyle=|\son[a-z]+=|javascript:", tags)
+        assert not re.search(r"(?:src|href|data-live)=\"(?!/)", answer.text)
+
+
+def shelf_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
+    """The database of the connection `shelf`, which `reader` may read."""
+    made = connect(path)
+    Path(made.uri).mkdir()
+    options = {"aws_secret_access_key": SECRET}
+    connection = {"conn_type": "lance", "host": made.uri, "extra": {"storage_options": options}}
+    monkeypatch.setenv("AIRFLOW_CONN_SHELF", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW_CONN_PG", json.dumps({"conn_type": "postgres", "host": made.uri}))
+    return made
+
+
+def make_table(database: Database, name: str = "docs", rows: int = 100) -> Table:
+    data = pa.table({"x": pa.array(range(rows), pa.int64())})
+    made = database.create_table(name, data, max_rows_per_file=25)
+    made.add_columns({"y": triple})
+    return made
+
+
+def of_job(table: str, job_id: str) -> str:
+    return f"/databases/shelf/tables/{table}/jobs/{job_id}"
+
+
+def cells(html: str) -> list[list[str]]:
+    """The texts of a page's tables, row by row."""
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", html, re.DOTALL)
+    return [[text_of(cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL)] for row in rows]
+
+
+def text_of(html: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
+
+
+def ids_of(html: str) -> list[str]:
+    return re.findall(r'<td class="id"><a href="[^"]*">([^<]*)</a>', html)
+
+
+def of_task(run: Driver, task_id: str, map_index: int = -1) -> str:
+    key = SimpleNamespace(dag_id=run.dag.dag_id, run_id=run.run_id, task_id=task_id, map_index=map_index)
+    return JobLink().get_link(run.dag.task_dict[task_id], ti_key=key).removeprefix("/geneva")
