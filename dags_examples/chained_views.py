@@ -9,10 +9,18 @@ from airflow_geneva.assets import lance_asset
 from airflow_geneva.operators import CreateMaterializedViewOperator
 from airflow_geneva.task_groups import RefreshTaskGroup
 
-with DAG(dag_id="refresh_long_verses", schedule=[lance_asset("verses")], tags=["geneva"], doc_md=__doc__):
+with DAG(
+    dag_id="refresh_long_verses", schedule=[lance_asset("verses")], max_active_runs=1, tags=["geneva"], doc_md=__doc__
+):
     RefreshTaskGroup(view="long_verses", source="verses", inline_below_rows=1000)
 
-with DAG(dag_id="refresh_verses_of_light", schedule=[lance_asset("long_verses")], tags=["geneva"], doc_md=__doc__):
+with DAG(
+    dag_id="refresh_verses_of_light",
+    schedule=[lance_asset("long_verses")],
+    max_active_runs=1,
+    tags=["geneva"],
+    doc_md=__doc__,
+):
     define = CreateMaterializedViewOperator(
         task_id="define", view="verses_of_light", table="long_verses", where="text LIKE '%light%'"
     )

@@ -1,4 +1,4 @@
-"""What the documentation's site is built with: the command line's reference, and docstrings as they are meant."""
+"""What the documentation's site is built with: references of commands and options, and docstrings as they are meant."""
 
 from __future__ import annotations
 
@@ -10,16 +10,35 @@ import griffe
 import typer
 
 from airflow_geneva.cli import app
+from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.plan.values import Sizing
 
 _COMMANDS = "<!-- commands -->"
+_CONFIGURATION = "<!-- configuration -->"
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr):`~?([^`]+)`")
 _SEVERAL = re.compile(r"(?P<indent> +)(?P<names>\w+(?:, \w+)+): (?P<text>.+)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the commands of `airflow-geneva` where a page asks for them."""
-    return markdown.replace(_COMMANDS, "\n".join(describe_commands())) if _COMMANDS in markdown else markdown
+    """Put the commands of `airflow-geneva`, and the options of Airflow's configuration, where a page asks for them."""
+    for asked, describe in ((_COMMANDS, describe_commands), (_CONFIGURATION, describe_configuration)):
+        if asked in markdown:
+            markdown = markdown.replace(asked, "\n".join(describe()))
+    return markdown
+
+
+def describe_configuration() -> Iterator[str]:
+    """The sections and options that Airflow is told of, as Markdown."""
+    for section, about in get_provider_info()["config"].items():
+        yield f"{_markdown(about['description'])}\n"
+        yield "| option | meaning | default | in the environment |\n|---|---|---|---|"
+        for name, option in about["options"].items():
+            variable = f"AIRFLOW__{section}__{name}".upper()
+            yield f"| `{name}` | {_markdown(option['description'])} | `{option['default']}` | `{variable}` |"
+
+
+def _markdown(text: str) -> str:
+    return text.replace("``", "`")
 
 
 def describe_commands() -> Iterator[str]:
@@ -37,7 +56,7 @@ def _describe(command: Any, name: str) -> Iterator[str]:
     yield f"## {name}\n"
     yield f"```text\n{' '.join([name, *(argument.metavar for argument in arguments), '[OPTIONS]'])}\n```\n"
     yield f"{command.help}\n"
-    yield "| | |\n|---|---|"
+    yield "| argument or option | meaning |\n|---|---|"
     yield from (f"| `{argument.metavar}` | {argument.help} |" for argument in arguments)
     for option in options:
         default = "" if option.default in (None, False) else f" Default: `{option.default}`."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from airflow.models.asset import AssetDagRunQueue
 from airflow.models.dag import DagModel
 from airflow.sdk import DAG
-from airflow.timetables.base import TimeRestriction
+from airflow.timetables.base import DataInterval, TimeRestriction
 from airflow.utils.session import create_session
 from sqlalchemy import delete, select
 
@@ -128,6 +129,16 @@ def test_the_scheduler_finds_a_second_run_after_the_first(airflow_db: Path, name
     assert second.logical_date > first.logical_date
 
 
+def test_hours_that_were_missed_are_made_up_for_by_one_run(airflow_db: Path) -> None:
+    dag = register(example("hourly_refresh"))
+    restriction = TimeRestriction(dag.start_date, None, catchup=dag.catchup)
+    first = dag.timetable.next_dagrun_info(last_automated_data_interval=None, restriction=restriction).logical_date
+    last = DataInterval.exact(first.subtract(hours=5))
+    following = dag.timetable.next_dagrun_info(last_automated_data_interval=last, restriction=restriction)
+    assert following.logical_date >= first.subtract(hours=1)
+    assert dag.max_active_runs == 1
+
+
 def test_a_view_of_a_computed_column_is_made_and_then_follows(
     desk: Desk, verses: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,3 +175,31 @@ def test_a_view_on_a_view_is_set_off_by_the_view_below_it(desk: Desk, verses: Ta
         go(second)
         assert texts(desk, "verses_of_light") == [text for text in texts(desk, "long_verses") if "light" in text]
         assert len(events("lance_default/verses_of_light")) == before + 1
+
+
+def test_a_chain_in_one_dag_stops_at_a_failure_and_goes_on_when_it_is_cleared(desk: Desk, verses: Table) -> None:
+    verses.add_columns({"embedding": importlib.import_module("embedding_udfs").embed})
+    dag = example("chain_in_one_dag")
+    go(dag)
+    assert texts(desk, "embedded_verses") == sorted([LONG, DULL, "short"])
+    assert texts(desk, "verses_of_light") == [LONG]
+
+    verses.add([{"text": f"{LONG} Amen."}])
+    run = Driver.trigger(dag).go(kill="refresh_embedded.shards.apply")
+    states = run.states()
+    assert (run.state, states["embed.finish"], states["refresh_of_light.plan"]) == (
+        "failed",
+        "success",
+        "upstream_failed",
+    )
+    assert "Clear it with its downstream tasks." in run.error("refresh_of_light.finish")
+    assert len(texts(desk, "embedded_verses")) == 3
+    assert texts(desk, "verses_of_light") == [LONG]
+
+    run.clear("refresh_embedded.shards.apply").go()
+    assert run.state == "success", run.errors
+    assert [run.xcom(f"{group}.finish")["rows_computed"] for group in ("refresh_embedded", "refresh_of_light")] == [
+        1,
+        1,
+    ]
+    assert texts(desk, "verses_of_light") == [LONG, f"{LONG} Amen."]

@@ -13,7 +13,8 @@ README = (ROOT / "README.md").read_text()
 
 
 def section(path: Path, name: str) -> str:
-    match = re.search(rf"# --8<-- \[start:{name}\]\n(.*?)# --8<-- \[end:{name}\]", path.read_text(), re.DOTALL)
+    begin, end = (rf"(?:#|<!--) --8<-- \[{edge}:{name}\]" for edge in ("start", "end"))
+    match = re.search(rf"{begin}(?: -->)?\n(.*?){end}", path.read_text(), re.DOTALL)
     assert match, f"{path} has no section {name}"
     return match[1]
 

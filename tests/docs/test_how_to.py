@@ -38,6 +38,20 @@ def test_the_snippet_about_some_rows_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert left["table"].to_arrow().column("n").to_pylist() == [1, 2, 3, 4, 5, None]
 
 
+def test_the_snippet_about_chains_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(DOCS / "snippets"))
+    left = run("chains")
+    assert left["long_docs"].to_arrow()["id"].to_pylist() == [1, 2]
+    assert left["sentences"].to_arrow()["sentence"].to_pylist() == ["One two", "Three", "Four five six"]
+
+
+def test_the_snippet_about_old_versions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = run("old_versions")
+    assert len(left["dataset"].versions()) == 2, "nothing of today goes"
+
+
 def test_the_snippet_about_changed_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     left = run("changing")

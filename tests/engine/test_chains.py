@@ -1,0 +1,149 @@
+"""A column that feeds a view that feeds a view: what a change of one link makes the next one run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import UDF, Table, View, connect, udf
+from airflow_geneva.errors import CodeChanged, JobFailed
+from airflow_geneva.run import refresh as run
+from tests.counting import Trace
+from tests.engine.conftest import MakeTable
+from tests.invariants import assert_exact
+from tests.udfs_for_tests import views as udfs
+
+ROWS = 40
+
+
+def other_code(*changed: int) -> UDF:
+    """Code of another version that gives what `plus` gives, but for some inputs."""
+
+    @udf(data_type=pa.int64(), name="plus", version="2")
+    def plus(x: int) -> int:
+        return x + 1 + (100 if x in changed else 0)
+
+    return plus
+
+
+def of_view(made_of: View) -> View:
+    """A view on a view, which leaves a trace of the values of `p` that it sees."""
+    query = made_of.query().where("p IS NOT NULL").select({"id": "id", "q": (udfs.plus, ["p"])})
+    return query.create_materialized_view(name="upper")
+
+
+def both(view: View) -> list[tuple[int, int]]:
+    return sorted((row["id"], row["q"]) for row in view.to_arrow().to_pylist())
+
+
+@pytest.fixture
+def lower(make_table: MakeTable) -> View:
+    query = make_table(ROWS).query().select({"id": "id", "x": "x", "p": "x % 100"})
+    return query.create_materialized_view(name="lower")
+
+
+def refresh(*views: View) -> list[Any]:
+    return [view.refresh(runner="inline") for view in views]
+
+
+def test_a_row_that_changed_in_a_view_is_run_by_the_view_on_it_whatever_column_it_changed_in(
+    lower: View, trace: Trace
+) -> None:
+    table, upper = lower.source(), of_view(lower)
+    refresh(lower, upper)
+    trace.clear()
+    table.lance.update({"x": "x + 1000"}, where="id = 7")
+    refresh(lower, upper)
+    assert_exact(trace, [7])
+    assert both(upper) == [(i, i + 1) for i in range(ROWS)]
+
+
+def test_a_view_that_is_computed_anew_makes_the_view_on_it_compute_all_even_to_the_same_values(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(ROWS)
+    lower = table.query().select({"id": "id", "p": (udfs.plus, ["x"])}).create_materialized_view(name="lower")
+    upper = lower.query().select({"id": "id", "q": "p + 1"}).create_materialized_view(name="upper")
+    refresh(lower, upper)
+    with monkeypatch.context() as code:
+        code.setattr(run, "load_udfs", lambda made: {"p": other_code()} if made.source_table == "docs" else {})
+        with pytest.raises(CodeChanged):
+            lower.refresh(runner="inline")
+        assert upper.refresh(runner="inline").rows_computed == 0, "the first stopped, so there is nothing for the next"
+        assert lower.refresh(runner="inline", on_code_change="recompute").rows_computed == ROWS
+        assert upper.refresh(runner="inline").rows_computed == ROWS
+    assert both(upper) == [(i, i + 2) for i in range(ROWS)]
+
+
+def of_table(table: Table) -> View:
+    """A view of the values that a column has, refreshed before and after they are computed."""
+    query = table.query().where("p IS NOT NULL").select({"id": "id", "q": (udfs.plus, ["p"])})
+    upper = query.create_materialized_view(name="upper")
+    assert upper.refresh(runner="inline").rows_computed == 0
+    table.backfill("p", runner="inline")
+    assert upper.refresh(runner="inline").rows_computed == ROWS
+    return upper
+
+
+def test_a_column_that_is_computed_anew_costs_the_view_on_it_only_the_values_that_changed(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    table = make_table(ROWS)
+    table.add_columns({"p": udfs.plus})
+    upper = of_table(table)
+    trace.clear()
+    again = other_code(3, 30)
+    assert table.backfill("p", udf=again, runner="inline", on_code_change="recompute").rows_computed == ROWS
+    refresh(upper)
+    assert_exact(trace, [104, 131])
+    assert both(upper) == [(i, i + 2 + (100 if i in (3, 30) else 0)) for i in range(ROWS)]
+
+
+def test_rows_that_came_before_their_column_was_computed_enter_with_its_value(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    table = make_table(ROWS)
+    table.add_columns({"p": udfs.plus})
+    upper = of_table(table)
+    table.add([{"id": ROWS, "x": ROWS}])
+    assert upper.refresh(runner="inline").rows_computed == 0
+    table.backfill("p", runner="inline")
+    assert upper.refresh(runner="inline").rows_computed == 1
+    assert both(upper) == [(i, i + 2) for i in range(ROWS + 1)]
+
+
+def test_a_view_on_a_view_that_was_dropped_and_made_anew_follows_the_new_one(lower: View, trace: Trace) -> None:
+    table, upper = lower.source(), of_view(lower)
+    refresh(lower, upper)
+    database = connect(table.location.database_uri)
+    database.drop_table("lower")
+    made = table.query().where("id >= 30").select({"id": "id", "x": "x", "p": "x % 100"})
+    lower = made.create_materialized_view(name="lower")
+    refresh(lower, upper)
+    assert both(upper) == [(i, i + 1) for i in range(30, ROWS)]
+
+
+def test_a_failure_in_the_middle_leaves_what_is_above_as_it_was(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(ROWS)
+    lower = table.query().select({"id": "id", "p": (udfs.plus, ["x"])}).create_materialized_view(name="lower")
+    upper = lower.query().select({"id": "id", "q": "p + 1"}).create_materialized_view(name="upper")
+    refresh(lower, upper)
+    table.add([{"id": ROWS, "x": ROWS}])
+
+    def broken(x: pa.Int64Array) -> pa.Int64Array:
+        raise RuntimeError("no service")
+
+    with monkeypatch.context() as code:
+        code.setattr(run, "load_udfs", lambda definition: {"p": replace(udfs.plus, func=broken)})
+        with pytest.raises(JobFailed, match="no service"):
+            lower.refresh(runner="inline")
+    before = upper.version
+    assert upper.refresh(runner="inline").rows_computed == 0
+    assert upper.version == before
+    assert [result.rows_computed for result in refresh(lower, upper)] == [1, 1]
+    assert both(upper) == [(i, i + 2) for i in range(ROWS + 1)]
