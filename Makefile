@@ -1,4 +1,4 @@
-# AIRFLOW=3.1: an environment of its own, with that Airflow.
+# AIRFLOW=3.1, AIRFLOW=3.2: an environment of its own, with that Airflow.
 VENV := .venv$(if $(AIRFLOW),-$(AIRFLOW))
 LOCK := requirements/$(if $(AIRFLOW),airflow-$(AIRFLOW),dev).txt
 BIN := $(VENV)/bin
@@ -24,7 +24,7 @@ demo: install ## Embed the verses of a book with Airflow and Spark: make demo QU
 demo-ui: install ## Open the Airflow UI on what the demo left
 	@$(BIN)/python -m dags_examples.demo --ui
 
-test: install ## Run all tests but the long ones; against another Airflow: make test AIRFLOW=3.1
+test: install ## Run all tests but the long ones; against another Airflow: make test AIRFLOW=3.1 (or 3.2)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: install ## Run the tests that need no Spark, no Airflow and no killing
@@ -50,7 +50,7 @@ docs: install ## Build the documentation into site/, warnings are errors
 
 lock: install ## Resolve requirements/*.txt again, keeping what still fits (needs uv)
 	@command -v uv >/dev/null || { echo "lock: uv is not on PATH. Install it: pip install uv" >&2; exit 1; }
-	@for lock in dev airflow-3.1; do \
+	@for lock in dev airflow-3.1 airflow-3.2; do \
 		held=requirements/$$lock.in; \
 		uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.10 \
 			$$(test ! -f $$held || echo --constraint $$held) \

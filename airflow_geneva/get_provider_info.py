@@ -57,6 +57,47 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "extra-links": ["airflow_geneva.links.job.JobLink"],
         "plugins": [{"name": "geneva", "plugin-class": "airflow_geneva.plugin.GenevaPlugin"}],
+        "config": {
+            "geneva": {
+                "description": (
+                    "What backfills and refreshes do where neither their DAG nor the environment says otherwise. "
+                    "Read by each task when it starts, on its worker."
+                ),
+                "options": {
+                    "inline_below_rows": {
+                        "description": (
+                            "A shard with fewer rows to run is computed in its ``apply`` task, without Spark. "
+                            "A task's own ``inline_below_rows`` goes first; with 0 every shard goes to Spark."
+                        ),
+                        "version_added": "0.1.0",
+                        "type": "integer",
+                        "example": "1000",
+                        "default": "0",
+                    },
+                    "concurrency": {
+                        "description": (
+                            "Task slots that one spark-submit asks of the cluster. "
+                            "A task's own ``concurrency`` goes first."
+                        ),
+                        "version_added": "0.1.0",
+                        "type": "integer",
+                        "example": "32",
+                        "default": "8",
+                    },
+                    "version_conflict_max_retries": {
+                        "description": (
+                            "How often a task tries a commit again that others kept from being made, before it fails. "
+                            "The environment variable ``GENEVA_VERSION_CONFLICT_MAX_RETRIES`` goes first; it also "
+                            "counts where there is no Airflow."
+                        ),
+                        "version_added": "0.1.0",
+                        "type": "integer",
+                        "example": "30",
+                        "default": "10",
+                    },
+                },
+            },
+        },
         "connection-types": [
             {
                 "connection-type": "lance",

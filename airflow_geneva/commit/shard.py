@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from airflow_geneva.checkpoint.keys import md5
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.state import Fact, append_ledger, load_state, looked_at
+from airflow_geneva.commit.conflicts import MORE_RETRIES, is_conflict, max_retries
 from airflow_geneva.commit.verify import Candidate, Verdict, verify
 from airflow_geneva.errors import CommitConflict, StorageError
 from airflow_geneva.faults import fault_point
@@ -34,18 +34,7 @@ logger = logging.getLogger("airflow_geneva.commit")
 _IDS_A_READ = 10_000
 # About a second; of more rows than this, those that were deleted count as left, and the next plan knows better.
 _MOST_LOOKED_UP = 1_000_000
-
-_CONFLICTS = ("commit conflict", "Incompatible transaction", "Commit conflict")
-
-
-def max_retries() -> int:
-    """How often a commit is tried again after a conflict (``GENEVA_VERSION_CONFLICT_MAX_RETRIES``, 10)."""
-    return int(os.environ.get("GENEVA_VERSION_CONFLICT_MAX_RETRIES", "10"))
-
-
-def is_conflict(error: OSError) -> bool:
-    """Whether a commit failed because somebody else's came first."""
-    return any(sign in str(error) for sign in _CONFLICTS)
+_MOST_WARNED = 5
 
 
 class ShardCommitter:
@@ -81,6 +70,7 @@ class ShardCommitter:
         self._by_others = 0
         self._gone: list[tuple[Candidate, Ranges]] = []
         self._looked_up = 0
+        self._warned = 0
 
     def commit(
         self,
@@ -109,6 +99,8 @@ class ShardCommitter:
         for at in range(0, len(candidates), size):
             self._commit_group(candidates[at : at + size])
             on_group(len(self._done), sum(done.work.rows for done in self._done), tuple(self._versions))
+        if self._warned > _MOST_WARNED:
+            logger.warning("%s more fragments are left for the next run.", self._warned - _MOST_WARNED)
         ours = sum(n for c in self._done for job, n in c.staged.by_job if job == self.work.job_id)
         # An earlier job may have computed rows that were deleted before this one was planned.
         everyone = sum(len(c.staged.computed & c.work.due) for c in self._done)
@@ -165,8 +157,7 @@ class ShardCommitter:
             time.sleep(wait)
         raise CommitConflict(
             f"Others changed table {self.work.table_name!r} at every one of {attempts + 1} tries to commit column "
-            f"{self.work.column!r}. Nothing is lost: run the task again when it is quieter, or raise "
-            "GENEVA_VERSION_CONFLICT_MAX_RETRIES."
+            f"{self.work.column!r}. Nothing is lost: run the task again when it is quieter, or {MORE_RETRIES}."
         )
 
     def _computed_by_others(
@@ -245,7 +236,9 @@ class ShardCommitter:
             self._gone.append((candidate, gone))
         rows = candidate.work.rows - len(gone)
         if rows:
-            logger.warning("Fragment %s is left for the next run: %s.", candidate.work.id, why)
+            self._warned += 1
+            if self._warned <= _MOST_WARNED:
+                logger.warning("Fragment %s is left for the next run: %s.", candidate.work.id, why)
             self._left.append((candidate.work.id, rows, why))
 
     def _facts(

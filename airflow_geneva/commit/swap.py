@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.commit.conflicts import MORE_RETRIES, is_conflict, max_retries
 from airflow_geneva.commit.contents import (
     LOOKED_AT,
     PLAN,
@@ -27,7 +28,6 @@ from airflow_geneva.commit.contents import (
     read_intents,
     write_intent,
 )
-from airflow_geneva.commit.shard import is_conflict, max_retries
 from airflow_geneva.errors import CommitConflict
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import JOB_PROPERTY
@@ -127,7 +127,7 @@ def swap_rows(
         return int(swapped.version), ""
     raise CommitConflict(
         f"Others changed view {work.table_name!r} at every one of {attempts + 1} tries to swap its rows. Nothing is "
-        "lost: run the task again when it is quieter, or raise GENEVA_VERSION_CONFLICT_MAX_RETRIES."
+        f"lost: run the task again when it is quieter, or {MORE_RETRIES}."
     )
 
 

@@ -20,6 +20,7 @@ from airflow_geneva.java import java_environment
 from airflow_geneva.job.folder import shard_name
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.links.job import JobLink
+from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import OpenPlan, check_shard, open_database, stop_here
 from airflow_geneva.operators._retries import with_retry_policy
 from airflow_geneva.operators._templated import optional_int
@@ -39,6 +40,8 @@ from airflow_geneva.spark_submit import (
 from airflow_geneva.udf_definition import UdfDefinition
 
 _ERROR_LINE = "airflow_geneva: "
+_STARTED = ("_submit_sp", "_yarn_application_id", "_kubernetes_driver_pod")
+"""What the hook knows of a driver that is there to be ended."""
 
 
 class ApplyOperator(SparkSubmitOperator):
@@ -53,7 +56,8 @@ class ApplyOperator(SparkSubmitOperator):
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
         spark_conn_id: the Airflow connection of the Spark master.
-        inline_below_rows: a shard with fewer rows to run is computed in the task itself.
+        inline_below_rows: a shard with fewer rows to run is computed in the task itself; by default as
+            `[geneva] inline_below_rows` says, which is 0.
         retry_policy: from Airflow 3.3 on, when to try again; None: a wrong request is not tried again.
         kwargs: as for `SparkSubmitOperator`; `conf` and its own arguments go before what the UDF's resources and the
             plan's `concurrency` come to. `env_vars` is templated, and not kept among the rendered fields.
@@ -75,7 +79,7 @@ class ApplyOperator(SparkSubmitOperator):
         lance_conn_id: str = "lance_default",
         database: str | None = None,
         spark_conn_id: str = "spark_default",
-        inline_below_rows: int | str = 0,
+        inline_below_rows: int | str | None = None,
         retry_policy: Any = None,
         **kwargs: Any,
     ) -> None:
@@ -89,12 +93,13 @@ class ApplyOperator(SparkSubmitOperator):
         self._driver: tuple[str, Mapping[str, str]] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        configured = Configuration.read()
         reference = check_shard(self.shard)
         plan = OpenPlan.of(open_database(self.lance_conn_id, self.database), reference)
         shard = plan.load_shard(reference["shard"])
         # While the cluster has no place for it, there is no driver to show signs of life.
         with beating(plan.folder.storage, "apply"), plan.folder.noting_failure(plan.fingerprint, shard.index):
-            how = self._compute(plan, shard, context)
+            how = self._compute(plan, shard, context, configured)
         done = plan.folder.read_shard("apply", plan.fingerprint, shard.index)
         if done is None:
             raise AirflowException(
@@ -104,7 +109,7 @@ class ApplyOperator(SparkSubmitOperator):
         self.log.info("Shard %s of %s: %s rows computed %s.", shard.index, plan.target, done["rows_run"], how)
         return done
 
-    def _compute(self, plan: OpenPlan, shard: Shard, context: Context) -> str:
+    def _compute(self, plan: OpenPlan, shard: Shard, context: Context, configured: Configuration) -> str:
         """Get the shard computed; returns how, in words."""
         work = plan.saved.work
         again = plan.folder.read_shard("apply", plan.fingerprint, shard.index) is not None
@@ -112,7 +117,8 @@ class ApplyOperator(SparkSubmitOperator):
             _keep(plan, shard, rows_run=0, seconds=0.0)
             return "(all of it was ready, no Spark started)"
         rows = sum(min(item.rows, len(item.missing)) for item in shard.to_apply)
-        if rows < (optional_int("inline_below_rows", self.inline_below_rows) or 0):
+        given = optional_int("inline_below_rows", self.inline_below_rows)
+        if rows < (configured.inline_below_rows if given is None else given):
             kit = open_kit(work)
             # The run keeps to the code it was planned with. If that is not what this process has, Spark has it.
             if has_planned_code(kit):
@@ -120,12 +126,24 @@ class ApplyOperator(SparkSubmitOperator):
                 reports = apply_here(plan.location, work, shard, kit)
                 _keep(plan, shard, sum(report.rows_run for report in reports), time.monotonic() - began)
                 return "in this task"
+        self._remember_by_plan(plan.fingerprint, again)
         self._scratch = Scratch.make(work.job_id, shard.index)
         try:
             self._submit(plan, shard, self._scratch, context)
         finally:
             self._scratch.remove()
         return "on Spark"
+
+    def _remember_by_plan(self, fingerprint: str, again: bool) -> None:
+        """Let a `durable` task go back to an application of this very plan only.
+
+        Airflow remembers what a task submitted also when it is cleared, and takes an application that ended well for
+        the one that is asked for.
+        """
+        self.external_id_key = f"{SparkSubmitOperator.external_id_key}_{fingerprint}"
+        self._K8S_DRIVER_STATUS_KEY = f"k8s_driver_status_{fingerprint}"
+        if again:  # it ended well, and what it computed is gone
+            self.durable = False
 
     def _submit(self, plan: OpenPlan, shard: Shard, scratch: Scratch, context: Context) -> None:
         work = plan.saved.work
@@ -142,7 +160,7 @@ class ApplyOperator(SparkSubmitOperator):
         master = SparkMaster.parse(connection["master"], self._conn_id).limited(work.sizing.concurrency)
         options = dict(plan.location.options)
         if connection["deploy_mode"] == "cluster":
-            _check_cluster(self.lance_conn_id, options, given)
+            _check_cluster(master, self.lance_conn_id, options, given)
         # Given to the hook, the base class would lay them over the worker's whole environment, or write them on the
         # command line. Here they are part of the driver's own environment.
         self.env_vars = None
@@ -167,6 +185,12 @@ class ApplyOperator(SparkSubmitOperator):
             hook._connection["master"], environment = self._driver
             setattr(hook, "submit", functools.partial(hook.submit, env=environment))  # noqa: B010
         return hook
+
+    def poll_until_complete(self, external_id: Any, context: Context) -> None:
+        # The hook ends what it knows of when the task is stopped, and knows only of what it submitted itself.
+        if self._hook is not None and self._hook._is_yarn_cluster_mode:
+            self._hook._yarn_application_id = external_id
+        super().poll_until_complete(external_id, context)
 
     def _check_connection(self) -> Mapping[str, Any]:
         """What the Spark connection comes to; Airflow itself would take one that it cannot read for `yarn`."""
@@ -222,7 +246,9 @@ class ApplyOperator(SparkSubmitOperator):
         return environment
 
     def on_kill(self) -> None:
-        if self._hook is None or self._hook._submit_sp is None:
+        hook = self._hook
+        # One that was gone back to has no spark-submit in this process.
+        if hook is None or not any(getattr(hook, name, None) for name in _STARTED):
             stop_here()
             return
         super().on_kill()
@@ -256,7 +282,14 @@ def _code(plan: OpenPlan, scratch: Scratch) -> list[str]:
     return archives
 
 
-def _check_cluster(lance_conn_id: str, options: Mapping[str, str], given: Mapping[str, str]) -> None:
+def _check_cluster(
+    master: SparkMaster, lance_conn_id: str, options: Mapping[str, str], given: Mapping[str, str]
+) -> None:
+    if master.kind == "spark":
+        raise AirflowFailException(
+            f"Spark's deploy mode is 'cluster', and on a standalone master ({master.url}) it runs no Python programs "
+            "in that mode. Use deploy mode 'client'."
+        )
     if options:
         raise AirflowFailException(
             f"Airflow connection {lance_conn_id!r} holds storage options, and Spark's deploy mode is 'cluster', where "

@@ -7,8 +7,10 @@ from typing import Any
 
 from airflow.sdk import Context
 
+from airflow_geneva.commit.conflicts import conflict_retries
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.links.job import JobLink
+from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan, check_shard
 from airflow_geneva.run.planned import commit_planned
 
@@ -37,10 +39,12 @@ class CommitOperator(LanceOperator):
         self.shard = shard
 
     def execute(self, context: Context) -> dict[str, Any]:
+        configured = Configuration.read()
         shard = check_shard(self.shard)
         plan = OpenPlan.of(self.open_database(), shard)
         failure = plan.folder.noting_failure(plan.fingerprint, shard["shard"])
-        with beating(plan.folder.storage, "commit"), failure:
+        patience = conflict_retries(configured.version_conflict_max_retries)
+        with beating(plan.folder.storage, "commit"), failure, patience:
             result = commit_planned(plan.location, plan.saved, plan.load_shard(shard["shard"]))
         state = "visible" if result.visible else "verified"
         self.log.info(

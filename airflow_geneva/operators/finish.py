@@ -11,12 +11,14 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import Asset, AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
+from airflow_geneva.commit.conflicts import conflict_retries
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.announcement import Mark, find_commits, read_marks, remove_mark
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.links.job import JobLink
+from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan
 from airflow_geneva.operators._openlineage import lineage_of
 from airflow_geneva.operators.plan import SUMMARY
@@ -51,7 +53,8 @@ class FinishOperator(LanceOperator):
     operator_extra_links = (JobLink(),)
 
     def __init__(self, *, plan_task_id: str, table: str, **kwargs: Any) -> None:
-        super().__init__(**{"trigger_rule": "all_done", **kwargs})
+        # One at a time, so that each sees what the others announced, and no two runs announce the same commits.
+        super().__init__(**{"trigger_rule": "all_done", "max_active_tis_per_dag": 1, **kwargs})
         self.plan_task_id = plan_task_id
         self.table = table
         self._finished: tuple[OpenPlan, BackfillResult] | None = None
@@ -62,6 +65,7 @@ class FinishOperator(LanceOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         summary = self._summary(context)
+        patience = conflict_retries(Configuration.read().version_conflict_max_retries)
         try:
             plan = OpenPlan.of(self.open_database(), summary)
         except InvalidInput as error:
@@ -69,13 +73,13 @@ class FinishOperator(LanceOperator):
         indexes = range(len(plan.saved.shards))
         committed = [_read(plan, index) for index in indexes]
         there = [shard for shard in committed if shard is not None]
-        with beating(plan.folder.storage, "finish") if plan.saved.shards else nullcontext():
+        with beating(plan.folder.storage, "finish") if plan.saved.shards else nullcontext(), patience:
             try:
                 result = finish_planned(plan.location, plan.saved, there, _seconds(plan, summary, there))
             except InvalidInput as error:
                 raise AirflowFailException(str(error)) from error
         self._finished = (plan, result)
-        self.log.info("%s", result)
+        self.log.info("%s: %s", plan.target, result)
         missing = [index for index in indexes if committed[index] is None]
         if missing:
             raise AirflowFailException(

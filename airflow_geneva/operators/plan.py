@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import datetime, timezone
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException
@@ -14,13 +15,16 @@ from airflow.sdk import Context
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.job.announcement import Mark, write_mark
 from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.record import job_ids
 from airflow_geneva.links.job import JobLink
+from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.operators._templated import optional_float, optional_int, optional_text, required_text, truth
 from airflow_geneva.plan.document import SavedPlan, plan_name, shard_summaries
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.plan.values import Plan, Sizing
 from airflow_geneva.run.job import start_job
+from airflow_geneva.storage import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.udf import load_udf
 
@@ -49,7 +53,7 @@ class PlanBackfillOperator(LanceOperator):
         errors_only: compute only rows the UDF failed on, however often.
         recompute_mixed: compute only rows whose value was taken over from another version.
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
-        concurrency: Spark task slots per spark-submit.
+        concurrency: Spark task slots per spark-submit; by default as `[geneva] concurrency` says, which is 8.
         intra_applier_concurrency: threads per slot.
         batch_size: rows per UDF call.
         checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
@@ -96,7 +100,7 @@ class PlanBackfillOperator(LanceOperator):
         errors_only: bool | str = False,
         recompute_mixed: bool | str = False,
         ignore_checkpoints: bool | str = False,
-        concurrency: int | str = _DEFAULT.concurrency,
+        concurrency: int | str | None = None,
         intra_applier_concurrency: int | str = _DEFAULT.intra_applier_concurrency,
         batch_size: int | str | None = None,
         checkpoint_size: int | str | None = None,
@@ -136,9 +140,10 @@ class PlanBackfillOperator(LanceOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         began = time.monotonic()
+        configured = Configuration.read()
         table = self.open_database().open_table(required_text("table", self.table))
         try:
-            plan = self._plan(table, context)
+            plan = self._plan(table, context, configured)
         except CodeChanged as error:
             raise AirflowFailException(str(error)) from error
         ti = context["ti"]
@@ -159,7 +164,7 @@ class PlanBackfillOperator(LanceOperator):
         ti.xcom_push(SUMMARY, {**summary, "seconds": round(time.monotonic() - began, 3)})
         return shard_summaries(plan, saved, job.storage)
 
-    def _plan(self, table: Table, context: Context) -> Plan:
+    def _plan(self, table: Table, context: Context, configured: Configuration) -> Plan:
         column = required_text("column", self.column)
         definition = table.definition(column)
         path = optional_text(self.udf)
@@ -176,19 +181,20 @@ class PlanBackfillOperator(LanceOperator):
             recompute_mixed=truth("recompute_mixed", self.recompute_mixed),
             ignore_checkpoints=truth("ignore_checkpoints", self.ignore_checkpoints),
             run_after=run_after,
-            job_id=job_id_of(context),
-            sizing=read_sizing(self.sizing),
+            job_id=job_id_of(context, table.location.checkpoints),
+            sizing=read_sizing(self.sizing, configured),
         )
         return plan_request(table.location, request, udf, own_inputs)
 
 
-def read_sizing(given: dict[str, Any]) -> dict[str, Any]:
-    """The sizes that were given, as numbers; an empty one stands for its default."""
+def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, Any]:
+    """The sizes that were given, as numbers; an empty one stands for its default, which may be configured."""
     kinds = {
         size.name: optional_float if size.name == "checkpoint_interval" else optional_int for size in fields(Sizing)
     }
     found = {name: kinds[name](name, value) for name, value in given.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    sizes = {name: value for name, value in found.items() if value is not None}
+    return {"concurrency": configured.concurrency, **sizes}
 
 
 def check_import_path(udf: Any) -> str | None:
@@ -204,12 +210,19 @@ def check_import_path(udf: Any) -> str | None:
     raise InvalidInput(f"udf={udf!r:.80} is not a text. Tasks run in other processes: name it by import path, {hint}.")
 
 
-def job_id_of(context: Context) -> str:
-    """A job's name: the same for all tries of a task, so that they are one job, and sorting by time."""
+def job_id_of(context: Context, checkpoints: Storage) -> str:
+    """A job's name: the same for all tries of a task, so that they are one job, and sorting by when it began.
+
+    The dates of the run do not tell that: `airflow backfill create` makes runs for days long past.
+    """
     ti = context["ti"]
-    moment = getattr(context["dag_run"], "run_after", None) or ti.start_date
     about = "\0".join([ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)])
-    return f"{moment:%Y%m%dT%H%M%S}-{hashlib.sha256(about.encode()).hexdigest()[:10]}"
+    ending = f"-{hashlib.sha256(about.encode()).hexdigest()[:10]}"
+    if ti.try_number > 1:
+        for name in job_ids(checkpoints):
+            if name.endswith(ending):
+                return name
+    return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}{ending}"
 
 
 def run_text(context: Context) -> str:

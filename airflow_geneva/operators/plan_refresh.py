@@ -13,6 +13,7 @@ from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.job.announcement import Mark, write_mark
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.links.job import JobLink
+from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.operators._templated import optional_int, optional_text, required_text, truth
 from airflow_geneva.operators.plan import SUMMARY, about_run, job_id_of, read_sizing, run_text, summarize
@@ -42,7 +43,7 @@ class PlanRefreshOperator(LanceOperator):
         max_rows_per_fragment: rows of each new fragment of the view.
         on_code_change: `error`, `recompute` or `new_rows`, when the view holds values of other UDF code.
         ignore_checkpoints: do not use what earlier runs computed.
-        concurrency: Spark task slots per spark-submit.
+        concurrency: Spark task slots per spark-submit; by default as `[geneva] concurrency` says, which is 8.
         intra_applier_concurrency: threads per slot.
         batch_size: rows per UDF call.
         checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
@@ -78,7 +79,7 @@ class PlanRefreshOperator(LanceOperator):
         max_rows_per_fragment: int | str | None = None,
         on_code_change: str = "error",
         ignore_checkpoints: bool | str = False,
-        concurrency: int | str = _DEFAULT.concurrency,
+        concurrency: int | str | None = None,
         intra_applier_concurrency: int | str = _DEFAULT.intra_applier_concurrency,
         batch_size: int | str | None = None,
         checkpoint_size: int | str | None = None,
@@ -111,12 +112,13 @@ class PlanRefreshOperator(LanceOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         began = time.monotonic()
+        configured = Configuration.read()
         view = self._open_view()
         definition = view.view_definition
         # Before the plan, which may already be about a version that somebody writes from here on.
         since = view.version
         try:
-            made = self._plan(view, definition, context)
+            made = self._plan(view, definition, context, configured)
         except CodeChanged as error:
             raise AirflowFailException(str(error)) from error
         saved = start_refresh(made, view.location, run_text(context), ship_code=True, about=about_run(context))
@@ -147,13 +149,13 @@ class PlanRefreshOperator(LanceOperator):
             )
         return view
 
-    def _plan(self, view: View, definition: ViewDefinition, context: Context) -> Plan:
+    def _plan(self, view: View, definition: ViewDefinition, context: Context, configured: Configuration) -> Plan:
         request = RefreshRequest(
-            job_id=job_id_of(context),
+            job_id=job_id_of(context, view.location.checkpoints),
             src_version=optional_int("src_version", self.src_version),
             max_rows_per_fragment=optional_int("max_rows_per_fragment", self.max_rows_per_fragment),
             on_code_change=optional_text(self.on_code_change) or "error",
             ignore_checkpoints=truth("ignore_checkpoints", self.ignore_checkpoints),
-            sizing=check_sizing(read_sizing(self.sizing)),
+            sizing=check_sizing(read_sizing(self.sizing, configured)),
         )
         return plan(view.location, definition, view.source().location, request)

@@ -208,7 +208,8 @@ class _Partition:
         station = self.station
         rows = sum(unit.rows for unit in units)
         name = f"task-{number:06}.json"
-        reporter = Reporter(rows, len(units), station.progress, name, self._look_around, every=_TASK_REPORT_SECONDS)
+        every = _TASK_REPORT_SECONDS
+        reporter = Reporter(rows, len(units), station.progress, name, self._look_around, every=every, longest=every)
         try:
             self._look_around("")
             _see_own_gpus()

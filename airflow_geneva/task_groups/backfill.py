@@ -31,7 +31,7 @@ class BackfillTaskGroup(TaskGroup):
         udf: import path `"module:name"`; by default the column's own UDF.
         where: SQL filter on the rows.
         read_version: compute only rows that existed at this table version.
-        concurrency: Spark task slots per spark-submit.
+        concurrency: Spark task slots per spark-submit; by default as `[geneva] concurrency` says, which is 8.
         intra_applier_concurrency: threads per slot.
         batch_size: rows per UDF call.
         checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
@@ -50,7 +50,8 @@ class BackfillTaskGroup(TaskGroup):
         spark_conn_id: the Airflow connection of the Spark master.
         max_active_shards: how many shards are computed at once.
         spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
-        inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark.
+        inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark; by default as
+            `[geneva] inline_below_rows` says, which is 0.
         kwargs: as for `TaskGroup`.
 
     Example:
@@ -69,7 +70,7 @@ class BackfillTaskGroup(TaskGroup):
         udf: str | None = None,
         where: str | None = None,
         read_version: int | str | None = None,
-        concurrency: int | str = _DEFAULT.concurrency,
+        concurrency: int | str | None = None,
         intra_applier_concurrency: int | str = _DEFAULT.intra_applier_concurrency,
         batch_size: int | str | None = None,
         checkpoint_size: int | str | None = None,
@@ -90,7 +91,7 @@ class BackfillTaskGroup(TaskGroup):
         spark_conn_id: str = "spark_default",
         max_active_shards: int = 1,
         spark_submit: Mapping[str, Any] | None = None,
-        inline_below_rows: int | str = 0,
+        inline_below_rows: int | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(group_id=group_id, **kwargs)

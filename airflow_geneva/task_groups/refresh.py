@@ -31,7 +31,7 @@ class RefreshTaskGroup(TaskGroup):
         src_version: the source version to refresh to, also an earlier one; by default the newest.
         source: name of the table or view that it is made from, which is shown as the inlet of the view's asset.
         max_rows_per_fragment: rows of each new fragment of the view.
-        concurrency: Spark task slots per spark-submit.
+        concurrency: Spark task slots per spark-submit; by default as `[geneva] concurrency` says, which is 8.
         intra_applier_concurrency: threads per slot.
         batch_size: rows per UDF call.
         checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
@@ -46,7 +46,8 @@ class RefreshTaskGroup(TaskGroup):
         spark_conn_id: the Airflow connection of the Spark master.
         max_active_shards: how many shards are computed at once.
         spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
-        inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark.
+        inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark; by default as
+            `[geneva] inline_below_rows` says, which is 0.
         kwargs: as for `TaskGroup`.
 
     Example:
@@ -64,7 +65,7 @@ class RefreshTaskGroup(TaskGroup):
         src_version: int | str | None = None,
         source: str | None = None,
         max_rows_per_fragment: int | str | None = None,
-        concurrency: int | str = _DEFAULT.concurrency,
+        concurrency: int | str | None = None,
         intra_applier_concurrency: int | str = _DEFAULT.intra_applier_concurrency,
         batch_size: int | str | None = None,
         checkpoint_size: int | str | None = None,
@@ -81,7 +82,7 @@ class RefreshTaskGroup(TaskGroup):
         spark_conn_id: str = "spark_default",
         max_active_shards: int = 1,
         spark_submit: Mapping[str, Any] | None = None,
-        inline_below_rows: int | str = 0,
+        inline_below_rows: int | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(group_id=group_id, **kwargs)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from airflow.models.asset import AssetEvent
@@ -15,6 +17,7 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from airflow.sdk import DAG, timezone
 from airflow.sdk.definitions.dag import _run_task
+from airflow.sdk.execution_time import supervisor
 from airflow.serialization.serialized_objects import LazyDeserializedDAG
 from airflow.utils.session import create_session
 from airflow.utils.state import DagRunState, TaskInstanceState
@@ -32,6 +35,11 @@ except ImportError:  # before Airflow 3.2
 
 __all__ = ["DagBag", "DagSerialization", "Driver", "events", "register"]
 BUNDLE = "dags-folder"
+
+if not hasattr(supervisor.in_process_api_server, "cache_info"):
+    # Before Airflow 3.3 every task makes an execution API of its own, which takes seconds; and nothing holds it while
+    # the task runs, so the garbage collector closes it.
+    supervisor.in_process_api_server = functools.cache(supervisor.in_process_api_server)
 
 
 def register(dag: DAG) -> SerializedDAG:
@@ -56,9 +64,9 @@ class Driver:
     errors: dict[tuple[str, int], BaseException] = field(default_factory=dict)
 
     @classmethod
-    def trigger(cls, dag: DAG, conf: Mapping[str, Any] | None = None) -> Driver:
+    def trigger(cls, dag: DAG, conf: Mapping[str, Any] | None = None, run_after: datetime | None = None) -> Driver:
         scheduled = register(dag)
-        now = timezone.utcnow()
+        now = run_after or timezone.utcnow()
         run_id = DagRun.generate_run_id(run_type=DagRunType.MANUAL, logical_date=None, run_after=now)
         with create_session() as session:
             scheduled.create_dagrun(

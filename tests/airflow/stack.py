@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ import psutil
 
 START_SECONDS = 240
 RUN_SECONDS = 420
+LOCKED_SECONDS = 30
 COMPONENTS = ("api-server", "scheduler", "dag-processor")
+AIRFLOW = (sys.executable, "-m", "airflow")
 
 
 @dataclass
@@ -34,12 +36,45 @@ class Stack:
         url: its REST interface.
         environment: what its processes were started with.
         processes: its components.
+        orphans: what a component that was killed had started.
     """
 
     home: Path
     url: str
     environment: Mapping[str, str]
-    processes: list[subprocess.Popen[bytes]]
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    orphans: list[psutil.Process] = field(default_factory=list)
+
+    def start(self, component: str, preload: Sequence[str] = ()) -> None:
+        """Start a component.
+
+        Args:
+            component: its name on Airflow's command line.
+            preload: modules that it imports first; tasks are forked off the scheduler, and need not import them again.
+        """
+        imports = "; ".join(f"import {name}" for name in (*preload, "airflow.__main__"))
+        airflow = (sys.executable, "-c", f"{imports}; airflow.__main__.main()") if preload else AIRFLOW
+        with (self.home / f"{component}.out").open("ab") as output:
+            self.processes[component] = subprocess.Popen(
+                [*airflow, component], env=self.environment, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def wait(self) -> None:
+        """Wait for what was started to answer."""
+        wait_for(lambda: _answers(self), START_SECONDS, "Airflow's REST interface")
+
+    def kill(self, component: str) -> None:
+        """End a component by SIGKILL, and leave behind what it has started."""
+        process = self.processes.pop(component)
+        self.orphans += psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+
+    def airflow(self, *command: str) -> str:
+        """Run a command line of Airflow's; returns what it printed."""
+        done = subprocess.run([*AIRFLOW, *command], env=self.environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         return self._ask(method, f"/api/v2{path}", {"authorization": f"Bearer {self._token}"}, body)
@@ -53,12 +88,18 @@ class Stack:
         data = None if body is None else json.dumps(body).encode()
         headers = {"content-type": "application/json", **headers}
         request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{method} {path}: {error.code} {error.read().decode()}") from error
-        return json.loads(text) if text else None
+        until = time.monotonic() + LOCKED_SECONDS
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    text = answer.read()
+                return json.loads(text) if text else None
+            except urllib.error.HTTPError as error:
+                told = error.read().decode()
+                # SQLite is locked while another process writes, and nothing came of the request.
+                if "Database error" not in told or time.monotonic() > until:
+                    raise AssertionError(f"{method} {path}: {error.code} {told}") from error
+            time.sleep(0.25)
 
     def unpause(self, dag_id: str) -> None:
         """Let the scheduler work on a DAG, as soon as it is known."""
@@ -105,7 +146,7 @@ class Stack:
     def below(self) -> list[psutil.Process]:
         """Every process that the components have started and that is alive."""
         found = []
-        for process in self.processes:
+        for process in self.processes.values():
             try:
                 found += psutil.Process(process.pid).children(recursive=True)
             except psutil.NoSuchProcess:
@@ -153,38 +194,30 @@ def start_stack(
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
         **extra,
     }
-    airflow = [sys.executable, "-m", "airflow"]
-    subprocess.run([*airflow, "db", "migrate"], env=environment, check=True, capture_output=True)
-    processes = []
+    subprocess.run([*AIRFLOW, "db", "migrate"], env=environment, check=True, capture_output=True)
+    stack = Stack(home, url, environment)
     try:
         for component in components:
-            with (home / f"{component}.out").open("wb") as output:
-                processes.append(
-                    subprocess.Popen(
-                        [*airflow, component], env=environment, stdout=output, stderr=output, start_new_session=True
-                    )
-                )
-        stack = Stack(home, url, environment, processes)
-        wait_for(lambda: _answers(stack), START_SECONDS, "Airflow's REST interface")
+            stack.start(component)
+        if components:
+            stack.wait()
         yield stack
     finally:
-        _end(processes)
+        _end(stack)
 
 
 def _answers(stack: Stack) -> bool:
     try:
-        return bool(stack.call("GET", "/monitor/health")["scheduler"]["status"] == "healthy")
+        health = stack.call("GET", "/monitor/health")
     except (OSError, AssertionError):
         return False
+    return "scheduler" not in stack.processes or health["scheduler"]["status"] == "healthy"
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    family = []
+def _end(stack: Stack) -> None:
+    processes = list(stack.processes.values())
+    family = stack.below() + [child for orphan in stack.orphans for child in _family(orphan)]
     for process in processes:
-        try:
-            family += psutil.Process(process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            continue
         process.terminate()
     for process in processes:
         try:
@@ -192,5 +225,15 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    for orphan in stack.orphans:
+        if orphan.is_running():
+            orphan.kill()
     for child in psutil.wait_procs(family, timeout=10)[1]:
         child.kill()
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []

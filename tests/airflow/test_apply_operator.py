@@ -252,6 +252,14 @@ def test_a_cluster_deploy_mode_takes_no_variables(
     assert not recorder.seen
 
 
+def test_a_standalone_master_takes_no_python_program_in_cluster_mode(
+    desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect_spark(monkeypatch, host="spark://master:7077", extra={"deploy-mode": "cluster"})
+    assert "Use deploy mode 'client'" in error(go(desk))
+    assert not recorder.seen
+
+
 @pytest.mark.parametrize(
     ("connection", "told"),
     [

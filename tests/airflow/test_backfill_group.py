@@ -11,6 +11,7 @@ from airflow.sdk import DAG, Param, task
 from airflow_geneva.assets import lance_asset
 from airflow_geneva.job.record import read_jobs
 from airflow_geneva.task_groups import BackfillTaskGroup
+from tests.airflow.behaving_files import where_by_date
 from tests.airflow.conftest import Desk
 from tests.airflow.driving import Driver, events
 
@@ -289,6 +290,15 @@ def test_a_backfill_outside_of_airflow_is_not_announced_by_a_run_that_changed_no
     run = Driver.trigger(make_dag(desk)).go()
     assert run.state == "success", run.errors
     assert events(desk.asset) == []
+
+
+def test_a_filter_by_date_is_none_in_a_run_without_a_date(desk: Desk) -> None:
+    desk.append("a")
+    desk.define(n="length")
+    run = Driver.trigger(make_dag(desk, where=where_by_date())).go()
+    assert run.state == "success", run.errors
+    assert run.xcom("backfill.plan", "summary")["where"] is None
+    assert desk.calls() == texts("a")
 
 
 def test_where_comes_from_the_conf_of_the_run_and_an_empty_one_is_none(desk: Desk) -> None:

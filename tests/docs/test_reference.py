@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import airflow_geneva
+from airflow_geneva.get_provider_info import get_provider_info
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = {page.stem: page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md")}
@@ -48,3 +49,14 @@ def test_every_command_is_described_with_its_options() -> None:
     assert described >= {"jobs", "status", "errors", "plan", "doctor", "checkpoints list", "checkpoints gc"}
     assert "| `--ttl` | How old everything has to be that goes: 7d, 12h or 30m. Default: `7d`. |" in page
     assert "| `DB JOB` | The database and the job's id. |" in page
+
+
+def test_every_option_of_airflows_configuration_is_described_with_its_default() -> None:
+    site = runpy.run_path(str(ROOT / "scripts" / "docs_site.py"))
+    page = site["on_page_markdown"](REFERENCE["airflow"])
+    assert "<!--" not in page
+    [options] = [section["options"] for section in get_provider_info()["config"].values()]
+    for name, option in options.items():
+        [row] = re.findall(rf"^\| `{name}` \| (.*) \|$", page, re.MULTILINE)
+        assert row.endswith(f"| `{option['default']}` | `AIRFLOW__GENEVA__{name.upper()}`")
+    assert "``" not in page.split("## Task groups")[0]

@@ -193,6 +193,23 @@ def test_what_moves_planned_rows_leaves_them_to_the_next_run(
     finish_the_rest(table, trace, result)
 
 
+def test_many_fragments_that_are_left_are_told_in_a_few_lines(
+    make_table: MakeTable, trace: Trace, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = make_table(rows=60, per_fragment=5)
+    table.add_columns({"y": triple})
+    job = Stations.begin(table)
+    job.apply()
+    table.lance.update({"x": "x + 1000"}, where="true")
+    caplog.clear()
+    result = job.commit()
+    assert (result.state, result.rows_left) == ("PARTIAL", 60)
+    told = [record.getMessage() for record in caplog.records if "left for the next run" in record.getMessage()]
+    assert len(told) == 6
+    assert told[0].startswith("Fragment 0 is left for the next run: ")
+    assert told[-1] == "7 more fragments are left for the next run."
+
+
 def test_an_update_leaves_only_its_rows_to_be_run_again(table: Table, trace: Trace) -> None:
     job = Stations.begin(table)
     job.apply()

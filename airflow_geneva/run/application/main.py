@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 
 
 def main(arguments: list[str]) -> int:
@@ -22,6 +23,8 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("py4j").setLevel(logging.WARNING)
 
+    # PySpark says it with every start, and nothing here uses pandas.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     # The session comes first: lance is not fork-safe and must not be loaded before the JVM is started.
     from pyspark.sql import SparkSession
 

@@ -1,0 +1,45 @@
+"""How often a commit is tried again when somebody else's came first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from airflow_geneva.errors import InvalidInput
+
+VARIABLE = "GENEVA_VERSION_CONFLICT_MAX_RETRIES"
+MORE_RETRIES = f"raise {VARIABLE} (in Airflow: [geneva] version_conflict_max_retries)"
+
+_SIGNS = ("commit conflict", "Incompatible transaction", "Commit conflict")
+_retries = ContextVar("version_conflict_max_retries", default=10)
+
+
+def is_conflict(error: OSError) -> bool:
+    """Whether a commit failed because somebody else's came first."""
+    return any(sign in str(error) for sign in _SIGNS)
+
+
+def max_retries() -> int:
+    """How often a commit is tried again: as ``GENEVA_VERSION_CONFLICT_MAX_RETRIES`` says, else as `conflict_retries`.
+
+    Raises:
+        InvalidInput: the variable holds no such number.
+    """
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return _retries.get()
+    if not text.isdecimal():
+        raise InvalidInput(f"{VARIABLE}={text!r} makes no sense: set it to a whole number of 0 or more, or unset it.")
+    return int(text)
+
+
+@contextmanager
+def conflict_retries(most: int) -> Iterator[None]:
+    """Let commits be tried again so often inside of this block, where the environment does not say otherwise."""
+    token = _retries.set(most)
+    try:
+        yield
+    finally:
+        _retries.reset(token)

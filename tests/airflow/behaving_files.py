@@ -1,0 +1,120 @@
+"""The DAGs folder of `test_behaving`: functions that can be made to wait, and a DAG for everything that is done."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+UDFS = '''
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+
+from airflow_geneva import udf
+
+FOLDER = Path({folder!r})
+
+
+@udf(data_type=pa.int64(), version="1")
+def gated(text: str) -> int:
+    """Notes the row; at one row it waits for as long as the gate of its table is shut."""
+    table, row = text.split("-")
+    with (FOLDER / f"{{table}}.calls").open("a") as calls:
+        calls.write(row + "\\n")
+    gate = FOLDER / f"{{table}}.shut"
+    if int(row) == {gate} and gate.exists():
+        (FOLDER / f"{{table}}.reached.{{os.getpid()}}").touch()
+        while gate.exists():
+            time.sleep(0.05)
+    return int(row)
+'''
+
+DAGS = """
+from __future__ import annotations
+
+import os
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from airflow.sdk import DAG, task
+from airflow.timetables.interval import CronDataIntervalTimetable
+
+from airflow_geneva.task_groups import BackfillTaskGroup, RefreshTaskGroup
+
+FOLDER = Path({folder!r})
+DAILY = {{
+    "schedule": CronDataIntervalTimetable("@daily", timezone="UTC"),
+    "start_date": datetime(2026, 1, 1, tzinfo=timezone.utc),
+    "end_date": datetime(2026, 1, 10, tzinfo=timezone.utc),
+    "catchup": False,
+}}
+AGAIN = {{"retries": 2, "retry_delay": timedelta(seconds=1)}}
+
+
+def hold(context):
+    '''Wait at the beginning of a task for as long as there is an order to.'''
+    name = f"{{context['ti'].dag_id}}.{{context['ti'].task_id}}"
+    while (FOLDER / f"{{name}}.hold").exists():
+        (FOLDER / f"{{name}}.held.{{os.getpid()}}").touch()
+        time.sleep(0.05)
+
+
+def backfill(table, group_id="backfill", **settings):
+    given = {{"inline_below_rows": 1000, "checkpoint_size": 5, "batch_size": 5, **settings}}
+    return BackfillTaskGroup(group_id, table=table, column="n", lance_conn_id="lance_local", **given)
+
+
+with DAG("dates", **DAILY):
+    backfill("dates")
+
+with DAG("days", **DAILY):
+    backfill("days", where={where!r}) >> RefreshTaskGroup(
+        view="days_view", source="days", lance_conn_id="lance_local", inline_below_rows=1000
+    )
+
+with DAG("twice", schedule=None, max_active_runs=2):
+    backfill("twice")
+
+with DAG("first", schedule=None):
+    backfill("first", spark_submit={{"pool": "one"}})
+
+with DAG("pooled", schedule=None):
+    backfill("low", "low", spark_submit={{"pool": "one", "priority_weight": 1}})
+    backfill("high", "high", spark_submit={{"pool": "one", "priority_weight": 10}})
+
+with DAG("paused", schedule=None):
+    backfill("paused")
+
+with DAG("other", schedule=None):
+
+    @task
+    def other():
+        pass
+
+    other()
+
+for marked in ("plan_success", "commit_success", "commit_failed", "finish_failed", "finish_success"):
+    with DAG(marked, schedule=None, default_args={{"on_execute_callback": hold}}):
+        backfill(marked)
+
+with DAG("timeout", schedule=None):
+    spark = {{"execution_timeout": timedelta(hours=1), "durable": True}}
+    at_first = "{{{{ 0 if ti.try_number == 1 else 1000 }}}}"
+    backfill("timeout", inline_below_rows=at_first, concurrency=1, spark_submit=spark)
+
+for killed in ("lost", "ended", "running", "host"):
+    with DAG(killed, schedule=None, default_args=AGAIN if killed == "lost" else {{}}):
+        backfill(killed)
+"""
+
+
+def where_by_date() -> str:
+    """The filter that the documentation shows."""
+    shown = Path(__file__).parents[2] / "docs" / "snippets" / "dates_dag.py"
+    [where] = [node.value for node in ast.parse(shown.read_text()).body if isinstance(node, ast.Assign)]
+    return str(ast.literal_eval(where))

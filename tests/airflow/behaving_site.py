@@ -1,0 +1,202 @@
+"""A running Airflow with a DAG for everything that is done to it, and what `test_behaving` asks and tells it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+
+import airflow_geneva
+from airflow_geneva import Database
+from tests.airflow.behaving_files import DAGS, UDFS, where_by_date
+from tests.airflow.stack import RUN_SECONDS, Stack, start_stack, wait_for
+
+ROWS, FRAGMENT = 40, 20
+GATE = 19  # the row at which the function waits, while the gate of its table is shut
+KEPT = 15  # rows before it that lie in checkpoints by then
+DAYS = [date(2026, 1, day) for day in (1, 2)]
+APPLY, COMMIT = "backfill.shards.apply", "backfill.shards.commit"
+TABLES = [
+    "dates", "days", "twice", "first", "high", "low", "paused", "plan_success", "commit_success", "commit_failed",
+    "finish_failed", "finish_success", "timeout", "lost", "ended", "running", "host",
+]  # fmt: skip
+
+SETTINGS = {
+    "AIRFLOW__CORE__PARALLELISM": "24",
+    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
+    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
+    # How soon a task notices that it should not run any more, and how soon others notice that nobody runs it.
+    "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
+    "AIRFLOW__WORKERS__SOCKET_CLEANUP_TIMEOUT": "1",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "15",
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "1",
+}
+
+
+@dataclass
+class Site:
+    stack: Stack
+    database: Database
+    folder: Path
+
+    # What the functions and the tasks wait for.
+
+    def shut(self, table: str) -> None:
+        (self.folder / f"{table}.shut").touch()
+
+    def open(self, table: str) -> None:
+        (self.folder / f"{table}.shut").unlink()
+
+    def at_the_gate(self, table: str) -> list[int]:
+        """The processes that ever stood there."""
+        return [int(path.suffix[1:]) for path in self.folder.glob(f"{table}.reached.*")]
+
+    def reach(self, table: str, processes: int = 1) -> None:
+        wait_for(lambda: len(self.at_the_gate(table)) >= processes, RUN_SECONDS, f"the gate of {table}")
+
+    def hold(self, dag_id: str, task_id: str) -> None:
+        (self.folder / f"{dag_id}.{task_id}.hold").touch()
+
+    def held(self, dag_id: str, task_id: str) -> psutil.Process:
+        """Wait for the process of a task that is held."""
+        pattern = f"{dag_id}.{task_id}.held.*"
+        wait_for(lambda: any(self.folder.glob(pattern)), RUN_SECONDS, f"{task_id} of {dag_id}")
+        [held] = self.folder.glob(pattern)
+        return psutil.Process(int(held.suffix[1:]))
+
+    def release(self, dag_id: str, task_id: str) -> None:
+        (self.folder / f"{dag_id}.{task_id}.hold").unlink()
+
+    def start_scheduler(self) -> None:
+        self.stack.start("scheduler", ("pyarrow", "airflow.providers.apache.spark.operators.spark_submit"))
+
+    # What came of it.
+
+    def calls(self, table: str) -> Counter[int]:
+        trace = self.folder / f"{table}.calls"
+        return Counter(int(row) for row in trace.read_text().split()) if trace.exists() else Counter()
+
+    def log(self, dag_id: str) -> str:
+        """What the tasks of a DAG wrote."""
+        files = (self.stack.home / "logs" / f"dag_id={dag_id}").rglob("*.log")
+        return "\n".join(path.read_text(errors="replace") for path in files)
+
+    def visible(self, table: str) -> int:
+        """Rows with the value of their inputs; none may have another one."""
+        rows = self.database.open_table(table).to_arrow()
+        known = [
+            (text, n) for text, n in zip(rows["text"].to_pylist(), rows["n"].to_pylist(), strict=True) if n is not None
+        ]
+        assert [n for _, n in known] == [int(text.split("-")[1]) for text, _ in known]
+        return len(known)
+
+    def append(self, table: str, rows: Sequence[int]) -> None:
+        self.database.open_table(table).add(inputs(table, rows))
+
+    def told(self, table: str) -> list[dict[str, Any]]:
+        """What events said of a table or view, oldest first: each goes on where the one before it ended."""
+        events = self.stack.call("GET", "/assets/events?limit=200&order_by=timestamp")["asset_events"]
+        told = [event["extra"] for event in events if event["name"] == f"lance_local/{table}"]
+        assert [event["from_version"] for event in told[1:]] == [event["to_version"] for event in told[:-1]]
+        return told
+
+    def announced(self, table: str) -> list[dict[str, Any]]:
+        """The same, and all that was committed is among it."""
+        told = self.told(table)
+        commits = [version for job in self.database.jobs(table=table) for version in job.commits]
+        assert told[-1]["to_version"] == max(commits)
+        assert all(told[0]["from_version"] < version for version in commits)
+        return told
+
+    # What is done.
+
+    def mark(self, dag_id: str, run: str, task_id: str, state: str) -> None:
+        """Mark a task that is held, and let it go when its process has ended."""
+        process = self.held(dag_id, task_id)
+        index = "/0" if ".shards." in task_id else ""
+        path = f"/dags/{dag_id}/dagRuns/{run}/taskInstances/{task_id}{index}"
+        self.stack.call("PATCH", path, {"new_state": state})
+        assert psutil.wait_procs([process], timeout=60)[1] == []
+        self.release(dag_id, task_id)
+
+    def clear(self, dag_id: str, run: str, task_id: str) -> None:
+        """A task with its downstream."""
+        body = {
+            "dry_run": False,
+            "dag_run_id": run,
+            "task_ids": [task_id],
+            "include_downstream": True,
+            "only_failed": False,
+        }
+        self.stack.call("POST", f"/dags/{dag_id}/clearTaskInstances", body)
+
+    def clear_run(self, dag_id: str, run: str) -> None:
+        self.stack.call("POST", f"/dags/{dag_id}/dagRuns/{run}/clear", {"dry_run": False, "only_failed": False})
+
+    def runs(self, dag_id: str) -> list[dict[str, Any]]:
+        return list(self.stack.call("GET", f"/dags/{dag_id}/dagRuns?limit=100&order_by=logical_date")["dag_runs"])
+
+    def task(self, dag_id: str, run: str, task_id: str) -> dict[str, Any]:
+        [found] = [task for task in self.stack.tasks(dag_id, run) if task["task_id"] == task_id]
+        return found
+
+    def wait_for_state(self, dag_id: str, run: str, task_id: str, state: str) -> None:
+        wait_for(lambda: self.task(dag_id, run, task_id)["state"] == state, RUN_SECONDS, f"{task_id} {state}")
+
+    def ends(self, dag_id: str, run: str, state: str) -> None:
+        ended = ("success", "failed")
+        wait_for(lambda: self.stack.run_state(dag_id, run) in ended, RUN_SECONDS, f"the end of {dag_id}")
+        assert self.stack.run_state(dag_id, run) == state, self.stack.logs()
+
+    def succeeds(self, dag_id: str, run: str) -> None:
+        self.ends(dag_id, run, "success")
+
+    def fails(self, dag_id: str, run: str) -> None:
+        self.ends(dag_id, run, "failed")
+
+
+def inputs(table: str, rows: Sequence[int]) -> pa.Table:
+    texts = [f"{table}-{row:02}" for row in rows]
+    return pa.table({"text": texts, "day": [DAYS[row % len(DAYS)] for row in rows]})
+
+
+@contextmanager
+def open_site(root: Path) -> Iterator[Site]:
+    """Start an Airflow with a table of two fragments for every DAG, or for every group of one; without a scheduler."""
+    folder = root / "orders"
+    folder.mkdir()
+    udfs = UDFS.format(folder=str(folder), gate=GATE)
+    dags = DAGS.format(folder=str(folder), where=where_by_date())
+    files = {"behaving_udfs.py": udfs, "behaving_dags.py": dags, ".airflowignore": "udfs"}
+    connections = {
+        "AIRFLOW_CONN_LANCE_LOCAL": json.dumps({"conn_type": "lance", "host": str(root / "db")}),
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[1]"}),
+    }
+    module = root / "udfs" / "behaving_udfs.py"
+    module.parent.mkdir()
+    module.write_text(udfs)
+    sys.path.insert(0, str(module.parent))
+    import behaving_udfs
+
+    database = airflow_geneva.connect(root / "db")
+    for name in TABLES:
+        table = database.create_table(name, inputs(name, range(ROWS)), max_rows_per_file=FRAGMENT)
+        table.add_columns({"n": behaving_udfs.gated})
+    days = database.open_table("days")
+    days.query().select(["text", "n"]).create_materialized_view(database, "days_view")
+    with start_stack(root / "home", files, {**connections, **SETTINGS}, ()) as stack:
+        stack.start("api-server")
+        stack.airflow("dags", "reserialize")
+        yield Site(stack, database, folder)

@@ -1,0 +1,289 @@
+"""What operators of a running Airflow do to it, and what happens: dates, pauses, pools, marks, limits, kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.airflow.behaving_site import APPLY, COMMIT, DAYS, KEPT, ROWS, Site, open_site
+from tests.airflow.stack import RUN_SECONDS, wait_for
+
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow, pytest.mark.crash]
+
+
+@pytest.fixture(scope="module")
+def site(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with open_site(tmp_path_factory.mktemp("behaving")) as site:
+        yield site
+
+
+MARKED = {
+    "plan_success": "backfill.plan",
+    "commit_success": COMMIT,
+    "commit_failed": COMMIT,
+    "finish_failed": "backfill.finish",
+    "finish_success": "backfill.finish",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun(site: Site) -> dict[str, str]:
+    """What is begun before all else, as Airflow takes its time for it; by DAG the run."""
+    # SQLite takes one writer at a time, so there is no scheduler yet.
+    site.stack.airflow(
+        "backfill", "create", "--dag-id", "dates", "--from-date", "2026-01-01", "--to-date", "2026-01-03",
+        "--max-active-runs", "3",
+    )  # fmt: skip
+    site.stack.wait()
+    for dag_id in ("dates", "days"):
+        site.stack.unpause(dag_id)
+    one_by_one = {"dag_id": "days", "from_date": f"{DAYS[0]}T00:00:00Z", "to_date": f"{DAYS[-1]}T00:00:00Z"}
+    site.stack.call("POST", "/backfills", {**one_by_one, "max_active_runs": 1})
+    for dag_id, task_id in MARKED.items():
+        site.hold(dag_id, task_id)
+    waiting = ("lost", "timeout", "twice", "paused")
+    for table in waiting:
+        site.shut(table)
+    runs = {dag_id: site.stack.trigger(dag_id) for dag_id in (*waiting, *MARKED, "twice")}
+    site.start_scheduler()
+    site.stack.wait()
+    site.reach("lost")
+    kill(worker_of(site, "lost"))
+    site.open("lost")
+    return runs
+
+
+def worker_of(site: Site, table: str) -> psutil.Process:
+    """The process of the executor that runs the task at a gate."""
+    worker = psutil.Process(site.at_the_gate(table)[0]).parent()
+    assert worker is not None
+    return worker
+
+
+def kill(process: psutil.Process) -> None:
+    for member in [process, *process.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+
+
+def test_a_plan_that_is_marked_as_success_fails_the_run_until_it_is_cleared(site: Site, begun: dict[str, str]) -> None:
+    run = begun["plan_success"]
+    site.mark("plan_success", run, "backfill.plan", "success")
+    site.fails("plan_success", run)
+    assert "There is no plan: task 'backfill.plan' is success" in site.log("plan_success")
+    assert site.visible("plan_success") == 0
+    site.clear("plan_success", run, "backfill.plan")
+    site.succeeds("plan_success", run)
+    assert site.visible("plan_success") == ROWS
+    assert len(site.announced("plan_success")) == 1
+
+
+@pytest.mark.parametrize("state", ["success", "failed"])
+def test_a_commit_that_is_marked_makes_nothing_visible_until_it_is_cleared(
+    site: Site, begun: dict[str, str], state: str
+) -> None:
+    dag_id = f"commit_{state}"
+    site.mark(dag_id, begun[dag_id], COMMIT, state)
+    site.fails(dag_id, begun[dag_id])
+    assert "1 of 1 shards of the plan were not committed: [0]" in site.log(dag_id)
+    assert site.visible(dag_id) == 0
+    assert site.told(dag_id) == []
+    site.clear(dag_id, begun[dag_id], COMMIT)
+    site.succeeds(dag_id, begun[dag_id])
+    assert site.visible(dag_id) == ROWS
+    assert site.calls(dag_id) == Counter(range(ROWS))
+    assert len(site.announced(dag_id)) == 1
+
+
+def test_a_finish_that_is_marked_as_failed_announces_when_it_is_cleared(site: Site, begun: dict[str, str]) -> None:
+    run = begun["finish_failed"]
+    site.mark("finish_failed", run, "backfill.finish", "failed")
+    site.fails("finish_failed", run)
+    assert site.visible("finish_failed") == ROWS
+    assert site.told("finish_failed") == []
+    site.clear("finish_failed", run, "backfill.finish")
+    site.succeeds("finish_failed", run)
+    assert len(site.announced("finish_failed")) == 1
+    assert site.calls("finish_failed") == Counter(range(ROWS))
+
+
+def test_a_finish_that_is_marked_as_success_leaves_the_event_to_a_later_end(site: Site, begun: dict[str, str]) -> None:
+    run = begun["finish_success"]
+    site.mark("finish_success", run, "backfill.finish", "success")
+    site.succeeds("finish_success", run)
+    assert site.visible("finish_success") == ROWS
+    assert site.told("finish_success") == []
+    # The whole run is cleared: what came since is computed, and what nobody announced is.
+    site.append("finish_success", range(ROWS, ROWS + 10))
+    site.clear_run("finish_success", run)
+    site.succeeds("finish_success", run)
+    assert site.visible("finish_success") == ROWS + 10
+    assert site.calls("finish_success") == Counter(range(ROWS + 10))
+    assert len(site.announced("finish_success")) == 1
+
+
+def test_two_runs_at_once_are_both_right_and_each_change_is_told_once(site: Site) -> None:
+    site.reach("twice", 2)
+    site.open("twice")
+    for run in site.runs("twice"):
+        site.succeeds("twice", run["dag_run_id"])
+    assert site.visible("twice") == ROWS
+    assert max(site.calls("twice").values()) <= 2
+    site.announced("twice")
+
+
+def test_a_pool_of_one_slot_has_one_apply_at_a_time_and_takes_the_most_urgent_first(site: Site) -> None:
+    site.stack.call("POST", "/pools", {"name": "one", "slots": 1})
+    site.shut("first")
+    first = site.stack.trigger("first")
+    site.reach("first")
+    pooled = site.stack.trigger("pooled")
+    for group in ("low", "high"):
+        site.wait_for_state("pooled", pooled, f"{group}.shards.apply", "scheduled")
+    site.open("first")
+    site.succeeds("first", first)
+    site.succeeds("pooled", pooled)
+    applies = [
+        site.task("first", first, APPLY),
+        *(site.task("pooled", pooled, f"{group}.shards.apply") for group in ("high", "low")),
+    ]
+    times = [task[moment] for task in applies for moment in ("start_date", "end_date")]
+    assert times == sorted(times)
+    assert [site.visible(table) for table in ("first", "high", "low")] == [ROWS] * 3
+
+
+def test_a_paused_run_ends_the_task_it_is_at_and_goes_on_when_unpaused(site: Site, begun: dict[str, str]) -> None:
+    run = begun["paused"]
+    site.reach("paused")
+    site.stack.pause("paused")
+    site.open("paused")
+    site.wait_for_state("paused", run, APPLY, "success")
+    # The scheduler goes on with others meanwhile.
+    site.succeeds("other", site.stack.trigger("other"))
+    assert site.task("paused", run, COMMIT)["state"] is None
+    assert site.visible("paused") == 0
+    site.stack.unpause("paused")
+    site.succeeds("paused", run)
+    assert site.visible("paused") == ROWS
+    assert site.calls("paused") == Counter(range(ROWS))
+    assert len(site.announced("paused")) == 1
+
+
+def test_an_apply_that_exceeds_its_time_ends_spark_and_goes_on_from_its_checkpoints_when_cleared(
+    site: Site, begun: dict[str, str]
+) -> None:
+    run = begun["timeout"]
+    site.reach("timeout")
+    [spark] = [process for process in site.stack.below() if "SparkSubmit" in command_line(process)]
+    family = [spark, *spark.children(recursive=True)]
+    assert scratch(site)
+    task = spark.parent()
+    assert task is not None
+    # The hour is over: the timer that Airflow sets for `execution_timeout` sends this signal.
+    os.kill(task.pid, signal.SIGALRM)
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+    site.fails("timeout", run)
+    assert "AirflowTaskTimeout" in site.log("timeout")
+    assert scratch(site) == []
+    assert site.visible("timeout") == 0
+
+    site.open("timeout")
+    site.clear("timeout", run, APPLY)
+    site.succeeds("timeout", run)
+    assert site.visible("timeout") == ROWS
+    assert [row for row, times in site.calls("timeout").items() if times > 1 and row < KEPT] == []
+    assert scratch(site) == []
+
+
+def test_dates_at_once_are_right_and_announced_without_a_gap(site: Site) -> None:
+    runs = site.runs("dates")
+    assert [run["run_type"] for run in runs] == ["backfill"] * 3
+    for run in runs:
+        site.succeeds("dates", run["dag_run_id"])
+    assert site.visible("dates") == ROWS
+    assert sorted(site.calls("dates")) == list(range(ROWS))
+    assert max(site.calls("dates").values()) <= len(runs)
+    site.announced("dates")
+
+
+def test_dates_one_after_the_other_compute_the_rows_of_their_interval(site: Site) -> None:
+    runs = site.runs("days")
+    assert len(runs) == len(DAYS)
+    for run in runs:
+        site.succeeds("days", run["dag_run_id"])
+    assert site.calls("days") == Counter(range(ROWS))
+    assert [event["rows_computed"] for event in site.announced("days")] == [ROWS // len(DAYS)] * len(DAYS)
+    assert site.visible("days") == site.visible("days_view") == ROWS
+    assert len(site.announced("days_view")) == len(DAYS)
+
+
+def test_a_task_whose_worker_died_is_tried_again(site: Site, begun: dict[str, str]) -> None:
+    site.succeeds("lost", begun["lost"])
+    assert site.task("lost", begun["lost"], APPLY)["try_number"] == 2
+    assert_it_went_on(site, "lost")
+
+
+@pytest.fixture(scope="module")
+def restarted(site: Site) -> dict[str, str]:
+    """Kill the scheduler while it runs three applies, one with its worker, and start another; by DAG the run."""
+    tables = ("ended", "running", "host")
+    for table in tables:
+        site.shut(table)
+    runs = {table: site.stack.trigger(table) for table in tables}
+    for table in tables:
+        site.reach(table)
+    site.stack.kill("scheduler")
+    kill(worker_of(site, "host"))
+    for table in ("ended", "host"):
+        site.open(table)
+    site.wait_for_state("ended", runs["ended"], APPLY, "success")
+    site.start_scheduler()
+    return runs
+
+
+def test_a_task_that_ends_without_a_scheduler_has_ended(site: Site, restarted: dict[str, str]) -> None:
+    site.succeeds("ended", restarted["ended"])
+    assert {task["try_number"] for task in site.stack.tasks("ended", restarted["ended"])} == {1}
+    assert site.calls("ended") == Counter(range(ROWS))
+    assert_it_went_on(site, "ended")
+
+
+def test_a_task_that_a_new_scheduler_finds_running_is_begun_again(site: Site, restarted: dict[str, str]) -> None:
+    site.reach("running", 2)
+    tries = site.at_the_gate("running")
+    wait_for(lambda: sum(map(psutil.pid_exists, tries)) == 1, RUN_SECONDS, "the end of the first try")
+    site.open("running")
+    site.succeeds("running", restarted["running"])
+    assert_it_went_on(site, "running")
+
+
+def test_a_task_that_was_killed_with_its_host_is_begun_again(site: Site, restarted: dict[str, str]) -> None:
+    site.succeeds("host", restarted["host"])
+    assert site.task("host", restarted["host"], APPLY)["try_number"] == 2
+    assert_it_went_on(site, "host")
+
+
+def assert_it_went_on(site: Site, table: str) -> None:
+    """The result is right, is told once, and what lay in checkpoints did not run again."""
+    assert site.visible(table) == ROWS
+    assert len(site.announced(table)) == 1
+    assert [row for row, times in site.calls(table).items() if times > 1 and row < KEPT] == []
+
+
+def command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.Error, OSError):
+        return ""
+
+
+def scratch(site: Site) -> list[Path]:
+    return list((site.stack.home / "tmp").glob("airflow-geneva-2*"))

@@ -1,0 +1,154 @@
+"""Section `[geneva]` of Airflow's configuration: what it changes, what goes before it, and what a wrong value gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lance
+import pytest
+
+from airflow_geneva.get_provider_info import get_provider_info
+from airflow_geneva.job.record import read_jobs
+from airflow_geneva.plan.document import load_plan
+from airflow_geneva.plan.values import Sizing
+from airflow_geneva.storage import Storage
+from tests.airflow.conftest import Desk
+from tests.airflow.driving import Driver
+from tests.airflow.test_backfill_group import make_dag
+
+pytestmark = pytest.mark.airflow
+
+OPTIONS = get_provider_info()["config"]["geneva"]["options"]
+
+
+def configure(monkeypatch: pytest.MonkeyPatch, **options: str) -> None:
+    for name, value in options.items():
+        monkeypatch.setenv(f"AIRFLOW__GENEVA__{name.upper()}", value)
+
+
+def go(desk: Desk, **settings: Any) -> Driver:
+    """Run a backfill of one fragment in an Airflow whose Spark cannot be reached."""
+    desk.append("a")
+    desk.define(n="length")
+    return Driver.trigger(make_dag(desk, **{"inline_below_rows": None, **settings})).go()
+
+
+@pytest.fixture(autouse=True)
+def no_spark(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "nowhere"}))
+
+
+def went_to_spark(run: Driver) -> bool:
+    if run.state == "success":
+        return False
+    assert "'nowhere', which Spark does not know" in run.error("backfill.shards.apply", 0)
+    return True
+
+
+def concurrency(run: Driver) -> int:
+    summary = run.xcom("backfill.plan", "summary")
+    folder = summary["plan_uri"].rpartition("/")[0]
+    return load_plan(Storage(folder, {}), summary["fingerprint"]).work.sizing.concurrency
+
+
+def test_without_it_every_shard_goes_to_spark_with_the_slots_that_python_users_get(desk: Desk) -> None:
+    run = go(desk)
+    assert went_to_spark(run)
+    assert concurrency(run) == Sizing().concurrency == int(OPTIONS["concurrency"]["default"])
+
+
+@pytest.mark.parametrize(
+    ("configured", "given", "expected"),
+    [("11", None, False), ("11", "", False), ("10", None, True), ("11", 0, True), ("11", "10", True), ("0", 11, False)],
+)
+def test_small_shards_are_computed_in_their_task_unless_the_task_says_otherwise(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, configured: str, given: Any, expected: bool
+) -> None:
+    configure(monkeypatch, inline_below_rows=configured)
+    assert went_to_spark(go(desk, inline_below_rows=given)) is expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 3), ("", 3), (5, 5), ("{{ 2 + 3 }}", 5)])
+def test_a_plan_asks_for_the_configured_slots_unless_its_task_says_otherwise(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, given: Any, expected: int
+) -> None:
+    configure(monkeypatch, concurrency="3", inline_below_rows="100")
+    assert concurrency(go(desk, concurrency=given)) == expected
+
+
+@pytest.mark.parametrize(("variable", "tries"), [(None, 2), ("0", 1)])
+def test_a_commit_is_tried_again_as_often_as_it_says_or_the_seeds_variable_before_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, variable: str | None, tries: int
+) -> None:
+    configure(monkeypatch, version_conflict_max_retries="1", inline_below_rows="100")
+    if variable:
+        monkeypatch.setenv("GENEVA_VERSION_CONFLICT_MAX_RETRIES", variable)
+    commit = lance.LanceDataset.commit
+
+    def busy(*arguments: Any, **more: Any) -> Any:
+        desk.table.location.open().restore()
+        return commit(*arguments, **more)
+
+    monkeypatch.setattr(lance.LanceDataset, "commit", busy)
+    told = go(desk).error("backfill.shards.commit", 0)
+    assert f"at every one of {tries} tries" in told
+    assert "[geneva] version_conflict_max_retries" in told
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("inline_below_rows", "many"),
+        ("inline_below_rows", "-1"),
+        ("concurrency", "0"),
+        ("concurrency", ""),
+        ("version_conflict_max_retries", "1.5"),
+    ],
+)
+def test_a_wrong_value_stops_the_plan_and_is_named(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, option: str, value: str
+) -> None:
+    configure(monkeypatch, **{option: value})
+    run = go(desk, default_args={"retries": 1})
+    assert run.state == "failed"
+    assert run.tries("backfill.plan") == 1
+    told = run.error("backfill.plan")
+    assert f"[geneva] {option} is {value!r}" in told
+    assert f"AIRFLOW__GENEVA__{option.upper()}" in told
+    assert read_jobs(desk.table.location.checkpoints) == []
+
+
+def test_a_wrong_value_of_the_seeds_variable_stops_the_plan_too(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GENEVA_VERSION_CONFLICT_MAX_RETRIES", "often")
+    assert "GENEVA_VERSION_CONFLICT_MAX_RETRIES='often' makes no sense" in go(desk).error("backfill.plan")
+
+
+@pytest.fixture(scope="module")
+def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("configured")
+    (home / "airflow.cfg").write_text("[geneva]\ninline_below_rows = 17\n")
+    return home
+
+
+def ask(home: Path, *words: str) -> str:
+    environment = {**os.environ, "AIRFLOW_HOME": str(home), "AIRFLOW__GENEVA__CONCURRENCY": "5"}
+    command = [sys.executable, "-m", "airflow", "config", *words]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def test_airflow_lists_every_option_with_its_description(airflow_home: Path) -> None:
+    told = ask(airflow_home, "list", "--section", "geneva", "--include-descriptions")
+    assert "[geneva]" in told
+    for name, option in OPTIONS.items():
+        assert f"{name} = " in told
+        assert option["description"] in told
+
+
+def test_airflow_tells_a_single_value(airflow_home: Path) -> None:
+    for name, value in {"inline_below_rows": "17", "concurrency": "5", "version_conflict_max_retries": "10"}.items():
+        assert ask(airflow_home, "get-value", "geneva", name).split() == [value]

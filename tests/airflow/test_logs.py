@@ -1,0 +1,105 @@
+"""What tasks say in their logs at INFO: a summary each, nothing twice, and no more for a shard than a screen holds."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+from airflow_geneva.database import connect
+from airflow_geneva.operators import PlanBackfillOperator
+from tests.airflow.conftest import Desk
+from tests.airflow.driving import Driver
+from tests.airflow.test_backfill_group import make_dag
+
+pytestmark = pytest.mark.airflow
+
+ROWS = 10
+
+
+class Logs(logging.Handler):
+    """Messages by task."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.by_task: dict[str, list[str]] = {}
+        self.task = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.by_task.setdefault(self.task, []).append(record.getMessage())
+
+    def of(self, task: str) -> list[str]:
+        return self.by_task[f"backfill.{task}"]
+
+
+@pytest.fixture
+def logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Logs]:
+    """What operators, hooks and the engine say; Airflow's own words are its own."""
+    logs, engine, run = Logs(), logging.getLogger("airflow_geneva"), Driver._run
+
+    def noting(driver: Driver, ti: Any, kill: str | None) -> None:
+        logs.task = ti.task_id if ti.map_index < 0 else f"{ti.task_id}[{ti.map_index}]"
+        run(driver, ti, kill)
+
+    monkeypatch.setattr(Driver, "_run", noting)
+    # Airflow decides while it is imported what it lets pass, and to where.
+    for spoken in (PlanBackfillOperator, SparkSubmitHook):
+        mixin = next(base for base in spoken.__mro__ if "log" in vars(base))
+        monkeypatch.setattr(mixin, "log", engine)
+    monkeypatch.setattr(engine, "level", logging.INFO)
+    engine.addHandler(logs)
+    yield logs
+    engine.removeHandler(logs)
+
+
+def test_every_task_sums_up_what_it_did_in_one_message(desk: Desk, logs: Logs) -> None:
+    desk.append("ab", ROWS)
+    desk.define(n="length")
+    run = Driver.trigger(make_dag(desk)).go()
+    assert run.state == "success", run.errors
+    target = f"{desk.table.name}.n"
+    [planned] = logs.of("plan")
+    assert planned.startswith(f"Backfill of {target} with length (version 1), table version ")
+    assert logs.of("shards.apply[1]") == [f"Shard 1 of {target}: 10 rows computed in this task."]
+    assert logs.of("shards.commit[1]") == [
+        f"Shard 1 of {target}: 1 fragments visible, 10 rows computed, 0 from checkpoints, 0 left."
+    ]
+    [finished] = logs.of("finish")
+    assert finished.startswith(f"{target}: DONE: 20 rows computed, 0 taken from checkpoints, ")
+
+
+def test_a_plan_of_many_fragments_is_no_longer_than_a_screen(desk: Desk, logs: Logs) -> None:
+    desk.append("abcdefghijklmnopqrst", 1)
+    desk.define(n="length")
+    run = Driver.trigger(make_dag(desk, shard_size=None)).go()
+    assert run.state == "success", run.errors
+    [planned] = logs.of("plan")
+    assert len(planned.splitlines()) < 20
+    assert {task: len(logs.by_task[task]) for task in logs.by_task if task.startswith("backfill.")} == {
+        "backfill.plan": 1, "backfill.shards.apply[0]": 1, "backfill.shards.commit[0]": 1, "backfill.finish": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.spark
+def test_a_shard_on_spark_passes_few_lines_on_and_none_with_a_credential(
+    desk: Desk, logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"aws_secret_access_key": "planted-key"}
+    connection = {"conn_type": "lance", "host": desk.database.uri, "extra": {"storage_options": options}}
+    monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps(connection))
+    desk.append("ab", ROWS)
+    desk.define(n="length")
+    run = Driver.trigger(make_dag(desk, inline_below_rows=0, shard_size=None)).go()
+    assert run.state == "success", run.errors
+    told = logs.of("shards.apply[0]")
+    print(*told, sep="\n")
+    assert told[-1] == f"Shard 0 of {desk.table.name}.n: 20 rows computed on Spark."
+    assert len(told) <= 15, told
+    assert len(set(told)) == len(told)
+    assert not [line for line in told if "pandas" in line]
+    assert "planted-key" not in json.dumps(logs.by_task)
+    assert connect(desk.database.uri).open_table(desk.table.name).count_rows("n IS NOT NULL") == 2 * ROWS
