@@ -41,7 +41,9 @@ class Source:
         linecache.checkcache(filename or "")
         text = "".join(linecache.getlines(filename or "", namespace))
         if not text:
-            raise InvalidInput(f"the source of {label} is not available")
+            typed = str(filename).startswith("<")
+            hint = ": Python's prompt keeps none, put it in a file or a notebook" if typed else ""
+            raise InvalidInput(f"the source of {label} is not available{hint}")
         try:
             return _parse(text)
         except SyntaxError as error:

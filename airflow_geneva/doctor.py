@@ -123,10 +123,11 @@ def check_provider() -> Finding:
     entries = metadata.entry_points(group="apache_airflow_provider")
     if any(entry.value.startswith("airflow_geneva.") for entry in entries):
         return Finding("Provider", f"airflow-geneva {version_of('airflow-geneva')} is registered with Airflow")
+    checkout = Path(__file__).parents[1]
     return Finding(
         "Provider",
         "airflow_geneva is importable, but not installed: Airflow does not see it",
-        pip("install", "airflow-geneva"),
+        pip("install", str(checkout) if (checkout / "pyproject.toml").exists() else "airflow-geneva"),
     )
 
 
