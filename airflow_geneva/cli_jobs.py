@@ -33,6 +33,7 @@ from airflow_geneva.job.shard import ShardStatus
 from airflow_geneva.job.status import Job, moment
 from airflow_geneva.plan.document import load_plan
 from airflow_geneva.udf import load_udf
+from airflow_geneva.view import View
 
 _COLORS = {DONE: "green", PARTIAL: "yellow", FAILED: "red"}
 _WATCH_SECONDS = 1.0
@@ -135,9 +136,12 @@ def plan(
         typer.Argument(metavar="DB [TABLE COLUMN]", help="The database, and what to plan.", show_default=False),
     ] = None,
     job: Annotated[str | None, typer.Option("--job", help="Print the plan that this job carries out.")] = None,
+    view: Annotated[str | None, typer.Option("--view", help="Plan the refresh of this view.")] = None,
     udf: Annotated[str | None, typer.Option("--udf", help="Import path, module:name; else the column's own.")] = None,
     where: Annotated[str | None, typer.Option("--where", help="SQL filter on the rows.")] = None,
-    read_version: Annotated[int | None, typer.Option("--read-version", help="Rows that existed then only.")] = None,
+    read_version: Annotated[
+        int | None, typer.Option("--read-version", help="Rows that existed then only; for a view, in its source.")
+    ] = None,
     on_code_change: Annotated[str, typer.Option(help="error, recompute or new_rows.")] = "error",
     continue_from: Annotated[
         list[str] | None, typer.Option(help="UDF version whose values are taken over; may be given several times.")
@@ -149,15 +153,26 @@ def plan(
     ignore_checkpoints: Annotated[bool, typer.Option("--ignore-checkpoints", help="Start over.")] = False,
     conn_id: ConnectionId = None,
 ) -> None:
-    """Print what a backfill would run and why, or what a job is running; writes nothing."""
+    """Print what a backfill or refresh would run and why, or what a job is running; writes nothing."""
     with plain_errors():
         if job is not None:
             db, _ = database_and(arguments, conn_id)
             typer.echo(without_controls(_stored_plan(db, job)))
             return
-        db, (table, column) = database_and(arguments, conn_id, "TABLE", "COLUMN")
         # As Python itself does for a script: UDFs lie in the project that the command is called from.
         sys.path.insert(0, os.getcwd())
+        if view is not None:
+            options: dict[str, object] = {"--udf": udf, "--where": where, "--continue-from": continue_from}
+            options |= {"--errors-only": errors_only, "--recompute-mixed": recompute_mixed}
+            if given := [option for option, value in options.items() if value]:
+                raise InvalidInput(f"{' and '.join(given)} are for columns, and --view {view} is planned as a whole.")
+            db, _ = database_and(arguments, conn_id)
+            found = db.open_table(view)
+            if not isinstance(found, View):
+                raise InvalidInput(f"{view!r} is a table and not a view. Plan one of its columns: DB {view} COLUMN.")
+            typer.echo(found.plan_refresh(read_version, None, on_code_change, ignore_checkpoints))
+            return
+        db, (table, column) = database_and(arguments, conn_id, "TABLE", "COLUMN")
         typer.echo(
             db.open_table(table).plan_backfill(
                 column,

@@ -179,6 +179,24 @@ def test_plan_explains_and_writes_nothing(table: Table, db: str) -> None:
     assert "with double (version" in run("plan", db, "docs", "y", "--udf", "tests.counting:double")
 
 
+def test_plan_explains_the_refresh_of_a_view(table: Table, db: str) -> None:
+    make_view(table, udfs.picky)
+    before = table.version
+    table.lance.delete("x = 40")
+    text = run("plan", db, "--view", "picked")
+    assert f"Refresh of view picked to version {before + 1} of its source" in text
+    assert "99 rows: 69 pending" in text
+    assert "100 rows: 70 pending" in run("plan", db, "--view", "picked", "--read-version", str(before))
+    assert read("jobs", db) == []
+
+
+def test_plan_says_what_cannot_be_asked_of_a_view(table: Table, db: str) -> None:
+    assert "'docs' is a table and not a view" in run("plan", db, "--view", "docs", code=1)
+    make_view(table, udfs.picky)
+    said = run("plan", db, "--view", "picked", "--where", "x = 1", "--errors-only", code=1)
+    assert "--where and --errors-only are for columns" in said
+
+
 def test_plan_prints_what_a_job_carries_out(table: Table, db: str) -> None:
     ran = table.backfill("y", runner="inline", shard_size=2)
     idle = table.backfill("y", runner="inline")
