@@ -128,7 +128,7 @@ def _type_of(annotation: Any) -> pa.DataType | None:
 
 
 def _is_batch_of_anything(signature: Signature) -> bool:
-    """Whether the result is one NumPy array for all rows of a batch, which may hold values of every type."""
+    """Whether the result is one NumPy array for all rows of a batch; its dtype is looked at when it is there."""
     members = union_members(signature.result)
     return signature.form != "scalar" and any((typing.get_origin(one) or one) is np.ndarray for one in members)
 

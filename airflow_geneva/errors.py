@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 # A user without a password is a container, as in abfss://container@account, but in a URL of the web.
 _USER = re.compile(r"\b(https?://(?=[^\s/]+@)|[a-z][a-z0-9+.-]*://(?=[^\s/@:]*:[^\s/]*@))[^\s/]+@", re.IGNORECASE)
-_SIGNATURE = re.compile(r"([?&](?:sig|x-[a-z]+-(?:signature|credential|security-token))=)[^\s&)]+", re.IGNORECASE)
+_SIGNATURE = re.compile(
+    r"([?&](?:sig|signature|token|access_token|x-[a-z]+-(?:signature|credential|security-token))=|\bAccountKey=)[^\s&);]+",
+    re.IGNORECASE,
+)
 
 
 def without_secrets(text: str) -> str:

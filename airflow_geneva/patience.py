@@ -83,8 +83,8 @@ class Threads:
             self._waiting.setdefault(store, deque()).append(entry)
             running = self._running.get(store, 0)
             if running < self._most:
-                self._running[store] = running + 1
                 threading.Thread(target=self._work, args=(store,), name=self._name, daemon=True).start()
+                self._running[store] = running + 1
         answer = asyncio.wrap_future(future)
         try:
             await asyncio.wait({answer}, timeout=seconds)

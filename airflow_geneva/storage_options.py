@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from airflow_geneva.errors import InvalidInput
 
@@ -81,8 +82,16 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def secrets_of(options: Mapping[str, str]) -> list[str]:
-    """The values that must not be shown; with none, the machine's own identity is meant."""
-    return [value for name, value in options.items() if value and is_secret(name, value)]
+    """The values that must not be shown, and the passwords in them; with none, the machine's own identity is meant."""
+    values = [value for name, value in options.items() if value and is_secret(name, value)]
+    return values + [password for value in values if (password := _password(value))]
+
+
+def _password(value: str) -> str | None:
+    try:
+        return urlsplit(value).password
+    except ValueError:
+        return None
 
 
 def _name(name: Any) -> str:

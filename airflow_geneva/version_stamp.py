@@ -25,11 +25,13 @@ class Stamp:
         commit: tells it from the version of that number of a table that was dropped and made again.
         files: some of its data files, by the ends of their names, when somebody opened it: while one of them is there,
             it is that table, whether the version is left or not. None when nobody looked.
+        highest: the highest id of its fragments then, -1 for none; a table that is made again begins with 0.
     """
 
     version: int
     commit: str
     files: tuple[str, ...] | None = field(default=None, compare=False)
+    highest: int = field(default=-1, compare=False)
 
 
 def newest_stamp(database: Storage, table: str) -> Stamp | None:

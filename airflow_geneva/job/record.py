@@ -12,14 +12,14 @@ from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import JobFolder, is_job_id
 from airflow_geneva.job.heartbeat import HEARTBEAT, SILENT_WHILE_WORKING, Heartbeat, silence_allowed
-from airflow_geneva.job.result import DONE, FAILED, PENDING, RUNNING
+from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, RUNNING
 from airflow_geneva.job.shard import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.job.status import AirflowRun, Job
 from airflow_geneva.storage import Storage
 
 logger = logging.getLogger("airflow_geneva.job")
 
-_DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """What comes of reading documents of another shape."""
 
 
@@ -36,7 +36,7 @@ def read_job(folder: JobFolder, with_shards: bool = True, now: float | None = No
     try:
         job = _read(folder, with_shards, time.time() if now is None else now)
         _ = str(job)  # what cannot be put into words is no job either
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise DamagedRecord(
             f"The record of job {folder.job_id} in {folder.storage.root} is damaged ({type(error).__name__}: {error}). "
             "Run the backfill or the refresh again, as a new job."
@@ -119,7 +119,7 @@ def _job(
         where=_text(record.get("where")),
         version=int(record["version"]),
         read_version=record.get("read_version"),
-        state=_state(record, heartbeat, shards) if ended is None else ended["state"],
+        state=_known(_state(record, heartbeat, shards) if ended is None else ended["state"]),
         dead=ended is None and silent,
         started=float(record["started"]),
         ended=None if ended is None else float(ended["ended"]),
@@ -138,7 +138,9 @@ def _job(
 
 
 def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"{value!r} is not a text")
 
 
 def _airflow_run(run: Mapping[str, Any]) -> AirflowRun:
@@ -154,11 +156,17 @@ def _goes_on(ended: Mapping[str, Any], heartbeat: Heartbeat | None, now: float) 
     return follows and now - heartbeat.at <= SILENT_WHILE_WORKING
 
 
-def _state(record: Mapping[str, Any], heartbeat: Heartbeat | None, shards: tuple[ShardStatus, ...]) -> str:
+def _state(record: Mapping[str, Any], heartbeat: Heartbeat | None, shards: tuple[ShardStatus, ...]) -> Any:
     begun = heartbeat is not None and heartbeat.stage != "plan"
     begun = begun or any(shard.stage != WAITING for shard in shards)
     # Records of older versions are announced as running.
-    return RUNNING if begun else str(record.get("state", PENDING))
+    return RUNNING if begun else record.get("state", PENDING)
+
+
+def _known(state: Any) -> str:
+    if state in (PENDING, RUNNING, DONE, PARTIAL, FAILED):
+        return str(state)
+    raise ValueError(f"nobody knows state {state!r}")
 
 
 def _with_shards(job: Job) -> Job:

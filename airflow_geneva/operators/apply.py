@@ -104,7 +104,8 @@ class ApplyOperator(SparkSubmitOperator):
         if done is None:
             raise AirflowException(
                 f"Spark ended well, and left no result in {plan.folder.storage.root}. If the table lies on a local "
-                "disk, all of Spark must run on this machine; use an object store otherwise."
+                "disk, all of Spark must run on this machine; use an object store otherwise. Then clear the plan task "
+                "with its downstream tasks."
             )
         self.log.info("Shard %s of %s: %s rows computed %s.", shard.index, plan.target, done["rows_run"], how)
         return done

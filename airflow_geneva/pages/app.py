@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException as HttpError
 from starlette.responses import Response
 
 from airflow_geneva.database import Database
-from airflow_geneva.errors import DamagedRecord, GenevaError
+from airflow_geneva.errors import DamagedRecord, GenevaError, without_secrets
 from airflow_geneva.location import TableLocation
 from airflow_geneva.pages.access import ViewerDep
 from airflow_geneva.pages.databases import (
@@ -308,10 +308,11 @@ def tell_error(request: Request, error: GenevaError | OSError) -> Response:
 
     In its own words for those who may read the connection, as these name the place.
     """
-    logger.warning("%s cannot be shown: %s", request.url.path, error)
+    text = without_secrets(str(error))
+    logger.warning("%s cannot be shown: %s", request.url.path, text)
     viewer = getattr(request.state, "viewer", None)
     conn_id = getattr(request.state, "conn_id", request.path_params.get("conn_id"))
     told = viewer is not None and conn_id is not None and viewer.may_read_connection(conn_id)
     title = "Damaged record" if isinstance(error, DamagedRecord) else None
     status = 503 if isinstance(error, OSError) else 404
-    return page(request, "error.html", status, status=status, title=title, message=str(error) if told else None)
+    return page(request, "error.html", status, status=status, title=title, message=text if told else None)

@@ -241,19 +241,28 @@ def _whole(fragments: Iterable[FragmentFiles]) -> dict[int, Ranges]:
     return {files.id: Ranges.of(0, files.physical_rows) for files in fragments}
 
 
-def some_files(dataset: lance.LanceDataset) -> tuple[str, ...]:
-    """Of fragments from all over a table one data file each, by the ends of their names, which no other table has."""
+def some_files(dataset: lance.LanceDataset) -> tuple[tuple[str, ...], int]:
+    """Of fragments from all over a table one data file each, by the ends of their names, and the highest fragment id.
+
+    No other table has a file of such a name.
+    """
     with garbage_collector_off():
         fragments = dataset.get_fragments()
-        chosen = fragments[:: max(1, len(fragments) // _MOST_FILES)][:_MOST_FILES]
-        return tuple(_end(fragment.metadata.files[0]) for fragment in chosen if fragment.metadata.files)
+        chosen = fragments[:: -(-len(fragments) // _MOST_FILES) or 1]
+        files = tuple(_end(fragment.metadata.files[0]) for fragment in chosen if fragment.metadata.files)
+        return files, max((fragment.fragment_id for fragment in fragments), default=-1)
 
 
-def has_any_file(dataset: lance.LanceDataset, files: Sequence[str]) -> bool:
-    """Whether a table still has one of some files that :func:`some_files` named."""
+def is_other_table(dataset: lance.LanceDataset, files: Sequence[str], highest: int) -> bool:
+    """Whether a table was made again since :func:`some_files` was asked about the one of its name.
+
+    A compaction leaves no file either, but its fragments have higher ids.
+    """
     with garbage_collector_off():
-        there = {_end(file) for fragment in dataset.get_fragments() for file in fragment.metadata.files}
-    return not there.isdisjoint(files)
+        fragments = dataset.get_fragments()
+        there = {_end(file) for fragment in fragments for file in fragment.metadata.files}
+        begun_again = any(fragment.fragment_id <= highest for fragment in fragments)
+    return not files or (begun_again and there.isdisjoint(files))
 
 
 def _end(file: lance.fragment.DataFile) -> str:

@@ -126,7 +126,9 @@ class NewFragmentsSensor(BaseSensorOperator):
         except Exception as error:
             if is_hopeless(error):
                 raise AirflowFailException(without_secrets(str(error))) from error
-            self.log.warning("Cannot look at table %s, trying again later: %s", wanted.table, error)
+            self.log.warning(
+                "Cannot look at table %s, trying again later: %s", wanted.table, without_secrets(str(error))
+            )
             return PokeReturnValue(is_done=False)
         self.log.info(found.told)
         return PokeReturnValue(is_done=found.event is not None, xcom_value=found.event)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from airflow_geneva.commit.contents import ViewContents
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, InvalidInput
-from airflow_geneva.patience import without_panics
+from airflow_geneva.patience import impatient, without_panics
 from airflow_geneva.plan.unseen import (
     Unseen,
     committed_at,
     everything,
     first_version,
-    has_any_file,
+    is_other_table,
     some_files,
     unseen_by_column,
     unseen_by_view,
@@ -57,17 +57,19 @@ class Stamps:
     view: Stamp | None = None
 
     def to_json(self) -> list[list[Any] | None]:
-        stamps = (self.table, self.view)
-        return [None if stamp is None else [stamp.version, stamp.commit, stamp.files] for stamp in stamps]
+        return [
+            None if stamp is None else [stamp.version, stamp.commit, stamp.files, stamp.highest]
+            for stamp in (self.table, self.view)
+        ]
 
     @staticmethod
     def from_json(document: Any) -> Stamps:
         return Stamps(*(None if found is None else _read_stamp(*found) for found in document))
 
 
-def _read_stamp(version: Any, commit: Any, files: Sequence[Any] | None = None) -> Stamp:
+def _read_stamp(version: Any, commit: Any, files: Sequence[Any] | None = None, highest: Any = -1) -> Stamp:
     """A stamp as Airflow kept it; older versions of this package wrote no files."""
-    return Stamp(int(version), str(commit), None if files is None else tuple(map(str, files)))
+    return Stamp(int(version), str(commit), None if files is None else tuple(map(str, files)), int(highest))
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Look:
 
 def peek(database: Database, wanted: Wanted) -> Stamps:
     """Where the tables stand, as cheaply as possible; opens none of them."""
-    place = _place(database)
+    place = Storage(database.uri, impatient(database.uri, database.options))
     view = None if wanted.view is None else newest_stamp(place, wanted.view)
     return Stamps(newest_stamp(place, wanted.table), view)
 
@@ -117,7 +119,8 @@ def _look(database: Database, wanted: Wanted, seen: Stamp | None, now: datetime)
     found = _unseen(database, table, dataset, wanted, seen)
     stamp = stamp_of(_place(database), wanted.table, dataset.version)
     if stamp is not None and wanted.since is None:
-        stamp = replace(stamp, files=some_files(dataset))
+        files, highest = some_files(dataset)
+        stamp = replace(stamp, files=files, highest=highest)
     told = f"Version {dataset.version} of table {wanted.table} has {_in_words(found)}{_since(wanted, seen)}"
     if not found:
         return Look(False, None, stamp, None, f"{told}.")
@@ -155,8 +158,11 @@ def _unseen(
         return everything(dataset)
     then = stamp_of(_place(database), wanted.table, seen.version)
     # A version that is gone was cleaned up, or is one of a table that was dropped and made again.
-    gone = then is None and seen.files is not None and not has_any_file(dataset, seen.files)
-    if gone or (then is not None and then != seen):
+    if then is None:
+        other = seen.files is not None and is_other_table(dataset, seen.files, seen.highest)
+    else:
+        other = then != seen
+    if other:
         return everything(dataset)
     return unseen_since(dataset, seen.version, wanted.changed_rows)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_geneva.errors import InvalidInput, without_secrets
-from airflow_geneva.patience import Threads, impatient
+from airflow_geneva.patience import Threads
 from airflow_geneva.triggers._wanted import Wanted
 
 if TYPE_CHECKING:
@@ -134,7 +134,10 @@ class NewFragmentsTrigger(BaseEventTrigger):
                     return
                 pause = min(pause * 2 ** min(failures, 16), max(pause, _LONGEST_PAUSE))
                 self.log.warning(
-                    "Cannot look at table %s, trying again in %.0f seconds: %s", self.wanted.table, pause, error
+                    "Cannot look at table %s, trying again in %.0f seconds: %s",
+                    self.wanted.table,
+                    pause,
+                    without_secrets(str(error)),
                 )
             if found is not None and found.told != told:
                 told = found.told
@@ -147,9 +150,8 @@ class NewFragmentsTrigger(BaseEventTrigger):
 
     def _step(self, hook: LanceHook, watch: Watch) -> tuple[Look | None, Watch]:
         """Look, and what is known then; what comes too late is forgotten, and has changed nothing."""
-        database = hook.get_database(self.database)
-        database, after = replace(database, options=impatient(database.uri, database.options)), copy(watch)
-        return after.step(database, _now()), after
+        after = copy(watch)
+        return after.step(hook.get_database(self.database), _now()), after
 
     async def _recall(self) -> Stamps | None:
         """What was seen last, if Airflow keeps it."""

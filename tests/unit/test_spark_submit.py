@@ -217,6 +217,7 @@ def test_every_option_is_a_secret_but_those_known_to_be_harmless() -> None:
     assert is_secret("aws_endpoint", "https://user:password@host")
     assert not is_secret("AWS_REGION", "eu-west-1")
     assert secrets_of({"aws_endpoint": "http://x", "aws_session_token": "t"}) == ["t"]
+    assert secrets_of({"aws_endpoint": "http://me:pass@x"}) == ["http://me:pass@x", "pass"]
 
 
 def test_a_temporary_folder_with_a_space_does_not_break_the_launcher(tmp_path: Path) -> None:

@@ -66,6 +66,9 @@ def test_what_a_job_keeps_of_its_failure_names_no_credentials(tmp_path: Path, en
             "https://h/o?X-Amz-Signature=abc&X-Amz-Security-Token=d)",
             "https://h/o?X-Amz-Signature=***&X-Amz-Security-Token=***)",
         ),
+        ("https://h/o?AWSAccessKeyId=k&Signature=abc", "https://h/o?AWSAccessKeyId=k&Signature=***"),
+        ("AccountName=a;AccountKey=b+c==;EndpointSuffix=d", "AccountName=a;AccountKey=***;EndpointSuffix=d"),
+        ("https://h/o?access_token=a and ?token=b", "https://h/o?access_token=*** and ?token=***"),
         ("write to me@example.com: 1 & sig = 2", "write to me@example.com: 1 & sig = 2"),
     ],
 )

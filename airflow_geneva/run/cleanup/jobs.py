@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from airflow_geneva.checkpoint.keys import key_part
 from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.record import job_ids, read_job
+from airflow_geneva.job.record import DAMAGED, job_ids, read_job
 from airflow_geneva.job.shard import in_parallel
 from airflow_geneva.job.status import Job
 from airflow_geneva.plan.values import Shard, Work
@@ -109,6 +109,6 @@ def planned_places(job: Storage, plans: Iterable[str], wanted: Collection[str]) 
                 for fragment in Shard.load(job.read_bytes(str(entry["file"]))).fragments:
                     places = [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
                     found |= {(prefix, *place) for prefix in prefixes for place in places}
-    except (FileNotFoundError, KeyError, TypeError, ValueError, AttributeError):
+    except (FileNotFoundError, *DAMAGED):
         return None
     return found
