@@ -60,15 +60,6 @@ def _read(folder: JobFolder, with_shards: bool, now: float) -> Job | None:
     return job if job.ended is not None else replace(job, errors=count_errors_so_far(folder.storage))
 
 
-def read_jobs(checkpoints: Storage, newest: int | None = None) -> list[Job]:
-    """A table's jobs, newest first; shards of those that are DONE are left out.
-
-    Args:
-        newest: how many at most.
-    """
-    return read_chosen(checkpoints, job_ids(checkpoints)[:newest])
-
-
 def job_ids(checkpoints: Storage) -> list[str]:
     """Names of a table's jobs, newest first: one listing, nothing is read."""
     names, _ = checkpoints.list_folder("jobs")

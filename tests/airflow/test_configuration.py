@@ -13,7 +13,7 @@ import lance
 import pytest
 
 from airflow_geneva.get_provider_info import get_provider_info
-from airflow_geneva.job.record import read_jobs
+from airflow_geneva.job.record import job_ids, read_chosen
 from airflow_geneva.plan.document import load_plan
 from airflow_geneva.plan.values import Sizing
 from airflow_geneva.storage import Storage
@@ -120,7 +120,7 @@ def test_a_wrong_value_stops_the_plan_and_is_named(
     told = run.error("backfill.plan")
     assert f"[geneva] {option} is {value!r}" in told
     assert f"AIRFLOW__GENEVA__{option.upper()}" in told
-    assert read_jobs(desk.table.location.checkpoints) == []
+    assert read_chosen(desk.table.location.checkpoints, job_ids(desk.table.location.checkpoints)) == []
 
 
 def test_a_wrong_value_of_the_seeds_variable_stops_the_plan_too(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

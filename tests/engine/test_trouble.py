@@ -21,7 +21,7 @@ import pytest
 
 from airflow_geneva import connect, udf
 from airflow_geneva.errors import InvalidInput, JobFailed, StorageError
-from airflow_geneva.job.record import read_jobs
+from airflow_geneva.job.record import job_ids, read_chosen
 from airflow_geneva.table import Table
 from tests.counting import TRACE, Trace
 from tests.engine.forge import forge
@@ -118,7 +118,10 @@ def read_only(*folders: Path) -> Iterator[None]:
 def assert_nothing_half_written(table: Table, version: int) -> None:
     assert table.version == version
     assert table.count_rows("y IS NOT NULL") == 0
-    assert all(job.state in ("FAILED", "PENDING", "RUNNING") for job in read_jobs(table.location.checkpoints))
+    assert all(
+        job.state in ("FAILED", "PENDING", "RUNNING")
+        for job in read_chosen(table.location.checkpoints, job_ids(table.location.checkpoints))
+    )
 
 
 def assert_mended(table: Table, trace: Trace) -> None:

@@ -16,7 +16,7 @@ from airflow_geneva.job.error_records import ErrorRecord, count_errors, read_err
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import SILENT_WHILE_WAITING, SILENT_WHILE_WORKING
 from airflow_geneva.job.progress import Progress, Reporter
-from airflow_geneva.job.record import read_job, read_jobs
+from airflow_geneva.job.record import job_ids, read_chosen, read_job
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.job.status import Job
 from airflow_geneva.storage import Storage
@@ -235,7 +235,7 @@ def test_damaged_and_foreign_folders_do_not_hide_the_others(checkpoints: Storage
     checkpoints.write_bytes("jobs/not a job/x.json", b"{}")
     folder.storage.write_bytes("heartbeat.json", b"")
     folder.storage.write_bytes("planned.json", b"[1")
-    assert [job.id for job in read_jobs(checkpoints)] == [folder.job_id]
+    assert [job.id for job in read_chosen(checkpoints, job_ids(checkpoints))] == [folder.job_id]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_damaged_job_is_told_from_one_that_is_not_there_and_does_not_hide_the_
     damaged.storage.write_bytes(name, document)
     with pytest.raises(DamagedRecord, match=r"record of job 20260102T000000-b in .* is damaged"):
         read_job(damaged)
-    assert [job.id for job in read_jobs(checkpoints)] == [folder.job_id]
+    assert [job.id for job in read_chosen(checkpoints, job_ids(checkpoints))] == [folder.job_id]
     assert "left out of the list: The record of job 20260102T000000-b" in caplog.text
     assert read_job(JobFolder.of(checkpoints, "20260103T000000-c")) is None
 
