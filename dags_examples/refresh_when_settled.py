@@ -27,6 +27,7 @@ with DAG(
         max_wait=timedelta(hours=1),
         deferrable=True,
         poke_interval=60,
+        retries=3,
     )
     wait >> RefreshTaskGroup(view="long_verses", source="verses", inline_below_rows=1000)
 # --8<-- [end:example]

@@ -25,6 +25,7 @@ SEEN = "airflow_geneva.seen"
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 600.0
 _PATIENCE_SECONDS = 600.0
+_BEFORE_WAKING_SECONDS = 10.0
 _THREADS = Threads("geneva-look")
 
 
@@ -109,6 +110,10 @@ class NewFragmentsTrigger(BaseEventTrigger):
         from airflow_geneva.hooks.lance import LanceHook
         from airflow_geneva.triggers._looking import Watch, is_hopeless
 
+        if self.once:
+            # The task has just looked. Airflow fails a task that is woken before its scheduler has taken note of the
+            # end of the process that deferred: https://github.com/apache/airflow/issues/71580
+            await asyncio.sleep(_BEFORE_WAKING_SECONDS)
         stored = await self._recall()
         watch = Watch(self.wanted, stored)
         hook: LanceHook | None = None

@@ -26,8 +26,8 @@ QUICKER = {
     # The examples as they are shown, but minutes are seconds.
     "refresh_on_arrival.py": [("poll_interval=60", "poll_interval=1")],
     "refresh_when_settled.py": [
-        ("quiet_period=timedelta(minutes=2)", "quiet_period=2"),
-        ("poke_interval=60", "poke_interval=1"),
+        ("quiet_period=timedelta(minutes=2)", "quiet_period=4"),
+        ("poke_interval=60", "poke_interval=2"),
     ],
     # Names the asset of the table without a watcher, which must not end the watching.
     "chained_views.py": [],

@@ -416,7 +416,25 @@ def connect_to(monkeypatch: pytest.MonkeyPatch, endpoint: str, **more: str) -> N
     monkeypatch.setenv("AIRFLOW_CONN_LANCE_REMOTE", json.dumps(connection))
 
 
+def test_a_task_is_not_woken_before_the_scheduler_knows_that_it_waits(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.append("a")
+    monkeypatch.setattr(module, "_BEFORE_WAKING_SECONDS", 2 * QUIET)
+
+    async def story() -> None:
+        task = Listener(trigger(desk.table.name, once=True))
+        watcher = Listener(trigger(desk.table.name))
+        assert await task.silent()
+        assert (await watcher.event())["new_rows"] == 10
+        assert (await task.event())["new_rows"] == 10
+        await watcher.stop()
+
+    play(story)
+
+
 def test_a_task_that_waits_in_vain_is_told_why(desk: Desk, refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BEFORE_WAKING_SECONDS", 0.0)
     connect_to(monkeypatch, refusing.replace("http://", "http://planted:planted@"))
     monkeypatch.delenv("AIRFLOW_CONN_NOWHERE", raising=False)
     hopeless = {

@@ -104,6 +104,7 @@ def test_a_refresh_waits_in_the_triggerer_for_a_load_to_be_over(desk: Desk, vers
     wait: Any = dag.get_task("wait")
     assert wait.deferrable
     wait.quiet_period, wait.poke_interval = 2, 1
+    assert wait.retries
     run = go(dag)
     assert run.xcom("wait")["fragments"] == 1
     assert run.xcom("refresh.finish")["rows_computed"] == 1
