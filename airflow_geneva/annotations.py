@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.arrow_types import castable, is_binary, is_list, is_string
 from airflow_geneva.blobs import is_blob_type
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.signature import UNKNOWN, Signature, union_members
@@ -42,30 +43,12 @@ _LISTS = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, np.nd
 _MAPPINGS = (dict, collections.abc.Mapping)
 
 
-def _is_string(t: pa.DataType) -> bool:
-    return bool(pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t))
-
-
-def _is_binary(t: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(t)
-        or pa.types.is_large_binary(t)
-        or pa.types.is_binary_view(t)
-        or pa.types.is_fixed_size_binary(t)
-    )
-
-
-def is_list(t: pa.DataType) -> bool:
-    """Whether a type is a list, large list or fixed-size list."""
-    return bool(pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t))
-
-
 _ACCEPTS: dict[Any, Any] = {
     bool: pa.types.is_boolean,
     int: lambda t: pa.types.is_integer(t) or pa.types.is_boolean(t),
     float: lambda t: pa.types.is_floating(t) or pa.types.is_integer(t),
-    str: _is_string,
-    bytes: _is_binary,
+    str: is_string,
+    bytes: is_binary,
     datetime.datetime: pa.types.is_timestamp,
     datetime.date: pa.types.is_date,
     datetime.time: pa.types.is_time,
@@ -99,9 +82,9 @@ def output_type(signature: Signature, data_type: pa.DataType | None, name: str) 
             f"UDF {name!r} has data_type={data_type!r}, which is not an Arrow type. "
             "Give a pa.DataType, such as pa.int64()."
         )
-    if _is_batch_of_anything(signature) or _widens(signature.result, data_type):
-        return data_type
-    if accepts(signature.result, data_type) is False:
+    members = union_members(signature.result)
+    whole_batch = signature.form != "scalar"
+    if not _widens(signature.result, data_type) and not any(_gives(one, data_type, whole_batch) for one in members):
         raise InvalidInput(
             f"Type mismatch for the output of UDF {name!r}: its result is annotated as {_show(signature.result)} "
             f"and data_type is {data_type}. Make them agree."
@@ -127,10 +110,36 @@ def _type_of(annotation: Any) -> pa.DataType | None:
     return None
 
 
-def _is_batch_of_anything(signature: Signature) -> bool:
-    """Whether the result is one NumPy array for all rows of a batch; its dtype is looked at when it is there."""
-    members = union_members(signature.result)
-    return signature.form != "scalar" and any((typing.get_origin(one) or one) is np.ndarray for one in members)
+def _gives(annotation: Any, data_type: pa.DataType, whole_batch: bool) -> bool:
+    """Whether results that are annotated so can be stored; those of which it does not say may be."""
+    if (typing.get_origin(annotation) or annotation) is not np.ndarray:
+        return accepts(annotation, data_type) is not False
+    # One array for all rows of a batch may have any number of dimensions; one for a row is a list.
+    if not whole_batch and accepts(annotation, data_type) is False:
+        return False
+    item = _item_type(annotation)
+    return item is None or _holds_items(item, data_type)
+
+
+def _item_type(array: Any) -> pa.DataType | None:
+    """Type of the items of an annotated NumPy array; None where the annotation does not say."""
+    dtype = typing.get_args(array)[1:]
+    item = typing.get_args(dtype[0]) if dtype else ()
+    return _type_of(item[0]) if item else None
+
+
+def _holds_items(item: pa.DataType, data_type: pa.DataType) -> bool:
+    held = data_type
+    while is_list(held):
+        held = held.value_type
+    if pa.types.is_null(held) or pa.types.is_map(held) or isinstance(held, pa.BaseExtensionType):
+        return True
+    if castable(item, held):
+        return True
+    # Inside lists Arrow also takes whole numbers for times, and texts for bytes.
+    plain = held.value_type if pa.types.is_dictionary(held) else held
+    texts = (is_string(item) or is_binary(item)) and (is_string(plain) or is_binary(plain))
+    return held is not data_type and (texts or bool(pa.types.is_integer(item) and pa.types.is_temporal(held)))
 
 
 def _widens(annotation: Any, data_type: pa.DataType) -> bool:
@@ -215,4 +224,8 @@ def check_inputs(udf: UDF, schema: pa.Schema, input_columns: Sequence[str] | Non
 
 
 def _show(annotation: Any) -> str:
+    if union_members(annotation) != [annotation]:
+        return " | ".join("None" if one is type(None) else _show(one) for one in typing.get_args(annotation))
+    if typing.get_origin(annotation) is np.ndarray and (item := _item_type(annotation)) is not None:
+        return f"NDArray[{item}]"
     return annotation.__name__ if type(annotation) is type else str(annotation)

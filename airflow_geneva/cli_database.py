@@ -16,8 +16,8 @@ from rich.console import Console
 from airflow_geneva.database import Database, connect
 from airflow_geneva.errors import GenevaError, InvalidInput, without_secrets
 from airflow_geneva.spark_submit import CREDENTIALS
-from airflow_geneva.storage import is_local, normalize_uri
 from airflow_geneva.storage_options import read_storage_options
+from airflow_geneva.uri import is_local, normalize_uri
 
 _WIDTH_OF_A_FILE = 200
 

@@ -205,8 +205,8 @@ def _tell_json(db: Database, job_id: str, watch: bool) -> None:
 def _picture(job: Job) -> RenderableType:
     head, *rest = map(without_controls, job.lines())
     parts: list[RenderableType] = [Text(head, f"bold {_COLORS.get(job.state, 'cyan')}"), *map(Text, rest)]
-    # Those that still move first: a screen holds some forty of a thousand shards.
-    shown = sorted(job.shards, key=lambda shard: shard.stage == "committed")[:_MOST_LINES]
+    # Those that failed or still move first: a screen holds some forty of a thousand shards.
+    shown = sorted(job.shards, key=lambda shard: (shard.stage != "failed", shard.stage == "committed"))[:_MOST_LINES]
     if shown:
         grid = Table.grid(padding=(0, 1))
         for shard in sorted(shown, key=lambda shard: shard.index):
@@ -221,13 +221,13 @@ def _bar(shard: ShardStatus) -> list[RenderableType]:
     bar = ProgressBar(total=max(shard.rows, 1), completed=shard.rows_checkpointed if shard.rows else 1, width=24)
     speed = f", {shard.rows_per_second:,.0f} rows/s" if shard.rows_per_second else ""
     left = f", {shard.seconds_left:,.0f} s left" if shard.seconds_left is not None else ""
-    failed = f"; failed: {shard.reason}" if shard.error else ""
+    error = f"; error: {shard.reason}" if shard.error else ""
     return [
         Text(f"  shard {shard.index}"),
         bar,
         Text(shard.stage),
         Text(f"{shard.rows_checkpointed:,} of {shard.rows:,} rows checkpointed", justify="right"),
-        Text(f"{shard.rows_ready:,} ready, {shard.rows_committed:,} committed{speed}{left}{without_controls(failed)}"),
+        Text(f"{shard.rows_ready:,} ready, {shard.rows_committed:,} committed{speed}{left}{without_controls(error)}"),
     ]
 
 

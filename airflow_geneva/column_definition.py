@@ -82,6 +82,30 @@ def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:
     return None if stored is None else UdfDefinition.from_json(stored.decode())
 
 
+def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition:
+    """What is stored about a computed column.
+
+    Args:
+        table: the table's name, for messages.
+        schema: its columns.
+
+    Raises:
+        InvalidInput: the column does not exist, or has no UDF.
+    """
+    if column not in schema.names:
+        raise InvalidInput(
+            f"Column {column!r} is not defined in table {table!r}, which has: {', '.join(schema.names)}. "
+            f'Define it first: table.add_columns({{"{column}": udf}}).'
+        )
+    definition = stored_definition(schema, column)
+    if definition is None:
+        raise InvalidInput(
+            f"Column {column!r} of table {table!r} has no UDF: it was not made by table.add_columns(). "
+            "Name a computed column, or add one."
+        )
+    return definition
+
+
 def load_column_udf(column: str, definition: UdfDefinition) -> UDF:
     """A column's own UDF, imported.
 

@@ -13,13 +13,15 @@ from airflow_geneva.job.record import job_ids, read_chosen, read_job
 from airflow_geneva.job.status import Job
 from airflow_geneva.location import TableLocation
 from airflow_geneva.rows import RowData, as_table
-from airflow_geneva.storage import Storage, check_name, freeze_options, is_local, is_name, join, normalize_uri
+from airflow_geneva.storage import Storage, freeze_options
 from airflow_geneva.table import Table
+from airflow_geneva.uri import check_name, is_local, is_name, join, normalize_uri
 from airflow_geneva.view import View
 from airflow_geneva.view_definition import is_view
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from lance.namespace import DirectoryNamespace
 
 _STABLE = ("new_table_enable_stable_row_ids", "enable_move_stable_row_ids", "enable_stable_row_ids")
 
@@ -35,6 +37,15 @@ class Database:
 
     uri: str
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @property
+    def lance(self) -> DirectoryNamespace:
+        """The folder as plain pylance sees it, with the same storage options."""
+        from lance.namespace import DirectoryNamespace
+
+        options = {f"storage.{name}": value for name, value in self.options}
+        # Without a manifest table: what lies in the folder is what there is.
+        return DirectoryNamespace(root=self.uri, manifest_enabled="false", **options)  # type: ignore[no-untyped-call]
 
     def table_names(self) -> list[str]:
         """Names of all tables, sorted; a folder with a name that no table can have is left out."""

@@ -6,8 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_geneva.errors import InvalidInput
-from airflow_geneva.storage import Storage, is_engine_error, join
+from airflow_geneva.errors import InvalidInput, is_engine_error
+from airflow_geneva.storage import Storage
+from airflow_geneva.uri import join
 
 if TYPE_CHECKING:
     import lance

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from airflow_geneva.errors import StorageError
-from airflow_geneva.storage import is_engine_error, is_local
+from airflow_geneva.errors import StorageError, is_engine_error
+from airflow_geneva.uri import is_local
 
 _T = TypeVar("_T")
 
@@ -76,15 +76,7 @@ class Threads:
             StorageError: it takes longer, or pylance panicked.
             Exception: whatever the call raised.
         """
-        future: Future[_T] = Future()
-        context = contextvars.copy_context()
-        entry = (future, lambda: context.run(call))
-        with self._lock:
-            self._waiting.setdefault(store, deque()).append(entry)
-            running = self._running.get(store, 0)
-            if running < self._most:
-                threading.Thread(target=self._work, args=(store,), name=self._name, daemon=True).start()
-                self._running[store] = running + 1
+        future = self.submit(store, call)
         answer = asyncio.wrap_future(future)
         try:
             await asyncio.wait({answer}, timeout=seconds)
@@ -93,8 +85,25 @@ class Threads:
             return answer.result()
         finally:
             answer.cancel()
-            with self._lock, suppress(KeyError, ValueError):  # not begun, and not wanted any more
-                self._waiting[store].remove(entry)
+            with self._lock, suppress(KeyError):  # not begun, and not wanted any more
+                waiting = self._waiting[store]
+                self._waiting[store] = deque(entry for entry in waiting if entry[0] is not future)
+
+    def submit(self, store: Hashable, call: Callable[[], _T]) -> Future[_T]:
+        """Have a call made, when its store has a thread for it.
+
+        Args:
+            store: names the store that the call asks.
+        """
+        future: Future[_T] = Future()
+        context = contextvars.copy_context()
+        with self._lock:
+            self._waiting.setdefault(store, deque()).append((future, lambda: context.run(call)))
+            running = self._running.get(store, 0)
+            if running < self._most:
+                threading.Thread(target=self._work, args=(store,), name=self._name, daemon=True).start()
+                self._running[store] = running + 1
+        return future
 
     def _work(self, store: Hashable) -> None:
         while True:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.storage import without_credentials
 from airflow_geneva.udf import UDF
+from airflow_geneva.uri import without_credentials
 
 if TYPE_CHECKING:
     import lance
@@ -235,7 +235,8 @@ class Query:
         """The whole filter: of a view's rows, only those that are computed count."""
         from airflow_geneva.plan.outputs import check_expression
         from airflow_geneva.plan.where import check_where
-        from airflow_geneva.view_definition import IS_SET, is_view
+        from airflow_geneva.view_columns import IS_SET
+        from airflow_geneva.view_definition import is_view
 
         conditions = [check_expression(condition, "The filter") for condition in self.conditions]
         for condition in conditions:
@@ -262,7 +263,8 @@ class Query:
 
     def _definition(self, dataset: lance.LanceDataset, outputs: Outputs) -> ViewDefinition:
         from airflow_geneva.plan.where import where_columns
-        from airflow_geneva.view_definition import ViewDefinition, source_columns
+        from airflow_geneva.view_columns import source_columns
+        from airflow_geneva.view_definition import ViewDefinition
 
         where = self._filter(dataset)
         expressions = [column.expression or "" for column in outputs.columns if column.kind == "sql"]

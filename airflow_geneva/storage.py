@@ -1,4 +1,4 @@
-"""Where tables and their documents lie: URIs, names, and small files on any store that pylance reaches."""
+"""Small files on any store that pylance reaches."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import contextlib
 import functools
 import json
 import os
-import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
 from airflow_geneva.entries import Entry, is_half_written, local_entries, remove_empty_folders, table_entries, table_of
-from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.errors import InvalidInput, StorageError, is_engine_error
+from airflow_geneva.uri import is_local, join, normalize_uri
 
 if TYPE_CHECKING:
     from lance.file import LanceFileSession
@@ -24,91 +23,6 @@ _TRIES = 5
 
 # pylance's file session raises RuntimeError where a local disk raises OSError.
 _STORE_ERRORS = (OSError, RuntimeError)
-
-_CONTAINER_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
-_SCHEME = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-_NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")
-
-
-def normalize_uri(uri: str | os.PathLike[str]) -> str:
-    """Give every way of writing a place one form: object-store URIs without a trailing slash, local paths absolute.
-
-    Two spellings of one place must hash to one checkpoint identity.
-
-    Raises:
-        InvalidInput: it is empty or no URI, or holds credentials, which would be shown wherever the place is named.
-    """
-    text = os.fspath(uri)
-    if not text:
-        raise InvalidInput("An empty database or table URI was given. Give a path or a URI such as s3://bucket/db.")
-    if text.startswith("file://"):
-        text = text[len("file://") :]
-    if _SCHEME.match(text):
-        _check_uri(text)
-        return text.rstrip("/")
-    return os.path.realpath(os.path.expanduser(text))
-
-
-def _check_uri(uri: str) -> None:
-    try:
-        parts = urlsplit(uri)
-    except ValueError:
-        raise InvalidInput("The URI that was given is malformed. Give one such as s3://bucket/db.") from None
-    user = parts.netloc.rpartition("@")[0]
-    container = parts.scheme in _CONTAINER_SCHEMES and ":" not in user
-    if (user and not container) or parts.query:
-        raise InvalidInput(
-            f"A URI of scheme {parts.scheme!r} was given that holds a user, a password or a query. It would be seen in "
-            "logs and plans. Leave them out, and give credentials as storage_options."
-        )
-
-
-def without_credentials(uri: str) -> str:
-    """A normalized URI as it may be stored and shown: without user, password and query."""
-    if is_local(uri):
-        return uri
-    parts = urlsplit(uri)
-    user, _, host = parts.netloc.rpartition("@")
-    # What comes before the @ without a password is a container, as in abfss://container@account.
-    return urlunsplit((parts.scheme, host if ":" in user else parts.netloc, parts.path, "", ""))
-
-
-def is_local(uri: str) -> bool:
-    """Tell whether a normalized URI is a path of this machine."""
-    return not _SCHEME.match(uri)
-
-
-def join(uri: str, *parts: str) -> str:
-    """Append path parts to a normalized URI."""
-    return "/".join([uri.rstrip("/"), *parts])
-
-
-def check_name(name: str, what: str) -> str:
-    """Return a table or view name unchanged if it stays inside its folder.
-
-    Raises:
-        InvalidInput: the name is empty, hidden, or holds a path separator or ``..``.
-    """
-    if not isinstance(name, str) or not is_name(name):
-        raise InvalidInput(
-            f"{name!r} is not a {what} name. Use letters, digits, '_', '-' and '.' (no '/', no '..', at most 200 "
-            "characters), starting with a letter, digit or '_'."
-        )
-    return name
-
-
-def is_name(name: str) -> bool:
-    """Tell whether a table or view may have a name."""
-    return bool(_NAME.fullmatch(name)) and ".." not in name and len(name) <= 200
-
-
-def is_engine_error(error: BaseException) -> bool:
-    """Tell whether an exception came out of a library call, pylance's panics included, and not from the outside.
-
-    pylance raises ``pyo3_runtime.PanicException``, a BaseException, on damaged files. Other ones tell this process to
-    stop, as ``AirflowTaskTimeout`` does.
-    """
-    return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"
 
 
 def freeze_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:

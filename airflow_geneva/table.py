@@ -14,6 +14,7 @@ from airflow_geneva.column_definition import (
     define_column,
     define_columns,
     load_column_udf,
+    read_definition,
     stored_definition,
 )
 from airflow_geneva.errors import InvalidInput
@@ -44,10 +45,12 @@ class Table:
 
     @property
     def name(self) -> str:
+        """What it is called in its database."""
         return self.location.name
 
     @property
     def uri(self) -> str:
+        """Where it lies: the normalized URI of its folder."""
         return self.location.uri
 
     @property
@@ -57,16 +60,20 @@ class Table:
 
     @property
     def schema(self) -> pa.Schema:
+        """The columns of its newest version."""
         return self.lance.schema
 
     @property
     def version(self) -> int:
+        """The number of its newest version."""
         return int(self.lance.version)
 
     def count_rows(self, where: str | None = None) -> int:
+        """How many rows it has, or how many of them an SQL condition holds for."""
         return int(self.lance.count_rows(where))
 
     def to_arrow(self) -> pa.Table:
+        """All of its rows and columns, in memory."""
         return self.lance.to_table()
 
     def query(self) -> Query:
@@ -134,19 +141,7 @@ class Table:
         Raises:
             InvalidInput: the column does not exist, or has no UDF.
         """
-        schema = (dataset or self.lance).schema
-        if column not in schema.names:
-            raise InvalidInput(
-                f"Column {column!r} is not defined in table {self.name!r}, which has: {', '.join(schema.names)}. "
-                f'Define it first: table.add_columns({{"{column}": udf}}).'
-            )
-        definition = stored_definition(schema, column)
-        if definition is None:
-            raise InvalidInput(
-                f"Column {column!r} of table {self.name!r} has no UDF: it was not made by table.add_columns(). "
-                "Name a computed column, or add one."
-            )
-        return definition
+        return read_definition(self.name, (dataset or self.lance).schema, column)
 
     def plan_backfill(
         self,

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
-from airflow_geneva.view_definition import IS_SET, ViewDefinition, visible_columns
+from airflow_geneva.view_columns import IS_SET
+from airflow_geneva.view_definition import ViewDefinition, visible_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_geneva.job.result import BackfillResult
-    from airflow_geneva.plan.refresh import RefreshRequest
+    from airflow_geneva.plan.request import RefreshRequest
     from airflow_geneva.plan.values import Plan
 
 
@@ -58,9 +59,11 @@ class View(Table):
         return pa.schema([whole.field(name) for name in visible_columns(whole)], metadata=whole.metadata)
 
     def count_rows(self, where: str | None = None) -> int:
+        """How many rows the last refresh left, or how many of them an SQL condition holds for."""
         return int(self.lance.count_rows(IS_SET if where is None else f"{IS_SET} AND ({where})"))
 
     def to_arrow(self) -> pa.Table:
+        """The rows of the last refresh with the query's columns, in memory."""
         dataset = self.lance
         return dataset.to_table(columns=visible_columns(dataset.schema), filter=IS_SET)
 
@@ -153,8 +156,7 @@ class View(Table):
         sizing: Mapping[str, Any],
     ) -> RefreshRequest:
         from airflow_geneva.job.folder import new_job_id
-        from airflow_geneva.plan.refresh import RefreshRequest
-        from airflow_geneva.plan.request import check_sizing
+        from airflow_geneva.plan.request import RefreshRequest, check_sizing
 
         return RefreshRequest(
             new_job_id(), src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, check_sizing(sizing)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.annotations import is_list
+from airflow_geneva.arrow_types import castable, is_list
 from airflow_geneva.blobs import as_blobs, is_blob_type
 
 
@@ -59,7 +59,7 @@ def array_from_result(result: Any, data_type: pa.DataType) -> pa.Array:
         return result
     if is_blob_type(data_type):
         return array_from_values(result.to_pylist(), data_type)
-    if not _castable(result.type, data_type):
+    if not castable(result.type, data_type):
         raise OutputMismatch(f"expected {data_type}")
     try:
         return result.cast(data_type, safe=True)
@@ -72,7 +72,7 @@ def _convert(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
         return as_blobs(values)
     if isinstance(values, np.ndarray):
         made = pa.array(values)
-        if not _castable(made.type, data_type):
+        if not castable(made.type, data_type):
             raise OutputMismatch(f"a NumPy array of {values.dtype} is not {data_type}")
         return made.cast(data_type, safe=True)
     if is_list(data_type) and _is_primitive(data_type.value_type):
@@ -121,7 +121,7 @@ def _stack(values: Sequence[Any], data_type: pa.DataType) -> pa.Array | None:
 
 def _numbers(flat: np.ndarray[Any, Any], value_type: pa.DataType) -> pa.Array:
     made = pa.array(flat)
-    if not _castable(made.type, value_type):
+    if not castable(made.type, value_type):
         raise OutputMismatch(f"a NumPy array of {flat.dtype} does not hold {value_type}")
     return made.cast(value_type, safe=True)
 
@@ -166,34 +166,5 @@ def _to_python(value: Any) -> Any:
     return value
 
 
-_FAMILIES: tuple[Callable[[pa.DataType], bool], ...] = (
-    lambda t: pa.types.is_integer(t) or pa.types.is_floating(t) or pa.types.is_decimal(t),
-    lambda t: pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t),
-    lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t) or pa.types.is_binary_view(t),
-    pa.types.is_timestamp,
-    pa.types.is_date,
-    pa.types.is_time,
-    pa.types.is_duration,
-)
-
-
 def _is_primitive(data_type: pa.DataType) -> bool:
     return bool(pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_boolean(data_type))
-
-
-def _castable(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a cast changes only how values are held: Arrow would also parse and print numbers."""
-    if found == wanted or pa.types.is_null(found):
-        return True
-    if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
-        return (found.tz is None) == (wanted.tz is None)
-    if pa.types.is_dictionary(found) or pa.types.is_dictionary(wanted):
-        plain_found = found.value_type if pa.types.is_dictionary(found) else found
-        plain_wanted = wanted.value_type if pa.types.is_dictionary(wanted) else wanted
-        return _castable(plain_found, plain_wanted)
-    if is_list(found) and is_list(wanted):
-        return _castable(found.value_type, wanted.value_type)
-    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
-        types = {field.name: field.type for field in wanted}
-        return all(field.name in types and _castable(field.type, types[field.name]) for field in found)
-    return any(family(found) and family(wanted) for family in _FAMILIES)

@@ -21,7 +21,8 @@ from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, single_batch
 from airflow_geneva.errors import StorageError, UdfError
 from airflow_geneva.faults import fault_point
-from airflow_geneva.plan.values import FragmentWork, Work
+from airflow_geneva.plan.fragment_work import FragmentWork
+from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import Storage
 
 if TYPE_CHECKING:

@@ -16,10 +16,13 @@ from airflow_geneva.apply.policy import exceeded
 from airflow_geneva.checkpoint.fragment import RowIds
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.errors import UdfError
-from airflow_geneva.job.error_records import ErrorRecord, write_errors
+from airflow_geneva.job.error_records import ErrorRecord, read_errors, write_errors
+from airflow_geneva.location import TableLocation
 from airflow_geneva.on_error import Policy
-from airflow_geneva.plan.values import FragmentWork, Work
+from airflow_geneva.plan.fragment_work import FragmentWork
+from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import Storage
+from airflow_geneva.udf_definition import UdfDefinition
 from airflow_geneva.view_definition import ViewDefinition
 
 
@@ -161,3 +164,21 @@ def fatal_failure(error: UdfError, row: int) -> RowFailure:
 def counts_by_rule(failures: Sequence[RowFailure]) -> dict[int, int]:
     """How many rows each rule gave up."""
     return dict(Counter(failure.rule for failure in failures))
+
+
+def skipped_before(location: TableLocation, work: Work) -> dict[int, int]:
+    """Rows of a job that earlier tries and other shards gave up, by rule; asked only where a policy has limits.
+
+    Rows that failed in earlier jobs already do not count.
+    """
+    if not has_limits(work):
+        return {}
+    records = read_errors(location.checkpoints, work.job_id)
+    new = {record.row_id: record.rule for record in records if record.rule != FATAL and record.attempt == 1}
+    return dict(Counter(new.values()))
+
+
+def has_limits(work: Work) -> bool:
+    """Whether the UDF's policy says how many rows of a job may be given up."""
+    rules = UdfDefinition.from_json(work.udf).on_error
+    return not isinstance(rules, str) and any(rule.get("max_count") or rule.get("max_fraction") for rule in rules)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.annotations import is_list
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.apply.outcome import Trouble
 from airflow_geneva.apply.policy import Rules, fitting
+from airflow_geneva.arrow_types import is_list
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.signature import union_members
 

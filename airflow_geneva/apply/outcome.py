@@ -52,6 +52,11 @@ class Mapped:
     failures: tuple[RowFailure, ...]
     rows_called: int
 
+    def first(self, rows: int) -> Mapped:
+        """The same of the first rows only."""
+        failures = tuple(failure for failure in self.failures if failure.index < rows)
+        return Mapped(self.values.slice(0, rows), failures, self.rows_called)
+
 
 @dataclass(frozen=True)
 class Trouble:

@@ -18,7 +18,7 @@ from airflow_geneva.errors import UdfError
 from airflow_geneva.row_order import RowIdArray
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf_parcel import UdfParcel
-from airflow_geneva.view_definition import OutputColumn, source_inputs
+from airflow_geneva.view_columns import OutputColumn, source_inputs
 
 if TYPE_CHECKING:
     import lance
@@ -33,10 +33,12 @@ class Computed:
     Args:
         rows: the query's columns, in order; blobs that come from the source as bytes, those of a UDF as it made them.
         mapped: by UDF column, what running it gave, failures included.
+        failure: what the first row that failed for good came to, when these are the rows before it; else None.
     """
 
     rows: pa.RecordBatch
     mapped: Mapping[str, Mapped]
+    failure: UdfError | None = None
 
 
 class OutputComputer:
@@ -73,8 +75,20 @@ class OutputComputer:
         Raises:
             UdfError: a row fails; see `OpenMapper`.
         """
+        computed = self.up_to_failure(batch)
+        if computed.failure is not None:
+            raise computed.failure
+        return computed
+
+    def up_to_failure(self, batch: pa.RecordBatch) -> Computed:
+        """Compute a batch, or all columns of its rows before the first one that fails.
+
+        Raises:
+            UdfError: its first row fails, or what became of the rows before the failing one is not known.
+        """
         done: dict[str, pa.Array] = {}
         mapped: dict[str, Mapped] = {}
+        failure: UdfError | None = None
         for column in self.columns:
             if column.udf is None:
                 done[column.name] = batch.column(self._aliases[column.name])
@@ -86,12 +100,18 @@ class OutputComputer:
             ]
             inputs = pa.record_batch(given, names=list(dict.fromkeys(column.inputs)))
             try:
-                mapped[column.name] = self._mappers[column.name](inputs)
+                found = self._mappers[column.name](inputs)
             except UdfError as error:
                 error.column = column.name
-                raise
-            done[column.name] = mapped[column.name].values
-        return Computed(pa.record_batch(list(done.values()), names=list(done)), mapped)
+                if not error.row_index or error.computed is None:
+                    raise
+                failure, rows = error, error.row_index
+                batch = batch.slice(0, rows)
+                done = {name: values.slice(0, rows) for name, values in done.items()}
+                mapped = {name: outcome.first(rows) for name, outcome in mapped.items()}
+                found = Mapped(error.computed, error.failures, rows)
+            mapped[column.name], done[column.name] = found, found.values
+        return Computed(pa.record_batch(list(done.values()), names=list(done)), mapped, failure)
 
 
 def _projection(

@@ -1,4 +1,4 @@
-"""How many rows to compute before looking at the clock (adaptive sizing of seed 000)."""
+"""How many rows to compute before looking at the clock."""
 
 from __future__ import annotations
 

@@ -92,6 +92,14 @@ class Held:
         """Computed rows that the job gave up."""
         return Ranges.union(piece.failed for piece in self.pieces)
 
+    @property
+    def by_job(self) -> dict[str, int]:
+        """How many rows each job computed."""
+        counts: dict[str, int] = {}
+        for piece in self.pieces:
+            counts[piece.job_id] = counts.get(piece.job_id, 0) + len(piece.offsets)
+        return counts
+
     def taken(self, version: str) -> tuple[tuple[str, Ranges], ...]:
         """Rows that other versions than the given one computed, by version."""
         makers = sorted({piece.version for piece in self.pieces} - {version})
@@ -108,9 +116,6 @@ class Held:
     def done(self) -> Ranges:
         """Rows for which nothing is left to run."""
         return self.computed | self.looked_at
-
-
-NOTHING_HELD = Held((), Ranges.empty())
 
 
 class KeyIndex:

@@ -1,4 +1,4 @@
-"""The identity of a checkpoint: which work it stands for (seed 000, as corrected in the design)."""
+"""The identity of a checkpoint: which work it stands for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A key-value store of record batches (the interface of seed 001)."""
+"""A key-value store of record batches."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
-from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.errors import InvalidInput, StorageError, is_engine_error
 from airflow_geneva.faults import fault_point
-from airflow_geneva.storage import Storage, is_engine_error, is_local, join
+from airflow_geneva.storage import Storage
+from airflow_geneva.uri import is_local, join
 
 _LAST_BYTES = b"LANC"
 

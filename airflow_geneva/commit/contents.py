@@ -11,11 +11,12 @@ import numpy as np
 
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.snapshot import Snapshot, load_snapshot, remove_snapshot
+from airflow_geneva.errors import is_engine_error
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import JOB_PROPERTY
 from airflow_geneva.location import TableLocation
-from airflow_geneva.storage import is_engine_error
-from airflow_geneva.view_definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID, own_columns
+from airflow_geneva.view_columns import IS_SET, SOURCE_ROW_ID
+from airflow_geneva.view_definition import BASE_VERSION_KEY, own_columns
 
 if TYPE_CHECKING:
     import lance

@@ -21,8 +21,9 @@ from airflow_geneva.commit.verify import Candidate, Verdict, verify
 from airflow_geneva.errors import CommitConflict, StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.result import ShardResult
+from airflow_geneva.plan.fragment_work import Shard
 from airflow_geneva.plan.manifest import Columns, FragmentFiles, fields_present, read_manifest
-from airflow_geneva.plan.values import Shard, Work
+from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import Storage
 
 if TYPE_CHECKING:

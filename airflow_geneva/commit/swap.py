@@ -28,15 +28,16 @@ from airflow_geneva.commit.contents import (
     read_intents,
     write_intent,
 )
-from airflow_geneva.errors import CommitConflict
+from airflow_geneva.errors import CommitConflict, is_engine_error
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import JOB_PROPERTY
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.placeholders import PLACEHOLDER_FIELDS
 from airflow_geneva.plan.swap import EVERYTHING, SwapPlan
 from airflow_geneva.plan.values import Work
-from airflow_geneva.storage import is_engine_error, join
-from airflow_geneva.view_definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID
+from airflow_geneva.uri import join
+from airflow_geneva.view_columns import IS_SET, SOURCE_ROW_ID
+from airflow_geneva.view_definition import BASE_VERSION_KEY
 
 if TYPE_CHECKING:
     import lance

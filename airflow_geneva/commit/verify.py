@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from airflow_geneva.checkpoint.fragment import StagedFragment
 from airflow_geneva.checkpoint.provenance import Provenance, add_rows, runs_failed
 from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.plan.fragment_work import FragmentWork
 from airflow_geneva.plan.manifest import FragmentFiles, live_offsets
 from airflow_geneva.plan.staging import staged_fits
-from airflow_geneva.plan.values import FragmentWork
 
 if TYPE_CHECKING:
     import lance

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_geneva.storage import Storage, is_engine_error
+from airflow_geneva.errors import is_engine_error
+from airflow_geneva.storage import Storage
 
 if TYPE_CHECKING:
     import lance

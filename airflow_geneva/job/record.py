@@ -92,10 +92,13 @@ def _job(
         ended = None
     if ended is not None:
         swapped = record["kind"] == "refresh" and ended["state"] == DONE
-        shards = tuple(shard.at_rest(swapped) for shard in shards)
+        shards = tuple(shard.at_rest(ended["state"] == FAILED, swapped) for shard in shards)
     run = record.get("airflow")
     last_seen = max(float(record["started"]), heartbeat.at if heartbeat else 0.0, float((ended or {}).get("ended", 0)))
-    silent = now - last_seen > silence_allowed(heartbeat, retried=run is not None)
+    dead = ended is None and now - last_seen > silence_allowed(heartbeat, retried=run is not None)
+    state = _known(_state(record, heartbeat, shards) if ended is None else ended["state"])
+    if dead:
+        shards = tuple(shard.at_rest(failed=False) for shard in shards)
     pending = int(record.get("rows_pending", 0))
     total = int(record.get("rows_total", 0))
     job = Job(
@@ -110,8 +113,8 @@ def _job(
         where=_text(record.get("where")),
         version=int(record["version"]),
         read_version=record.get("read_version"),
-        state=_known(_state(record, heartbeat, shards) if ended is None else ended["state"]),
-        dead=ended is None and silent,
+        state=state,
+        dead=dead,
         started=float(record["started"]),
         ended=None if ended is None else float(ended["ended"]),
         last_seen=last_seen,

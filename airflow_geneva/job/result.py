@@ -66,7 +66,7 @@ class BackfillResult:
         version: the newest table version this job knows of.
         from_version: the version that was planned on.
         commits: table versions this job wrote.
-        seconds: time by stage.
+        seconds: time by stage; ``spark`` is the time until its session was there.
         notes: sentences for the reader.
     """
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from airflow_geneva.job.folder import APPLYING, COMMITTING, JobFolder, progress_name, shard_name
 from airflow_geneva.job.progress import read_progress
 
-WAITING = "waiting"
+WAITING, FAILED, LEFT = "waiting", "failed", "left"
 
 _READERS = 16
 
@@ -24,7 +24,8 @@ class ShardStatus:
 
     Args:
         index: its position in the plan.
-        stage: ``waiting``, ``applying``, ``applied``, ``committing`` or ``committed``; of a view's also ``verified``.
+        stage: ``waiting``, ``applying``, ``applied``, ``committing`` or ``committed``; of a view's also ``verified``;
+            ``failed`` when its last try failed, ``left`` when the job ended or died before it was done.
         rows: rows that were due.
         rows_checkpointed: of these, computed and kept.
         rows_ready: of these, in a finished data file.
@@ -37,7 +38,7 @@ class ShardStatus:
         seconds: time spent, by stage.
         rows_per_second: speed of the UDF while it runs, else 0.
         seconds_left: estimate for the stage it is in, or None.
-        error: why its last try failed, as long as no other has succeeded; known of Airflow's tasks.
+        error: why its last try failed, as long as no other has begun; None of one that was killed.
     """
 
     index: int
@@ -64,17 +65,21 @@ class ShardStatus:
         return (
             f"shard {self.index}: {self.stage}, {self.rows_checkpointed:,} of {self.rows:,} rows checkpointed, "
             f"{self.rows_ready:,} ready, {self.rows_committed:,} committed{speed}{left}"
-            + (f"; failed: {self.reason}" if self.error else "")
+            + (f"; error: {self.reason}" if self.error else "")
         )
 
-    def at_rest(self, swapped: bool) -> ShardStatus:
-        """The shard once its job has ended.
+    def at_rest(self, failed: bool, swapped: bool = False) -> ShardStatus:
+        """The shard once its job has ended or died: nobody works on it any more.
 
         Args:
+            failed: the job failed, so what was worked on at the end did.
             swapped: a view was swapped, which makes all of its shards visible at once.
         """
         ended = replace(self, rows_per_second=0.0, seconds_left=None)
         if not swapped:
+            worked_on = self.stage in ("applying", "committing")
+            if worked_on or self.stage == WAITING:
+                return replace(ended, stage=FAILED if worked_on and failed else LEFT)
             return ended
         return replace(
             ended,
@@ -139,7 +144,8 @@ def _read_shard(
         status = _applied(status, read(shard_name("apply", fingerprint, index)))
         status = _committing(status, read(progress_name(COMMITTING, index)))
         failed = read(shard_name("failed", fingerprint, index))
-        status = replace(status, error=None if committed else failed.get("error"))
+        if failed and not committed:
+            status = replace(status, stage=FAILED, error=failed["error"], rows_per_second=0.0, seconds_left=None)
     else:
         status = _applied(status, read(shard_name("apply", fingerprint, index)))
     return _committed(status, committed)
@@ -149,17 +155,19 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     if not document:
         return status
     progress = read_progress(document)
+    # What was staged when it was planned is not part of what is applied.
+    rows_ready = status.rows_ready + progress.rows_ready
+    done = rows_ready >= status.rows
     return replace(
         status,
-        stage="applying",
-        # What was staged when it was planned is not part of what is applied.
+        stage="applied" if done else "applying",
         rows_checkpointed=status.rows_ready + progress.rows_checkpointed,
-        rows_ready=status.rows_ready + progress.rows_ready,
+        rows_ready=rows_ready,
         fragments_ready=status.fragments_ready + progress.ready,
         rows_computed=progress.rows_done,
         seconds=(("apply", round(progress.seconds, 3)),),
-        rows_per_second=progress.rows_per_second,
-        seconds_left=progress.seconds_left,
+        rows_per_second=0.0 if done else progress.rows_per_second,
+        seconds_left=None if done else progress.seconds_left,
     )
 
 

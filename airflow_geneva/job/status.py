@@ -10,7 +10,7 @@ from typing import Any
 from airflow_geneva.job.result import DONE, PENDING, RUNNING
 from airflow_geneva.job.shard import ShardStatus
 
-STAGES = ("plan", "apply", "commit", "finish")
+STAGES = ("plan", "spark", "apply", "commit", "finish")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Job:
             data files, and of these those visible in the table; a row that failed and was skipped is so as NULL.
         shard_count: number of shards.
         shards: how far each is; of a job that is DONE only when asked for.
-        seconds: time by stage, that of parallel shards added up.
+        seconds: time by stage, that of parallel shards added up; ``spark`` is the time until its session was there.
         commits: table versions written.
         error: why it failed, or None.
         errors: number of error records.

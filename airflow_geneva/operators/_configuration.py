@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, conf
@@ -12,12 +11,15 @@ from airflow_geneva.commit.conflicts import max_retries
 from airflow_geneva.get_provider_info import get_provider_info
 
 _SECTION = "geneva"
-_LEAST = {"inline_below_rows": 0, "concurrency": 1, "version_conflict_max_retries": 0}
+
+
+def _option(least: int) -> Any:
+    return field(metadata={"least": least})
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """The options of a deployment, which `get_provider_info` describes.
+    """The options of a deployment that tasks read; `get_provider_info` describes each, with its default.
 
     Args:
         inline_below_rows: a shard with fewer rows to run is computed in its task.
@@ -25,9 +27,9 @@ class Configuration:
         version_conflict_max_retries: how often a commit is tried again.
     """
 
-    inline_below_rows: int
-    concurrency: int
-    version_conflict_max_retries: int
+    inline_below_rows: int = _option(least=0)
+    concurrency: int = _option(least=1)
+    version_conflict_max_retries: int = _option(least=0)
 
     @staticmethod
     def read() -> Configuration:
@@ -39,14 +41,15 @@ class Configuration:
         """
         max_retries()
         options = get_provider_info()["config"][_SECTION]["options"]
-        return Configuration(**{name: _read(name, option) for name, option in options.items()})
+        own = fields(Configuration)
+        return Configuration(**{f.name: _read(f.name, options[f.name]["default"], f.metadata["least"]) for f in own})
 
 
-def _read(name: str, option: Mapping[str, Any]) -> int:
-    text = str(conf.get(_SECTION, name, fallback=option["default"])).strip()
-    if not text.isdecimal() or int(text) < _LEAST[name]:
+def _read(name: str, default: str, least: int) -> int:
+    text = str(conf.get(_SECTION, name, fallback=default)).strip()
+    if not text.isdecimal() or int(text) < least:
         raise AirflowFailException(
-            f"[geneva] {name} is {text!r}, and not a whole number of {_LEAST[name]} or more. Correct it in "
+            f"[geneva] {name} is {text!r}, and not a whole number of {least} or more. Correct it in "
             f"airflow.cfg on the workers, or in their environment: AIRFLOW__GENEVA__{name.upper()}."
         )
     return int(text)

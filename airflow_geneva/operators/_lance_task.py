@@ -18,7 +18,7 @@ from airflow_geneva.location import TableLocation
 from airflow_geneva.operators._retries import with_retry_policy
 from airflow_geneva.operators._templated import optional_text, required_text
 from airflow_geneva.plan.document import SavedPlan, load_plan
-from airflow_geneva.plan.values import Shard
+from airflow_geneva.plan.fragment_work import Shard
 from airflow_geneva.storage import Storage
 
 

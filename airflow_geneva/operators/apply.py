@@ -24,7 +24,8 @@ from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import OpenPlan, check_shard, open_database, stop_here
 from airflow_geneva.operators._retries import with_retry_policy
 from airflow_geneva.operators._templated import optional_int
-from airflow_geneva.plan.values import Shard, Work
+from airflow_geneva.plan.fragment_work import Shard
+from airflow_geneva.plan.values import Work
 from airflow_geneva.run.planned import apply_here, codes_of, has_planned_code, is_ready, open_kit
 from airflow_geneva.run.spark_session import BLAS_VARIABLES, package_zip, session_settings
 from airflow_geneva.spark_submit import (

@@ -18,8 +18,7 @@ from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.operators._templated import optional_int, optional_text, required_text, truth
 from airflow_geneva.operators.plan import SUMMARY, about_run, job_id_of, read_sizing, run_text, summarize
 from airflow_geneva.plan.document import plan_name, shard_summaries
-from airflow_geneva.plan.refresh import RefreshRequest
-from airflow_geneva.plan.request import check_sizing
+from airflow_geneva.plan.request import RefreshRequest, check_sizing
 from airflow_geneva.plan.values import Plan, Sizing
 from airflow_geneva.run.refresh import plan, start_refresh
 from airflow_geneva.view import View

@@ -132,7 +132,8 @@ def find_job(location: TableLocation, job_id: str) -> JobView | None:
     job = read_job(JobFolder.of(location.checkpoints, job_id))
     if job is None:
         return None
-    moving = sorted(job.shards, key=lambda shard: (shard.error is None, shard.stage in ("committed", "waiting")))
+    at_rest = ("committed", "waiting", "left")
+    moving = sorted(job.shards, key=lambda shard: (shard.stage != "failed", shard.stage in at_rest))
     shown = sorted(moving[:SHARDS_SHOWN], key=lambda shard: shard.index)
     return JobView(job, tuple(shown), job.commits[-_MOST_COMMITS:])
 

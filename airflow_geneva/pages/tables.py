@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from airflow_geneva.column_definition import stored_definition
 from airflow_geneva.commit.contents import ViewContents
 from airflow_geneva.database import Database
-from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
+from airflow_geneva.errors import GenevaError, InvalidInput, StorageError, is_engine_error
 from airflow_geneva.job.status import Job
 from airflow_geneva.location import TableLocation
 from airflow_geneva.pages.access import Viewer
@@ -18,8 +18,9 @@ from airflow_geneva.pages.counting import Counts
 from airflow_geneva.pages.databases import visible_tables
 from airflow_geneva.pages.jobs import list_jobs
 from airflow_geneva.plan.standing import Standing, column_standing, view_standing
-from airflow_geneva.storage import is_engine_error, without_credentials
-from airflow_geneva.view_definition import SYSTEM_COLUMNS, ViewDefinition, is_view
+from airflow_geneva.uri import without_credentials
+from airflow_geneva.view_columns import SYSTEM_COLUMNS
+from airflow_geneva.view_definition import ViewDefinition, is_view
 
 if TYPE_CHECKING:
     import lance
@@ -192,7 +193,8 @@ def _with_column(
         assert definition is not None
         return column_standing(dataset, location.checkpoints, definition.input_columns or (), column.name)
 
-    return column if column.error else _counted(column, (location.uri, dataset.version, column.name), count, until)
+    name = (location.name, dataset.version, column.name)
+    return column if column.error else _counted(column, location, name, count, until)
 
 
 def _with_view(location: TableLocation, version: int, view: ColumnView, until: float) -> ColumnView:
@@ -202,12 +204,14 @@ def _with_view(location: TableLocation, version: int, view: ColumnView, until: f
         source = Database(definition.source_database, location.options).location(definition.source_table)
         return view_standing(source.open(), definition, ViewContents(location, dataset))
 
-    return _counted(view, (location.uri, "view", version), count, until)
+    return _counted(view, location, (location.name, "view", version), count, until)
 
 
-def _counted(item: ColumnView, key: tuple[object, ...], count: Callable[[], Standing], until: float) -> ColumnView:
+def _counted(
+    item: ColumnView, location: TableLocation, name: tuple[object, ...], count: Callable[[], Standing], until: float
+) -> ColumnView:
     try:
-        return replace(item, standing=_COUNTS.get(key, count, until))
+        return replace(item, standing=_COUNTS.get(location.database_uri, name, count, until))
     except BaseException as error:
         if not is_engine_error(error):
             raise
@@ -218,7 +222,8 @@ def _views_of(
     database: Database, conn_id: str, location: TableLocation, version: int, viewer: Viewer, until: float
 ) -> list[ColumnView] | None:
     """The views that are made of a table; None while the database is still being looked through."""
-    found = _COUNTS.get((location.uri, "views"), lambda: _find_views(database, location.name), until)
+    search = (location.name, "views")
+    found = _COUNTS.get(location.database_uri, search, lambda: _find_views(database, location.name), until)
     if found is None:
         return None
     views = []

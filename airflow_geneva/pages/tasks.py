@@ -14,7 +14,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import is_job_id
 from airflow_geneva.location import TableLocation
 from airflow_geneva.pages.databases import open_database
-from airflow_geneva.storage import check_name, normalize_uri
+from airflow_geneva.uri import check_name, normalize_uri
 
 # Not imported from the operators, with which half of Airflow and Spark would come into the API server.
 _SUMMARY = "summary"

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from airflow_geneva.checkpoint.fragment import StagedFragment
 from airflow_geneva.checkpoint.held import KeyIndex
 from airflow_geneva.checkpoint.keys import md5
@@ -16,10 +14,10 @@ from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.state import ColumnState, Fact, load_state, looked_at
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
-from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.plan.continuing import check_continue_from, savings
 from airflow_geneva.plan.due import DueRows, Wanted, by_maker, sort_rows
-from airflow_geneva.plan.former import FormerInputs, version_label
+from airflow_geneva.plan.former import FormerInputs
+from airflow_geneva.plan.fragment_work import FragmentWork
 from airflow_geneva.plan.known import Knowledge
 from airflow_geneva.plan.manifest import (
     Columns,
@@ -27,16 +25,17 @@ from airflow_geneva.plan.manifest import (
     columns_of,
     garbage_collector_off,
     live_offsets,
-    open_fragment,
     read_manifest,
     row_ids,
 )
 from airflow_geneva.plan.mismatch import find_mismatches
+from airflow_geneva.plan.read_version import RowsThen
 from airflow_geneva.plan.shards import cut_shards
 from airflow_geneva.plan.staging import staged_fits, staged_gives_rows
-from airflow_geneva.plan.values import FragmentWork, Plan, Tally, Work
+from airflow_geneva.plan.stake import check_stake
+from airflow_geneva.plan.values import Plan, Tally, Work
 from airflow_geneva.plan.where import check_where, selected_offsets, where_columns
-from airflow_geneva.storage import Storage, is_engine_error
+from airflow_geneva.storage import Storage
 
 if TYPE_CHECKING:
     import lance
@@ -120,12 +119,12 @@ class _Planner:
         self.mixed: dict[str, int] = {}
         self.stake: dict[str, int] = {}
         self.where_hash = md5(work.where or "")
-        self._at_read_version: dict[int, int] | None = None
+        self.then = RowsThen(dataset, work.read_version)
 
     def plan(self, store: LanceCheckpointStore) -> Plan:
         dues = [due for files in self.manifest.values() if (due := self._due(files)) is not None]
         selected = self._selected(dues)
-        self._check_code()
+        check_stake(self.work, self.stake, self.wanted.on_code_change)
         index = KeyIndex(store, self.work.trust(*self.work.continue_from)) if selected else None
         works = self._with_checkpoints(selected, index)
         self.known.notes.extend(savings(self.dataset, store, self.work, works))
@@ -190,7 +189,7 @@ class _Planner:
             self._add_given_up(given_up)
             self.tallies.add(self._why_not(), rows - given_up)
             return None
-        due = self._as_of_read_version(files, due)
+        due = self.then.among(files, due)
         if not due:
             self._add_given_up(given_up)
             self.tallies.add(LEFT_OUT, rows - given_up)
@@ -240,40 +239,9 @@ class _Planner:
         signature = files.where_signature()
         return self.state.looked_at(signature, self.where_hash, self.work.udf_version, files.physical_rows)
 
-    def _as_of_read_version(self, files: FragmentFiles, due: Ranges) -> Ranges:
-        """Keep the rows that existed at the version asked for."""
-        wanted = self.work.read_version
-        if wanted is None or wanted >= self.dataset.version:
-            return due
-        if self._at_read_version is None:
-            then = open_version(self.dataset, wanted)
-            self._at_read_version = {f.fragment_id: f.metadata.physical_rows for f in then.get_fragments()}
-        if self._at_read_version.get(files.id) == files.physical_rows:
-            return due
-        if not self.dataset.has_stable_row_ids:
-            return Ranges.empty()
-        scanner = open_fragment(self.dataset, files.id).scanner(
-            columns=[], filter=f"_row_created_at_version <= {wanted}", with_row_address=True
-        )
-        addresses = scanner.to_table().column("_rowaddr").to_numpy().astype(np.int64)
-        return due & Ranges.from_offsets(addresses & 0xFFFFFFFF)
-
     def _put_at_stake(self, version: str, rows: Ranges) -> None:
         if rows:
             self.stake[version] = self.stake.get(version, 0) + len(rows)
-
-    def _check_code(self) -> None:
-        at_stake = {maker: rows for maker, rows in self.stake.items() if maker not in self.work.continue_from}
-        if at_stake and self.wanted.on_code_change == "error":
-            rows = sum(at_stake.values())
-            versions = ", ".join(f"{n:,} rows of version {version_label(v)}" for v, n in sorted(at_stake.items()))
-            raise CodeChanged(
-                f"The code of UDF {self.work.udf_name!r} changed behind column {self.work.column!r} of "
-                f"table {self.work.table_name!r}: it is version {self.work.udf_version} now, and the column holds "
-                f"{versions}. "
-                f'Recompute these {rows:,} rows with on_code_change="recompute", or leave them and compute only '
-                'new rows with on_code_change="new_rows".'
-            )
 
     def _selected(self, dues: list[_Due]) -> list[_Due]:
         """Ask the filter about the candidates, and drop fragments in which it selects none."""
@@ -331,20 +299,3 @@ class _Planner:
 
     def _staged_gives_rows(self, staged: StagedFragment) -> bool:
         return staged_gives_rows(self.dataset, staged, self.work.column)
-
-
-def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:
-    """Check a version out.
-
-    Raises:
-        InvalidInput: the version never existed or was cleaned up.
-    """
-    try:
-        return dataset.checkout_version(version)
-    except BaseException as error:
-        if not is_engine_error(error):
-            raise
-        raise InvalidInput(
-            f"Version {version} of the table does not exist; it has versions up to {dataset.latest_version}, and "
-            "cleaned-up ones are gone. Choose another version, or leave it out to read the newest."
-        ) from error

@@ -1,4 +1,4 @@
-"""Take over what another version of a UDF computed before its job ended (seed 004, made safe)."""
+"""Take over what another version of a UDF computed before its job ended."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from airflow_geneva.checkpoint.keys import key_part
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.plan.fragment_work import FragmentWork
 from airflow_geneva.plan.manifest import row_ids
 from airflow_geneva.plan.staging import staged_gives_rows
-from airflow_geneva.plan.values import FragmentWork, Work
+from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import Storage
 
 if TYPE_CHECKING:

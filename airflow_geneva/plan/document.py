@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.plan.swap import SwapPlan
-from airflow_geneva.plan.values import FORMAT, Plan, Shard, Work, sha256
+from airflow_geneva.plan.fragment_work import Shard
+from airflow_geneva.plan.swap import SwapPlan, sha256
+from airflow_geneva.plan.values import Plan, Work
 from airflow_geneva.storage import Storage
 
+_FORMAT = 2
 _XCOM_SHARD_BYTES = 12_000
 _XCOM_BYTES = 900_000
 
@@ -73,7 +75,7 @@ def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
             {"file": name, "sha256": sha256(data), "fragments": len(shard.fragments), "rows": shard.rows}
         )  # fmt: skip
     header = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "run": run,
         "work": plan.work.to_json(),
         "shards": entries,
@@ -97,10 +99,10 @@ def load_plan(job: Storage, fingerprint: str) -> SavedPlan:
         InvalidInput: it is gone, was changed, or is of a newer format.
     """
     header = json.loads(_checked(job, plan_name(fingerprint), fingerprint))
-    if header["format"] != FORMAT:
+    if header["format"] != _FORMAT:
         raise InvalidInput(
             f"The plan {plan_name(fingerprint)} has format {header['format']}, this version of airflow_geneva reads "
-            f"{FORMAT}. Clear the plan task with its downstream tasks."
+            f"{_FORMAT}. Clear the plan task with its downstream tasks."
         )
     return _saved(fingerprint, header)
 

@@ -13,11 +13,11 @@ from airflow_geneva.checkpoint.held import Ancestor, KeyIndex
 from airflow_geneva.checkpoint.provenance import Provenance, add_rows
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.state import ColumnState, Fact, seen
+from airflow_geneva.errors import is_engine_error
 from airflow_geneva.job.announcement import find_commits
 from airflow_geneva.plan.lineage import NO_LINEAGE, History, Lineage, Origin, among, read_lineage
 from airflow_geneva.plan.manifest import Columns, FragmentFiles, live_offsets
 from airflow_geneva.plan.moved import Reference, known_by_value
-from airflow_geneva.storage import is_engine_error
 
 if TYPE_CHECKING:
     import lance

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from airflow_geneva.checkpoint.fragment import RowIds
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
+from airflow_geneva.errors import is_engine_error
 from airflow_geneva.plan.manifest import Columns, FragmentFiles, fragment_files, row_ids
-from airflow_geneva.storage import is_engine_error
 
 if TYPE_CHECKING:
     import lance

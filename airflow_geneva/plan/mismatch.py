@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.held import KeyIndex
-
-if TYPE_CHECKING:
-    from airflow_geneva.plan.values import FragmentWork
+from airflow_geneva.plan.fragment_work import FragmentWork
 
 _MOST_SHOWN = 5
 _MOST_FILES = 8
@@ -22,15 +19,27 @@ class Mismatch:
     Args:
         fragment: the fragment's id.
         expected: data files that the fragment has now and the checkpoint was not computed from.
-        found: data files that the checkpoint was computed from and the fragment does not have now.
+        found: data files that the checkpoint was computed from and the fragment does not have now; None when it
+            cannot be read.
     """
 
     fragment: int
     expected: tuple[str, ...]
-    found: tuple[str, ...]
+    found: tuple[str, ...] | None
 
     def __str__(self) -> str:
-        return f"fragment {self.fragment}: expected {_listed(self.expected)}, found {_listed(self.found)}"
+        return f"fragment {self.fragment}: {self._difference()}"
+
+    def _difference(self) -> str:
+        if self.found is None:
+            return f"expected {_listed(self.expected)}, found a checkpoint that cannot be read"
+        if self.expected and self.found:
+            return f"expected {_listed(self.expected)}, found {_listed(self.found)}"
+        if self.expected:
+            return f"expected {_listed(self.expected)} as well"
+        if self.found:
+            return f"found {_listed(self.found)}, which the fragment has no more"
+        return "expected other columns in the same data files"
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,8 @@ def find_mismatches(index: KeyIndex | None, works: Sequence[FragmentWork]) -> Mi
     for number in numbers[:_MOST_SHOWN]:
         staged = index.staged_at(stale[number])
         now, then = set(by_id[number].files.source_paths()), set(staged.src_data_files if staged else ())
-        shown.append(Mismatch(number, tuple(sorted(now - then)), tuple(sorted(then - now))))
+        found = tuple(sorted(then - now)) if staged else None
+        shown.append(Mismatch(number, tuple(sorted(now - then)), found))
     return Mismatches(tuple(shown), len(numbers) - len(shown))
 
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 from airflow_geneva.annotations import check_inputs
 from airflow_geneva.blobs import blob_field, is_blob
 from airflow_geneva.column_definition import check_column_name
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import InvalidInput, is_engine_error
 from airflow_geneva.plan.where import where_columns
-from airflow_geneva.storage import is_engine_error
 from airflow_geneva.udf import UDF
-from airflow_geneva.view_definition import SYSTEM_COLUMNS, OutputColumn, visible_columns
+from airflow_geneva.view_columns import SYSTEM_COLUMNS, OutputColumn
+from airflow_geneva.view_definition import visible_columns
 
 if TYPE_CHECKING:
     import lance

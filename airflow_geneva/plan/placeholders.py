@@ -11,7 +11,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.faults import fault_point
 from airflow_geneva.location import TableLocation
 from airflow_geneva.row_order import RowIdArray
-from airflow_geneva.view_definition import IS_SET, SOURCE_ROW_ID
+from airflow_geneva.view_columns import IS_SET, SOURCE_ROW_ID
 
 if TYPE_CHECKING:
     import lance

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,25 +14,28 @@ from airflow_geneva.checkpoint.held import KeyIndex
 from airflow_geneva.checkpoint.keys import md5
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.checkpoint.snapshot import Snapshot, SourceFragment
+from airflow_geneva.checkpoint.snapshot import Snapshot
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
-from airflow_geneva.errors import CodeChanged, InvalidInput
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.location import TableLocation
 from airflow_geneva.on_error import describe_policy
-from airflow_geneva.plan.backfill import open_version
-from airflow_geneva.plan.due import ON_CODE_CHANGE
+from airflow_geneva.plan.fragment_work import FragmentWork
 from airflow_geneva.plan.manifest import columns_of, garbage_collector_off, row_ids
 from airflow_geneva.plan.mismatch import Mismatches, find_mismatches
-from airflow_geneva.plan.request import told_to_start_over
+from airflow_geneva.plan.read_version import open_version
+from airflow_geneva.plan.reflected import Reflected
+from airflow_geneva.plan.request import RefreshRequest, told_to_start_over
 from airflow_geneva.plan.shards import cut_shards
-from airflow_geneva.plan.source import VALUES, ChangedFragment, SourceChanges, compare_source, where_they_lie
+from airflow_geneva.plan.source import ChangedFragment, SourceChanges, compare_source, where_they_lie
 from airflow_geneva.plan.staging import view_file_gives_rows, view_file_is_whole
+from airflow_geneva.plan.stake import view_stake
 from airflow_geneva.plan.swap import EVERYTHING, SwapPlan
-from airflow_geneva.plan.values import CodeRef, FragmentWork, Plan, Sizing, Tally, Work
+from airflow_geneva.plan.values import CodeRef, Plan, Tally, Work
 from airflow_geneva.plan.where import selected_offsets
 from airflow_geneva.row_order import in_order
 from airflow_geneva.udf_definition import UdfDefinition
-from airflow_geneva.view_definition import OutputColumn, ViewDefinition
+from airflow_geneva.view_columns import OutputColumn
+from airflow_geneva.view_definition import ViewDefinition
 
 if TYPE_CHECKING:
     import lance
@@ -40,55 +43,6 @@ if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
 
 CHANGED, REFLECTED, FILTERED = "new or changed in the source", "in the view already", "not selected by the query"
-
-
-@dataclass(frozen=True)
-class RefreshRequest:
-    """What the caller asked for; see :meth:`airflow_geneva.view.View.refresh`."""
-
-    job_id: str
-    src_version: int | None = None
-    max_rows_per_fragment: int | None = None
-    on_code_change: str = "error"
-    ignore_checkpoints: bool = False
-    sizing: Sizing = field(default_factory=Sizing)
-
-    def check(self) -> None:
-        """Refuse what makes no sense.
-
-        Raises:
-            InvalidInput: names the parameter, what was given, and what fits.
-        """
-        if self.on_code_change not in ON_CODE_CHANGE:
-            raise InvalidInput(f"on_code_change={self.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
-        if not isinstance(self.ignore_checkpoints, bool):
-            raise InvalidInput(f"ignore_checkpoints={self.ignore_checkpoints!r} makes no sense: give True or False.")
-        for name, value in {
-            "src_version": self.src_version,
-            "max_rows_per_fragment": self.max_rows_per_fragment,
-        }.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidInput(f"{name}={value!r} makes no sense: give a whole number of at least 1.")
-
-
-class Reflected(Protocol):
-    """What a view shows now, read as far as it is asked for."""
-
-    @property
-    def swap(self) -> str:
-        """Names what is shown; another swap or a foreign change of rows changes it; "" before the first swap."""
-
-    @property
-    def changed(self) -> str:
-        """What others did to the rows since the newest swap; "" for nothing."""
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """What it reflects; None before the first, when it is lost, or when others changed the view's rows."""
-
-    @property
-    def shown(self) -> Ranges:
-        """Source row ids of the rows that are set."""
 
 
 def plan_refresh(
@@ -117,7 +71,7 @@ def plan_refresh(
     names = tuple(column.name for column in definition.reads)
     columns = columns_of(dataset, names, (), None)
     code = tuple(sorted((name, udf.code_version) for name, udf in udfs.items()))
-    stake = _at_stake(reflected, code, request.on_code_change, view.name)
+    stake = view_stake(reflected, code, request.on_code_change, view.name)
     base = reflected.snapshot
     older = _older(base, code)
     if older and request.on_code_change == "recompute":
@@ -164,25 +118,6 @@ def _check_version(definition: ViewDefinition, dataset: lance.LanceDataset, view
             f"{definition.source_version} only, which it was made from. Copy the table with db.create_table(...), "
             'which enables them (storage option "new_table_enable_stable_row_ids"), and make the view again.'
         )
-
-
-def _at_stake(
-    reflected: Reflected, code: tuple[tuple[str, str], ...], on_code_change: str, view: str
-) -> tuple[tuple[str, int], ...]:
-    """Rows that hold values of other code, by the version they hold."""
-    then = dict(reflected.snapshot.code if reflected.snapshot else ())
-    changed = [(name, then[name], version) for name, version in code if then.get(name, version) != version]
-    if not changed:
-        return ()
-    rows = len(reflected.shown)
-    if on_code_change == "error":
-        told = ", ".join(f"column {name!r} from version {old} to {new}" for name, old, new in changed)
-        raise CodeChanged(
-            f"The code of UDFs changed behind view {view!r}: {told}. {rows:,} rows of the view hold values of the old "
-            'code. Recompute them with on_code_change="recompute", or leave them and compute only new and changed rows '
-            'with on_code_change="new_rows".'
-        )
-    return tuple((old, rows) for _, old, _ in changed)
 
 
 def _older(base: Snapshot | None, code: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -329,21 +264,3 @@ def _works(
             planned = replace(planned, missing=missing, staged=ready and not missing)
         works.append(planned)
     return works, tallies, find_mismatches(index, works)
-
-
-def next_snapshot(swap: SwapPlan, failed: Mapping[str, Any]) -> Snapshot:
-    """The snapshot of a swap, with the rows that failed in it.
-
-    Args:
-        failed: by fragment signature, rows that failed, by the number of runs.
-    """
-    fragments = tuple(_with_failures(fragment, failed) for fragment in swap.snapshot.fragments)
-    return replace(swap.snapshot, fragments=fragments)
-
-
-def _with_failures(fragment: SourceFragment, failed: Mapping[str, Any]) -> SourceFragment:
-    more = failed.get(fragment.signature)
-    return fragment if not more else replace(fragment, failed=(*fragment.failed, *more))
-
-
-__all__ = ["VALUES", "Reflected", "RefreshRequest", "next_snapshot", "plan_refresh"]

@@ -1,4 +1,4 @@
-"""A backfill as it was asked for: checked, then planned."""
+"""Backfills and refreshes as they were asked for; a backfill is checked, then planned."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from airflow_geneva.column_definition import check_type
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.location import TableLocation
-from airflow_geneva.plan.backfill import open_version, plan_backfill
+from airflow_geneva.plan.backfill import plan_backfill
 from airflow_geneva.plan.due import ON_CODE_CHANGE, Wanted
 from airflow_geneva.plan.manifest import field_ids
+from airflow_geneva.plan.read_version import open_version
 from airflow_geneva.plan.values import CodeRef, Plan, Sizing, Work
 from airflow_geneva.plan.where import freeze_where
 
@@ -52,6 +53,35 @@ class BackfillRequest:
         own = {part.name for part in fields(BackfillRequest)} - {"column", "sizing"}
         sizing = {name: value for name, value in options.items() if name not in own}
         return BackfillRequest(column, **{name: options[name] for name in own & set(options)}, sizing=sizing)
+
+
+@dataclass(frozen=True)
+class RefreshRequest:
+    """What the caller asked for; see :meth:`airflow_geneva.view.View.refresh`."""
+
+    job_id: str
+    src_version: int | None = None
+    max_rows_per_fragment: int | None = None
+    on_code_change: str = "error"
+    ignore_checkpoints: bool = False
+    sizing: Sizing = field(default_factory=Sizing)
+
+    def check(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            InvalidInput: names the parameter, what was given, and what fits.
+        """
+        if self.on_code_change not in ON_CODE_CHANGE:
+            raise InvalidInput(f"on_code_change={self.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
+        if not isinstance(self.ignore_checkpoints, bool):
+            raise InvalidInput(f"ignore_checkpoints={self.ignore_checkpoints!r} makes no sense: give True or False.")
+        for name, value in {
+            "src_version": self.src_version,
+            "max_rows_per_fragment": self.max_rows_per_fragment,
+        }.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InvalidInput(f"{name}={value!r} makes no sense: give a whole number of at least 1.")
 
 
 def plan_request(

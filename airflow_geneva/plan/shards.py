@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.plan.values import FragmentWork, Shard
+from airflow_geneva.plan.fragment_work import FragmentWork, Shard
 
 FRAGMENTS_PER_SHARD = 4_096
 SHARDS_UNASKED = 64

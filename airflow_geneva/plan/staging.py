@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from airflow_geneva.blobs import is_blob
 from airflow_geneva.checkpoint.fragment import StagedFragment
 from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.errors import is_engine_error
 from airflow_geneva.plan.manifest import FragmentFiles
 from airflow_geneva.plan.values import Work
-from airflow_geneva.storage import is_engine_error, join
+from airflow_geneva.uri import join
 
 if TYPE_CHECKING:
     import lance

@@ -12,7 +12,8 @@ from airflow_geneva.checkpoint.state import load_state
 from airflow_geneva.plan.due import by_maker
 from airflow_geneva.plan.known import Knowledge
 from airflow_geneva.plan.manifest import FragmentFiles, columns_of, garbage_collector_off, live_offsets, read_manifest
-from airflow_geneva.plan.refresh import Reflected, choose_rows
+from airflow_geneva.plan.reflected import Reflected
+from airflow_geneva.plan.refresh import choose_rows
 from airflow_geneva.plan.source import compare_source
 from airflow_geneva.storage import Storage
 from airflow_geneva.view_definition import ViewDefinition

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from airflow_geneva.checkpoint.provenance import Tried
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.snapshot import Snapshot, load_snapshot, save_snapshot, snapshot_file
 from airflow_geneva.errors import InvalidInput
@@ -35,6 +37,18 @@ class SwapPlan:
     max_rows_per_fragment: int | None
     shuffle_seed: int | None = None
 
+    def snapshot_with(self, failed: Mapping[str, Tried]) -> Snapshot:
+        """The snapshot of the swap, with the rows that failed in it.
+
+        Args:
+            failed: by fragment signature, rows that failed, by the number of runs.
+        """
+        fragments = tuple(
+            replace(fragment, failed=(*fragment.failed, *failed.get(fragment.signature, ())))
+            for fragment in self.snapshot.fragments
+        )
+        return replace(self.snapshot, fragments=fragments)
+
     def save(self, job: Storage) -> tuple[str, str]:
         """Keep it in the job's folder; returns the name of its document, and the document's SHA-256."""
         key = save_snapshot(job, "plan", self.snapshot)
@@ -43,14 +57,14 @@ class SwapPlan:
             "based_on": self.based_on,
             "gone": self.gone.to_json(),
             "snapshot": key,
-            "snapshot_sha256": _sha256(job.read_bytes(snapshot_file(key))),
+            "snapshot_sha256": sha256(job.read_bytes(snapshot_file(key))),
             "advances": self.advances,
             "max_rows_per_fragment": self.max_rows_per_fragment,
             "shuffle_seed": self.shuffle_seed,
         }
         data = json.dumps(document, separators=(",", ":")).encode()
         job.write_bytes(name, data)
-        return name, _sha256(data)
+        return name, sha256(data)
 
     @staticmethod
     def load(job: Storage, name: str, data: bytes) -> SwapPlan:
@@ -66,7 +80,7 @@ class SwapPlan:
         document = json.loads(data)
         key = document["snapshot"]
         try:
-            unchanged = _sha256(job.read_bytes(snapshot_file(key))) == document["snapshot_sha256"]
+            unchanged = sha256(job.read_bytes(snapshot_file(key))) == document["snapshot_sha256"]
         except FileNotFoundError:
             unchanged = False
         snapshot = load_snapshot(job, key) if unchanged else None
@@ -86,5 +100,6 @@ class SwapPlan:
         )
 
 
-def _sha256(data: bytes) -> str:
+def sha256(data: bytes) -> str:
+    """The SHA-256 of a document of a plan, as 64 hex digits."""
     return hashlib.sha256(data).hexdigest()

@@ -15,6 +15,7 @@ from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.snapshot import Snapshot
 from airflow_geneva.checkpoint.state import ColumnState, load_state
+from airflow_geneva.errors import is_engine_error
 from airflow_geneva.plan.known import Knowledge
 from airflow_geneva.plan.manifest import (
     Columns,
@@ -27,7 +28,7 @@ from airflow_geneva.plan.manifest import (
     row_ids,
 )
 from airflow_geneva.plan.source import SourceChanges, compare_source
-from airflow_geneva.storage import Storage, is_engine_error
+from airflow_geneva.storage import Storage
 
 if TYPE_CHECKING:
     import lance

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import InvalidInput, is_engine_error
 from airflow_geneva.plan.manifest import open_fragment
-from airflow_geneva.storage import is_engine_error
 
 if TYPE_CHECKING:
     import lance

@@ -7,17 +7,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_geneva.errors import InvalidInput, JobFailed
+from airflow_geneva.errors import InvalidInput, JobFailed, is_engine_error
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import SavedPlan
+from airflow_geneva.plan.fragment_work import Shard
 from airflow_geneva.plan.values import Plan
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.job import Stopwatch, commit_shard, fail_job, finish_job, start_job
 from airflow_geneva.run.task import ColumnKit
-from airflow_geneva.storage import is_engine_error
 from airflow_geneva.udf_parcel import UdfParcel
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ def start_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, w
     if runner == "spark" and any(shard.to_apply for shard in plan.shards):
         from airflow_geneva.run.spark_session import start_session
 
+        watch.lap("plan")
         start_session(plan.work)
+        watch.lap("spark")
     plan, saved = start_job(plan, location)
     watch.lap("plan")
     return StartedBackfill(plan, saved, location, udf, runner, watch)
@@ -86,21 +88,18 @@ def carry_out(started: StartedBackfill) -> BackfillResult:
         JobFailed: something failed; ``.result`` says what was done all the same.
     """
     plan, saved, location, watch = started.plan, started.saved, started.location, started.watch
-    job = JobFolder.of(location.checkpoints, plan.work.job_id).storage
+    folder = JobFolder.of(location.checkpoints, plan.work.job_id)
+    job = folder.storage
     results: list[ShardResult] = []
     try:
         for shard in plan.shards:
-            with beating(job, "apply"):
-                if shard.to_apply and started.runner == "spark":
-                    from airflow_geneva.run.spark import apply_in_session
-
-                    apply_in_session(location, plan.work, shard, ColumnKit(UdfParcel.of(started.udf)))
-                else:
-                    apply_inline(location, plan.work, shard, started.udf)
-            watch.lap("apply")
-            with beating(job, "commit"):
-                results.append(commit_shard(location, saved, shard))
-            watch.lap("commit")
+            with folder.noting_failure(saved.fingerprint, shard.index):
+                with beating(job, "apply"):
+                    _apply(started, shard)
+                watch.lap("apply")
+                with beating(job, "commit"):
+                    results.append(commit_shard(location, saved, shard))
+                watch.lap("commit")
         with beating(job, "finish") if plan.shards else nullcontext():
             result = finish_job(location, saved, results, watch.seconds)
     except BaseException as error:
@@ -114,3 +113,12 @@ def carry_out(started: StartedBackfill) -> BackfillResult:
         ) from error
     logger.info("%s", result)
     return result
+
+
+def _apply(started: StartedBackfill, shard: Shard) -> None:
+    if shard.to_apply and started.runner == "spark":
+        from airflow_geneva.run.spark import apply_in_session
+
+        apply_in_session(started.location, started.plan.work, shard, ColumnKit(UdfParcel.of(started.udf)))
+    else:
+        apply_inline(started.location, started.plan.work, shard, started.udf)

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
-from airflow_geneva.apply.given_up import SkipCount
+from airflow_geneva.apply.given_up import SkipCount, skipped_before
 from airflow_geneva.job.folder import APPLYING, JobFolder, progress_name
 from airflow_geneva.job.progress import Reporter
 from airflow_geneva.location import TableLocation
-from airflow_geneva.plan.values import Shard, Work
-from airflow_geneva.run.task import Bench, DoUnit, Tool, UnitReport, run_unit, skipped_before
-from airflow_geneva.run.units import Unit, whole_unit
+from airflow_geneva.plan.fragment_work import Shard
+from airflow_geneva.plan.values import Work
+from airflow_geneva.run.bench import Bench
+from airflow_geneva.run.task import Tool, run_unit
+from airflow_geneva.run.units import DoUnit, Unit, UnitReport, whole_unit
 
 if TYPE_CHECKING:
     from airflow_geneva.udf import UDF

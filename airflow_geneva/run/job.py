@@ -23,11 +23,12 @@ from airflow_geneva.job.progress import Reporter
 from airflow_geneva.job.result import FAILED, PENDING, BackfillResult, ShardResult, combine
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import SavedPlan, save_plan
+from airflow_geneva.plan.fragment_work import Shard
 from airflow_geneva.plan.manifest import columns_of, live_offsets
-from airflow_geneva.plan.values import CodeRef, Plan, Shard, Work
+from airflow_geneva.plan.values import CodeRef, Plan, Work
 from airflow_geneva.plan.where import where_columns
+from airflow_geneva.run.bench import Bench
 from airflow_geneva.run.mixed import record_makers
-from airflow_geneva.run.task import Bench
 from airflow_geneva.storage import Storage
 
 logger = logging.getLogger("airflow_geneva.run")
@@ -242,13 +243,19 @@ def fail_job(
 ) -> BackfillResult:
     """Record that a job failed, and what it made visible before; what else it computed stays in checkpoints."""
     result = replace(_added_up(location, saved, shards)[0], state=FAILED).with_seconds(**(seconds or {}))
-    folder = JobFolder.of(location.checkpoints, saved.work.job_id)
+    record_failure(location, result, error)
+    return result
+
+
+def record_failure(location: TableLocation, result: BackfillResult, error: BaseException) -> None:
+    """Keep the result of a job that failed; a store that does not take it is warned about only."""
+    folder = JobFolder.of(location.checkpoints, result.job_id)
+    told = str(error) or type(error).__name__
     try:
-        folder.write_result(FAILED, result.to_json(), str(error), count_errors(folder.storage))
+        folder.write_result(FAILED, result.to_json(), told, count_errors(folder.storage))
     except StorageError as unkept:
         # What failed first is what is to be told.
-        logger.warning("That job %s failed could not be recorded: %s", saved.work.job_id, unkept)
-    return result
+        logger.warning("That job %s failed could not be recorded: %s", result.job_id, unkept)
 
 
 def _added_up(

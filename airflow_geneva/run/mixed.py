@@ -6,13 +6,13 @@ import logging
 from collections.abc import Sequence
 
 from airflow_geneva.column_definition import MIXED_KEY
+from airflow_geneva.errors import is_engine_error
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import JOB_PROPERTY
 from airflow_geneva.job.result import ShardResult
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.former import version_label
 from airflow_geneva.plan.values import Work
-from airflow_geneva.storage import is_engine_error
 
 logger = logging.getLogger("airflow_geneva.run")
 

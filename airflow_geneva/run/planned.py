@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from airflow_geneva.apply.given_up import skipped_before
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import SavedPlan
-from airflow_geneva.plan.values import CodeRef, Shard, Work
+from airflow_geneva.plan.fragment_work import Shard
+from airflow_geneva.plan.values import CodeRef, Work
 from airflow_geneva.run.inline import run_shard_inline
 from airflow_geneva.run.job import commit_shard, finish_job, is_staged
 from airflow_geneva.run.swapping import fail_refresh, finish_refresh, is_shard_staged, verify_shard
-from airflow_geneva.run.task import ColumnKit, UnitReport, skipped_before
+from airflow_geneva.run.task import ColumnKit
+from airflow_geneva.run.units import UnitReport
 from airflow_geneva.run.view_task import ViewKit
 from airflow_geneva.udf import load_udf
 from airflow_geneva.udf_parcel import UdfParcel

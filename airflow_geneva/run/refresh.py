@@ -7,23 +7,24 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from airflow_geneva.apply.given_up import skipped_before
 from airflow_geneva.commit.contents import ViewContents
-from airflow_geneva.errors import JobFailed
+from airflow_geneva.errors import JobFailed, is_engine_error
 from airflow_geneva.faults import fault_point
-from airflow_geneva.job.error_records import count_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.job.result import FAILED, PENDING, BackfillResult
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import SavedPlan, save_plan
-from airflow_geneva.plan.refresh import RefreshRequest, plan_refresh
-from airflow_geneva.plan.values import Plan, Shard, Work
+from airflow_geneva.plan.fragment_work import Shard
+from airflow_geneva.plan.refresh import plan_refresh
+from airflow_geneva.plan.request import RefreshRequest
+from airflow_geneva.plan.values import Plan, Work
 from airflow_geneva.run.inline import run_shard_inline
-from airflow_geneva.run.job import Stopwatch, pack_modules, size_of, tell_checkpoints
+from airflow_geneva.run.job import Stopwatch, pack_modules, record_failure, size_of, tell_checkpoints
 from airflow_geneva.run.swapping import finish_refresh
-from airflow_geneva.run.task import skipped_before
-from airflow_geneva.run.view_task import ViewBench, ViewKit, ViewTool, run_view_unit
-from airflow_geneva.storage import is_engine_error
+from airflow_geneva.run.view_bench import ViewBench
+from airflow_geneva.run.view_task import ViewKit, ViewTool, run_view_unit
 from airflow_geneva.udf import UDF, load_udf
 from airflow_geneva.view_definition import ViewDefinition
 
@@ -64,23 +65,25 @@ def run_refresh(
     if runner == "spark" and any(shard.to_apply for shard in made.shards):
         from airflow_geneva.run.spark_session import start_session
 
+        watch.lap("plan")
         start_session(made.work)
+        watch.lap("spark")
     saved = start_refresh(made, view)
     watch.lap("plan")
     job = JobFolder.of(view.checkpoints, made.work.job_id)
     udfs = load_udfs(definition)
     try:
         for shard in made.shards:
-            with beating(job.storage, "apply"):
+            with beating(job.storage, "apply"), job.noting_failure(saved.fingerprint, shard.index):
                 apply_shard(view, definition, udfs, made.work, shard, runner)
             watch.lap("apply")
         with beating(job.storage, "finish") if made.shards else nullcontext():
             result = finish_refresh(view, saved, made.swap, made.shards, watch.seconds)
     except BaseException as error:
+        failed = BackfillResult(made.work.job_id, FAILED, rows_skipped=made.rows_skipped, rows_left=made.rows_pending)
+        record_failure(view, failed, error)
         if not is_engine_error(error):
             raise
-        failed = BackfillResult(made.work.job_id, FAILED, rows_skipped=made.rows_skipped, rows_left=made.rows_pending)
-        job.write_result(FAILED, failed.to_json(), str(error), count_errors(job.storage))
         raise JobFailed(
             f"Refresh of view {view.name!r} failed (job {made.work.job_id}): {error}\n"
             "What was computed is kept in checkpoints; run it again to go on from there.",

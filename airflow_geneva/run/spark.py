@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from airflow_geneva import errors
-from airflow_geneva.apply.given_up import SkipCount
+from airflow_geneva.apply.given_up import SkipCount, has_limits, skipped_before
 from airflow_geneva.errors import GenevaError, UdfCrashed, UdfError
 from airflow_geneva.job.folder import APPLYING, JobFolder, progress_name
 from airflow_geneva.job.progress import EVERY_SECONDS, Reporter
 from airflow_geneva.location import TableLocation
 from airflow_geneva.on_error import Policy
-from airflow_geneva.plan.values import Shard, Work
+from airflow_geneva.plan.fragment_work import Shard
+from airflow_geneva.plan.values import Work
 from airflow_geneva.run.inline import run_units
 from airflow_geneva.run.spark_session import open_session, ship_code
-from airflow_geneva.run.task import DoUnit, UnitReport, has_limits, skipped_before
-from airflow_geneva.run.units import Unit, cut_tasks, split_fragments, whole_unit
+from airflow_geneva.run.units import DoUnit, Unit, UnitReport, cut_tasks, split_fragments, whole_unit
 from airflow_geneva.storage import Storage
 from airflow_geneva.udf_parcel import UdfParcel
 

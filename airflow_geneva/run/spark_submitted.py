@@ -11,7 +11,8 @@ from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import load_plan
 from airflow_geneva.run.planned import open_kit
 from airflow_geneva.run.spark import apply_on_spark
-from airflow_geneva.storage import Storage, freeze_options, normalize_uri
+from airflow_geneva.storage import Storage, freeze_options
+from airflow_geneva.uri import normalize_uri
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

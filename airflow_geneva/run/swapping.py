@@ -19,11 +19,11 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import SavedPlan
-from airflow_geneva.plan.refresh import next_snapshot
+from airflow_geneva.plan.fragment_work import FragmentWork, Shard
 from airflow_geneva.plan.swap import SwapPlan
-from airflow_geneva.plan.values import FragmentWork, Shard, Work
+from airflow_geneva.plan.values import Work
 from airflow_geneva.run.job import why_failed
-from airflow_geneva.run.view_task import ViewBench
+from airflow_geneva.run.view_bench import ViewBench
 from airflow_geneva.write.arrange import arrange
 
 
@@ -127,7 +127,7 @@ def _swapped(view: TableLocation, saved: SavedPlan, swap: SwapPlan, staged: _Sta
     if version is None and staged.missing:
         why = "not all of its rows are computed, or a staged file is gone"
     elif version is None:
-        following = next_snapshot(swap, staged.failed)
+        following = swap.snapshot_with(staged.failed)
         save = partial(save_snapshot, view.checkpoints, work.job_id, following)
         version, why = swap_rows(view, work, saved.fingerprint, swap, _files(view, swap, staged), save)
     if why:

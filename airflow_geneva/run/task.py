@@ -2,185 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from airflow_geneva.apply.compute import Applier, Computed
-from airflow_geneva.apply.given_up import FATAL, SkipCount
+from airflow_geneva.apply.given_up import SkipCount
 from airflow_geneva.apply.guarded import open_mapper
-from airflow_geneva.checkpoint.fragment import Runs, StagedFragment, join_runs, runs_of, unrolled
-from airflow_geneva.checkpoint.held import Held, KeyIndex
-from airflow_geneva.checkpoint.provenance import Failures
+from airflow_geneva.checkpoint.fragment import Runs, join_runs, unrolled
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
-from airflow_geneva.checkpoint.trust import Trust
-from airflow_geneva.errors import InvalidInput, StorageError
-from airflow_geneva.job.error_records import read_errors
-from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.errors import StorageError
 from airflow_geneva.location import TableLocation
 from airflow_geneva.on_error import Policy
-from airflow_geneva.plan.manifest import FragmentFiles, field_ids, live_offsets, row_ids
-from airflow_geneva.plan.staging import staged_fits, staged_gives_rows
-from airflow_geneva.plan.values import FragmentWork, Work
-from airflow_geneva.run.units import Unit
-from airflow_geneva.storage import Storage
-from airflow_geneva.udf_definition import UdfDefinition
+from airflow_geneva.plan.fragment_work import FragmentWork
+from airflow_geneva.plan.manifest import FragmentFiles, live_offsets
+from airflow_geneva.plan.values import Work
+from airflow_geneva.run.bench import Bench
+from airflow_geneva.run.units import DoUnit, RowCount, Unit, UnitReport
 from airflow_geneva.udf_parcel import UdfParcel
-from airflow_geneva.write.assemble import assemble
 from airflow_geneva.write.staged import StagedWriter, lay_out
 
 if TYPE_CHECKING:
-    import lance
-
     from airflow_geneva.udf import UDF
 
-
 _MOST_BROKEN = 100
-
-
-@dataclass(frozen=True)
-class UnitReport:
-    """What a unit did.
-
-    Args:
-        fragment: its fragment.
-        rows_run: rows the UDF ran on.
-        staged: whether the fragment's data file is finished.
-    """
-
-    fragment: int
-    rows_run: int
-    staged: bool
-
-
-DoUnit: TypeAlias = Callable[[Unit, Callable[[int], None]], UnitReport]
-"""Does one unit, and tells of rows as they are computed."""
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What every unit of a job works with.
-
-    Args:
-        dataset: the table at the planned version.
-        store: its checkpoints.
-        work: the job.
-        job: the job's folder.
-    """
-
-    dataset: lance.LanceDataset
-    store: CheckpointStore
-    work: Work
-    job: Storage
-
-    @staticmethod
-    def at(location: TableLocation, work: Work) -> Bench:
-        """Lay everything out.
-
-        Raises:
-            InvalidInput: the table, or the version of it that was planned on, is gone.
-        """
-        checkpoints = location.checkpoints
-        job = JobFolder.of(checkpoints, work.job_id).storage
-        try:
-            dataset = location.open(work.version)
-        except InvalidInput as error:
-            # With the whole table out of reach, that is what is to be said.
-            location.open()
-            raise InvalidInput(
-                f"Version {work.version} of table {work.table_name!r}, on which column {work.column!r} was planned, "
-                "was cleaned up. Checkpoints are kept. Clear the plan task with its downstream tasks; outside of "
-                "Airflow, run the backfill again."
-            ) from error
-        return Bench(dataset, LanceCheckpointStore(checkpoints), work, job)
-
-    @cached_property
-    def trust(self) -> Trust:
-        return self.work.trust(*self.work.continue_from)
-
-    @property
-    def output_fields(self) -> tuple[int, ...]:
-        return field_ids(self.dataset, self.work.column)
-
-    def index(self, fragment: FragmentWork) -> KeyIndex:
-        return KeyIndex(self.store, self.trust, [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)])
-
-    def staged(self, fragment: FragmentWork, index: KeyIndex, live: Ranges) -> StagedFragment | None:
-        """The fragment's staged data file, if it may be committed as it is."""
-        staged = index.staged_at(fragment.place)
-        if staged is None:
-            return None
-        settled = self.trust.settled_rows(staged, self.work.tried(fragment))
-        due = fragment.due & live
-        fits = staged_fits(self.dataset, staged, fragment.files, live, due, self.output_fields, settled)
-        return staged if fits else None
-
-    def held(self, fragment: FragmentWork, index: KeyIndex, wanted: Ranges) -> Held:
-        """Computed rows of the fragment that the store has."""
-        return index.held(
-            fragment.place,
-            fragment.ancestors,
-            wanted,
-            lambda: row_ids(self.dataset, fragment.id),
-            lambda staged: staged_gives_rows(self.dataset, staged, self.work.column),
-            self.work.tried(fragment),
-        )
-
-    def stage(self, fragment: FragmentWork, live: Ranges, held: Held) -> StagedFragment:
-        """Put a fragment together from checkpoints and old values.
-
-        Raises:
-            KeyError: a checkpoint is gone since it was found.
-        """
-        parts = assemble(self.dataset, self.store, fragment.files, live, self.work.column, held.pieces)
-        writer = StagedWriter(self.dataset, self.work.column)
-        for part in parts:
-            writer.put(part)
-        offsets, ids = row_ids(self.dataset, fragment.id)
-        computed = held.computed
-        mask = computed.mask(offsets)
-        by_job: dict[str, int] = {}
-        for piece in held.pieces:
-            by_job[piece.job_id] = by_job.get(piece.job_id, 0) + len(piece.offsets)
-        runs = join_runs([runs_of(offsets[mask], ids[mask])])
-        taken = held.taken(self.work.udf_version)
-        return self.record(fragment, writer.finish(), live, runs, held.done & live, by_job, held.failed, taken)
-
-    def record(
-        self,
-        fragment: FragmentWork,
-        file: str,
-        live: Ranges,
-        runs: Runs,
-        looked_at: Ranges,
-        by_job: dict[str, int],
-        failed: Ranges,
-        taken: tuple[tuple[str, Ranges], ...] = (),
-    ) -> StagedFragment:
-        """Write the fragment checkpoint of a finished data file."""
-        files = fragment.files
-        staged = StagedFragment(
-            file=file,
-            src_data_files=tuple(files.source_paths()),
-            output_field_ids=self.output_fields,
-            output_files=files.output,
-            deletion=files.deletion,
-            live=live,
-            physical_rows=files.physical_rows,
-            runs=runs,
-            looked_at=looked_at,
-            by_job=tuple(sorted(by_job.items())),
-            failures=Failures.next(self.work.job_id, failed, self.work.tried(fragment)),
-            taken=taken,
-            agreement=self.work.agreement,
-        )
-        self.store[str(self.work.key(fragment))] = staged.to_batch()
-        return staged
 
 
 @dataclass(frozen=True)
@@ -235,24 +82,6 @@ class ColumnKit:
         return lambda unit, on_rows: run_unit(bench, unit, tool, on_rows), tool.skipped
 
 
-def skipped_before(location: TableLocation, work: Work) -> dict[int, int]:
-    """Rows of a job that earlier tries and other shards gave up, by rule; asked only where a policy has limits.
-
-    Rows that failed in earlier jobs already do not count.
-    """
-    if not has_limits(work):
-        return {}
-    records = read_errors(location.checkpoints, work.job_id)
-    new = {record.row_id: record.rule for record in records if record.rule != FATAL and record.attempt == 1}
-    return dict(Counter(new.values()))
-
-
-def has_limits(work: Work) -> bool:
-    """Whether the UDF's policy says how many rows of a job may be given up."""
-    rules = UdfDefinition.from_json(work.udf).on_error
-    return not isinstance(rules, str) and any(rule.get("max_count") or rule.get("max_fraction") for rule in rules)
-
-
 def run_unit(bench: Bench, unit: Unit, tool: Tool, on_rows: Callable[[int], None] = lambda rows: None) -> UnitReport:
     """Compute the missing rows of a unit; a unit that owns its fragment stages it too.
 
@@ -261,13 +90,13 @@ def run_unit(bench: Bench, unit: Unit, tool: Tool, on_rows: Callable[[int], None
         StorageError: a checkpoint or data file cannot be written.
     """
     with open_mapper(tool.source, bench.work.inputs) as mapper:
-        counted = _Count(on_rows)
+        counted = RowCount(on_rows)
         work = bench.work
         applier = Applier(bench.dataset, bench.store, bench.job, work, tool.udf, mapper, tool.skipped, counted)
         return _run_unit(bench, unit, applier, counted)
 
 
-def _run_unit(bench: Bench, unit: Unit, applier: Applier, counted: _Count) -> UnitReport:
+def _run_unit(bench: Bench, unit: Unit, applier: Applier, counted: RowCount) -> UnitReport:
     fragment = unit.work
     live = live_offsets(bench.dataset, fragment.files)
     index = bench.index(fragment)
@@ -337,13 +166,3 @@ def _stream(bench: Bench, applier: Applier, fragment: FragmentWork, live: Ranges
     bench.record(
         fragment, writer.finish(), live, join_runs(runs), Ranges.union(looked_at), by_job, Ranges.union(failed)
     )  # fmt: skip
-
-
-@dataclass
-class _Count:
-    on_rows: Callable[[int], None]
-    rows: int = 0
-
-    def __call__(self, rows: int) -> None:
-        self.rows += rows
-        self.on_rows(rows)

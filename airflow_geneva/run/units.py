@@ -1,13 +1,15 @@
-"""Cut a shard into tasks: whole fragments where possible, parts of large ones where not."""
+"""Units of work, and the tasks a shard is cut into: whole fragments where possible, parts of large ones where not."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.plan.values import FragmentWork, Sizing
+from airflow_geneva.plan.fragment_work import FragmentWork
+from airflow_geneva.plan.values import Sizing
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,37 @@ class Unit:
     @property
     def rows(self) -> int:
         return len(self.run)
+
+
+@dataclass(frozen=True)
+class UnitReport:
+    """What a unit did.
+
+    Args:
+        fragment: its fragment.
+        rows_run: rows the UDF ran on.
+        staged: whether the fragment's data file is finished.
+    """
+
+    fragment: int
+    rows_run: int
+    staged: bool
+
+
+DoUnit: TypeAlias = Callable[[Unit, Callable[[int], None]], UnitReport]
+"""Does one unit, and tells of rows as they are computed."""
+
+
+@dataclass
+class RowCount:
+    """Counts the rows of a unit that are computed, and passes them on."""
+
+    on_rows: Callable[[int], None]
+    rows: int = 0
+
+    def __call__(self, rows: int) -> None:
+        self.rows += rows
+        self.on_rows(rows)
 
 
 def whole_unit(work: FragmentWork) -> Unit:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.compute import Applier
@@ -15,31 +12,20 @@ from airflow_geneva.apply.given_up import SkipCount
 from airflow_geneva.apply.outcome import Mapped, RowFailure
 from airflow_geneva.apply.outputs import OutputComputer
 from airflow_geneva.apply.policy import rules_of
-from airflow_geneva.checkpoint.fragment import Runs, StagedFragment, join_runs, runs_of, unrolled
-from airflow_geneva.checkpoint.held import Held, HeldPiece, KeyIndex, read_values
-from airflow_geneva.checkpoint.provenance import Failures
+from airflow_geneva.checkpoint.fragment import Runs, join_runs, unrolled
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
-from airflow_geneva.checkpoint.trust import Trust
 from airflow_geneva.errors import UdfError
-from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.location import TableLocation
 from airflow_geneva.on_error import Policy
-from airflow_geneva.plan.manifest import live_offsets, row_ids
-from airflow_geneva.plan.staging import view_file_gives_rows, view_file_is_whole
-from airflow_geneva.plan.values import FragmentWork, Work
-from airflow_geneva.run.task import DoUnit, UnitReport
-from airflow_geneva.run.units import Unit
-from airflow_geneva.storage import Storage
+from airflow_geneva.plan.fragment_work import FragmentWork
+from airflow_geneva.plan.manifest import live_offsets
+from airflow_geneva.plan.values import Work
+from airflow_geneva.run.units import DoUnit, RowCount, Unit, UnitReport
+from airflow_geneva.run.view_bench import ViewBench
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf_parcel import UdfParcel
 from airflow_geneva.view_definition import ViewDefinition
-from airflow_geneva.write.view_rows import ViewRowsWriter, read_view_rows
-
-if TYPE_CHECKING:
-    import lance
-
-_WINDOW_ROWS = 65_536
+from airflow_geneva.write.view_rows import ViewRowsWriter
 
 
 @dataclass(frozen=True)
@@ -129,125 +115,6 @@ def _rules(udfs: Mapping[str, UDF]) -> Policy:
     return tuple(rule for udf in udfs.values() for rule in rules_of(udf.on_error)) or "fail"
 
 
-@dataclass(frozen=True)
-class ViewBench:
-    """What every unit of a refresh works with.
-
-    Args:
-        source: the source at the planned version.
-        view: the view.
-        store: the view's checkpoints.
-        work: the job.
-        job: the job's folder.
-    """
-
-    source: lance.LanceDataset
-    view: lance.LanceDataset
-    store: CheckpointStore
-    work: Work
-    job: Storage
-
-    @staticmethod
-    def at(location: TableLocation, work: Work) -> ViewBench:
-        source = TableLocation(work.source, work.source, location.options).open(work.version)
-        job = JobFolder.of(location.checkpoints, work.job_id).storage
-        return ViewBench(source, location.open(), LanceCheckpointStore(location.checkpoints), work, job)
-
-    @cached_property
-    def trust(self) -> Trust:
-        return self.work.trust()
-
-    def index(self, fragment: FragmentWork) -> KeyIndex:
-        return KeyIndex(self.store, self.trust, [fragment.place])
-
-    def staged(self, fragment: FragmentWork, index: KeyIndex) -> StagedFragment | None:
-        """The fragment's staged rows, if they may be swapped in as they are."""
-        staged = index.staged_at(fragment.place)
-        if staged is None or staged.computed != fragment.due:
-            return None
-        if not self.trust.settled_rows(staged, self.work.tried(fragment)).contains(fragment.due):
-            return None
-        return staged if view_file_is_whole(self.view, staged) else None
-
-    def held(self, fragment: FragmentWork, index: KeyIndex, wanted: Ranges) -> Held:
-        """Computed rows of the fragment that the store has."""
-        return index.held(
-            fragment.place,
-            (),
-            wanted,
-            lambda: row_ids(self.source, fragment.id),
-            lambda staged: view_file_gives_rows(self.view, self.work, staged),
-            self.work.tried(fragment),
-        )
-
-    def stage(self, fragment: FragmentWork, held: Held) -> StagedFragment:
-        """Put the rows together from checkpoints.
-
-        Raises:
-            KeyError: a checkpoint is gone since it was found.
-        """
-        writer = ViewRowsWriter(self.view, self.work.explode)
-        due = fragment.due.offsets()
-        runs: list[Runs] = []
-        for start in range(0, len(due), _WINDOW_ROWS):
-            offsets = due[start : start + _WINDOW_ROWS]
-            values, ids = self._window(held.pieces, offsets)
-            writer.put(values, ids)
-            runs.append(runs_of(offsets, ids))
-        by_job: dict[str, int] = {}
-        for piece in held.pieces:
-            by_job[piece.job_id] = by_job.get(piece.job_id, 0) + len(piece.offsets)
-        return self.record(fragment, writer, join_runs(runs), by_job, held.failed)
-
-    def _window(self, pieces: tuple[HeldPiece, ...], offsets: np.ndarray) -> tuple[pa.StructArray, np.ndarray]:
-        parts, places, ids = [], [], []
-        for piece in pieces:
-            low, high = np.searchsorted(piece.offsets, [offsets[0], offsets[-1] + 1])
-            if low < high:
-                part = replace(
-                    piece, offsets=piece.offsets[low:high], positions=piece.positions[low:high],
-                    row_ids=piece.row_ids[low:high],
-                )  # fmt: skip
-                parts.append(
-                    read_view_rows(self.view, part.source, part.positions)
-                    if piece.staged
-                    else read_values(self.store, part)
-                )
-                places.append(part.offsets)
-                ids.append(part.row_ids)
-        order = np.argsort(np.concatenate(places), kind="stable")
-        values = pa.concat_arrays(parts)
-        return values.take(pa.array(order)), np.concatenate(ids)[order]
-
-    def record(
-        self,
-        fragment: FragmentWork,
-        writer: ViewRowsWriter,
-        runs: Runs,
-        by_job: Mapping[str, int],
-        failed: Ranges,
-    ) -> StagedFragment:
-        """Finish the data file, and write the fragment checkpoint that names it."""
-        files = fragment.files
-        staged = StagedFragment(
-            file=writer.finish(),
-            src_data_files=tuple(files.source_paths()),
-            output_field_ids=tuple(field.id() for field in self.view.lance_schema.fields()),
-            output_files=(),
-            deletion=files.deletion,
-            live=fragment.due,
-            physical_rows=writer.rows,
-            runs=runs,
-            looked_at=fragment.due,
-            by_job=tuple(sorted(by_job.items())),
-            failures=Failures.next(self.work.job_id, failed, self.work.tried(fragment)),
-            agreement=self.work.agreement,
-            dense=True,
-        )
-        self.store[str(self.work.key(fragment))] = staged.to_batch()
-        return staged
-
-
 def run_view_unit(
     bench: ViewBench, unit: Unit, tool: ViewTool, on_rows: Callable[[int], None] = lambda rows: None
 ) -> UnitReport:
@@ -259,7 +126,7 @@ def run_view_unit(
     """
     any_column = bench.source.schema.names[0]
     with OutputComputer(tool.definition.columns, tool.sources, any_column) as computer:
-        counted = _Count(on_rows)
+        counted = RowCount(on_rows)
         applier = Applier(
             bench.source, bench.store, bench.job, bench.work, tool.shape, _Rows(computer, tool), tool.skipped, counted
         )
@@ -267,7 +134,7 @@ def run_view_unit(
         return _run(bench, unit, applier, counted)
 
 
-def _run(bench: ViewBench, unit: Unit, applier: Applier, counted: _Count) -> UnitReport:
+def _run(bench: ViewBench, unit: Unit, applier: Applier, counted: RowCount) -> UnitReport:
     fragment = unit.work
     index = bench.index(fragment)
     if unit.whole and bench.staged(fragment, index):
@@ -311,15 +178,13 @@ class _Rows:
             at += len(rules_of(udf.on_error))
 
     def __call__(self, batch: pa.RecordBatch) -> Mapped:
-        try:
-            computed = self.computer(batch)
-        except UdfError as error:
-            # What other columns of the batch came to is not kept: their rows run again.
-            raise UdfError(str(error), error.row_index, column=error.column) from error.__cause__
+        computed = self.computer.up_to_failure(batch)
         rows = computed.rows
         values = pa.StructArray.from_arrays(rows.columns, fields=[field.with_nullable(True) for field in rows.schema])
-        failures = sorted(self._failures(computed.mapped), key=lambda failure: failure.index)
-        return Mapped(values, tuple(failures), batch.num_rows)
+        failures = tuple(sorted(self._failures(computed.mapped), key=lambda failure: failure.index))
+        if (error := computed.failure) is not None:
+            raise UdfError(str(error), error.row_index, values, failures, error.column) from error.__cause__
+        return Mapped(values, failures, batch.num_rows)
 
     def _failures(self, mapped: Mapping[str, Mapped]) -> Iterator[RowFailure]:
         seen: set[int] = set()
@@ -329,13 +194,3 @@ class _Rows:
                 if failure.index not in seen:
                     seen.add(failure.index)
                     yield replace(failure, rule=failure.rule + self.first_rule[name], column=name)
-
-
-@dataclass
-class _Count:
-    on_rows: Callable[[int], None]
-    rows: int = 0
-
-    def __call__(self, rows: int) -> None:
-        self.rows += rows
-        self.on_rows(rows)

@@ -23,9 +23,10 @@ from airflow_geneva.plan.unseen import (
     unseen_by_view,
     unseen_since,
 )
-from airflow_geneva.storage import Storage, without_credentials
+from airflow_geneva.storage import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.triggers._wanted import Wanted
+from airflow_geneva.uri import without_credentials
 from airflow_geneva.version_stamp import Stamp, newest_stamp, stamp_of
 from airflow_geneva.view import View
 

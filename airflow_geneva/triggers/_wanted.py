@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.storage import check_name
+from airflow_geneva.uri import check_name
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from airflow_geneva.blobs import is_blob_type
 from airflow_geneva.checkpoint.held import HeldPiece, read_values
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, single_batch
+from airflow_geneva.errors import is_engine_error
 from airflow_geneva.plan.manifest import FragmentFiles
-from airflow_geneva.storage import is_engine_error, join
+from airflow_geneva.uri import join
 
 if TYPE_CHECKING:
     import lance

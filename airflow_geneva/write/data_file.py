@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from airflow_geneva.blobs import is_blob
 from airflow_geneva.checkpoint.store import check_finished
-from airflow_geneva.errors import StorageError
+from airflow_geneva.errors import StorageError, is_engine_error
 from airflow_geneva.faults import fault_point
-from airflow_geneva.storage import is_engine_error, join
+from airflow_geneva.uri import join
 
 if TYPE_CHECKING:
     import lance

@@ -10,10 +10,12 @@ from airflow_geneva.blobs import as_blobs, is_blob
 from airflow_geneva.checkpoint.fragment import RowIds
 from airflow_geneva.checkpoint.ranges import Offsets
 from airflow_geneva.checkpoint.store import single_batch
+from airflow_geneva.errors import is_engine_error
 from airflow_geneva.explode import explode_rows
 from airflow_geneva.row_order import RowIdArray
-from airflow_geneva.storage import is_engine_error, join
-from airflow_geneva.view_definition import SOURCE_ROW_ID, own_columns
+from airflow_geneva.uri import join
+from airflow_geneva.view_columns import SOURCE_ROW_ID
+from airflow_geneva.view_definition import own_columns
 from airflow_geneva.write.data_file import DataFileWriter
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
 import lance
@@ -14,6 +14,8 @@ import pytest
 
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.job.record import job_ids, read_chosen
+from airflow_geneva.operators import _configuration
+from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.plan.document import load_plan
 from airflow_geneva.plan.values import Sizing
 from airflow_geneva.storage import Storage
@@ -123,32 +125,58 @@ def test_a_wrong_value_stops_the_plan_and_is_named(
     assert read_chosen(desk.table.location.checkpoints, job_ids(desk.table.location.checkpoints)) == []
 
 
+def test_an_option_that_tasks_do_not_know_yet_stops_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = get_provider_info()
+    info["config"]["geneva"]["options"]["new"] = {**OPTIONS["concurrency"], "default": "text"}
+    monkeypatch.setattr(_configuration, "get_provider_info", lambda: info)
+    assert Configuration.read() == Configuration(0, 8, 10)
+
+
+def test_tasks_read_every_option_that_airflow_describes() -> None:
+    assert [field.name for field in fields(Configuration)] == list(OPTIONS)
+
+
 def test_a_wrong_value_of_the_seeds_variable_stops_the_plan_too(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENEVA_VERSION_CONFLICT_MAX_RETRIES", "often")
     assert "GENEVA_VERSION_CONFLICT_MAX_RETRIES='often' makes no sense" in go(desk).error("backfill.plan")
 
 
+# One process for all: Airflow takes seconds to start.
+ASK = """
+import sys
+from airflow.__main__ import main
+
+for command in sys.argv[1].split(","):
+    sys.argv = ["airflow", "config", *command.split()]
+    main()
+    print("---", flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
-def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def told_by_airflow(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What Airflow says of the whole section, and then of each option's value."""
     home = tmp_path_factory.mktemp("configured")
     (home / "airflow.cfg").write_text("[geneva]\ninline_below_rows = 17\n")
-    return home
+    commands = ["list --section geneva --include-descriptions", *(f"get-value geneva {name}" for name in OPTIONS)]
+    told = subprocess.run(
+        [sys.executable, "-c", ASK, ",".join(commands)],
+        env={**os.environ, "AIRFLOW_HOME": str(home), "AIRFLOW__GENEVA__CONCURRENCY": "5"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return told.stdout.split("---\n")
 
 
-def ask(home: Path, *words: str) -> str:
-    environment = {**os.environ, "AIRFLOW_HOME": str(home), "AIRFLOW__GENEVA__CONCURRENCY": "5"}
-    command = [sys.executable, "-m", "airflow", "config", *words]
-    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-
-
-def test_airflow_lists_every_option_with_its_description(airflow_home: Path) -> None:
-    told = ask(airflow_home, "list", "--section", "geneva", "--include-descriptions")
+def test_airflow_lists_every_option_with_its_description(told_by_airflow: list[str]) -> None:
+    told = told_by_airflow[0]
     assert "[geneva]" in told
     for name, option in OPTIONS.items():
         assert f"{name} = " in told
         assert option["description"] in told
 
 
-def test_airflow_tells_a_single_value(airflow_home: Path) -> None:
-    for name, value in {"inline_below_rows": "17", "concurrency": "5", "version_conflict_max_retries": "10"}.items():
-        assert ask(airflow_home, "get-value", "geneva", name).split() == [value]
+def test_airflow_tells_a_single_value(told_by_airflow: list[str]) -> None:
+    told = dict(zip(OPTIONS, map(str.strip, told_by_airflow[1:-1]), strict=True))
+    assert told == {"inline_below_rows": "17", "concurrency": "5", "version_conflict_max_retries": "10"}

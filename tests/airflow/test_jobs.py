@@ -59,10 +59,10 @@ def test_the_record_says_which_shard_failed_and_why_until_it_is_mended(desk: Des
     assert job.error is not None
     assert "1 of 3 shards were not committed: [1]. Shard 1:" in job.error
     assert "b04" in job.error
-    assert [shard.stage for shard in job.shards] == ["committed", "applying", "committed"]
+    assert [shard.stage for shard in job.shards] == ["committed", "failed", "committed"]
     assert [shard.error is None for shard in job.shards] == [True, False, True]
-    assert "shard 1: applying, 4 of 10 rows checkpointed" in str(job)
-    assert "failed: Computing" in str(job)
+    assert "shard 1: failed, 4 of 10 rows checkpointed" in str(job)
+    assert "error: Computing" in str(job)
 
     desk.mend()
     run.clear(("backfill.shards.apply", 1)).go()

@@ -270,6 +270,7 @@ def test_a_job_that_nobody_works_on_any_more(reader: Get, database: Database) ->
     job_id = running_job(make_table(database), 1_000_000.0)
     page = reader(of_job("docs", job_id))
     assert "found dead" in page
+    assert [row[1] for row in cells(page) if len(row) == 8 and row[0].isdecimal()] == ["left", "left"]
     assert "data-live" not in page
     assert "rows/s" not in text_of(page)
 
@@ -283,10 +284,13 @@ def test_a_failed_job_shows_its_error_and_the_rows(reader: Get, database: Databa
 
     table.alter_columns({"y": breaks})
     with pytest.raises(JobFailed) as failed:
-        table.backfill("y", udf=breaks, runner="inline")
+        table.backfill("y", udf=breaks, runner="inline", shard_size=1)
     assert failed.value.result is not None
     page = reader(of_job("docs", failed.value.result.job_id))
     assert ">FAILED<" in page
+    stages = [row[1] for row in cells(page) if len(row) == 8 and row[0].isdecimal()]
+    assert stages == ["failed"] + ["left"] * (len(stages) - 1)
+    assert len(stages) > 1
     assert "no such model" in page
     assert '<pre class="error">' in page
     assert "1 error record: 1 builtins.ValueError" in text_of(page)
@@ -378,13 +382,13 @@ def test_counts_are_made_once_and_not_waited_for() -> None:
     def broken() -> int:
         raise ValueError("no")
 
-    assert counts.get("a", slow, time.monotonic() + 0.05) is None
-    assert counts.get("a", slow, time.monotonic()) is None
-    assert counts.get("a", slow, time.monotonic() + 5) == 42
+    assert counts.get("db", "a", slow, time.monotonic() + 0.05) is None
+    assert counts.get("db", "a", slow, time.monotonic()) is None
+    assert counts.get("db", "a", slow, time.monotonic() + 5) == 42
     assert made == [1]
     with pytest.raises(ValueError, match="no"):
-        counts.get("b", broken, time.monotonic() + 5)
-    assert counts.get("b", lambda: 1, time.monotonic() + 5) == 1
+        counts.get("db", "b", broken, time.monotonic() + 5)
+    assert counts.get("db", "b", lambda: 1, time.monotonic() + 5) == 1
 
 
 def test_every_count_of_a_page_is_made_once_and_found_together_with_the_others() -> None:
@@ -397,7 +401,7 @@ def test_every_count_of_a_page_is_made_once_and_found_together_with_the_others()
         return name
 
     def ask() -> list[str | None]:
-        return [counts.get(name, partial(slow, name), time.monotonic()) for name in "abc"]
+        return [counts.get("db", name, partial(slow, name), time.monotonic()) for name in "abc"]
 
     until = time.monotonic() + 20
     while ask() != ["a", "b", "c"]:
@@ -411,9 +415,21 @@ def test_no_more_counts_are_begun_than_can_be_made() -> None:
     go_on = threading.Event()
     before = threading.active_count()
     for version in range(50):
-        assert counts.get(version, go_on.wait, time.monotonic()) is None
-    assert threading.active_count() - before <= 8
+        assert counts.get("db", version, go_on.wait, time.monotonic()) is None
+    assert threading.active_count() - before <= 1
     go_on.set()
     until = time.monotonic() + 20
-    while counts.get(49, lambda: True, time.monotonic() + 1) is None:
+    while counts.get("db", 49, lambda: True, time.monotonic() + 1) is None:
         assert time.monotonic() < until
+
+
+def test_a_database_that_hangs_holds_up_the_counts_of_no_other() -> None:
+    counts = Counts(at_once=2)
+    go_on = threading.Event()
+    try:
+        for version in range(50):
+            assert counts.get("hung", version, go_on.wait, time.monotonic()) is None
+        assert counts.get("other", 0, lambda: 42, time.monotonic() + 20) == 42
+        assert counts.get("hung", 0, lambda: 42, time.monotonic() + 0.1) is None
+    finally:
+        go_on.set()

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from airflow_geneva.plan.mismatch import Mismatch
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.job import start_job
 from airflow_geneva.table import Table
@@ -109,6 +110,35 @@ def test_checkpoints_of_other_data_files_are_named(make_table: MakeTable, trace:
     assert before not in expected
     assert_exact(trace, [*range(100), *range(25, 30), *range(32, 50), 1_030, 1_031])
     assert_right(table, "y", tripled)
+
+
+def test_a_checkpoint_that_lacks_a_data_file_is_not_said_to_be_of_none(
+    make_table: MakeTable, trace: Trace, log: Log
+) -> None:
+    table = make_table(100, other=pa.array([0] * 100, pa.int64()))
+    table.add_columns({"y": triple})
+    begin_backfill(table, where="other = 0")
+    (before,) = input_files(table, 1)
+    replace_inputs(table, [30, 31])
+    log()
+    table.backfill("y", where="other = 0", runner="inline")
+    (now,) = input_files(table, 1) - {before}
+    line = f"Checkpoint data files mismatch for docs.y, fragment 1: expected [{now}] as well; it is not used."
+    assert log()[1] == [line]
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "told"),
+    [
+        (("a", "b"), ("c",), "expected [a, b], found [c]"),
+        (("a",), (), "expected [a] as well"),
+        ((), ("c",), "found [c], which the fragment has no more"),
+        ((), (), "expected other columns in the same data files"),
+        (("a",), None, "expected [a], found a checkpoint that cannot be read"),
+    ],
+)
+def test_a_mismatch_reads_well(expected: tuple[str, ...], found: tuple[str, ...] | None, told: str) -> None:
+    assert str(Mismatch(3, expected, found)) == f"fragment 3: {told}"
 
 
 def test_of_many_mismatches_a_few_are_named_and_the_others_counted(

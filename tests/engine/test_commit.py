@@ -17,9 +17,10 @@ from airflow_geneva.errors import CommitConflict
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.plan.document import SavedPlan, load_plan
 from airflow_geneva.plan.values import Plan
+from airflow_geneva.run.bench import Bench
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.job import commit_shard, finish_job, start_job
-from airflow_geneva.run.task import Bench, Tool, run_unit
+from airflow_geneva.run.task import Tool, run_unit
 from airflow_geneva.run.units import Unit
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, udf

@@ -31,6 +31,7 @@ from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
 from tests.counting import Trace, triple
 from tests.engine.conftest import MakeTable
+from tests.udfs_for_tests import views as view_udfs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,7 +109,23 @@ def test_a_background_job_that_fails_raises_from_its_result(make_table: MakeTabl
     assert (job.state, job.rows_committed, job.rows_left) == ("FAILED", 25, 75)
     assert job.error is not None
     assert "ZeroDivisionError" in job.error
+    assert [shard.stage for shard in job.shards] == ["committed", "failed", "left", "left"]
+    assert "ZeroDivisionError" in str(job.shards[1].error)
     assert repr(future).endswith("failed)")
+
+
+def test_the_shard_of_a_refresh_that_failed_is_told_from_those_that_are_done(
+    make_table: MakeTable, trace: Trace, tmp_path: Path
+) -> None:
+    table = make_table(40, per_fragment=10)
+    query = table.query().select(["x"]).add_columns({"p": (view_udfs.strict, ["x"])}).where("x % 10 <> 2 or x = 22")
+    view = query.create_materialized_view(connect(tmp_path / "db"), "v")
+    with pytest.raises(JobFailed, match="not 22") as failed:
+        view.refresh(runner="inline", shard_size=1)
+    assert failed.value.result is not None
+    job = connect(tmp_path / "db").job(failed.value.result.job_id)
+    assert [shard.stage for shard in job.shards] == ["applied", "applied", "failed", "left"]
+    assert "not 22" in str(job.shards[2].error)
 
 
 def test_what_cannot_be_started_is_refused_by_the_call_itself(make_table: MakeTable) -> None:
@@ -203,7 +220,9 @@ def test_a_killed_job_says_how_far_it_was_and_is_found_dead_in_time(
     assert (job.state, job.open, job.dead) == (state, True, False)
     assert [shard.stage for shard in job.shards] == stages
     assert job.rows_committed == 25 * stages.count("committed")
-    assert (at(SILENT_WHILE_WORKING + 60).dead, at(24 * 3600 + 60).dead) == (state == "RUNNING", True)
+    dead = at(24 * 3600 + 60)
+    assert {shard.stage for shard in dead.shards} <= {"committed", "left"}
+    assert (at(SILENT_WHILE_WORKING + 60).dead, dead.dead) == (state == "RUNNING", True)
     assert table.backfill("y", runner="inline").state == "DONE"
 
 
@@ -276,3 +295,23 @@ def test_asking_for_what_is_not_there_says_so(make_table: MakeTable, tmp_path: P
         database.job("../x")
     with pytest.raises(InvalidInput, match="There is no table 'nope'"):
         database.jobs(table="nope")
+
+
+@pytest.mark.parametrize("kind", ["backfill", "refresh"])
+def test_a_job_that_is_interrupted_is_on_record_as_failed(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    table = make_table(20)
+    db = connect(os.path.dirname(table.location.uri))
+    table.add_columns({"y": triple})
+    view = table.query().select(["x"]).create_materialized_view(db, "v")
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("airflow_geneva.run.backfill._apply", interrupt)
+    monkeypatch.setattr("airflow_geneva.run.refresh.apply_shard", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        table.backfill("y", runner="inline") if kind == "backfill" else view.refresh(runner="inline")
+    [job] = [job for job in db.jobs() if job.kind == kind]
+    assert (job.state, job.error) == ("FAILED", "KeyboardInterrupt")

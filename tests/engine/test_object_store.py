@@ -7,12 +7,15 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
+import lance
 import pyarrow as pa
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
+from lance_namespace import ListTablesRequest
 
 from airflow_geneva import connect, udf
 from airflow_geneva.database import Database
@@ -105,6 +108,17 @@ def assert_nothing_secret(bucket: Bucket) -> None:
     for name, data in bucket.objects().items():
         for secret in (KEY, SECRET):
             assert secret.encode() not in data, f"{name} holds a credential"
+
+
+def test_plain_pylance_sees_the_same_tables(db: Database, tmp_path: Path) -> None:
+    for database in (db, connect(tmp_path / "local")):
+        database.create_table("docs", numbers(1, 2))
+        names = database.lance.list_tables(ListTablesRequest(id=[])).tables
+        assert names == database.table_names() == ["docs"]
+        options = dict(database.options)
+        seen = lance.dataset(namespace_client=database.lance, table_id=["docs"], storage_options=options)
+        assert seen.to_table() == database.open_table("docs").to_arrow()
+        assert SECRET not in f"{database.lance!r} {database!r}"
 
 
 def test_a_backfill_on_an_object_store_is_like_any_other(db: Database, bucket: Bucket, trace: Trace) -> None:

@@ -11,7 +11,7 @@ import pytest
 from airflow_geneva.commit import swap
 from airflow_geneva.commit.contents import newest_swap, write_intent
 from airflow_geneva.job.folder import new_job_id
-from airflow_geneva.plan.refresh import RefreshRequest
+from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.run import refresh as run
 from airflow_geneva.run import swapping
 from airflow_geneva.view import View

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ import pytest
 from airflow_geneva import connect
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.commit.contents import ViewContents
-from airflow_geneva.errors import CodeChanged, InvalidInput
+from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
 from airflow_geneva.job.folder import new_job_id
-from airflow_geneva.plan.refresh import RefreshRequest
+from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.row_order import shuffle_hashes
 from airflow_geneva.run import refresh as run
 from airflow_geneva.table import Table
@@ -320,6 +321,42 @@ def test_failed_rows_are_null_listed_and_tried_in_three_runs(make_table: MakeTab
     assert refresh(view).rows_failed == 0
     assert_exact(trace, [])
     assert view.count_rows() == 30
+
+
+@pytest.mark.parametrize(
+    ("about", "kept", "told"),
+    [
+        ("42", 42, "Computing v.f failed at row 42 of fragment 0 of its source"),
+        ("61", 30, "Computing v.s failed at row 30 of fragment 0 of its source"),
+        ("42,61", 30, "Computing v.s failed at row 30 of fragment 0 of its source"),
+        ("42,95", 42, "Computing v.f failed at row 42 of fragment 0 of its source"),
+        ("0", 0, "Computing v.f failed at row 0 of fragment 0 of its source"),
+    ],
+)
+def test_rows_before_the_one_that_failed_are_kept_with_all_of_their_columns(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, about: str, kept: int, told: str
+) -> None:
+    table = make_table(100, per_fragment=100)
+    query = table.query().select(["x"]).add_columns({"p": (udfs.plus, ["x"]), "f": (udfs.fussy, ["x"])})
+    query = query.add_columns({"s": (udfs.fussy_about_sums, ["p", "f"]), "t": (udfs.ten, ["p"])})
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    monkeypatch.setenv("FUSSY_ABOUT", about)
+    with pytest.raises(JobFailed, match=told):
+        refresh(view)
+    traces = [Trace(Path(f"{trace.path}{suffix}")) for suffix in ("", ".fussy", ".sums")]
+    for each in traces:
+        each.clear()
+    monkeypatch.delenv("FUSSY_ABOUT")
+    result = refresh(view)
+    assert (result.state, result.rows_reused, result.rows_computed) == ("DONE", kept, 100 - kept)
+    assert [len(each) for each in traces] == [100 - kept] * 3
+    assert view.to_arrow().sort_by("x").to_pydict() == {
+        "x": list(range(100)),
+        "p": [x + 1 for x in range(100)],
+        "f": list(range(100)),
+        "s": [2 * x + 1 for x in range(100)],
+        "t": [10 * x + 10 for x in range(100)],
+    }
 
 
 def test_failed_rows_are_found_where_they_lie_in_the_source_now(make_table: MakeTable, trace: Trace) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import linecache
+import re
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +16,8 @@ import pytest
 import airflow_geneva
 from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.plan.values import Work
+from airflow_geneva.run import spark_session
 from tests.spark import spark_udfs
 from tests.spark.spark_udfs import dies_once_at_700, double, fails_at_700, logged, seen
 
@@ -42,6 +46,29 @@ def test_every_row_is_computed_once_and_the_counts_are_the_real_ones(spark: obje
     again = table.backfill("y")
     assert (again.rows_computed, again.rows_skipped, again.commits) == (0, 5_000, ())
     assert len(seen(log)) == 5_000
+
+
+def test_waiting_for_spark_is_not_told_as_planning(
+    spark: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = spark_session.start_session
+
+    def slow(work: Work) -> None:
+        time.sleep(1.5)
+        start(work)
+
+    monkeypatch.setattr(spark_session, "start_session", slow)
+    table, _ = make_table(tmp_path, 100, 50)
+    table.add_columns({"y": double})
+    view = table.query().select(["x"]).add_columns({"y2": (double, ["x"])}).create_materialized_view(name="v")
+    database = airflow_geneva.connect(tmp_path / "db")
+    for result in (table.backfill("y"), view.refresh()):
+        assert list(result.seconds)[:3] == ["plan", "spark", "apply"]
+        assert result.seconds["spark"] >= 1.5
+        assert result.seconds["plan"] < 1.5
+        assert re.search(r"plan \d\.\d s, spark \d\.\d s, apply", str(database.job(result.job_id)))
+    assert "spark" not in table.backfill("y").seconds
+    assert "spark" not in view.refresh(ignore_checkpoints=True, runner="inline").seconds
 
 
 def test_a_fragment_larger_than_a_task_is_split_and_put_together_again(spark: object, tmp_path: Path) -> None:
@@ -75,6 +102,9 @@ def test_a_failing_row_is_named_and_everything_before_it_is_kept(spark: object, 
     assert isinstance(caught.value.__cause__, UdfError)
     assert caught.value.result is not None
     assert caught.value.result.state == "FAILED"
+    (shard,) = airflow_geneva.connect(tmp_path / "db").job(caught.value.result.job_id).shards
+    assert (shard.stage, shard.rows_per_second) == ("failed", 0.0)
+    assert "seven hundred is too much" in str(shard.error)
     # Spark did not run the failing task again.
     assert Counter(seen(log))[700] == 1
     table.alter_columns({"y": logged})

@@ -60,6 +60,8 @@ def master(java_home: str, bare_python: str, tmp_path_factory: pytest.TempPathFa
         "JAVA_HOME": java_home,
         "SPARK_HOME": str(SPARK),
         "PYSPARK_PYTHON": bare_python,
+        "SPARK_CONF_DIR": os.environ["SPARK_CONF_DIR"],
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 
@@ -110,7 +112,8 @@ def submit(master: str, python: str, folder: Path, saved: object, job: str, code
         command += ["--conf", f"{name}={value}"]
     command += [str(APPLICATION), "--job", job, "--fingerprint", saved.fingerprint, "--shard", "0"]  # type: ignore[attr-defined]
     command += ["--result", str(result), "--progress-seconds", "0.5"]
-    environment = {"PATH": os.environ["PATH"], "JAVA_HOME": os.environ["JAVA_HOME"], "SPARK_LOCAL_IP": "127.0.0.1"}
+    kept = ("PATH", "JAVA_HOME", "SPARK_CONF_DIR")
+    environment = {**{name: os.environ[name] for name in kept}, "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=300)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4_000:]
     outcome: dict[str, object] = json.loads(result.read_text())

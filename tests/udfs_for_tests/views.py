@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -35,6 +36,23 @@ def strict(x: int) -> int:
     if x % 10 == 2:
         raise ValueError(f"not {x}")
     return x
+
+
+@udf(data_type=pa.int64(), version="1")
+def fussy(x: int) -> int:
+    """Fails on what the environment says."""
+    leave_trace([x], ".fussy")
+    if str(x) in os.environ.get("FUSSY_ABOUT", "").split(","):
+        raise ValueError(f"not {x}")
+    return x
+
+
+@udf(data_type=pa.int64(), version="1")
+def fussy_about_sums(p: int, f: int) -> int:
+    leave_trace([p], ".sums")
+    if str(p + f) in os.environ.get("FUSSY_ABOUT", "").split(","):
+        raise ValueError(f"not {p} and {f}")
+    return p + f
 
 
 @udf

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva.annotations import accepts, check_inputs
+from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.udf import udf
 
@@ -55,13 +56,92 @@ def test_annotations_give_the_form(function: Callable[..., Any], form: str) -> N
     assert udf(data_type=pa.int64(), name="f")(function).form == form
 
 
-@pytest.mark.parametrize("data_type", [pa.int64(), pa.string(), pa.list_(pa.float32(), 2)])
-@pytest.mark.parametrize("annotation", [np.ndarray, npt.NDArray[np.float32], np.ndarray | None, pa.Array | np.ndarray])
-def test_a_numpy_array_for_a_whole_batch_holds_values_of_every_type(annotation: Any, data_type: pa.DataType) -> None:
-    def function(x: pa.Array) -> Any: ...
+def _returns(annotation: Any, of: Any) -> Callable[..., Any]:
+    def function(x: Any) -> Any: ...
 
-    function.__annotations__["return"] = annotation
-    assert udf(data_type=data_type)(function).data_type == data_type
+    function.__annotations__ |= {"x": of, "return": annotation}
+    return function
+
+
+@pytest.mark.parametrize("data_type", [pa.int64(), pa.string(), pa.list_(pa.float32(), 2)])
+@pytest.mark.parametrize("annotation", [np.ndarray, npt.NDArray[Any], np.ndarray | None, pa.Array | np.ndarray])
+def test_a_numpy_array_for_a_whole_batch_holds_values_of_every_type(annotation: Any, data_type: pa.DataType) -> None:
+    assert udf(data_type=data_type)(_returns(annotation, pa.Array)).data_type == data_type
+
+
+@pytest.mark.parametrize(
+    ("annotation", "of", "data_type"),
+    [
+        (npt.NDArray[np.float64], pa.Array, pa.float32()),
+        (npt.NDArray[np.float64], pa.Array, pa.list_(pa.float32(), 2)),
+        (npt.NDArray[np.float64], str, pa.list_(pa.list_(pa.float32()))),
+        (npt.NDArray[np.float32] | None, pa.Array, pa.int64()),
+        (npt.NDArray[np.int64], pa.RecordBatch, pa.decimal128(38, 0)),
+        (npt.NDArray[np.int64], str, pa.list_(pa.timestamp("us"))),
+        (npt.NDArray[np.str_], pa.Array, pa.dictionary(pa.int32(), pa.large_string())),
+        (npt.NDArray[np.str_], str, pa.list_(pa.binary())),
+        (npt.NDArray[np.datetime64], pa.Array, pa.timestamp("us")),
+        (npt.NDArray[np.object_], pa.Array, pa.string()),
+        (npt.NDArray[np.floating[Any]], pa.Array, pa.float32()),
+        (npt.NDArray[np.int64], pa.Array, pa.map_(pa.int64(), pa.int64())),
+        (npt.NDArray[np.int64] | npt.NDArray[np.str_], pa.Array, pa.string()),
+        (npt.NDArray[np.int64] | list[str], str, pa.list_(pa.string())),
+    ],
+)
+def test_a_numpy_array_may_hold_what_a_cast_that_loses_nothing_makes_of_it(
+    annotation: Any, of: Any, data_type: pa.DataType
+) -> None:
+    assert udf(data_type=data_type)(_returns(annotation, of)).data_type == data_type
+
+
+@pytest.mark.parametrize(
+    ("annotation", "of", "data_type"),
+    [
+        (npt.NDArray[np.int64], pa.Array, pa.string()),
+        (npt.NDArray[np.int64] | None, pa.RecordBatch, pa.list_(pa.string())),
+        (npt.NDArray[np.int64], str, pa.list_(pa.string())),
+        (npt.NDArray[np.int64], pa.Array, pa.bool_()),
+        (npt.NDArray[np.int64], pa.Array, pa.timestamp("us")),
+        (npt.NDArray[np.int64], pa.Array, pa.struct({"n": pa.int64()})),
+        (pa.Int64Array | npt.NDArray[np.int64], pa.Array, pa.string()),
+    ],
+)
+def test_the_items_of_a_numpy_array_that_contradict_the_type_are_refused(
+    annotation: Any, of: Any, data_type: pa.DataType
+) -> None:
+    with pytest.raises(InvalidInput, match=r"annotated as .*NDArray\[int64\].* and data_type is .*Make them agree"):
+        udf(data_type=data_type)(_returns(annotation, of))
+
+
+_ONES = {kind: np.ones(2, kind) for kind in (np.int64, np.uint8, np.float32, np.float64)} | {
+    np.str_: np.array(["a", "b"]),
+    np.bytes_: np.array([b"a", b"b"]),
+}
+_ITEMS = (
+    *(pa.int8(), pa.int64(), pa.uint16(), pa.float16(), pa.float64(), pa.bool_(), pa.decimal128(5, 2)),
+    *(pa.string(), pa.large_string(), pa.binary(), pa.binary(1), pa.dictionary(pa.int32(), pa.string())),
+    *(pa.timestamp("us"), pa.date32(), pa.time64("us"), pa.duration("us"), pa.struct({"a": pa.int64()})),
+)
+
+
+@pytest.mark.parametrize("kind", _ONES)
+def test_no_numpy_result_is_refused_that_could_be_stored(kind: type) -> None:
+    ones = _ONES[kind]
+    refused = 0
+    for item in _ITEMS:
+        for of, data_type, result in (
+            (pa.Array, item, ones),
+            (pa.Array, pa.list_(item), np.stack([ones, ones])),
+            (str, pa.list_(item), [ones, None]),
+        ):
+            try:
+                udf(data_type=data_type)(_returns(npt.NDArray[kind], of))  # type: ignore[valid-type]
+            except InvalidInput:
+                refused += 1
+                make = array_from_values if of is str else array_from_result
+                with pytest.raises(OutputMismatch):
+                    make(result, data_type)
+    assert refused
 
 
 def test_a_numpy_array_for_one_row_is_a_list() -> None:

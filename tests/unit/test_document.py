@@ -15,9 +15,10 @@ from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.plan.document import load_plan, plan_name, save_plan, shard_summaries
+from airflow_geneva.plan.fragment_work import FragmentWork, Shard
 from airflow_geneva.plan.manifest import FragmentFiles
 from airflow_geneva.plan.shards import cut_shards
-from airflow_geneva.plan.values import CodeRef, FragmentWork, Plan, Shard, Sizing, Work
+from airflow_geneva.plan.values import CodeRef, Plan, Sizing, Work
 from airflow_geneva.storage import Storage
 from tests.counting import triple
 from tests.invariants import assert_closed

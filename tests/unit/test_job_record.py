@@ -94,6 +94,8 @@ def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
     applying.add_rows(50)
     applying.add_ready(100)
     applying.keep()
+    job = read(folder, now=RECORD["started"] + 12)
+    assert ([shard.stage for shard in job.shards], job.rows_per_second) == (["applied", "waiting"], 0)
     committing = Reporter(200, 2, folder.storage, "committing-0000.json", rows_ready=200, ready=2)
     committing.set_committed(1, 100, (8,))
     job = read(folder, now=RECORD["started"] + 12)
@@ -138,6 +140,44 @@ def test_what_a_shard_could_not_commit_stays_ready(folder: JobFolder) -> None:
     (shard,) = read(folder).shards
     assert (shard.rows_checkpointed, shard.rows_ready, shard.rows_committed) == (200, 200, 100)
     assert dict(shard.seconds) == {"apply": 4.0, "commit": 0.5}
+
+
+def advance(folder: JobFolder, shard: int, rows_done: int, stage: str = "progress") -> None:
+    progress = Progress(80, rows_done, fragments=1, ready=0, committed=0, seconds=10.0)
+    folder.storage.write_json(f"{stage}-{shard:04}.json", asdict(progress))
+
+
+def test_a_shard_whose_try_failed_says_so_and_has_no_speed_until_it_is_tried_again(folder: JobFolder) -> None:
+    folder.write_planned(PRINT, SIZES)
+    advance(folder, 0, rows_done=30)
+    advance(folder, 1, rows_done=20)
+    with pytest.raises(OSError, match="no disk"), folder.noting_failure(PRINT, 1):
+        raise OSError("no disk")
+    beat(folder, RECORD["started"] + 10, "apply")
+    job = read(folder, now=RECORD["started"] + 12)
+    assert [shard.stage for shard in job.shards] == ["applying", "failed"]
+    assert (job.open, job.rows_per_second, job.shards[1].rows_per_second) == (True, 3.0, 0.0)
+    assert "shard 1: failed, 20 of 100 rows checkpointed, 0 ready, 0 committed; error: no disk" in str(job)
+    with folder.noting_failure(PRINT, 1):
+        assert read(folder, now=RECORD["started"] + 12).shards[1].stage == "applying"
+
+
+@pytest.mark.parametrize("stage", ["progress", "committing"])
+def test_no_shard_of_a_failed_job_is_worked_on(folder: JobFolder, stage: str) -> None:
+    folder.write_planned(PRINT, SIZES)
+    advance(folder, 0, rows_done=30, stage=stage)
+    end(folder, "FAILED", rows_left=300)
+    # The task that did the first was killed, and could not say why.
+    assert [(shard.stage, shard.error) for shard in read(folder).shards] == [("failed", None), ("left", None)]
+
+
+def test_no_shard_of_a_job_that_is_found_dead_is_worked_on(folder: JobFolder) -> None:
+    folder.write_planned(PRINT, SIZES)
+    advance(folder, 0, rows_done=30)
+    beat(folder, RECORD["started"] + 10, "apply")
+    dead = read(folder, now=RECORD["started"] + SILENT_WHILE_WORKING + 11)
+    assert (dead.state, dead.dead) == ("RUNNING", True)
+    assert [(shard.stage, shard.rows_per_second) for shard in dead.shards] == [("left", 0.0), ("left", 0.0)]
 
 
 def test_an_ended_job_says_what_its_result_says(folder: JobFolder) -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.plan.fragment_work import FragmentWork, Shard
 from airflow_geneva.plan.manifest import FragmentFiles
 from airflow_geneva.plan.shards import cut_shards
-from airflow_geneva.plan.values import FragmentWork, Shard
 
 ROWS = Ranges.of(0, 10)
 

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.plan.fragment_work import FragmentWork
 from airflow_geneva.plan.manifest import FragmentFiles
-from airflow_geneva.plan.values import FragmentWork, Sizing
+from airflow_geneva.plan.values import Sizing
 from airflow_geneva.run.units import Unit, cut_tasks, split_fragments
 
 

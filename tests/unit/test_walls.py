@@ -32,7 +32,7 @@ COMMANDS = {"cli", "cli_checkpoints", "cli_database", "cli_jobs"}
 ENTRANCES = COMMANDS | {"doctor", "get_provider_info"}
 ON_EXECUTORS = {"pyarrow", "lance", "cloudpickle", "numpy"}
 STANDARD_LIBRARY = sys.stdlib_module_names | {"annotationlib", "tomllib"}  # these two came after Python 3.10
-MOST_LINES = 350
+MOST_LINES = 330
 
 When = Literal["on import", "inside a function", "for types only"]
 

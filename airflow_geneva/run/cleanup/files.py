@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 
 from airflow_geneva.checkpoint.fragment import read_staged
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
-from airflow_geneva.storage import Storage, is_engine_error
+from airflow_geneva.errors import is_engine_error
+from airflow_geneva.storage import Storage
 
 if TYPE_CHECKING:
     import lance

@@ -11,7 +11,8 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.record import DAMAGED, job_ids, read_job
 from airflow_geneva.job.shard import in_parallel
 from airflow_geneva.job.status import Job
-from airflow_geneva.plan.values import Shard, Work
+from airflow_geneva.plan.fragment_work import Shard
+from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import Storage
 
 Place = tuple[str, str, int]

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from airflow_geneva.commit.contents import named_by_metadata, named_by_swap, read_intents, read_note
+from airflow_geneva.errors import is_engine_error
 from airflow_geneva.job.shard import in_parallel
 from airflow_geneva.location import TableLocation
-from airflow_geneva.storage import is_engine_error, is_local
+from airflow_geneva.uri import is_local
 
 if TYPE_CHECKING:
     import lance

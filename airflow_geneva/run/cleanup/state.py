@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from airflow_geneva.errors import is_engine_error
 from airflow_geneva.plan.manifest import Columns, fields_present, read_manifest
-from airflow_geneva.storage import is_engine_error
 
 if TYPE_CHECKING:
     import lance

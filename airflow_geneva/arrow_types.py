@@ -1,0 +1,56 @@
+"""Kinds of Arrow types, and which of them hold the same values in another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+
+def is_string(t: pa.DataType) -> bool:
+    """Whether a type is a text of any layout."""
+    return bool(pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t))
+
+
+def is_binary(t: pa.DataType) -> bool:
+    """Whether a type is bytes of any layout."""
+    return bool(
+        pa.types.is_binary(t)
+        or pa.types.is_large_binary(t)
+        or pa.types.is_binary_view(t)
+        or pa.types.is_fixed_size_binary(t)
+    )
+
+
+def is_list(t: pa.DataType) -> bool:
+    """Whether a type is a list, large list or fixed-size list."""
+    return bool(pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t))
+
+
+_FAMILIES: tuple[Callable[[pa.DataType], bool], ...] = (
+    lambda t: pa.types.is_integer(t) or pa.types.is_floating(t) or pa.types.is_decimal(t),
+    is_string,
+    lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t) or pa.types.is_binary_view(t),
+    pa.types.is_timestamp,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_duration,
+)
+
+
+def castable(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a cast changes only how values are held: Arrow would also parse and print numbers."""
+    if found == wanted or pa.types.is_null(found):
+        return True
+    if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
+        return (found.tz is None) == (wanted.tz is None)
+    if pa.types.is_dictionary(found) or pa.types.is_dictionary(wanted):
+        plain_found = found.value_type if pa.types.is_dictionary(found) else found
+        plain_wanted = wanted.value_type if pa.types.is_dictionary(wanted) else wanted
+        return castable(plain_found, plain_wanted)
+    if is_list(found) and is_list(wanted):
+        return castable(found.value_type, wanted.value_type)
+    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
+        types = {field.name: field.type for field in wanted}
+        return all(field.name in types and castable(field.type, types[field.name]) for field in found)
+    return any(family(found) and family(wanted) for family in _FAMILIES)

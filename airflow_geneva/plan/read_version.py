@@ -1,0 +1,65 @@
+"""The version of a table that a plan was asked to read: open it, and tell which rows existed at it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.errors import InvalidInput, is_engine_error
+from airflow_geneva.plan.manifest import FragmentFiles, open_fragment
+
+if TYPE_CHECKING:
+    import lance
+
+
+def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:
+    """Check a version out.
+
+    Raises:
+        InvalidInput: the version never existed or was cleaned up.
+    """
+    try:
+        return dataset.checkout_version(version)
+    except BaseException as error:
+        if not is_engine_error(error):
+            raise
+        raise InvalidInput(
+            f"Version {version} of the table does not exist; it has versions up to {dataset.latest_version}, and "
+            "cleaned-up ones are gone. Choose another version, or leave it out to read the newest."
+        ) from error
+
+
+class RowsThen:
+    """Rows that existed at the version asked for.
+
+    Args:
+        dataset: the table as it is planned on.
+        version: the version asked for; None for that of ``dataset``.
+    """
+
+    def __init__(self, dataset: lance.LanceDataset, version: int | None) -> None:
+        self.dataset = dataset
+        self.version = dataset.version if version is None else version
+
+    def among(self, files: FragmentFiles, rows: Ranges) -> Ranges:
+        """Those among some rows of a fragment."""
+        if self.version >= self.dataset.version:
+            return rows
+        if self._physical_rows.get(files.id) == files.physical_rows:
+            return rows
+        if not self.dataset.has_stable_row_ids:
+            return Ranges.empty()
+        scanner = open_fragment(self.dataset, files.id).scanner(
+            columns=[], filter=f"_row_created_at_version <= {self.version}", with_row_address=True
+        )
+        addresses = scanner.to_table().column("_rowaddr").to_numpy().astype(np.int64)
+        return rows & Ranges.from_offsets(addresses & 0xFFFFFFFF)
+
+    @cached_property
+    def _physical_rows(self) -> dict[int, int]:
+        """Of each fragment at that version."""
+        then = open_version(self.dataset, self.version)
+        return {fragment.fragment_id: fragment.metadata.physical_rows for fragment in then.get_fragments()}

@@ -1,0 +1,58 @@
+"""Rows that hold values of other code: no run computes them anew unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from airflow_geneva.errors import CodeChanged
+from airflow_geneva.plan.former import version_label
+from airflow_geneva.plan.reflected import Reflected
+from airflow_geneva.plan.values import Work
+
+
+def check_stake(work: Work, stake: Mapping[str, int], on_code_change: str) -> None:
+    """Stop a backfill for which nobody said what becomes of such rows.
+
+    Args:
+        stake: rows of the column that hold values of other versions, by version.
+
+    Raises:
+        CodeChanged: there are some, and ``on_code_change`` is ``error``.
+    """
+    at_stake = {maker: rows for maker, rows in stake.items() if maker not in work.continue_from}
+    if at_stake and on_code_change == "error":
+        rows = sum(at_stake.values())
+        versions = ", ".join(f"{n:,} rows of version {version_label(v)}" for v, n in sorted(at_stake.items()))
+        raise CodeChanged(
+            f"The code of UDF {work.udf_name!r} changed behind column {work.column!r} of "
+            f"table {work.table_name!r}: it is version {work.udf_version} now, and the column holds "
+            f"{versions}. "
+            f'Recompute these {rows:,} rows with on_code_change="recompute", or leave them and compute only '
+            'new rows with on_code_change="new_rows".'
+        )
+
+
+def view_stake(
+    reflected: Reflected, code: tuple[tuple[str, str], ...], on_code_change: str, view: str
+) -> tuple[tuple[str, int], ...]:
+    """Rows of a view that hold values of other code, by the version they hold.
+
+    Args:
+        code: by column, the version of the UDF as it is now.
+
+    Raises:
+        CodeChanged: there are some, and ``on_code_change`` is ``error``.
+    """
+    then = dict(reflected.snapshot.code if reflected.snapshot else ())
+    changed = [(name, then[name], version) for name, version in code if then.get(name, version) != version]
+    if not changed:
+        return ()
+    rows = len(reflected.shown)
+    if on_code_change == "error":
+        told = ", ".join(f"column {name!r} from version {old} to {new}" for name, old, new in changed)
+        raise CodeChanged(
+            f"The code of UDFs changed behind view {view!r}: {told}. {rows:,} rows of the view hold values of the old "
+            'code. Recompute them with on_code_change="recompute", or leave them and compute only new and changed rows '
+            'with on_code_change="new_rows".'
+        )
+    return tuple((old, rows) for _, old, _ in changed)

@@ -1,0 +1,147 @@
+"""What every unit of a refresh works with: what the store has of a source fragment, and how its rows are staged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.checkpoint.fragment import Runs, StagedFragment, join_runs, runs_of
+from airflow_geneva.checkpoint.held import Held, HeldPiece, KeyIndex, read_values
+from airflow_geneva.checkpoint.provenance import Failures
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
+from airflow_geneva.checkpoint.trust import Trust
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.location import TableLocation
+from airflow_geneva.plan.fragment_work import FragmentWork
+from airflow_geneva.plan.manifest import row_ids
+from airflow_geneva.plan.staging import view_file_gives_rows, view_file_is_whole
+from airflow_geneva.plan.values import Work
+from airflow_geneva.storage import Storage
+from airflow_geneva.write.view_rows import ViewRowsWriter, read_view_rows
+
+if TYPE_CHECKING:
+    import lance
+
+_WINDOW_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class ViewBench:
+    """What every unit of a refresh works with.
+
+    Args:
+        source: the source at the planned version.
+        view: the view.
+        store: the view's checkpoints.
+        work: the job.
+        job: the job's folder.
+    """
+
+    source: lance.LanceDataset
+    view: lance.LanceDataset
+    store: CheckpointStore
+    work: Work
+    job: Storage
+
+    @staticmethod
+    def at(location: TableLocation, work: Work) -> ViewBench:
+        source = TableLocation(work.source, work.source, location.options).open(work.version)
+        job = JobFolder.of(location.checkpoints, work.job_id).storage
+        return ViewBench(source, location.open(), LanceCheckpointStore(location.checkpoints), work, job)
+
+    @cached_property
+    def trust(self) -> Trust:
+        return self.work.trust()
+
+    def index(self, fragment: FragmentWork) -> KeyIndex:
+        return KeyIndex(self.store, self.trust, [fragment.place])
+
+    def staged(self, fragment: FragmentWork, index: KeyIndex) -> StagedFragment | None:
+        """The fragment's staged rows, if they may be swapped in as they are."""
+        staged = index.staged_at(fragment.place)
+        if staged is None or staged.computed != fragment.due:
+            return None
+        if not self.trust.settled_rows(staged, self.work.tried(fragment)).contains(fragment.due):
+            return None
+        return staged if view_file_is_whole(self.view, staged) else None
+
+    def held(self, fragment: FragmentWork, index: KeyIndex, wanted: Ranges) -> Held:
+        """Computed rows of the fragment that the store has."""
+        return index.held(
+            fragment.place,
+            (),
+            wanted,
+            lambda: row_ids(self.source, fragment.id),
+            lambda staged: view_file_gives_rows(self.view, self.work, staged),
+            self.work.tried(fragment),
+        )
+
+    def stage(self, fragment: FragmentWork, held: Held) -> StagedFragment:
+        """Put the rows together from checkpoints.
+
+        Raises:
+            KeyError: a checkpoint is gone since it was found.
+        """
+        writer = ViewRowsWriter(self.view, self.work.explode)
+        due = fragment.due.offsets()
+        runs: list[Runs] = []
+        for start in range(0, len(due), _WINDOW_ROWS):
+            offsets = due[start : start + _WINDOW_ROWS]
+            values, ids = self._window(held.pieces, offsets)
+            writer.put(values, ids)
+            runs.append(runs_of(offsets, ids))
+        return self.record(fragment, writer, join_runs(runs), held.by_job, held.failed)
+
+    def _window(self, pieces: tuple[HeldPiece, ...], offsets: np.ndarray) -> tuple[pa.StructArray, np.ndarray]:
+        parts, places, ids = [], [], []
+        for piece in pieces:
+            low, high = np.searchsorted(piece.offsets, [offsets[0], offsets[-1] + 1])
+            if low < high:
+                part = replace(
+                    piece, offsets=piece.offsets[low:high], positions=piece.positions[low:high],
+                    row_ids=piece.row_ids[low:high],
+                )  # fmt: skip
+                parts.append(
+                    read_view_rows(self.view, part.source, part.positions)
+                    if piece.staged
+                    else read_values(self.store, part)
+                )
+                places.append(part.offsets)
+                ids.append(part.row_ids)
+        order = np.argsort(np.concatenate(places), kind="stable")
+        values = pa.concat_arrays(parts)
+        return values.take(pa.array(order)), np.concatenate(ids)[order]
+
+    def record(
+        self,
+        fragment: FragmentWork,
+        writer: ViewRowsWriter,
+        runs: Runs,
+        by_job: Mapping[str, int],
+        failed: Ranges,
+    ) -> StagedFragment:
+        """Finish the data file, and write the fragment checkpoint that names it."""
+        files = fragment.files
+        staged = StagedFragment(
+            file=writer.finish(),
+            src_data_files=tuple(files.source_paths()),
+            output_field_ids=tuple(field.id() for field in self.view.lance_schema.fields()),
+            output_files=(),
+            deletion=files.deletion,
+            live=fragment.due,
+            physical_rows=writer.rows,
+            runs=runs,
+            looked_at=fragment.due,
+            by_job=tuple(sorted(by_job.items())),
+            failures=Failures.next(self.work.job_id, failed, self.work.tried(fragment)),
+            agreement=self.work.agreement,
+            dense=True,
+        )
+        self.store[str(self.work.key(fragment))] = staged.to_batch()
+        return staged
