@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -17,13 +17,15 @@ logger = logging.getLogger("airflow_geneva.lineage")
 
 PRODUCER = "airflow_geneva"
 _NEWEST_EVENTS = 100
+_CLOCKS_DIFFER = timedelta(hours=1)
 
 
 def lance_asset(table: str, lance_conn_id: str = "lance_default") -> Asset:
     """The asset that stands for a table or view; a finished backfill or refresh that changed it sends one event to it.
 
-    The event's extra holds `table`, `column` (None for a view), `from_version`, `to_version`, `job_id`, `state` and row
-    counts; that of a view also `source` and `source_version`.
+    The event's extra holds `table`, `column` (None for a view), `from_version`, `to_version`, `commit`, which tells
+    `to_version` from that version of a table that was made again, `job_id`, `state` and row counts; that of a view also
+    `source` and `source_version`.
 
     Args:
         table: the table's or view's name in the database.
@@ -87,7 +89,7 @@ def watched_lance_asset(
         "poll_interval": seconds(poll_interval),
     }
     ways = {
-        name: f"{value:g}" if isinstance(value, float) else value for name, value in sorted(wanted.items()) if value
+        name: f"{value:.15g}" if isinstance(value, float) else value for name, value in sorted(wanted.items()) if value
     }
     name = f"{lance_asset(table, lance_conn_id).name}?{urlencode(ways, safe=':')}"
     trigger = NewFragmentsTrigger(table, lance_conn_id, asset=name, **wanted)
@@ -114,36 +116,46 @@ def new_fragments(event: Any) -> dict[str, Any] | None:
     return dict(said) if isinstance(said, Mapping) and {"table", "version", "fragment_ids"} <= said.keys() else None
 
 
-def announced_version(asset: Asset, column: str | None) -> int | None:
+def announced_version(
+    asset: Asset, column: str | None, is_ours: Callable[[int, str | None], bool], since: datetime | None
+) -> int | None:
     """The table version up to which a column's changes were announced; None when there was no event yet.
 
     Asks Airflow, so it works inside of a running task only.
 
     Args:
         column: None for a view.
+        is_ours: whether an event's `to_version` and `commit` are of the very table that is asked about.
+        since: older events are looked at only if they are among the newest hundred, as there may be any number.
     """
     newest = _events(asset, _NEWEST_EVENTS)
-    found = _to_version(newest, column)
+    found = _to_version(newest, column, is_ours)
     if found is None and len(newest) == _NEWEST_EVENTS:
-        found = _to_version(_events(asset, None), column)
+        found = _to_version(_events(asset, None, since), column, is_ours)
     return found
 
 
-def _events(asset: Asset, most: int | None) -> list[Any]:
+def _events(asset: Asset, most: int | None, since: datetime | None = None) -> list[Any]:
     """Events of an asset, newest first."""
     events = InletEventsAccessors([asset])[asset]
     if isinstance(events, list):  # before Airflow 3.2, which can be asked for the newest
         return events[::-1][:most]
     newest_first = events.ascending(False)
+    if since is not None:
+        newest_first = newest_first.after((since - _CLOCKS_DIFFER).isoformat())
     return list(newest_first if most is None else newest_first.limit(most))
 
 
-def _to_version(events: list[Any], column: str | None) -> int | None:
+def _to_version(events: list[Any], column: str | None, is_ours: Callable[[int, str | None], bool]) -> int | None:
+    asked: set[tuple[int, str | None]] = set()
     for event in events:
         extra = event.extra or {}
-        version = extra.get("to_version")
-        if extra.get("producer") == PRODUCER and extra.get("column") == column and isinstance(version, int):
+        version, commit = extra.get("to_version"), extra.get("commit")
+        if extra.get("producer") != PRODUCER or extra.get("column") != column or not isinstance(version, int):
+            continue
+        if (version, commit) not in asked and is_ours(version, commit):
             return version
+        asked.add((version, commit))
     return None
 
 

@@ -100,13 +100,19 @@ class LanceHook(BaseHook):
 
     def test_connection(self) -> tuple[bool, str]:
         """List the tables, for the button of the connection form."""
+        secrets: list[str] = []
         try:
+            secrets = secrets_of(self.storage_options)
             database = self.get_database()
             if is_local(database.uri) and not os.path.isdir(database.uri):
                 return False, f"There is no folder {database.uri} on this machine."
             names = database.table_names()
         except (GenevaError, OSError) as error:
-            return False, str(error)
+            # A store repeats the token that it refuses, and Airflow shows this as it is.
+            told = str(error)
+            for secret in secrets:
+                told = told.replace(secret, "***") if len(secret) > 4 else told
+            return False, told
         shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
         return True, f"{len(names)} tables in {database.uri}" + (f": {shown}" if names else "")
 

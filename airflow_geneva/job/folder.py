@@ -25,6 +25,14 @@ def new_job_id() -> str:
     return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:10]}"
 
 
+def began(job_id: str) -> datetime | None:
+    """When a job of that name began; None when it does not say."""
+    try:
+        return datetime.strptime(job_id[:21], "%Y%m%dT%H%M%S%f").replace(tzinfo=timezone.utc)
+    except ValueError:
+        return None
+
+
 def is_job_id(text: str) -> bool:
     """Tell whether a text can name a job: one that stays inside its folder."""
     return bool(_ID.fullmatch(text)) and ".." not in text

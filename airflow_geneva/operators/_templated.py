@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException
 
 _NOTHING = ("", "None")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
+_TEMPLATE = re.compile(r"\{\{|\{%")
+
+
+def is_template(value: Any) -> bool:
+    """Whether a value is known only when its task runs: a Jinja template, or what another task or a param gives."""
+    return value is not None and (not isinstance(value, str) or bool(_TEMPLATE.search(value)))
 
 
 def optional_text(value: Any) -> str | None:
@@ -69,3 +77,19 @@ def truth(name: str, value: Any) -> bool:
     if text not in _TRUE + _FALSE:
         raise AirflowFailException(f"{name}={value!r} is neither true nor false. Give one of them.")
     return text in _TRUE
+
+
+def document(name: str, value: Any) -> Any:
+    """A list or an object, which may be given as JSON text; None for an empty one.
+
+    Raises:
+        AirflowFailException: it is a text that is not JSON.
+    """
+    text = optional_text(value) if isinstance(value, str) else None
+    try:
+        return json.loads(text) if text else None if isinstance(value, str) else value
+    except ValueError:
+        raise AirflowFailException(
+            f"{name}={value!r:.200} is a text, and not the JSON of a list or an object. A template that gives one ends "
+            "in '| tojson'."
+        ) from None

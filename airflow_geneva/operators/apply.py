@@ -23,7 +23,7 @@ from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import OpenPlan, check_shard, open_database, stop_here
 from airflow_geneva.operators._retries import with_retry_policy
-from airflow_geneva.operators._templated import optional_int
+from airflow_geneva.operators._templated import optional_int, required_text
 from airflow_geneva.plan.fragment_work import Shard
 from airflow_geneva.plan.values import Work
 from airflow_geneva.run.planned import apply_here, codes_of, has_planned_code, is_ready, open_kit
@@ -69,6 +69,7 @@ class ApplyOperator(SparkSubmitOperator):
         "shard",
         "lance_conn_id",
         "database",
+        "spark_conn_id",
         "inline_below_rows",
     )
     operator_extra_links = (JobLink(),)
@@ -89,6 +90,7 @@ class ApplyOperator(SparkSubmitOperator):
         self.shard = shard
         self.lance_conn_id = lance_conn_id
         self.database = database
+        self.spark_conn_id = spark_conn_id
         self.inline_below_rows = inline_below_rows
         self._scratch: Scratch | None = None
         self._driver: tuple[str, Mapping[str, str]] | None = None
@@ -158,6 +160,7 @@ class ApplyOperator(SparkSubmitOperator):
         ]  # fmt: skip
         self.py_files = ",".join([*([self.py_files] if self.py_files else []), *_code(plan, scratch)])
         given = self.render_template(self.env_vars, context) or {}
+        self._conn_id = required_text("spark_conn_id", self.spark_conn_id)
         connection = self._check_connection()
         master = SparkMaster.parse(connection["master"], self._conn_id).limited(work.sizing.concurrency)
         options = dict(plan.location.options)

@@ -9,9 +9,11 @@ from typing import Any
 from airflow.sdk import Context
 
 from airflow_geneva.column_definition import ColumnSpec
+from airflow_geneva.commit.conflicts import conflict_retries, is_conflict, max_retries
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator
-from airflow_geneva.operators._templated import required_text
+from airflow_geneva.operators._templated import document, required_text
 from airflow_geneva.operators.plan import check_import_path
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, load_udf
@@ -25,7 +27,8 @@ class AddColumnsOperator(LanceOperator):
 
     Args:
         table: the table's name.
-        columns: by name, the import path `"module:name"` of its UDF, or that and the columns to feed its parameters.
+        columns: by name, the import path `"module:name"` of its UDF, or that and the columns to feed its parameters; or
+            the JSON of it, which is what a template gives.
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
 
@@ -38,26 +41,47 @@ class AddColumnsOperator(LanceOperator):
 
     template_fields: Sequence[str] = (*LanceOperator.template_fields, "table", "columns")
 
-    def __init__(self, *, table: str, columns: Mapping[str, Any], **kwargs: Any) -> None:
+    def __init__(self, *, table: str, columns: Mapping[str, Any] | str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.table = table
         self.columns = columns
 
     def execute(self, context: Context) -> dict[str, Any]:
         table = self.open_database().open_table(required_text("table", self.table))
-        specs = {name: _spec(name, given) for name, given in self.columns.items()}
-        present = table.schema.names
-        added = {name: spec for name, spec in specs.items() if name not in present}
-        altered = {name: spec for name, spec in specs.items() if name in present and _differs(table, name, spec)}
-        if altered:
-            table.alter_columns(altered)
-        if added:
-            table.add_columns(added)
+        columns = document("columns", self.columns)
+        if not isinstance(columns, Mapping):
+            raise InvalidInput(f'columns is {columns!r:.200}. Give UDFs by column, such as {{"n": "module:name"}}.')
+        specs = {name: _spec(name, given) for name, given in columns.items()}
+        added: list[str] = []
+        altered: list[str] = []
+        with conflict_retries(Configuration.read().version_conflict_max_retries):
+            for left in reversed(range(max_retries() + 1)):
+                present = table.schema.names
+                try:
+                    _define(table, specs, present, added, altered)
+                    break
+                except (OSError, InvalidInput) as error:
+                    # Others wrote to the table meanwhile, or another run defines the very same.
+                    conflict = is_conflict(error) if isinstance(error, OSError) else table.schema.names != present
+                    if not conflict or not left:
+                        raise
         unchanged = [name for name in specs if name not in added and name not in altered]
-        self.log.info(
-            "Table %s: added %s, altered %s, left alone %s.", table.name, list(added), list(altered), unchanged
-        )
-        return {"added": list(added), "altered": list(altered), "unchanged": unchanged, "version": table.version}
+        self.log.info("Table %s: added %s, altered %s, left alone %s.", table.name, added, altered, unchanged)
+        return {"added": added, "altered": altered, "unchanged": unchanged, "version": table.version}
+
+
+def _define(
+    table: Table, specs: Mapping[str, ColumnSpec], present: Sequence[str], added: list[str], altered: list[str]
+) -> None:  # fmt: skip
+    """Do what is left to do, and note what was done."""
+    differing = {name: spec for name, spec in specs.items() if name in present and _differs(table, name, spec)}
+    if differing:
+        table.alter_columns(differing)
+        altered += differing
+    lacking = {name: spec for name, spec in specs.items() if name not in present}
+    if lacking:
+        table.add_columns(lacking)
+        added += lacking
 
 
 def _spec(column: str, given: Any) -> ColumnSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -14,22 +13,24 @@ from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
 from airflow_geneva.commit.conflicts import conflict_retries
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.announcement import Mark, find_commits, read_marks, remove_mark
-from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.folder import JobFolder, began
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan
 from airflow_geneva.operators._openlineage import lineage_of
+from airflow_geneva.operators._templated import is_template, required_text
 from airflow_geneva.operators.plan import SUMMARY
 from airflow_geneva.run.planned import finish_planned
+from airflow_geneva.storage import Storage
+from airflow_geneva.version_stamp import Stamp, stamp_of
 from airflow_geneva.view_definition import ViewDefinition
 
 _KEPT_OF_COLUMN = "What the others committed is recorded, and announced by the next run that finishes."
 _KEPT_OF_VIEW = "The view is as it was, and what was computed is kept."
 _LEFT_OF_COLUMN = "%s rows were left because others changed them meanwhile; the next run computes them. %s"
 _LEFT_OF_VIEW = "The view was left as it is, with %s rows due; the next run uses what this one computed. %s"
-_TEMPLATE = re.compile(r"\{\{|\{%")
 
 
 class FinishOperator(LanceOperator):
@@ -59,7 +60,7 @@ class FinishOperator(LanceOperator):
         self.table = table
         self._finished: tuple[OpenPlan, BackfillResult] | None = None
         # Which asset a template leads to is only known when it is rendered; an alias may stand for any.
-        templated = bool(_TEMPLATE.search(table) or _TEMPLATE.search(self.lance_conn_id))
+        templated = is_template(table) or is_template(self.lance_conn_id)
         self._alias = AssetAlias(f"{self.dag_id}/{self.task_id}") if templated else None
         self.outlets = [*self.outlets, self._alias or lance_asset(table, self.lance_conn_id)]
 
@@ -121,17 +122,22 @@ class FinishOperator(LanceOperator):
         """Send one event for all commits that no event has told of yet, this job's and earlier ones'."""
         work = plan.saved.work
         column = None if plan.is_refresh else work.column
-        asset = lance_asset(self.table, self.lance_conn_id)
+        asset = lance_asset(required_text("table", self.table), required_text("lance_conn_id", self.lance_conn_id))
         checkpoints = plan.location.checkpoints
         dataset = plan.location.open()
-        announced = announced_version(asset, column)
-        if announced is not None and announced > dataset.version:
-            # The table was made anew since, and counts its versions from one again.
-            announced = None
         marks = read_marks(checkpoints, work.field_id)
         jobs = {mark.job_id: mark for mark in marks}
         if not plan.is_refresh:
             jobs.setdefault(work.job_id, Mark(work.job_id, work.version))
+
+        def is_ours(version: int, commit: str | None) -> bool:
+            # Tables that were made again, or lie in other databases of the connection, have events of the same asset.
+            if version > dataset.version:
+                return False
+            stamp = _stamp(plan, version)
+            return commit is None or stamp is None or stamp.commit == commit
+
+        announced = announced_version(asset, column, is_ours, began(min(jobs, default=work.job_id)))
         oldest = min((mark.since for mark in jobs.values()), default=int(dataset.version))
         commits = find_commits(dataset, max(oldest, announced or 0), jobs)
         for mark in marks:
@@ -148,6 +154,7 @@ class FinishOperator(LanceOperator):
             "column": column,
             "from_version": first if announced is None else announced,
             "to_version": max(commits),
+            "commit": None if (stamp := _stamp(plan, max(commits))) is None else stamp.commit,
             "job_id": work.job_id,
             "state": result.state,
             "rows_computed": result.rows_computed,
@@ -162,6 +169,11 @@ class FinishOperator(LanceOperator):
         else:
             context["outlet_events"][self._alias].add(Asset(name=asset.name, uri=asset.uri), extra=event)
         return event
+
+
+def _stamp(plan: OpenPlan, version: int) -> Stamp | None:
+    location = plan.location
+    return stamp_of(Storage(location.database_uri, location.options), location.name, version)
 
 
 def _read(plan: OpenPlan, index: int) -> ShardResult | None:

@@ -160,7 +160,7 @@ class PlanBackfillOperator(LanceOperator):
         job = JobFolder.of(table.location.checkpoints, work.job_id)
         self.log.info("%s", plan)
         summary = summarize(plan, saved, job.storage.path(plan_name(saved.fingerprint)))
-        summary["lance_conn_id"] = self.lance_conn_id
+        summary["lance_conn_id"] = required_text("lance_conn_id", self.lance_conn_id)
         ti.xcom_push(SUMMARY, {**summary, "seconds": round(time.monotonic() - began, 3)})
         return shard_summaries(plan, saved, job.storage)
 
@@ -203,8 +203,8 @@ def check_import_path(udf: Any) -> str | None:
     Raises:
         InvalidInput: it is the function itself, which another process could not find again.
     """
-    if udf is None or isinstance(udf, str):
-        return udf
+    if udf is None or isinstance(udf, str) or hasattr(udf, "resolve"):  # what another task or a param gives
+        return udf  # type: ignore[no-any-return]
     path = getattr(udf, "import_path", None)
     hint = f"udf={path!r}" if path else 'udf="my_project.udfs:embed"'
     raise InvalidInput(f"udf={udf!r:.80} is not a text. Tasks run in other processes: name it by import path, {hint}.")

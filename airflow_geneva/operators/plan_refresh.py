@@ -132,7 +132,7 @@ class PlanRefreshOperator(LanceOperator):
             "column": None,
             "view": view.name,
             "source": definition.source_table,
-            "lance_conn_id": self.lance_conn_id,
+            "lance_conn_id": required_text("lance_conn_id", self.lance_conn_id),
             "seconds": round(time.monotonic() - began, 3),
         }
         context["ti"].xcom_push(SUMMARY, summary)

@@ -10,7 +10,7 @@ from airflow.sdk import Context
 from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import LanceOperator, open_database
-from airflow_geneva.operators._templated import optional_int, optional_text, required_text, truth
+from airflow_geneva.operators._templated import document, optional_int, optional_text, required_text, truth
 from airflow_geneva.operators.plan import check_import_path
 from airflow_geneva.query import ROWS_PER_FRAGMENT, Query
 from airflow_geneva.udf import load_udf
@@ -32,8 +32,9 @@ class CreateMaterializedViewOperator(LanceOperator):
         table: name of the table or view that it is made from.
         where: SQL filter, or None.
         select: names of columns; or columns by name: a column's name or an SQL expression as text, or
-            `{"udf": "module:name", "inputs": [...]}`, of which the inputs may be left out. None: all columns.
-        add_columns: more columns, in the form that `select` takes by name.
+            `{"udf": "module:name", "inputs": [...]}`, of which the inputs may be left out. None: all columns. Or the
+            JSON of it, which is what a template gives.
+        add_columns: more columns, in the form that `select` takes by name, or the JSON of it.
         explode: a column of lists whose elements become rows of their own; None: none.
         shuffle_seed: shuffle the rows by this seed; None: no shuffle.
         limit: most rows, or None.
@@ -68,8 +69,8 @@ class CreateMaterializedViewOperator(LanceOperator):
         view: str,
         table: str,
         where: str | None = None,
-        select: Sequence[str] | Mapping[str, Any] | None = None,
-        add_columns: Mapping[str, Any] | None = None,
+        select: Sequence[str] | Mapping[str, Any] | str | None = None,
+        add_columns: Mapping[str, Any] | str | None = None,
         explode: str | None = None,
         shuffle_seed: int | str | None = None,
         limit: int | str | None = None,
@@ -113,7 +114,13 @@ class CreateMaterializedViewOperator(LanceOperator):
             database.drop_table(name)
         rows = optional_int("max_rows_per_fragment", self.max_rows_per_fragment)
         rows = ROWS_PER_FRAGMENT if rows is None else rows
-        view = query.create_materialized_view(database, name, max_rows_per_fragment=rows)
+        try:
+            view = query.create_materialized_view(database, name, max_rows_per_fragment=rows)
+        except (InvalidInput, OSError):
+            if not database.location(name).exists() or self._compare(database, name, query):
+                raise
+            self.log.info("View %s was made by somebody else meanwhile, of this definition.", name)
+            return {"view": name, "created": False, "differences": differences}
         self.log.info("View %s was made, with %s rows to be computed.", name, view.lance.count_rows())
         return {"view": name, "created": True, "differences": differences}
 
@@ -129,11 +136,12 @@ class CreateMaterializedViewOperator(LanceOperator):
         query = query if seed is None else query.shuffle(seed)
         query = query if limit is None else query.limit(limit)
         query = query if offset is None else query.offset(offset)
-        if isinstance(self.select, Mapping):
-            query = query.select(_specs(self.select))
-        elif self.select is not None and self.select != "":
-            query = query.select(self.select)
-        return query.add_columns(_specs(self.add_columns)) if self.add_columns else query
+        select, more = document("select", self.select), document("add_columns", self.add_columns)
+        if select is not None:
+            query = query.select(_specs(select) if isinstance(select, Mapping) else select)
+        if more and not isinstance(more, Mapping):
+            raise InvalidInput(f"add_columns is {more!r:.200}. Give columns by name, as for select.")
+        return query.add_columns(_specs(more)) if more else query
 
     def _compare(self, database: Database, name: str, query: Query) -> list[str]:
         """In words, how the view that is there differs from what is asked for."""

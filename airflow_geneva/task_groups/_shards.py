@@ -7,9 +7,23 @@ from typing import Any
 
 from airflow.sdk import BaseOperator, task_group
 
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.operators._templated import is_template
 from airflow_geneva.operators.apply import ApplyOperator
 from airflow_geneva.operators.commit import CommitOperator
 from airflow_geneva.operators.finish import FinishOperator
+
+_DEFAULTS = {
+    "lance_conn_id": "lance_default",
+    "database": None,
+    "spark_conn_id": "spark_default",
+    "inline_below_rows": None,
+}
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """Those arguments of a group that were given; what `default_args` say of the others goes before their defaults."""
+    return {name: value for name, value in arguments.items() if is_template(value) or value != _DEFAULTS[name]}
 
 
 def add_shards(
@@ -21,7 +35,19 @@ def add_shards(
         place: connection and database.
         max_active_shards: how many shards are computed at once.
         apply: more arguments for `ApplyOperator`.
+
+    Raises:
+        InvalidInput: no shard could ever be computed.
     """
+    group = plan.task_group
+    if group is not None and next(group.iter_mapped_task_groups(), None) is not None:
+        raise InvalidInput(
+            f"The group of task {plan.task_id!r} is inside of a mapped task group. It maps its own shards, and Airflow "
+            "runs no mapped group inside of another. Make a group for each table in a loop of Python, or trigger a DAG "
+            "for each: TriggerDagRunOperator.partial(...).expand(conf=...)."
+        )
+    if isinstance(max_active_shards, int) and max_active_shards < 1:
+        raise InvalidInput(f"max_active_shards={max_active_shards} makes no sense. Give at least 1.")
 
     # One mapped group, and not two mapped tasks: with those, one failed apply keeps every commit from running.
     @task_group(group_id="shards")

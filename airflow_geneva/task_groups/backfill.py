@@ -10,7 +10,7 @@ from airflow.sdk import TaskGroup
 from airflow_geneva.operators.finish import FinishOperator
 from airflow_geneva.operators.plan import PlanBackfillOperator
 from airflow_geneva.plan.values import Sizing
-from airflow_geneva.task_groups._shards import add_shards
+from airflow_geneva.task_groups._shards import add_shards, given
 
 _DEFAULT = Sizing()
 
@@ -22,7 +22,7 @@ class BackfillTaskGroup(TaskGroup):
     With nothing to do the shards are skipped, `finish` is green, and what stands downstream of the group runs.
 
     Text parameters are templated. An empty text means None, so `where="{{ params.where or '' }}"` is no filter unless
-    one is given; numbers may be texts.
+    one is given; numbers may be texts. Connections, `database` and `inline_below_rows` may come from `default_args`.
 
     Args:
         group_id: id of the group.
@@ -95,7 +95,7 @@ class BackfillTaskGroup(TaskGroup):
         **kwargs: Any,
     ) -> None:
         super().__init__(group_id=group_id, **kwargs)
-        place: dict[str, Any] = {"lance_conn_id": lance_conn_id, "database": database}
+        place = given(lance_conn_id=lance_conn_id, database=database)
         with self:
             plan = PlanBackfillOperator(
                 task_id="plan",
@@ -129,7 +129,6 @@ class BackfillTaskGroup(TaskGroup):
                 finish,
                 place,
                 max_active_shards,
-                spark_conn_id=spark_conn_id,
-                inline_below_rows=inline_below_rows,
+                **given(spark_conn_id=spark_conn_id, inline_below_rows=inline_below_rows),
                 **(spark_submit or {}),
             )

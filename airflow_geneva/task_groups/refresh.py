@@ -8,10 +8,11 @@ from typing import Any
 from airflow.sdk import TaskGroup
 
 from airflow_geneva.assets import lance_asset
+from airflow_geneva.operators._templated import is_template
 from airflow_geneva.operators.finish import FinishOperator
 from airflow_geneva.operators.plan_refresh import PlanRefreshOperator
 from airflow_geneva.plan.values import Sizing
-from airflow_geneva.task_groups._shards import add_shards
+from airflow_geneva.task_groups._shards import add_shards, given
 
 _DEFAULT = Sizing()
 
@@ -23,13 +24,15 @@ class RefreshTaskGroup(TaskGroup):
     With nothing to compute the shards are skipped, and `finish` takes out what left the view. With nothing to do at all
     it writes no version and sends no event; what stands downstream of the group runs.
 
-    Text parameters are templated. An empty text means None, and numbers may be texts.
+    Text parameters are templated. An empty text means None, and numbers may be texts. Connections, `database` and
+    `inline_below_rows` may come from `default_args`.
 
     Args:
         group_id: id of the group.
         view: the view's name.
         src_version: the source version to refresh to, also an earlier one; by default the newest.
-        source: name of the table or view that it is made from, which is shown as the inlet of the view's asset.
+        source: name of the table or view that it is made from, which is shown as the inlet of the view's asset; unless
+            it, or the connection, is a template.
         max_rows_per_fragment: rows of each new fragment of the view.
         concurrency: Spark task slots per spark-submit; by default as `[geneva] concurrency` says, which is 8.
         intra_applier_concurrency: threads per slot.
@@ -86,7 +89,7 @@ class RefreshTaskGroup(TaskGroup):
         **kwargs: Any,
     ) -> None:
         super().__init__(group_id=group_id, **kwargs)
-        place: dict[str, Any] = {"lance_conn_id": lance_conn_id, "database": database}
+        place = given(lance_conn_id=lance_conn_id, database=database)
         with self:
             plan = PlanRefreshOperator(
                 task_id="plan",
@@ -107,14 +110,15 @@ class RefreshTaskGroup(TaskGroup):
                 ignore_checkpoints=ignore_checkpoints,
                 **place,
             )
-            inlets = [] if source is None else [lance_asset(source, lance_conn_id)]
+            # An asset has to be known while the DAG is read.
+            unknown = source is None or is_template(source) or is_template(plan.lance_conn_id)
+            inlets = [] if unknown else [lance_asset(str(source), plan.lance_conn_id)]
             finish = FinishOperator(task_id="finish", plan_task_id=plan.task_id, table=view, inlets=inlets, **place)
             add_shards(
                 plan,
                 finish,
                 place,
                 max_active_shards,
-                spark_conn_id=spark_conn_id,
-                inline_below_rows=inline_below_rows,
+                **given(spark_conn_id=spark_conn_id, inline_below_rows=inline_below_rows),
                 **(spark_submit or {}),
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from copy import copy
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow_geneva.errors import InvalidInput, without_secrets
 from airflow_geneva.patience import Threads
 from airflow_geneva.triggers._wanted import Wanted
+from airflow_geneva.uri import normalize_uri
 
 if TYPE_CHECKING:
     from airflow_geneva.hooks.lance import LanceHook
@@ -26,6 +28,7 @@ SEEN = "airflow_geneva.seen"
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 600.0
 _PATIENCE_SECONDS = 600.0
 _BEFORE_WAKING_SECONDS = 10.0
+_CONNECTION_SECONDS = 600.0
 _THREADS = Threads("geneva-look")
 
 
@@ -57,7 +60,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
         once: end after one event, for a task that waits.
 
     Raises:
-        InvalidInput: what is waited for makes no sense.
+        InvalidInput: what is waited for makes no sense, or the database's URI holds credentials.
 
     Example:
         ```python
@@ -83,6 +86,8 @@ class NewFragmentsTrigger(BaseEventTrigger):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lance_conn_id = lance_conn_id
+        if database and "://" in database:
+            normalize_uri(database)  # refuses credentials, which Airflow would keep in its database
         self.database = database
         self.wanted = Wanted(table, since, changed_rows, min_new_rows, min_new_fragments, quiet_period, max_wait)
         if not poll_interval > 0:
@@ -117,7 +122,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
         stored = await self._recall()
         watch = Watch(self.wanted, stored)
         hook: LanceHook | None = None
-        told, failures = "", 0
+        told, failures, stale_at = "", 0, 0.0
         while True:
             found, pause = None, self.poll_interval
             try:
@@ -125,8 +130,10 @@ class NewFragmentsTrigger(BaseEventTrigger):
                 if watch.settled != stored:
                     await self._remember(watch.settled)
                     stored = watch.settled
-                # The connection is read once, and again after a failure: its credentials may be others by now.
-                hook = hook or await LanceHook(self.lance_conn_id).aread()
+                # Read again once in a while, and after a failure: it may name another place by now.
+                if hook is None or time.monotonic() > stale_at:
+                    hook = await LanceHook(self.lance_conn_id).aread()
+                    stale_at = time.monotonic() + _CONNECTION_SECONDS
                 # In threads of its own: Airflow's are for all triggers, and a store may never answer.
                 step, store = partial(self._step, hook, watch), (self.lance_conn_id, self.database)
                 found, watch = await _THREADS.run(store, step, _PATIENCE_SECONDS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +136,36 @@ def test_the_button_of_the_form_says_what_is_wrong(define: Any, connection: Any,
     works, message = define(connection).test_connection()
     assert not works
     assert told in message
+
+
+def test_the_button_of_the_form_shows_no_token_that_a_store_repeats(define: Any) -> None:
+    """As S3 does when it says that a token has expired."""
+    token = "FwoGZXIvYXdzEJr+the/token=="
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = f"<Error><Code>ExpiredToken</Code><Token-0>{self.headers['x-amz-security-token']}</Token-0></Error>"
+            self.send_response(400)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuse) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = {
+            "aws_access_key_id": "AKIAIOSFODNN7EXAMPLE",
+            "aws_secret_access_key": "a-secret-access-key",
+            "aws_session_token": token,
+            "aws_endpoint": f"http://127.0.0.1:{server.server_port}",
+            "aws_region": "us-east-1",
+            "allow_http": "true",
+        }
+        connection = {"host": "s3://bucket/db", "extra": {"storage_options": options}}
+        works, message = define(connection).test_connection()
+        server.shutdown()
+    assert not works
+    assert "ExpiredToken" in message
+    assert token not in message

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from airflow.models.dag import DagModel
 from airflow.models.trigger import Trigger
@@ -22,6 +23,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
+from airflow_geneva import connect
 from airflow_geneva.assets import lance_asset, new_fragments, watched_lance_asset
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.task_groups import RefreshTaskGroup
@@ -33,9 +35,9 @@ from tests.airflow.test_new_fragments_sensor import make_view
 
 pytestmark = pytest.mark.airflow
 
-POLL = 0.05
+POLL = 0.02
 PATIENCE = 60
-QUIET = 0.6
+QUIET = 0.3
 """Long enough for a dozen polls."""
 
 
@@ -140,6 +142,8 @@ def test_a_watched_asset_says_in_its_name_how_it_is_watched() -> None:
     assert first.name == "lance_default/docs?poll_interval=60"
     assert second.name == "lance_default/docs?poll_interval=5&since=view:v"
     assert first.uri == "lance://lance_default/docs?poll_interval=60"
+    long = watched_lance_asset("docs", quiet_period=timedelta(days=14, seconds=1))
+    assert long.name == "lance_default/docs?poll_interval=60&quiet_period=1209601"
     assert len({asset.uri for asset in (first, second, lance_asset("docs"))}) == 3
     triggers = [revived(asset.watchers[0].trigger) for asset in (first, second)]
     assert [found.asset for found in triggers] == [first.name, second.name]
@@ -420,7 +424,7 @@ def test_a_task_is_not_woken_before_the_scheduler_knows_that_it_waits(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.append("a")
-    monkeypatch.setattr(module, "_BEFORE_WAKING_SECONDS", 2 * QUIET)
+    monkeypatch.setattr(module, "_BEFORE_WAKING_SECONDS", 4 * QUIET)
 
     async def story() -> None:
         task = Listener(trigger(desk.table.name, once=True))
@@ -434,7 +438,6 @@ def test_a_task_is_not_woken_before_the_scheduler_knows_that_it_waits(
 
 
 def test_a_task_that_waits_in_vain_is_told_why(desk: Desk, refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BEFORE_WAKING_SECONDS", 0.0)
     connect_to(monkeypatch, refusing.replace("http://", "http://planted:planted@"))
     monkeypatch.delenv("AIRFLOW_CONN_NOWHERE", raising=False)
     hopeless = {
@@ -498,6 +501,24 @@ def test_a_connection_is_read_again_after_a_failure(
         right = json.dumps({"conn_type": "lance", "host": desk.database.uri})
         monkeypatch.setenv("AIRFLOW_CONN_LANCE_REMOTE", right)
         assert (await listener.event())["new_rows"] == 10
+        await listener.stop()
+
+    play(story)
+
+
+def test_a_connection_that_names_another_place_is_noticed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "_CONNECTION_SECONDS", 0.0)
+    desk.append("a")
+
+    async def story() -> None:
+        listener = Listener(trigger(desk.table.name))
+        assert (await listener.event())["new_rows"] == 10
+        moved = connect(tmp_path / "moved")
+        moved.create_table(desk.table.name, pa.table({"text": ["b"] * 7}))
+        monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps({"conn_type": "lance", "host": moved.uri}))
+        assert (await listener.event())["new_rows"] == 7
         await listener.stop()
 
     play(story)
