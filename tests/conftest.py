@@ -6,7 +6,6 @@ import atexit
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,16 +15,28 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.airflow_databases import connection_to, database_named, migrate
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="airflow-geneva-tests-"))
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
+DATABASE = database_named("airflow")
+
+# No JVM of a test lives long enough for its second compiler and its parallel collector to be worth their time.
+SPARK_CONF = SCRATCH / "spark-conf"
+SPARK_CONF.mkdir()
+(SPARK_CONF / "spark-defaults.conf").write_text(
+    "".join(
+        f"spark.{side}.defaultJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC\n" for side in ("driver", "executor")
+    )
+)
 
 # Airflow reads these while it is imported, so they are set before any test can import it. Nothing of the user's own
 # Airflow, Spark or Python path reaches a test.
 for name in list(os.environ):
-    if name.startswith(("AIRFLOW_", "SPARK_", "PYSPARK_")):
+    if name.startswith(("AIRFLOW_", "SPARK_", "PYSPARK_")) or name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):
         del os.environ[name]
 os.environ.update(
     {
@@ -35,13 +46,14 @@ os.environ.update(
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{SCRATCH / 'airflow' / 'airflow.db'}",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": connection_to(DATABASE),
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_CONF_DIR": str(SPARK_CONF),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     }
 )
@@ -71,11 +83,18 @@ def java_home() -> str:
 
 
 @pytest.fixture(scope="session")
-def airflow_db() -> Path:
+def new_airflow_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of Airflow's that nobody has used, to be copied."""
+    base = tmp_path_factory.getbasetemp()
+    return migrate(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
+
+
+@pytest.fixture(scope="session")
+def airflow_db(new_airflow_db: Path) -> Path:
     """The Airflow home of this test run, its database made."""
     home = Path(os.environ["AIRFLOW_HOME"])
     (home / "dags").mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True, capture_output=True)
+    shutil.copyfile(new_airflow_db, DATABASE)
     return home
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import airflow_geneva
 from airflow_geneva import Database
 from tests.airflow.behaving_files import DAGS, UDFS, where_by_date
-from tests.airflow.stack import RUN_SECONDS, Stack, start_stack, wait_for
+from tests.airflow.stack import RUN_SECONDS, START_SECONDS, Stack, start_stack, wait_for
 
 ROWS, FRAGMENT = 40, 20
 GATE = 19  # the row at which the function waits, while the gate of its table is shut
@@ -32,12 +32,9 @@ TABLES = [
 
 SETTINGS = {
     "AIRFLOW__CORE__PARALLELISM": "24",
-    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
-    "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
     # How soon a task notices that it should not run any more, and how soon others notice that nobody runs it.
     "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
-    "AIRFLOW__WORKERS__SOCKET_CLEANUP_TIMEOUT": "1",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "1",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "15",
@@ -80,7 +77,7 @@ class Site:
         (self.folder / f"{dag_id}.{task_id}.hold").unlink()
 
     def start_scheduler(self) -> None:
-        self.stack.start("scheduler", ("pyarrow", "airflow.providers.apache.spark.operators.spark_submit"))
+        self.stack.start("scheduler")
 
     # What came of it.
 
@@ -128,7 +125,7 @@ class Site:
         index = "/0" if ".shards." in task_id else ""
         path = f"/dags/{dag_id}/dagRuns/{run}/taskInstances/{task_id}{index}"
         self.stack.call("PATCH", path, {"new_state": state})
-        assert psutil.wait_procs([process], timeout=60)[1] == []
+        assert psutil.wait_procs([process], timeout=START_SECONDS)[1] == []
         self.release(dag_id, task_id)
 
     def clear(self, dag_id: str, run: str, task_id: str) -> None:
@@ -173,7 +170,7 @@ def inputs(table: str, rows: Sequence[int]) -> pa.Table:
 
 
 @contextmanager
-def open_site(root: Path) -> Iterator[Site]:
+def open_site(root: Path, new_database: Path) -> Iterator[Site]:
     """Start an Airflow with a table of two fragments for every DAG, or for every group of one; without a scheduler."""
     folder = root / "orders"
     folder.mkdir()
@@ -196,7 +193,7 @@ def open_site(root: Path) -> Iterator[Site]:
         table.add_columns({"n": behaving_udfs.gated})
     days = database.open_table("days")
     days.query().select(["text", "n"]).create_materialized_view(database, "days_view")
-    with start_stack(root / "home", files, {**connections, **SETTINGS}, ()) as stack:
+    with start_stack(root / "home", new_database, files, {**connections, **SETTINGS}, ()) as stack:
         stack.start("api-server")
         stack.airflow("dags", "reserialize")
         yield Site(stack, database, folder)

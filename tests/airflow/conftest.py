@@ -119,6 +119,12 @@ class Desk:
         return dict(zip(rows["text"].to_pylist(), rows[column].to_pylist(), strict=True))
 
 
+@pytest.fixture(autouse=True)
+def no_scheduler_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process nothing is between the end of a task that defers and its trigger."""
+    monkeypatch.setattr("airflow_geneva.triggers.new_fragments._BEFORE_WAKING_SECONDS", 0.0)
+
+
 @pytest.fixture(scope="session")
 def dag_udfs(airflow_db: Path, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """The module of UDFs in the DAGs folder, which is on the Python path of every task."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,11 +21,16 @@ from typing import Any
 
 import psutil
 
+from tests.airflow_databases import connection_to, database_named
+
 START_SECONDS = 240
 RUN_SECONDS = 420
 LOCKED_SECONDS = 30
 COMPONENTS = ("api-server", "scheduler", "dag-processor")
 AIRFLOW = (sys.executable, "-m", "airflow")
+# Tasks are forked off the scheduler, DAG files are read in forks of their processor: neither imports these again.
+PRELOADED = ("pyarrow", "airflow.providers.apache.spark.operators.spark_submit", "airflow_geneva.task_groups")
+FORKING = ("scheduler", "dag-processor")
 
 
 @dataclass
@@ -33,6 +39,7 @@ class Stack:
 
     Args:
         home: its AIRFLOW_HOME.
+        database: a file.
         url: its REST interface.
         environment: what its processes were started with.
         processes: its components.
@@ -40,20 +47,17 @@ class Stack:
     """
 
     home: Path
+    database: Path
     url: str
     environment: Mapping[str, str]
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     orphans: list[psutil.Process] = field(default_factory=list)
 
-    def start(self, component: str, preload: Sequence[str] = ()) -> None:
-        """Start a component.
-
-        Args:
-            component: its name on Airflow's command line.
-            preload: modules that it imports first; tasks are forked off the scheduler, and need not import them again.
-        """
-        imports = "; ".join(f"import {name}" for name in (*preload, "airflow.__main__"))
-        airflow = (sys.executable, "-c", f"{imports}; airflow.__main__.main()") if preload else AIRFLOW
+    def start(self, component: str) -> None:
+        """Start a component by its name on Airflow's command line."""
+        imports = "; ".join(f"import {name}" for name in (*PRELOADED, "airflow.__main__"))
+        forking = (sys.executable, "-c", f"{imports}; airflow.__main__.main()")
+        airflow = forking if component in FORKING else AIRFLOW
         with (self.home / f"{component}.out").open("ab") as output:
             self.processes[component] = subprocess.Popen(
                 [*airflow, component], env=self.environment, stdout=output, stderr=output, start_new_session=True
@@ -163,9 +167,15 @@ def wait_for(ready: Callable[[], bool], seconds: float, what: str) -> None:
 
 @contextmanager
 def start_stack(
-    home: Path, files: Mapping[str, str], extra: Mapping[str, str], components: Sequence[str] = COMPONENTS
+    home: Path,
+    new_database: Path,
+    files: Mapping[str, str],
+    extra: Mapping[str, str],
+    components: Sequence[str] = COMPONENTS,
 ) -> Iterator[Stack]:
     """Start an Airflow on these DAG files, and end all of its processes."""
+    database = database_named(secrets.token_hex(4))
+    shutil.copyfile(new_database, database)
     dags = home / "dags"
     dags.mkdir(parents=True)
     (home / "tmp").mkdir()
@@ -185,17 +195,20 @@ def start_stack(
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
         "AIRFLOW__CORE__FERNET_KEY": "bmV2ZXItdXNlZC1vdXRzaWRlLW9mLXRoaXMtdGVzdC4=",
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home / 'airflow.db'}",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": connection_to(database),
         "AIRFLOW__API__HOST": "127.0.0.1",
         "AIRFLOW__API__PORT": str(port),
         "AIRFLOW__API__WORKERS": "1",
         "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(48),
         "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
-        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
+        "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+        # How soon Airflow notices that the process of a task has ended, also when an orphan still holds its pipes.
+        "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+        "AIRFLOW__WORKERS__SOCKET_CLEANUP_TIMEOUT": "1",
         **extra,
     }
-    subprocess.run([*AIRFLOW, "db", "migrate"], env=environment, check=True, capture_output=True)
-    stack = Stack(home, url, environment)
+    stack = Stack(home, database, url, environment)
     try:
         for component in components:
             stack.start(component)
@@ -204,6 +217,8 @@ def start_stack(
         yield stack
     finally:
         _end(stack)
+        for path in database.parent.glob(f"{database.name}*"):
+            path.unlink()
 
 
 def _answers(stack: Stack) -> bool:

@@ -98,7 +98,7 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(new_airflow_db: Path, tmp_path: Path) -> Iterator[Site]:
     files = {"embedding_udfs.py": UDFS, ".airflowignore": "embedding_udfs"}
     for name, quicker in QUICKER.items():
         files[name] = (EXAMPLES / name).read_text()
@@ -110,7 +110,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
     }
     database = airflow_geneva.connect(tmp_path / "db")
-    with start_stack(tmp_path / "home", files, connections, (*COMPONENTS, "triggerer")) as stack:
+    with start_stack(tmp_path / "home", new_airflow_db, files, connections, (*COMPONENTS, "triggerer")) as stack:
         yield Site(stack, database)
 
 

@@ -13,14 +13,14 @@ import psutil
 import pytest
 
 from tests.airflow.behaving_site import APPLY, COMMIT, DAYS, KEPT, ROWS, Site, open_site
-from tests.airflow.stack import RUN_SECONDS, wait_for
+from tests.airflow.stack import RUN_SECONDS, START_SECONDS, wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow, pytest.mark.crash]
 
 
 @pytest.fixture(scope="module")
-def site(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with open_site(tmp_path_factory.mktemp("behaving")) as site:
+def site(java_home: str, new_airflow_db: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with open_site(tmp_path_factory.mktemp("behaving"), new_airflow_db) as site:
         yield site
 
 
@@ -188,7 +188,7 @@ def test_an_apply_that_exceeds_its_time_ends_spark_and_goes_on_from_its_checkpoi
     assert task is not None
     # The hour is over: the timer that Airflow sets for `execution_timeout` sends this signal.
     os.kill(task.pid, signal.SIGALRM)
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=START_SECONDS)
     assert not alive
     site.fails("timeout", run)
     assert "AirflowTaskTimeout" in site.log("timeout")

@@ -15,7 +15,7 @@ import pytest
 
 import airflow_geneva
 from airflow_geneva import Database
-from tests.airflow.stack import RUN_SECONDS, Stack, start_stack, wait_for
+from tests.airflow.stack import RUN_SECONDS, START_SECONDS, Stack, start_stack, wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow, pytest.mark.crash]
 
@@ -100,7 +100,7 @@ class Site:
 
 
 @pytest.fixture
-def site(java_home: str, tmp_path: Path) -> Iterator[Site]:
+def site(java_home: str, new_airflow_db: Path, tmp_path: Path) -> Iterator[Site]:
     root = tmp_path
     folder = root / "orders"
     folder.mkdir()
@@ -109,8 +109,6 @@ def site(java_home: str, tmp_path: Path) -> Iterator[Site]:
     connections = {
         "AIRFLOW_CONN_LANCE_LOCAL": json.dumps({"conn_type": "lance", "host": str(root / "db")}),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[1]"}),
-        # How long Airflow waits for the pipes of a dead task that its orphan still holds.
-        "AIRFLOW__WORKERS__SOCKET_CLEANUP_TIMEOUT": "1",
     }
     module = root / "udfs" / "killed_udfs.py"
     module.parent.mkdir()
@@ -121,7 +119,7 @@ def site(java_home: str, tmp_path: Path) -> Iterator[Site]:
     database = airflow_geneva.connect(root / "db")
     data = pa.table({"text": [f"t{row:02}" for row in range(ROWS)]})
     database.create_table("docs", data, max_rows_per_file=20).add_columns({"n": killed_udfs.waiting})
-    with start_stack(root / "home", files, connections) as stack:
+    with start_stack(root / "home", new_airflow_db, files, connections) as stack:
         yield Site(stack, database, folder)
 
 
@@ -140,7 +138,7 @@ def test_every_task_is_killed_once_and_the_run_ends_as_if_none_had_been(site: Si
     assert site.stack.finish("killed", run) == "success"
     tries = {task["task_id"].rsplit(".", 1)[-1]: task["try_number"] for task in site.stack.tasks("killed", run)}
     assert tries == {"plan": 2, "apply": 2, "commit": 2, "finish": 2}
-    psutil.wait_procs([driver], timeout=60)
+    assert psutil.wait_procs([driver], timeout=START_SECONDS)[1] == []
 
     table = site.database.open_table("docs")
     assert table.count_rows("n = 3") == ROWS

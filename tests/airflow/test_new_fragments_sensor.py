@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -55,6 +56,21 @@ def picky(text: str) -> int:
 @pytest.fixture
 def more_udfs(desk: Desk, airflow_db: Path) -> None:
     (airflow_db / "dags" / "geneva_sensor_udfs.py").write_text(PICKY)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Whose attribute `time` is when the sensor looks."""
+    found = SimpleNamespace(time=None)
+    monkeypatch.setattr(
+        "airflow_geneva.sensors.new_fragments.datetime", SimpleNamespace(now=lambda zone: found.time.astimezone(zone))
+    )
+    return found
+
+
+def commits(desk: Desk) -> list[datetime]:
+    """When the versions of the table were committed."""
+    return [version["timestamp"].astimezone() for version in desk.table.lance.versions()]
 
 
 def make_view(desk: Desk, name: str = "v") -> View:
@@ -267,24 +283,25 @@ def test_it_waits_for_enough_rows_or_fragments(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("since", ["view:v", "column:n", 1])
-def test_a_burst_is_let_settle_but_not_for_ever(desk: Desk, since: str | int) -> None:
+def test_a_burst_is_let_settle_but_not_for_ever(desk: Desk, clock: SimpleNamespace, since: str | int) -> None:
     """Each look is a sensor of its own, as after a reschedule."""
     make_view(desk).refresh(runner="inline")
     desk.define(n="length")
-    time.sleep(2)
+    time.sleep(0.5)
     desk.append("ab")
-    appended = time.monotonic()
+    clock.time = first = commits(desk)[-2]
     assert looks(desk, since)
     assert not looks(desk, since, quiet_period=60)
     assert not looks(desk, since, quiet_period=60, max_wait=timedelta(minutes=1))
     # Not since the version that was seen, nor since the others that came before the rows.
-    assert not looks(desk, since, min_new_rows=1000, max_wait=1.5) or time.monotonic() > appended + 1.5
-    time.sleep(max(0, appended + 1.6 - time.monotonic()))
-    assert looks(desk, since, quiet_period=1.5)
+    clock.time = first + timedelta(seconds=0.3)
+    assert not looks(desk, since, min_new_rows=1000, max_wait=0.4)
+    clock.time = commits(desk)[-1] + timedelta(seconds=0.5)
+    assert looks(desk, since, quiet_period=0.4)
     desk.table.lance.optimize.compact_files()
     assert not looks(desk, since, quiet_period=60)
-    assert looks(desk, since, quiet_period=60, max_wait=1.5)
-    assert looks(desk, since, min_new_rows=1000, max_wait=timedelta(seconds=1.5))
+    assert looks(desk, since, quiet_period=60, max_wait=0.4)
+    assert looks(desk, since, min_new_rows=1000, max_wait=timedelta(seconds=0.4))
     assert not looks(desk, desk.table.version, max_wait=0.001)
 
 

@@ -19,7 +19,7 @@ from moto.server import ThreadedMotoServer
 import airflow_geneva
 from airflow_geneva import Database
 from airflow_geneva.spark_submit import CREDENTIALS
-from tests.airflow.stack import RUN_SECONDS, Stack, start_stack, wait_for
+from tests.airflow.stack import RUN_SECONDS, START_SECONDS, Stack, start_stack, wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 
@@ -95,7 +95,7 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(java_home: str, new_airflow_db: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     root = tmp_path_factory.mktemp("stack")
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -126,7 +126,7 @@ def site(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         "AIRFLOW_CONN_LANCE_LOCAL": json.dumps({"conn_type": "lance", "host": str(root / "db")}),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
     }
-    with start_stack(root / "home", files, connections) as stack:
+    with start_stack(root / "home", new_airflow_db, files, connections) as stack:
         # In the database and not in the environment, so that no process of Airflow's has it there.
         extra = json.dumps({"storage_options": options})
         body = {"connection_id": "lance_remote", "conn_type": "lance", "host": "s3://lake/db", "extra": extra}
@@ -211,8 +211,10 @@ def test_a_secret_stays_in_the_drivers_environment(site: Site) -> None:
     assert any("/plan-" in name for name in names)
     for name in names:
         assert SECRET.encode() not in site.s3.get_object(Bucket="lake", Key=name)["Body"].read(), name
-    with (site.stack.home / "airflow.db").open("rb") as database:
-        stored = database.read()
+    # The newest commits lie beside the database.
+    database = site.stack.database
+    stored = b"".join(path.read_bytes() for path in database.parent.glob(f"{database.name}*"))
+    assert b"lance_remote" in stored
     # The DAG's own source and the spelled-out env_vars of this test are the author's; the key is nowhere.
     assert SECRET.encode() not in stored.replace(f"{SECRET}-token".encode(), b"")
 
@@ -226,9 +228,9 @@ def test_an_apply_that_is_marked_as_failed_ends_spark_and_leaves_nothing(site: S
     assert scratch(site.stack)
     base = f"/dags/local/dagRuns/{run}/taskInstances/backfill.shards.apply"
     site.stack.call("PATCH", f"{base}/0", {"new_state": "failed"})
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=START_SECONDS)
     assert not alive
-    wait_for(lambda: not scratch(site.stack), 60, "an empty scratch folder")
+    wait_for(lambda: not scratch(site.stack), START_SECONDS, "an empty scratch folder")
     assert site.stack.finish("local", run) == "failed"
     assert site.local.open_table("docs").count_rows("n IS NOT NULL") == 0
 
@@ -258,7 +260,7 @@ def test_a_plan_that_is_marked_as_failed_ends_at_once(site: Site) -> None:
         reached.unlink(missing_ok=True)
         return not wait_briefly(reached)
 
-    wait_for(quiet, 60, "the end of the plan task")
+    wait_for(quiet, START_SECONDS, "the end of the plan task")
     assert site.local.location("docs").checkpoints.list_folder("jobs")[0] == jobs
 
 

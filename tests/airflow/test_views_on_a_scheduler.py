@@ -123,7 +123,7 @@ class Site:
 
 
 @pytest.fixture
-def site(java_home: str, tmp_path: Path) -> Iterator[Site]:
+def site(java_home: str, new_airflow_db: Path, tmp_path: Path) -> Iterator[Site]:
     calls = tmp_path / "calls"
     files = {"embedding_udfs.py": UDFS.format(calls=str(calls)), ".airflowignore": "embedding_udfs"}
     for name, (shown, quicker) in QUICKER.items():
@@ -133,14 +133,10 @@ def site(java_home: str, tmp_path: Path) -> Iterator[Site]:
     settings = {
         "AIRFLOW_CONN_LANCE_DEFAULT": json.dumps({"conn_type": "lance", "host": str(tmp_path / "db")}),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
-        # How long Airflow may take to notice that a process has ended: less than until the sensor looks again.
-        "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
-        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
-        "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
     }
     database = airflow_geneva.connect(tmp_path / "db")
     database.create_table("verses", verses(range(FIRST_ROWS)), max_rows_per_file=400)
-    with start_stack(tmp_path / "home", files, settings) as stack:
+    with start_stack(tmp_path / "home", new_airflow_db, files, settings) as stack:
         for dag_id in DAGS:
             stack.wait_for_dag(dag_id)
         yield Site(stack, database, calls)
