@@ -136,10 +136,12 @@ def _holds_items(item: pa.DataType, data_type: pa.DataType) -> bool:
         return True
     if castable(item, held):
         return True
-    # Inside lists Arrow also takes whole numbers for times, and texts for bytes.
+    # Inside lists Arrow also takes whole numbers for times, truth values for times and fractions, and texts for bytes.
     plain = held.value_type if pa.types.is_dictionary(held) else held
     texts = (is_string(item) or is_binary(item)) and (is_string(plain) or is_binary(plain))
-    return held is not data_type and (texts or bool(pa.types.is_integer(item) and pa.types.is_temporal(held)))
+    truth = pa.types.is_boolean(item)
+    times = (truth or pa.types.is_integer(item)) and pa.types.is_temporal(held)
+    return held is not data_type and bool(texts or times or (truth and pa.types.is_floating(held)))
 
 
 def _widens(annotation: Any, data_type: pa.DataType) -> bool:

@@ -75,10 +75,7 @@ class OutputComputer:
         Raises:
             UdfError: a row fails; see `OpenMapper`.
         """
-        computed = self.up_to_failure(batch)
-        if computed.failure is not None:
-            raise computed.failure
-        return computed
+        return self._compute(batch, keep_before=False)
 
     def up_to_failure(self, batch: pa.RecordBatch) -> Computed:
         """Compute a batch, or all columns of its rows before the first one that fails.
@@ -86,6 +83,9 @@ class OutputComputer:
         Raises:
             UdfError: its first row fails, or what became of the rows before the failing one is not known.
         """
+        return self._compute(batch, keep_before=True)
+
+    def _compute(self, batch: pa.RecordBatch, keep_before: bool) -> Computed:
         done: dict[str, pa.Array] = {}
         mapped: dict[str, Mapped] = {}
         failure: UdfError | None = None
@@ -103,7 +103,7 @@ class OutputComputer:
                 found = self._mappers[column.name](inputs)
             except UdfError as error:
                 error.column = column.name
-                if not error.row_index or error.computed is None:
+                if not keep_before or not error.row_index or error.computed is None:
                     raise
                 failure, rows = error, error.row_index
                 batch = batch.slice(0, rows)

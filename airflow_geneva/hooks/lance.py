@@ -110,7 +110,7 @@ class LanceHook(BaseHook):
         except (GenevaError, OSError) as error:
             # A store repeats the token that it refuses, and Airflow shows this as it is.
             told = str(error)
-            for secret in secrets:
+            for secret in sorted(secrets, key=len, reverse=True):
                 told = told.replace(secret, "***") if len(secret) > 4 else told
             return False, told
         shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")

@@ -8,22 +8,14 @@ from typing import Any
 from airflow.sdk import BaseOperator, task_group
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.operators._templated import is_template
 from airflow_geneva.operators.apply import ApplyOperator
 from airflow_geneva.operators.commit import CommitOperator
 from airflow_geneva.operators.finish import FinishOperator
 
-_DEFAULTS = {
-    "lance_conn_id": "lance_default",
-    "database": None,
-    "spark_conn_id": "spark_default",
-    "inline_below_rows": None,
-}
-
 
 def given(**arguments: Any) -> dict[str, Any]:
-    """Those arguments of a group that were given; what `default_args` say of the others goes before their defaults."""
-    return {name: value for name, value in arguments.items() if is_template(value) or value != _DEFAULTS[name]}
+    """Those arguments of a group that were given; the tasks have `default_args` and defaults for the others."""
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def add_shards(

@@ -45,9 +45,9 @@ class BackfillTaskGroup(TaskGroup):
         errors_only: compute only rows the UDF failed on, however often.
         recompute_mixed: compute only rows whose value was taken over from another version.
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
-        lance_conn_id: the Airflow connection of the database.
+        lance_conn_id: the Airflow connection of the database; by default `lance_default`.
         database: another URI to use with that connection's storage options.
-        spark_conn_id: the Airflow connection of the Spark master.
+        spark_conn_id: the Airflow connection of the Spark master; by default `spark_default`.
         max_active_shards: how many shards are computed at once.
         spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
         inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark; by default as
@@ -86,9 +86,9 @@ class BackfillTaskGroup(TaskGroup):
         errors_only: bool | str = False,
         recompute_mixed: bool | str = False,
         ignore_checkpoints: bool | str = False,
-        lance_conn_id: str = "lance_default",
+        lance_conn_id: str | None = None,
         database: str | None = None,
-        spark_conn_id: str = "spark_default",
+        spark_conn_id: str | None = None,
         max_active_shards: int = 1,
         spark_submit: Mapping[str, Any] | None = None,
         inline_below_rows: int | str | None = None,

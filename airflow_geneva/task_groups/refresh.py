@@ -44,9 +44,9 @@ class RefreshTaskGroup(TaskGroup):
         shard_size: source fragments per shard.
         on_code_change: `error`, `recompute` or `new_rows`, when the view holds values of other UDF code.
         ignore_checkpoints: do not use what earlier runs computed.
-        lance_conn_id: the Airflow connection of the database.
+        lance_conn_id: the Airflow connection of the database; by default `lance_default`.
         database: another URI to use with that connection's storage options.
-        spark_conn_id: the Airflow connection of the Spark master.
+        spark_conn_id: the Airflow connection of the Spark master; by default `spark_default`.
         max_active_shards: how many shards are computed at once.
         spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
         inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark; by default as
@@ -80,9 +80,9 @@ class RefreshTaskGroup(TaskGroup):
         shard_size: int | str | None = None,
         on_code_change: str = "error",
         ignore_checkpoints: bool | str = False,
-        lance_conn_id: str = "lance_default",
+        lance_conn_id: str | None = None,
         database: str | None = None,
-        spark_conn_id: str = "spark_default",
+        spark_conn_id: str | None = None,
         max_active_shards: int = 1,
         spark_submit: Mapping[str, Any] | None = None,
         inline_below_rows: int | str | None = None,

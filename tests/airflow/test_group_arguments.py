@@ -105,6 +105,16 @@ def test_default_args_name_the_connections_of_a_group(due: Desk, monkeypatch: py
     assert of_spark == ["my_spark", "its_own"]
 
 
+def test_a_connection_that_is_given_goes_before_default_args_whatever_its_name(airflow_db: Any) -> None:
+    given = {"lance_conn_id": "mine", "spark_conn_id": "my_spark"}
+    with DAG("explicit", schedule=None, default_args=given) as dag:
+        BackfillTaskGroup(table="docs", column="n", lance_conn_id="lance_default", spark_conn_id="spark_default")
+        RefreshTaskGroup(view="v", lance_conn_id="lance_default")
+    assert {getattr(task, "lance_conn_id", None) for task in dag.task_dict.values()} == {"lance_default"}
+    of_spark = [dag.task_dict[f"{group}.shards.apply"].spark_conn_id for group in ("backfill", "refresh")]
+    assert of_spark == ["spark_default", "my_spark"]
+
+
 def test_the_source_of_a_view_is_shown_where_it_is_known(due: Desk) -> None:
     with DAG("shows", schedule=None, params={"conn": "lance_default"}) as dag:
         RefreshTaskGroup("plain", view="v", source="docs")

@@ -116,6 +116,7 @@ def test_the_items_of_a_numpy_array_that_contradict_the_type_are_refused(
 _ONES = {kind: np.ones(2, kind) for kind in (np.int64, np.uint8, np.float32, np.float64)} | {
     np.str_: np.array(["a", "b"]),
     np.bytes_: np.array([b"a", b"b"]),
+    np.bool_: np.array([True, True]),
 }
 _ITEMS = (
     *(pa.int8(), pa.int64(), pa.uint16(), pa.float16(), pa.float64(), pa.bool_(), pa.decimal128(5, 2)),
@@ -133,6 +134,7 @@ def test_no_numpy_result_is_refused_that_could_be_stored(kind: type) -> None:
             (pa.Array, item, ones),
             (pa.Array, pa.list_(item), np.stack([ones, ones])),
             (str, pa.list_(item), [ones, None]),
+            (str, pa.list_(pa.list_(item)), [np.stack([ones, ones]), None]),
         ):
             try:
                 udf(data_type=data_type)(_returns(npt.NDArray[kind], of))  # type: ignore[valid-type]

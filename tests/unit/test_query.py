@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_geneva import Query, Table, connect, udf
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.row_order import in_order, row_ids_of, shuffle_hashes
 from tests.udfs_for_tests import samples
 
@@ -100,6 +100,23 @@ def test_columns_feed_one_another_in_their_order(table: Table) -> None:
         {"id": 0, "y": 1, "d": 2, "dd": 4, "length": 0, "n": 0, "l": "en"},
         {"id": 1, "y": 4, "d": 8, "dd": 16, "length": 1, "n": 1, "l": "en"},
     ]
+
+
+def test_once_a_column_fails_no_other_is_computed(table: Table) -> None:
+    ran: list[int] = []
+
+    @udf(data_type=pa.int64())
+    def fails(x: int) -> int:
+        return x // (x - 6)
+
+    @udf(data_type=pa.int64())
+    def later(fails: int) -> int:
+        ran.append(fails)
+        return fails
+
+    with pytest.raises(UdfError, match="ZeroDivisionError on row 2"):
+        table.query().select({"fails": fails, "later": later}).to_arrow()
+    assert ran == []
 
 
 def test_a_column_of_the_query_hides_the_tables_column_from_later_ones_only(table: Table) -> None:
