@@ -117,7 +117,17 @@ def _signature(function: Any) -> inspect.Signature:
 
 
 def _resolve_hints(function: Any) -> dict[str, Any]:
-    """Annotations as objects; one that cannot be resolved is left out, and does not take the others with it."""
+    """Annotations as objects without type aliases; one that cannot be resolved does not take the others with it."""
+    hints = {}
+    for name, hint in _written_hints(function).items():
+        try:
+            hints[name] = without_aliases(hint)
+        except Exception:  # evaluating an alias runs what its author wrote
+            continue
+    return hints
+
+
+def _written_hints(function: Any) -> dict[str, Any]:
     plain = inspect.unwrap(getattr(function, "__func__", getattr(function, "func", function)))
     if not isinstance(plain, types.FunctionType):
         return {}
@@ -175,3 +185,31 @@ def union_members(annotation: Any) -> list[Any]:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [member for member in typing.get_args(annotation) if member is not type(None)]
     return [annotation]
+
+
+def without_aliases(annotation: Any) -> Any:
+    """The annotation with what each type alias in it stands for: `type Vector = ...` and NumPy's `NDArray`.
+
+    An alias that contains itself ends in `Any` where it does.
+    """
+    return _expand(annotation, {}, ())
+
+
+def _expand(annotation: Any, given: dict[Any, Any], inside: tuple[Any, ...]) -> Any:
+    origin = typing.get_origin(annotation)
+    alias = annotation if origin is None else origin
+    if origin is typing.Annotated:
+        return _expand(annotation.__origin__, given, inside)
+    arguments = typing.get_args(annotation)
+    if origin in (typing.Literal, collections.abc.Callable):
+        return annotation
+    expanded = tuple(_expand(argument, given, inside) for argument in arguments)
+    if type(alias).__name__ == "TypeAliasType":  # of typing or, on any Python, of typing_extensions
+        if alias in inside:
+            return Any
+        return _expand(alias.__value__, dict(zip(alias.__type_params__, expanded, strict=False)), (*inside, alias))
+    if isinstance(annotation, typing.TypeVar):
+        return given.get(annotation, annotation)
+    if all(new is old for new, old in zip(expanded, arguments, strict=True)):
+        return annotation
+    return typing.Union[expanded] if origin in (typing.Union, types.UnionType) else origin[expanded]  # noqa: UP007

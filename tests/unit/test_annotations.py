@@ -6,16 +6,18 @@ import datetime
 import decimal
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Optional, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
+from typing_extensions import TypeAliasType
 
 from airflow_geneva.annotations import accepts, check_inputs
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.signature import UNKNOWN, without_aliases
 from airflow_geneva.udf import udf
 
 if TYPE_CHECKING:
@@ -300,7 +302,70 @@ def test_a_result_annotation_that_contradicts_the_type_is_refused() -> None:
     ],
 )
 def test_annotations_are_checked_against_column_types(annotation: Any, data_type: pa.DataType, answer: Any) -> None:
-    assert accepts(annotation, data_type) is answer
+    assert accepts(without_aliases(annotation), data_type) is answer
+
+
+T = TypeVar("T")
+Float32s = npt.NDArray[np.float32]
+Vector = TypeAliasType("Vector", Float32s)
+Maybe = TypeAliasType("Maybe", Union[T, None], type_params=(T,))  # noqa: UP007
+Rows = TypeAliasType("Rows", Maybe[list[T]], type_params=(T,))
+Count = TypeAliasType("Count", Annotated[int, "rows"])
+Ids = TypeAliasType("Ids", pa.Int64Array)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "stands_for"),
+    [
+        (Vector, Float32s),
+        (Optional[Vector], Optional[Float32s]),  # noqa: UP045
+        (Maybe[Vector], Optional[Float32s]),  # noqa: UP045
+        (Vector | str, Union[Float32s, str]),  # noqa: UP007
+        (Rows[Rows[Count]], Optional[list[Optional[list[int]]]]),  # noqa: UP045
+        (Rows, Optional[list[T]]),  # noqa: UP045
+        (Sequence[Count], Sequence[int]),
+        (tuple[Count, ...], tuple[int, ...]),
+        (Callable[[int], Count], Callable[[int], Count]),
+        (Literal["a", 1], Literal["a", 1]),
+    ],
+)
+def test_a_type_alias_is_what_it_stands_for(annotation: Any, stands_for: Any) -> None:
+    assert without_aliases(annotation) == without_aliases(stands_for)
+    assert without_aliases(Vector).__origin__ is np.ndarray
+
+
+def _aliased(x: Optional[Ids], y: Ids) -> Ids: ...  # noqa: UP045
+def _aliased_vector(x: Vector, y: Maybe[Count]) -> Rows[Count]: ...
+
+
+def test_aliases_give_the_form_and_the_types_and_are_checked() -> None:
+    made = udf(_aliased)
+    assert (made.form, made.data_type) == ("array", pa.int64())
+    made = udf(_aliased_vector)
+    assert (made.form, made.data_type) == ("scalar", pa.list_(pa.int64()))
+    schema = pa.schema({"x": pa.list_(pa.float32()), "y": pa.int64(), "z": pa.string()})
+    check_inputs(made, schema, ["x", "y"], "docs")
+    with pytest.raises(InvalidInput, match=r"column 'z' of table 'docs': it is string, .* takes NDArray"):
+        check_inputs(made, schema, ["z", "y"], "docs")
+    with pytest.raises(InvalidInput, match=r"column 'z' of table 'docs': it is string, .* takes int"):
+        check_inputs(made, schema, ["x", "z"], "docs")
+    with pytest.raises(InvalidInput, match=r"annotated as NDArray\[float\] and data_type is string"):
+        udf(data_type=pa.string())(_returns(Vector, str))
+
+
+def _evaluated_late(value: Callable[[], Any]) -> Any:
+    """What Python 3.12 makes of `type X = ...`, on every Python."""
+    return type("TypeAliasType", (), {"__value__": property(lambda _: value()), "__type_params__": ()})()
+
+
+def test_an_alias_may_contain_itself_or_what_cannot_be_imported() -> None:
+    nested = _evaluated_late(lambda: dict[str, nested] | list[nested] | str)
+    missing = _evaluated_late(lambda: list[NotImportable])
+    made = udf(data_type=pa.int64())(_returns(missing, nested))
+    assert made.signature.result is UNKNOWN
+    check_inputs(made, pa.schema({"x": pa.list_(pa.list_(pa.string()))}), None, "docs")
+    with pytest.raises(InvalidInput, match="Type mismatch for column 'x'"):
+        check_inputs(made, pa.schema({"x": pa.int64()}), None, "docs")
 
 
 def test_an_annotation_with_more_to_say_counts_as_its_type() -> None:
