@@ -92,12 +92,3 @@ class JobFailed(GenevaError):
     def __init__(self, message: str, result: BackfillResult | None = None) -> None:
         super().__init__(message)
         self.result = result
-
-
-def is_engine_error(error: BaseException) -> bool:
-    """Tell whether an exception came out of a library call, pylance's panics included, and not from the outside.
-
-    pylance raises ``pyo3_runtime.PanicException``, a BaseException, on damaged files. Other ones tell this process to
-    stop, as ``AirflowTaskTimeout`` does.
-    """
-    return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"

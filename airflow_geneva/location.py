@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_geneva.errors import InvalidInput, is_engine_error
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.storage import Storage
 from airflow_geneva.uri import join
 
@@ -61,13 +62,12 @@ class TableLocation:
         """
         import lance
 
-        try:
-            return lance.dataset(self.uri, version=version, storage_options=self.storage_options)
-        except BaseException as error:
-            if not is_engine_error(error):
-                raise
+        def closed(error: BaseException) -> InvalidInput:
             what = f"Table {self.name!r}" if version is None else f"Version {version} of table {self.name!r}"
-            raise InvalidInput(
+            return InvalidInput(
                 f"{what} cannot be opened at {self.uri}: {error}. Check the name, the place and the credentials"
                 + ("." if version is None else "; versions that were cleaned up are gone.")
-            ) from error
+            )
+
+        with engine_errors(closed):
+            return lance.dataset(self.uri, version=version, storage_options=self.storage_options)

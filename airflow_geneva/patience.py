@@ -11,7 +11,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from airflow_geneva.errors import StorageError, is_engine_error
+from airflow_geneva.errors import StorageError
+from airflow_geneva.lance_io.engine_errors import is_panic
 from airflow_geneva.uri import is_local
 
 _T = TypeVar("_T")
@@ -43,7 +44,7 @@ def without_panics(what: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, Exception) or not is_engine_error(error):
+        if not is_panic(error):
             raise
         raise StorageError(f"{what} cannot be read: {error}.") from error
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.entries import Entry, is_half_written, local_entries, remove_empty_folders, table_entries, table_of
-from airflow_geneva.errors import InvalidInput, StorageError, is_engine_error
+from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.uri import is_local, join, normalize_uri
 
 if TYPE_CHECKING:
@@ -205,13 +206,9 @@ class Storage:
                 f"The files of {self.root} cannot be listed with their sizes: on an object store that works inside of "
                 "a Lance table only."
             )
-        try:
+        with engine_errors(lambda error: StorageError(f"Cannot list {join(self.root, folder)}: {error}.")):
             found = table_entries(table, self.root[len(table) :].strip("/"), dict(self.options))
-            return [entry for entry in found if not folder or entry.name.startswith(f"{folder}/")]
-        except BaseException as error:
-            if not is_engine_error(error):
-                raise
-            raise StorageError(f"Cannot list {join(self.root, folder)}: {error}.") from error
+        return [entry for entry in found if not folder or entry.name.startswith(f"{folder}/")]
 
     def remove_empty_folders(self, folder: str) -> None:
         """Remove a folder that holds no file, and the empty ones inside; object stores have none."""

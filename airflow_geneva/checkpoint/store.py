@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
-from airflow_geneva.errors import InvalidInput, StorageError, is_engine_error
+from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.faults import fault_point
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.storage import Storage
 from airflow_geneva.uri import is_local, join
 
@@ -93,18 +94,18 @@ class LanceCheckpointStore(CheckpointStore):
             StorageError: the store is full, read-only or unreachable.
         """
         path = self._path(key)
+        place = join(self.storage.root, path)
+
+        def failed(error: BaseException) -> StorageError:
+            return StorageError(f"Cannot write checkpoint {place}: {error}. Check space and permissions.")
+
         fault_point("checkpoint.write")
-        try:
+        with engine_errors(failed):
             # Not as a context manager: that would publish the partial file when the body raises.
             writer = self.storage.session.open_writer(path, schema=value.schema)
             writer.write_batch(value)
             writer.close()
-            check_finished(join(self.storage.root, path))
-        except BaseException as error:
-            if not is_engine_error(error):
-                raise
-            place = join(self.storage.root, path)
-            raise StorageError(f"Cannot write checkpoint {place}: {error}. Check space and permissions.") from error
+            check_finished(place)
         fault_point("checkpoint.written")
 
     def __getitem__(self, key: str) -> pa.RecordBatch:
@@ -117,21 +118,16 @@ class LanceCheckpointStore(CheckpointStore):
         self.storage.delete(self._path(key))
 
     def _read(self, key: str, columns: list[str] | None) -> pa.RecordBatch:
-        try:
-            reader = self.storage.session.open_reader(self._path(key), columns=columns)
-            table = reader.read_all(batch_size=1 << 24).to_table()
-        except BaseException as error:
-            if not is_engine_error(error):
-                raise
-            raise KeyError(key) from error
-        return single_batch(table)
+        path, session = self._path(key), self.storage.session
+        with engine_errors(lambda error: KeyError(key)):
+            return single_batch(session.open_reader(path, columns=columns).read_all(batch_size=1 << 24).to_table())
 
     def __contains__(self, key: str) -> bool:
+        path, session = self._path(key), self.storage.session
         try:
-            self.storage.session.open_reader(self._path(key))
-        except BaseException as error:
-            if not is_engine_error(error):
-                raise
+            with engine_errors():
+                session.open_reader(path)
+        except EngineError:
             return False
         return True
 

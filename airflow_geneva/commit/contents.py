@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.snapshot import Snapshot, load_snapshot, remove_snapshot
-from airflow_geneva.errors import is_engine_error
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import JOB_PROPERTY
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.location import TableLocation
 from airflow_geneva.view_columns import IS_SET, SOURCE_ROW_ID
 from airflow_geneva.view_definition import BASE_VERSION_KEY, own_columns
@@ -69,23 +69,21 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
     # However far back: what others did in between would else stay unseen. A version costs a third of a millisecond.
     while version >= 1:
         try:
-            transaction = dataset.read_transaction(version)
-            properties = (transaction.transaction_properties if transaction else None) or {}
-            operation = None if transaction is None else transaction.operation
-            if SOURCE_VERSION in properties:
-                # Lance puts a commit on top of those that came since it was prepared, and says that it read them.
-                for between in range(int(properties[LOOKED_AT]) + 1, version):
-                    other = dataset.read_transaction(between)
-                    found = _changes(dataset, between, None if other is None else other.operation)
-                    changed, placeholders = changed or found.strip("?"), placeholders or bool(found)
-                swap = Swap(
-                    properties[JOB_PROPERTY], int(properties[SOURCE_VERSION]), properties[SNAPSHOT], properties[PLAN]
-                )  # fmt: skip
-                return replace(swap, changed=changed, placeholders=placeholders)
-            found = _changes(dataset, version, operation) if version > 1 else ""
-        except BaseException as error:
-            if not is_engine_error(error):
-                raise
+            with engine_errors():
+                transaction = dataset.read_transaction(version)
+                properties = (transaction.transaction_properties if transaction else None) or {}
+                operation = None if transaction is None else transaction.operation
+                if SOURCE_VERSION in properties:
+                    # Lance puts a commit on top of those that came since it was prepared, and says that it read them.
+                    for between in range(int(properties[LOOKED_AT]) + 1, version):
+                        other = dataset.read_transaction(between)
+                        found = _changes(dataset, between, None if other is None else other.operation)
+                        changed, placeholders = changed or found.strip("?"), placeholders or bool(found)
+                    job_id, source_version = properties[JOB_PROPERTY], int(properties[SOURCE_VERSION])
+                    snapshot, plan = properties[SNAPSHOT], properties[PLAN]
+                    return Swap(job_id, source_version, snapshot, plan, changed, placeholders)
+                found = _changes(dataset, version, operation) if version > 1 else ""
+        except EngineError:
             return _noted(location, dataset, changed)
         changed, placeholders = changed or found.strip("?"), placeholders or bool(found)
         version = int(operation.version) if isinstance(operation, lance.LanceOperation.Restore) else version - 1

@@ -28,9 +28,10 @@ from airflow_geneva.commit.contents import (
     read_intents,
     write_intent,
 )
-from airflow_geneva.errors import CommitConflict, is_engine_error
+from airflow_geneva.errors import CommitConflict
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import JOB_PROPERTY
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.placeholders import PLACEHOLDER_FIELDS
 from airflow_geneva.plan.swap import EVERYTHING, SwapPlan
@@ -141,10 +142,9 @@ def carried_out(dataset: lance.LanceDataset, plan: str) -> int | None:
     newest = int(dataset.version)
     for version in range(newest, max(newest - _MOST_VERSIONS, 0), -1):
         try:
-            transaction = dataset.read_transaction(version)
-        except BaseException as error:
-            if not is_engine_error(error):
-                raise
+            with engine_errors():
+                transaction = dataset.read_transaction(version)
+        except EngineError:
             return None
         if ((transaction.transaction_properties if transaction else None) or {}).get(PLAN) == plan:
             return version
@@ -226,10 +226,9 @@ def mirror_swap(location: TableLocation) -> None:
         fault_point("mirror.write")
         before = named_by_metadata(dataset)
         try:
-            dataset.update_schema_metadata(wanted)
-        except BaseException as error:
-            if not is_engine_error(error):
-                raise
+            with engine_errors():
+                dataset.update_schema_metadata(wanted)
+        except EngineError as error:
             logger.warning("The view's metadata could not be brought up to date: %s", error)
         else:
             # Who died right after the newest swap did not forget the one before it.

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_geneva.errors import is_engine_error
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.storage import Storage
 
 if TYPE_CHECKING:
@@ -63,10 +63,9 @@ def find_commits(dataset: lance.LanceDataset, since: int, job_ids: Iterable[str]
     found: dict[int, str] = {}
     for version in range(since + 1, int(dataset.version) + 1):
         try:
-            transaction = dataset.read_transaction(version)
-        except BaseException as error:
-            if not is_engine_error(error):
-                raise
+            with engine_errors():
+                transaction = dataset.read_transaction(version)
+        except EngineError:
             continue
         job_id = ((transaction.transaction_properties if transaction else None) or {}).get(JOB_PROPERTY)
         if job_id in wanted:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.storage import Storage
 
 logger = logging.getLogger("airflow_geneva.job")
@@ -99,9 +100,6 @@ def beating(job: Storage, stage: str, every: float = EVERY_SECONDS) -> Iterator[
         pulse.beat(over=True)
 
 
-_PANIC = "PanicException"  # what pylance raises out of its native code
-
-
 class _Pulse:
     def __init__(self, job: Storage, stage: str) -> None:
         self.job = job
@@ -116,7 +114,7 @@ class _Pulse:
             self.job.write_json(HEARTBEAT, document)
         except BaseException as error:
             # A task that is told to stop, or exceeds its time, is told by a BaseException too.
-            if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            if not is_failure(error):
                 raise
             if not self._complained:
                 self._complained = True

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from airflow_geneva.column_definition import stored_definition
 from airflow_geneva.commit.contents import ViewContents
 from airflow_geneva.database import Database
-from airflow_geneva.errors import GenevaError, InvalidInput, StorageError, is_engine_error
+from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
 from airflow_geneva.job.status import Job
+from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.location import TableLocation
 from airflow_geneva.pages.access import Viewer
 from airflow_geneva.pages.counting import Counts
@@ -213,7 +214,7 @@ def _counted(
     try:
         return replace(item, standing=_COUNTS.get(location.database_uri, name, count, until))
     except BaseException as error:
-        if not is_engine_error(error):
+        if not is_failure(error):
             raise
         return replace(item, error=str(error) or type(error).__name__)
 

@@ -13,8 +13,8 @@ from airflow_geneva.checkpoint.held import Ancestor, KeyIndex
 from airflow_geneva.checkpoint.provenance import Provenance, add_rows
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.state import ColumnState, Fact, seen
-from airflow_geneva.errors import is_engine_error
 from airflow_geneva.job.announcement import find_commits
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.plan.lineage import NO_LINEAGE, History, Lineage, Origin, among, read_lineage
 from airflow_geneva.plan.manifest import Columns, FragmentFiles, live_offsets
 from airflow_geneva.plan.moved import Reference, known_by_value
@@ -165,10 +165,9 @@ class Knowledge:
         found: list[Reference] = []
         for version in sorted((v for v in versions if v <= self.dataset.version), reverse=True)[:_MOST_REFERENCES]:
             try:
-                reference = Reference.at(self.dataset.checkout_version(version), self.columns)
-            except BaseException as error:
-                if not is_engine_error(error):
-                    raise
+                with engine_errors():
+                    reference = Reference.at(self.dataset.checkout_version(version), self.columns)
+            except EngineError:
                 self._note_gap()
                 continue
             if reference is not None:

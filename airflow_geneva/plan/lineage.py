@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from airflow_geneva.checkpoint.fragment import RowIds
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
-from airflow_geneva.errors import is_engine_error
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.plan.manifest import Columns, FragmentFiles, fragment_files, row_ids
 
 if TYPE_CHECKING:
@@ -109,14 +109,10 @@ class History:
             LookupError: the version was cleaned up.
         """
         if (fragment_id, version) not in self._rows:
-            try:
+            with engine_errors(lambda error: LookupError(version)):
                 if version not in self._versions:
                     self._versions[version] = self.dataset.checkout_version(version)
                 self._rows[fragment_id, version] = row_ids(self._versions[version], fragment_id)
-            except BaseException as error:
-                if not is_engine_error(error):
-                    raise
-                raise LookupError(version) from error
         return self._rows[fragment_id, version]
 
     def origins(self, lineage: Lineage, fragment: FragmentFiles, same_output: bool = False) -> Iterator[Origin]:
@@ -173,10 +169,9 @@ def read_lineage(
     newest = dataset.version
     for version in range(newest, max(since, newest - _MOST_VERSIONS), -1):
         try:
-            transaction = dataset.read_transaction(version)
-        except BaseException as error:
-            if not is_engine_error(error):
-                raise
+            with engine_errors():
+                transaction = dataset.read_transaction(version)
+        except EngineError:
             return Lineage(parents, False)
         operation = None if transaction is None else transaction.operation
         if not isinstance(operation, lance.LanceOperation.Rewrite):

@@ -12,7 +12,8 @@ import pyarrow as pa
 from airflow_geneva.annotations import check_inputs
 from airflow_geneva.blobs import blob_field, is_blob
 from airflow_geneva.column_definition import check_column_name
-from airflow_geneva.errors import InvalidInput, is_engine_error
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.plan.where import where_columns
 from airflow_geneva.udf import UDF
 from airflow_geneva.view_columns import SYSTEM_COLUMNS, OutputColumn
@@ -140,10 +141,9 @@ def _sql_type(dataset: lance.LanceDataset, table: str, visible: list[str], name:
     try:
         # Lance asks for one real column beside an expression; an empty scan finds what is wrong with the plan too.
         wanted = {"some": f"`{dataset.schema.names[0]}`", "value": f"({sql})"}
-        found = dataset.scanner(columns=wanted, limit=0).to_table().schema.field("value")
-    except BaseException as error:
-        if not is_engine_error(error):
-            raise
+        with engine_errors():
+            found = dataset.scanner(columns=wanted, limit=0).to_table().schema.field("value")
+    except EngineError as error:
         if sql.strip("`") == name:
             raise InvalidInput(
                 f"Column {name!r} is not in table {table!r}, which has: {', '.join(visible)}. Select one of these, or "

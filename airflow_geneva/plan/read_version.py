@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.errors import InvalidInput, is_engine_error
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.plan.manifest import FragmentFiles, open_fragment
 
 if TYPE_CHECKING:
@@ -21,15 +22,15 @@ def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDatase
     Raises:
         InvalidInput: the version never existed or was cleaned up.
     """
-    try:
-        return dataset.checkout_version(version)
-    except BaseException as error:
-        if not is_engine_error(error):
-            raise
-        raise InvalidInput(
+
+    def gone(error: BaseException) -> InvalidInput:
+        return InvalidInput(
             f"Version {version} of the table does not exist; it has versions up to {dataset.latest_version}, and "
             "cleaned-up ones are gone. Choose another version, or leave it out to read the newest."
-        ) from error
+        )
+
+    with engine_errors(gone):
+        return dataset.checkout_version(version)
 
 
 class RowsThen:

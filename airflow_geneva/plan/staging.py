@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from airflow_geneva.blobs import is_blob
 from airflow_geneva.checkpoint.fragment import StagedFragment
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.errors import is_engine_error
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.plan.manifest import FragmentFiles
 from airflow_geneva.plan.values import Work
 from airflow_geneva.uri import join
@@ -53,12 +53,11 @@ def staged_is_whole(dataset: lance.LanceDataset, staged: StagedFragment) -> bool
     """Whether the data file is there, readable, and as long as it should be."""
     from lance.file import LanceFileReader
 
+    path, options = join(dataset.uri, "data", staged.file), dataset._storage_options
     try:
-        reader = LanceFileReader(join(dataset.uri, "data", staged.file), storage_options=dataset._storage_options)
-        return int(reader.num_rows()) == staged.physical_rows
-    except BaseException as error:
-        if not is_engine_error(error):
-            raise
+        with engine_errors():
+            return int(LanceFileReader(path, storage_options=options).num_rows()) == staged.physical_rows
+    except EngineError:
         return False
 
 

@@ -15,7 +15,7 @@ from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.snapshot import Snapshot
 from airflow_geneva.checkpoint.state import ColumnState, load_state
-from airflow_geneva.errors import is_engine_error
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.plan.known import Knowledge
 from airflow_geneva.plan.manifest import (
     Columns,
@@ -300,10 +300,9 @@ def committed_at(dataset: lance.LanceDataset, version: int) -> datetime:
 def _version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset | None:
     """A version; None for one that was cleaned up."""
     try:
-        return dataset.checkout_version(version)
-    except BaseException as error:
-        if not is_engine_error(error):
-            raise
+        with engine_errors():
+            return dataset.checkout_version(version)
+    except EngineError:
         return None
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.errors import InvalidInput, is_engine_error
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.plan.manifest import open_fragment
 
 if TYPE_CHECKING:
@@ -83,18 +84,18 @@ def check_where(dataset: lance.LanceDataset, where: str | None) -> None:
     """
     if where is None:
         return
-    try:
+
+    def invalid(error: BaseException) -> InvalidInput:
+        message = str(error).split(", /")[0]
+        return InvalidInput(
+            f"The filter {where!r} is not valid for columns {', '.join(dataset.schema.names)}: {message}. "
+            "Write a condition as after WHERE in SQL."
+        )
+
+    with engine_errors(invalid):
         dataset.scanner(filter=where, columns=[], with_row_id=True).explain_plan()
         some_column = dataset.schema.names[0]
         dataset.scanner(columns={"any": f"`{some_column}`", "selected": f"({where})"}, limit=1).to_table()
-    except BaseException as error:
-        if not is_engine_error(error):
-            raise
-        message = str(error).split(", /")[0]
-        raise InvalidInput(
-            f"The filter {where!r} is not valid for columns {', '.join(dataset.schema.names)}: {message}. "
-            "Write a condition as after WHERE in SQL."
-        ) from error
 
 
 def selected_offsets(dataset: lance.LanceDataset, fragment_ids: list[int], where: str) -> dict[int, Ranges]:

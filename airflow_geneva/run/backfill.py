@@ -7,10 +7,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_geneva.errors import InvalidInput, JobFailed, is_engine_error
+from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.job.result import BackfillResult, ShardResult
+from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import SavedPlan
 from airflow_geneva.plan.fragment_work import Shard
@@ -104,7 +105,7 @@ def carry_out(started: StartedBackfill) -> BackfillResult:
             result = finish_job(location, saved, results, watch.seconds)
     except BaseException as error:
         failed = fail_job(location, saved, results, error, watch.seconds)
-        if not is_engine_error(error):
+        if not is_failure(error):
             raise
         raise JobFailed(
             f"Backfill of {plan.work.table_name}.{plan.work.column} failed (job {plan.work.job_id}): {error}\n"

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 
 from airflow_geneva.column_definition import MIXED_KEY
-from airflow_geneva.errors import is_engine_error
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import JOB_PROPERTY
 from airflow_geneva.job.result import ShardResult
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.former import version_label
 from airflow_geneva.plan.values import Work
@@ -54,12 +54,12 @@ def record_makers(location: TableLocation, work: Work, shards: Sequence[ShardRes
         operation=operation.UpdateConfig(field_metadata_updates={work.field_id: update}),
         transaction_properties={JOB_PROPERTY: work.job_id},
     )
+    options = dataset._storage_options
     fault_point("note.write")
     try:
-        lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
-    except BaseException as error:
-        if not is_engine_error(error):
-            raise
+        with engine_errors():
+            lance.LanceDataset.commit(dataset.uri, transaction, storage_options=options)
+    except EngineError as error:
         logger.warning("The note %r could not be written beside column %s: %s", wanted, work.column, error)
         return
     fault_point("note.written")

@@ -9,11 +9,12 @@ from typing import Any
 
 from airflow_geneva.apply.given_up import skipped_before
 from airflow_geneva.commit.contents import ViewContents
-from airflow_geneva.errors import JobFailed, is_engine_error
+from airflow_geneva.errors import JobFailed
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.job.result import FAILED, PENDING, BackfillResult
+from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import SavedPlan, save_plan
 from airflow_geneva.plan.fragment_work import Shard
@@ -82,7 +83,7 @@ def run_refresh(
     except BaseException as error:
         failed = BackfillResult(made.work.job_id, FAILED, rows_skipped=made.rows_skipped, rows_left=made.rows_pending)
         record_failure(view, failed, error)
-        if not is_engine_error(error):
+        if not is_failure(error):
             raise
         raise JobFailed(
             f"Refresh of view {view.name!r} failed (job {made.work.job_id}): {error}\n"

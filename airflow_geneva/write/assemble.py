@@ -13,7 +13,7 @@ from airflow_geneva.blobs import is_blob_type
 from airflow_geneva.checkpoint.held import HeldPiece, read_values
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, single_batch
-from airflow_geneva.errors import is_engine_error
+from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.plan.manifest import FragmentFiles
 from airflow_geneva.uri import join
 
@@ -123,10 +123,7 @@ def read_staged_rows(dataset: lance.LanceDataset, file: str, positions: Offsets)
     """
     from lance.file import LanceFileReader
 
-    try:
-        reader = LanceFileReader(join(dataset.uri, "data", file), storage_options=dataset._storage_options)
+    path, options = join(dataset.uri, "data", file), dataset._storage_options
+    with engine_errors(lambda error: KeyError(file)):
+        reader = LanceFileReader(path, storage_options=options)
         return single_batch(reader.take_rows(positions.tolist()).to_table()).column(0)
-    except BaseException as error:
-        if not is_engine_error(error):
-            raise
-        raise KeyError(file) from error

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from airflow_geneva.blobs import is_blob
 from airflow_geneva.checkpoint.store import check_finished
-from airflow_geneva.errors import StorageError, is_engine_error
+from airflow_geneva.errors import StorageError
 from airflow_geneva.faults import fault_point
+from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.uri import join
 
 if TYPE_CHECKING:
@@ -72,12 +73,11 @@ class DataFileWriter:
         self.file = str(meta.files[0].path)
 
     def _guard(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except BaseException as error:
-            if not is_engine_error(error):
-                raise
-            raise StorageError(
+        def failed(error: BaseException) -> StorageError:
+            return StorageError(
                 f"Cannot write a data file of {self.dataset.uri}: {error}. Check space and permissions, then run "
                 "again: checkpoints are kept."
-            ) from error
+            )
+
+        with engine_errors(failed):
+            return action()

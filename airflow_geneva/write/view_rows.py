@@ -10,8 +10,8 @@ from airflow_geneva.blobs import as_blobs, is_blob
 from airflow_geneva.checkpoint.fragment import RowIds
 from airflow_geneva.checkpoint.ranges import Offsets
 from airflow_geneva.checkpoint.store import single_batch
-from airflow_geneva.errors import is_engine_error
 from airflow_geneva.explode import explode_rows
+from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.row_order import RowIdArray
 from airflow_geneva.uri import join
 from airflow_geneva.view_columns import SOURCE_ROW_ID
@@ -80,13 +80,10 @@ def read_view_rows(view: lance.LanceDataset, file: str, positions: Offsets) -> p
     """
     from lance.file import LanceFileReader
 
-    try:
-        reader = LanceFileReader(join(view.uri, "data", file), storage_options=view._storage_options)
+    path, options = join(view.uri, "data", file), view._storage_options
+    with engine_errors(lambda error: KeyError(file)):
+        reader = LanceFileReader(path, storage_options=options)
         batch = single_batch(reader.take_rows(positions.tolist()).to_table())
-    except BaseException as error:
-        if not is_engine_error(error):
-            raise
-        raise KeyError(file) from error
     return pa.StructArray.from_arrays(batch.columns[2:], fields=list(batch.schema)[2:])
 
 
@@ -98,12 +95,8 @@ def read_source_ids(view: lance.LanceDataset, file: str) -> RowIdArray:
     """
     from lance.file import LanceFileReader
 
-    try:
-        path = join(view.uri, "data", file)
-        reader = LanceFileReader(path, storage_options=view._storage_options, columns=[SOURCE_ROW_ID])
+    path, options = join(view.uri, "data", file), view._storage_options
+    with engine_errors(lambda error: KeyError(file)):
+        reader = LanceFileReader(path, storage_options=options, columns=[SOURCE_ROW_ID])
         ids: RowIdArray = reader.read_all(batch_size=1 << 16).to_table().column(0).to_numpy()
-    except BaseException as error:
-        if not is_engine_error(error):
-            raise
-        raise KeyError(file) from error
     return ids

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from airflow_geneva.checkpoint.fragment import read_staged
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
-from airflow_geneva.errors import is_engine_error
+from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.storage import Storage
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def without_referenced(dataset: lance.LanceDataset, names: Iterable[str], since:
         LookupError: a version or branch cannot be read, so nothing can be said.
     """
     left = set(names)
-    try:
+    with engine_errors(lambda error: LookupError(str(error))):
         if since is None and left:
             # Most of what was staged was committed, and is found in the newest version, without the long walk.
             left -= set(_referenced(dataset, left, dataset.version))
@@ -57,10 +57,6 @@ def without_referenced(dataset: lance.LanceDataset, names: Iterable[str], since:
             left -= set(_referenced(dataset, left, since))
         for branch in dataset.branches.list() if left else ():
             left -= set(_referenced(dataset.checkout_version((branch, None)), left, None))
-    except BaseException as error:
-        if not is_engine_error(error):
-            raise
-        raise LookupError(str(error)) from error
     return left
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from airflow_geneva.commit.contents import named_by_metadata, named_by_swap, read_intents, read_note
-from airflow_geneva.errors import is_engine_error
 from airflow_geneva.job.shard import in_parallel
+from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.location import TableLocation
 from airflow_geneva.uri import is_local
 
@@ -31,13 +31,9 @@ def named_snapshots(location: TableLocation, dataset: lance.LanceDataset, since:
         return named_by_swap(dataset, version) or named_by_metadata(dataset.checkout_version(version))
 
     found = set(_noted(location))
-    try:
+    with engine_errors(lambda error: LookupError(str(error))):
         versions = [number for ref in dataset.version_refs() if (number := int(ref["version"])) >= since]
         found.update(in_parallel(named, versions, is_local(location.uri)))
-    except BaseException as error:
-        if not is_engine_error(error):
-            raise
-        raise LookupError(str(error)) from error
     return found - {""}
 
 

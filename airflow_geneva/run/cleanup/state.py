@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_geneva.errors import is_engine_error
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.plan.manifest import Columns, fields_present, read_manifest
 
 if TYPE_CHECKING:
@@ -46,19 +46,18 @@ class ExistingVersions:
         """
         found: set[str] = set()
         try:
-            versions = self._to_look_at()
-            if len(versions) > _MOST_LOOKED_AT:
-                return None
-            for version in versions:
-                dataset = self.dataset.checkout_version(version)
-                output = fields_present(dataset, (field_id,))
-                for text in inputs if output else ():
-                    fields = tuple(fields_present(dataset, (int(part),)) for part in text.split(","))
-                    manifest = read_manifest(dataset, Columns(fields, (), output))
-                    found.update(fragment.signature for fragment in manifest.values())
-        except BaseException as error:
-            if not is_engine_error(error):
-                raise
+            with engine_errors():
+                versions = self._to_look_at()
+                if len(versions) > _MOST_LOOKED_AT:
+                    return None
+                for version in versions:
+                    dataset = self.dataset.checkout_version(version)
+                    output = fields_present(dataset, (field_id,))
+                    for text in inputs if output else ():
+                        fields = tuple(fields_present(dataset, (int(part),)) for part in text.split(","))
+                        manifest = read_manifest(dataset, Columns(fields, (), output))
+                        found.update(fragment.signature for fragment in manifest.values())
+        except EngineError:
             return None
         return found
 

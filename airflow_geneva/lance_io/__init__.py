@@ -1,0 +1,1 @@
+"""The only door to pylance: its errors, its files."""

@@ -1,0 +1,155 @@
+"""pylance's errors, and mistakes in a program, which say nothing about a file."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from lance.file import LanceFileReader, LanceFileWriter
+from lance.fragment import DataFile
+
+import airflow_geneva
+from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_engine_error, is_failure
+from airflow_geneva.plan.unseen import committed_at
+from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.job import start_job
+from tests.counting import Trace, triple
+from tests.engine.conftest import MakeTable
+
+
+def private_attributes() -> set[str]:
+    """The private attributes of other objects in all modules that import lance."""
+    texts = [file.read_text(encoding="utf-8") for file in Path(airflow_geneva.__file__).parent.rglob("*.py")]
+    return {
+        node.attr
+        for text in texts
+        if "import lance" in text or "from lance" in text
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.endswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    }
+
+
+PRIVATE = ("_ds", "_path", "_storage_options", "_take_rows")
+
+
+def hide(patch: pytest.MonkeyPatch, name: str) -> None:
+    """An attribute as it is after pylance gave it another name: gone for everyone but pylance."""
+    for kind in (lance.LanceDataset, DataFile):
+
+        def get(this: Any, wanted: str, found: Callable[[Any, str], Any] = kind.__getattribute__) -> Any:
+            if wanted == name and sys._getframe(1).f_globals["__name__"].startswith("airflow_geneva"):
+                raise AttributeError(f"no {name}")
+            return found(this, wanted)
+
+        patch.setattr(kind, "__getattribute__", get)
+
+
+def test_every_private_attribute_of_pylance_that_is_used_is_known_here() -> None:
+    assert private_attributes() == set(PRIVATE)
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_private_attribute_that_is_gone_stops_the_plan_and_has_nothing_computed_again(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    table = make_table(100)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline")
+    table.lance.update({"id": "id"}, where="id < 3")
+    table.add([{"id": 100, "x": 100}])
+    plan, _ = start_job(table.plan_backfill("y"), table.location)
+    for shard in plan.shards:
+        apply_inline(table.location, plan.work, shard, triple)
+    hide(monkeypatch, name)
+    asked = {"_ds": lambda: committed_at(table.lance, 1)}.get(name, lambda: table.plan_backfill("y"))
+    with pytest.raises(AttributeError, match=name):
+        asked()
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> lance.LanceDataset:
+    rows = pa.table({"x": pa.array(range(100), pa.int64())})
+    return lance.write_dataset(rows, str(tmp_path / "t"), enable_stable_row_ids=True)
+
+
+def damaged(folder: Path, content: Callable[[bytes], bytes]) -> None:
+    file = folder / "file.lance"
+    batch = pa.record_batch({"x": pa.array(range(100), pa.int64())})
+    with LanceFileWriter(str(file), batch.schema) as writer:
+        writer.write_batch(batch)
+    file.write_bytes(content(file.read_bytes()))
+    LanceFileReader(str(file)).read_all().to_table()
+
+
+def write_sliced(folder: Path) -> None:
+    """What makes pylance 14 panic, with an exception that is no `Exception`."""
+    kind = pa.struct([("s", pa.struct([("b", pa.bool_())]))])
+    rows = pa.array([{"s": {"b": True}}, {"s": None}, {"s": {"b": False}}] * 30, kind)
+    writer = LanceFileWriter(str(folder / "sliced.lance"), pa.schema([("a", kind)]))
+    writer.write_batch(pa.record_batch({"a": rows.slice(3, 40)}))
+    writer.close()
+
+
+def conflict(dataset: lance.LanceDataset) -> None:
+    lance.dataset(dataset.uri).update({"x": "1"})
+    update = lance.LanceOperation.Update(
+        removed_fragment_ids=[0], updated_fragments=[], new_fragments=[], fields_modified=[]
+    )
+    lance.LanceDataset.commit(dataset.uri, update, read_version=1)
+
+
+REFUSED = {
+    "aws_access_key_id": "a",
+    "aws_secret_access_key": "b",
+    "aws_region": "us-east-1",
+    "endpoint": "http://127.0.0.1:9",
+    "allow_http": "true",
+    "client_max_retries": "0",
+}
+
+RAISING: dict[str, Callable[[lance.LanceDataset, Path], object]] = {
+    "no such file": lambda dataset, folder: LanceFileReader(str(folder / "none.lance")),
+    "an empty file": lambda dataset, folder: damaged(folder, lambda content: b""),
+    "half a file": lambda dataset, folder: damaged(folder, lambda content: content[: len(content) // 2]),
+    "another file": lambda dataset, folder: damaged(folder, lambda content: b"x" * len(content)),
+    "no such table": lambda dataset, folder: lance.dataset(str(folder / "none")),
+    "no such version": lambda dataset, folder: dataset.checkout_version(9),
+    "no such transaction": lambda dataset, folder: dataset.read_transaction(9),
+    "no such column": lambda dataset, folder: dataset.scanner(columns=["none"]).to_table(),
+    "no such SQL": lambda dataset, folder: dataset.scanner(filter="x >").to_table(),
+    "a division by zero": lambda dataset, folder: dataset.scanner(columns={"y": "x / 0"}).to_table(),
+    "a refused connection": lambda dataset, folder: LanceFileReader("s3://b/t", storage_options=REFUSED),
+    "a conflict": lambda dataset, folder: conflict(dataset),
+    "a panic": lambda dataset, folder: write_sliced(folder),
+}
+
+
+@pytest.mark.parametrize("what", RAISING)
+def test_what_pylance_raises_is_known(table: lance.LanceDataset, tmp_path: Path, what: str) -> None:
+    with pytest.raises(EngineError) as caught, engine_errors():
+        RAISING[what](table, tmp_path)
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [AttributeError(), TypeError(), NameError(), KeyError(), ImportError(), AssertionError(), RecursionError(),
+     MemoryError(), InvalidInput(), StorageError(), KeyboardInterrupt(), SystemExit()],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_everything_else_passes(error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught, engine_errors():
+        raise error
+    assert caught.value is error
+    assert is_failure(error) == isinstance(error, Exception)
+    assert not is_engine_error(error)
