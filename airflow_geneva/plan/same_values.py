@@ -12,11 +12,20 @@ Mask = npt.NDArray[np.bool_]
 
 
 def same_values(left: pa.Array, right: pa.Array) -> Mask:
-    """For every row, whether both arrays hold the same value; NULL equals NULL and NaN equals NaN.
+    """For every row, whether a UDF would be given the same: NULL equals NULL, NaN equals NaN, and 0.0 is not -0.0.
 
     Args:
         left, right: arrays of one type and length.
     """
+    try:
+        return _same(left, right)
+    except pa.ArrowNotImplementedError:
+        # A type that Arrow cannot compare: its rows count as changed, which costs work and is never wrong.
+        return np.zeros(len(left), np.bool_)
+
+
+def _same(left: pa.Array, right: pa.Array) -> Mask:
+    left, right = _plain(left), _plain(right)
     if left.type != right.type:
         return np.zeros(len(left), np.bool_)
     present = _present(left)
@@ -28,6 +37,18 @@ def same_values(left: pa.Array, right: pa.Array) -> Mask:
     return alike
 
 
+def _plain(array: pa.Array) -> pa.Array:
+    """The same values in an array whose encoding says nothing about them."""
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return _plain(array.storage)
+    if pt.is_dictionary(kind):
+        return _plain(array.dictionary_decode())
+    if pt.is_map(kind):
+        return array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
+    return array
+
+
 def _present(array: pa.Array) -> Mask:
     present: Mask = np.array(array.is_valid().to_numpy(zero_copy_only=False), np.bool_)
     return present
@@ -36,30 +57,20 @@ def _present(array: pa.Array) -> Mask:
 def _same_present(left: pa.Array, right: pa.Array) -> Mask:
     """The comparison of arrays without NULLs on their top level."""
     kind = left.type
-    if isinstance(left, pa.ExtensionArray):
-        return same_values(left.storage, right.storage)
-    if pt.is_dictionary(kind):
-        return same_values(left.dictionary_decode(), right.dictionary_decode())
     if pt.is_struct(kind):
         parts = zip(left.flatten(), right.flatten(), strict=True)
         alike: Mask = np.ones(len(left), np.bool_)
         for one, other in parts:
-            alike &= same_values(one, other)
+            alike &= _same(one, other)
         return alike
-    if pt.is_map(kind):
-        pairs = pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))
-        return _same_lists(left.cast(pairs), right.cast(pairs))
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
         return _same_lists(left, right)
-    if pt.is_float16(kind):
-        return _same_present(left.cast(pa.float32()), right.cast(pa.float32()))
-    try:
-        equal: Mask = pc.equal(left, right).to_numpy(zero_copy_only=False)
-    except pa.ArrowNotImplementedError:
-        # A type that Arrow cannot compare: its rows count as changed, which costs work and is never wrong.
-        return np.zeros(len(left), np.bool_)
     if pt.is_floating(kind):
-        equal = equal | pc.and_(pc.is_nan(left), pc.is_nan(right)).to_numpy(zero_copy_only=False)
+        ours, theirs = left.to_numpy(), right.to_numpy()
+        bits = f"u{ours.itemsize}"
+        same: Mask = (ours.view(bits) == theirs.view(bits)) | (np.isnan(ours) & np.isnan(theirs))
+        return same
+    equal: Mask = pc.equal(left, right).to_numpy(zero_copy_only=False)
     return equal
 
 
@@ -69,7 +80,7 @@ def _same_lists(left: pa.Array, right: pa.Array) -> Mask:
     filled = np.flatnonzero(alike & (lengths > 0))
     if len(filled):
         chosen = pa.array(filled)
-        items = same_values(pc.list_flatten(left.take(chosen)), pc.list_flatten(right.take(chosen)))
+        items = _same(pc.list_flatten(left.take(chosen)), pc.list_flatten(right.take(chosen)))
         starts = np.concatenate(([0], np.cumsum(lengths[filled])[:-1]))
         alike[filled] = np.logical_and.reduceat(items, starts)
     return alike

@@ -85,6 +85,22 @@ def test_moves_and_compactions_around_a_change_cost_nothing(table: airflow_genev
     backfill(table, expected)
 
 
+def test_a_zero_that_becomes_a_negative_zero_is_a_change(tmp_path: Path) -> None:
+    @udf(data_type=pa.float64(), version="1")
+    def inverse(x: pa.DoubleArray) -> pa.DoubleArray:
+        return pc.divide(1.0, x)
+
+    data = pa.table({"id": range(4), "x": [0.0, 0.0, float("nan"), 1.0]})
+    table = airflow_geneva.connect(tmp_path / "db").create_table("docs", data)
+    table.add_columns({"y": inverse})
+    assert table.backfill("y", udf=inverse, runner="inline").rows_computed == 4
+    changed = pa.table({"id": [0, 1, 2], "x": [-0.0, 0.0, float("nan")]})
+    changed = changed.append_column("y", pa.array([float("inf"), float("inf"), float("nan")]))
+    table.lance.merge_insert("id").when_matched_update_all().execute(changed)
+    assert table.backfill("y", udf=inverse, runner="inline").rows_computed == 1
+    assert table.lance.to_table(columns=["y"], filter="id = 0")["y"].to_pylist() == [float("-inf")]
+
+
 def test_everything_at_once(table: airflow_geneva.Table) -> None:
     table.add(pa.table({"id": range(ROWS, ROWS + 100), "x": range(100), "u": range(100)}))
     compact(table)
