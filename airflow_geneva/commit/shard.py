@@ -1,4 +1,4 @@
-"""Make a shard's fragments visible: at most ``commit_granularity`` of them in one Lance commit."""
+"""Make a shard's fragments visible, some of them in each Lance commit."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.job.result import ShardResult
 from airflow_geneva.plan.fragment_work import Shard
 from airflow_geneva.plan.manifest import Columns, FragmentFiles, fields_present, read_manifest
+from airflow_geneva.plan.shards import FRAGMENTS_PER_COMMIT, fragments_per_commit
 from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import Storage
 
@@ -36,6 +37,8 @@ _IDS_A_READ = 10_000
 # About a second; of more rows than this, those that were deleted count as left, and the next plan knows better.
 _MOST_LOOKED_UP = 1_000_000
 _MOST_WARNED = 5
+SECONDS_A_COMMIT = 10.0
+"""How long readers wait for the next commit of a shard that is computed, unless its commits would be too many."""
 
 
 class ShardCommitter:
@@ -48,6 +51,7 @@ class ShardCommitter:
         columns: the relevant columns by field id, as planned.
         planned: the table at the planned version, which knows the column by the name that staged files give it.
         fingerprint: of the plan.
+        shards: number of shards of the plan.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class ShardCommitter:
         columns: Columns,
         planned: lance.LanceDataset,
         fingerprint: str,
+        shards: int,
     ) -> None:
         self.open_table = open_table
         self.checkpoints = checkpoints
@@ -65,6 +70,7 @@ class ShardCommitter:
         self.columns = columns
         self.planned = planned
         self.fingerprint = fingerprint
+        self.shards = shards
         self._done: list[Candidate] = []
         self._left: list[tuple[int, int, str]] = []
         self._versions: list[int] = []
@@ -95,11 +101,17 @@ class ShardCommitter:
         """
         rows = {work.id: work.rows for work in shard.fragments}
         self._left.extend((fragment, rows[fragment], why) for fragment, why in missing)
-        size = max(self.work.sizing.commit_granularity, 1)
-        candidates = self._without_repeated_failures(candidates)
-        for at in range(0, len(candidates), size):
-            self._commit_group(candidates[at : at + size])
+        left = self._without_repeated_failures(candidates)
+        asked = self.work.sizing.commit_granularity
+        least = size = asked or fragments_per_commit(len(shard.fragments), self.shards)
+        while left:
+            group, left = left[:size], left[size:]
+            began = time.monotonic()
+            self._commit_group(group)
             on_group(len(self._done), sum(done.work.rows for done in self._done), tuple(self._versions))
+            if asked is None:
+                spent = max(time.monotonic() - began, 1e-3)
+                size = max(least, round(len(group) * SECONDS_A_COMMIT / spent))
         if self._warned > _MOST_WARNED:
             logger.warning("%s more fragments are left for the next run.", self._warned - _MOST_WARNED)
         ours = sum(n for c in self._done for job, n in c.staged.by_job if job == self.work.job_id)
@@ -152,6 +164,12 @@ class ShardCommitter:
                 for candidate, why in verdict.left:
                     if candidate not in by_others:
                         self._leave(dataset, candidate, why)
+                return
+            if self.work.sizing.commit_granularity is None and len(group) > FRAGMENTS_PER_COMMIT:
+                # The fewer fragments a commit is about, the less others come between.
+                half = -(-len(group) // 2)
+                self._commit_group(group[:half])
+                self._commit_group(group[half:])
                 return
             wait = min(0.05 * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
             logger.info("Commit conflict at version %s, try %s of %s.", dataset.version, attempt + 1, attempts)

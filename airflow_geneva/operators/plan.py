@@ -61,7 +61,7 @@ class PlanBackfillOperator(LanceOperator):
         task_size: rows per Spark task.
         task_shuffle_diversity: how many stretches of the table neighbouring tasks are drawn from.
         shard_size: fragments per shard.
-        commit_granularity: fragments per Lance commit.
+        commit_granularity: fragments per Lance commit; by default as many as keep a backfill at about 100 commits.
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
 
@@ -110,7 +110,7 @@ class PlanBackfillOperator(LanceOperator):
         task_size: int | str | None = None,
         task_shuffle_diversity: int | str | None = None,
         shard_size: int | str | None = None,
-        commit_granularity: int | str = _DEFAULT.commit_granularity,
+        commit_granularity: int | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)

@@ -1,4 +1,4 @@
-"""Cut a plan into shards, and a shard into tasks."""
+"""Cut a plan into shards, and a shard into commits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from airflow_geneva.plan.fragment_work import FragmentWork, Shard
 FRAGMENTS_PER_SHARD = 4_096
 SHARDS_UNASKED = 64
 MOST_SHARDS = 1_024
+COMMITS_UNASKED = 100
+FRAGMENTS_PER_COMMIT = 64
 
 
 def cut_shards(works: Sequence[FragmentWork], shard_size: int | None) -> tuple[Shard, ...]:
@@ -32,3 +34,15 @@ def cut_shards(works: Sequence[FragmentWork], shard_size: int | None) -> tuple[S
             f"as many mapped tasks as Airflow allows. Use shard_size={least} or more, or leave it out."
         )
     return tuple(Shard(i, tuple(ordered[at : at + size])) for i, at in enumerate(range(0, len(ordered), size)))
+
+
+def fragments_per_commit(fragments: int, shards: int) -> int:
+    """Fewest fragments that a commit covers unless asked otherwise, the last one of a shard aside.
+
+    Every commit writes the whole manifest again. With these a backfill makes at most about 100, or one a shard.
+
+    Args:
+        fragments: number of fragments of the shard.
+        shards: number of shards of the plan.
+    """
+    return max(FRAGMENTS_PER_COMMIT, -(-fragments // max(COMMITS_UNASKED // shards, 1)))

@@ -29,7 +29,7 @@ class Sizing:
         task_size: rows per Spark task.
         task_shuffle_diversity: how many stretches of the table neighbouring tasks are drawn from.
         shard_size: fragments per shard.
-        commit_granularity: fragments per Lance commit.
+        commit_granularity: fragments per Lance commit; None for as many as keep a backfill at about 100 commits.
     """
 
     concurrency: int = 8
@@ -42,7 +42,7 @@ class Sizing:
     task_size: int | None = None
     task_shuffle_diversity: int | None = None
     shard_size: int | None = None
-    commit_granularity: int = 64
+    commit_granularity: int | None = None
 
 
 @dataclass(frozen=True)

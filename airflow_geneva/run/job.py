@@ -183,6 +183,7 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
         ),
         bench.dataset,
         saved.fingerprint,
+        len(saved.shards),
     )
     folder = JobFolder.of(location.checkpoints, saved.work.job_id)
     ready = sum(candidate.work.rows for candidate in candidates)

@@ -39,7 +39,7 @@ class BackfillTaskGroup(TaskGroup):
         task_size: rows per Spark task.
         task_shuffle_diversity: how many stretches of the table neighbouring tasks are drawn from.
         shard_size: fragments per shard.
-        commit_granularity: fragments per Lance commit.
+        commit_granularity: fragments per Lance commit; by default as many as keep a backfill at about 100 commits.
         on_code_change: `error`, `recompute` or `new_rows`, when rows hold another version's value.
         continue_from: other versions of the UDF whose values are taken over; several with commas between them.
         errors_only: compute only rows the UDF failed on, however often.
@@ -80,7 +80,7 @@ class BackfillTaskGroup(TaskGroup):
         task_size: int | str | None = None,
         task_shuffle_diversity: int | str | None = None,
         shard_size: int | str | None = None,
-        commit_granularity: int | str = _DEFAULT.commit_granularity,
+        commit_granularity: int | str | None = None,
         on_code_change: str = "error",
         continue_from: str | None = None,
         errors_only: bool | str = False,

@@ -729,6 +729,38 @@ def test_shards_and_commits_are_as_small_as_asked_for(make_table: MakeTable, tra
     assert_whole_commits(table, "y", tripled, since=defined)
 
 
+@pytest.mark.parametrize(("seconds", "commits"), [(0.0, 3), (1e9, 2)])
+def test_unasked_a_commit_covers_what_takes_some_seconds(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, seconds: float, commits: int
+) -> None:
+    monkeypatch.setattr("airflow_geneva.commit.shard.SECONDS_A_COMMIT", seconds)
+    table = make_table(130, per_fragment=1)
+    table.add_columns({"y": triple})
+    assert len(table.backfill("y", runner="inline").commits) == commits
+    assert_right(table, "y", tripled)
+
+
+def test_a_group_that_others_disturb_is_committed_in_smaller_ones(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(130, per_fragment=1)
+    table.add_columns({"y": triple})
+    sizes = []
+    commit = lance.LanceDataset.commit
+
+    def conflicting(uri: str, transaction: Any, **options: Any) -> Any:
+        sizes.append(len(transaction.operation.replacements))
+        if sizes[-1] > 64:
+            raise OSError("Retryable commit conflict for version 3")
+        return commit(uri, transaction, **options)
+
+    monkeypatch.setattr(lance.LanceDataset, "commit", staticmethod(conflicting))
+    result = table.backfill("y", runner="inline")
+    assert sizes == [64, 66, 33, 33]
+    assert (result.state, result.rows_left, len(result.commits)) == ("DONE", 0, 3)
+    assert_right(table, "y", tripled)
+
+
 @pytest.mark.parametrize(("size", "most"), [(7, 7), (1, 1), (1_000, 100)])
 def test_no_call_is_larger_than_the_batch_size(make_table: MakeTable, trace: Trace, size: int, most: int) -> None:
     table = make_table(100, per_fragment=100)

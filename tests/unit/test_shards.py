@@ -8,7 +8,7 @@ from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.plan.fragment_work import FragmentWork, Shard
 from airflow_geneva.plan.manifest import FragmentFiles
-from airflow_geneva.plan.shards import cut_shards
+from airflow_geneva.plan.shards import cut_shards, fragments_per_commit
 
 ROWS = Ranges.of(0, 10)
 
@@ -47,3 +47,16 @@ def test_more_shards_than_airflow_maps_are_refused_with_the_size_that_fits() -> 
     with pytest.raises(InvalidInput, match="Use shard_size=2 or more"):
         cut_shards([work(at) for at in range(1_025)], 1)
     assert len(cut_shards([work(at) for at in range(1_025)], 2)) == 513
+
+
+@pytest.mark.parametrize(
+    ("fragments", "size", "most"), [(4_000, None, 63), (100_000, None, 100), (300_000, None, 100), (50_000, 100, 500)]
+)
+def test_unasked_a_backfill_makes_about_a_hundred_commits_at_most(fragments: int, size: int | None, most: int) -> None:
+    shards = cut_shards([work(at) for at in range(fragments)], size)
+    counts = [len(shard.fragments) for shard in shards]
+    assert sum(-(-count // fragments_per_commit(count, len(shards))) for count in counts) <= most
+
+
+def test_a_commit_covers_64_fragments_where_there_are_few() -> None:
+    assert fragments_per_commit(10, 1) == fragments_per_commit(6_400, 1) == 64
