@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,7 +13,7 @@ from airflow_geneva.blobs import blob_field, is_blob
 from airflow_geneva.column_definition import check_column_name
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.plan.where import where_columns
+from airflow_geneva.plan.where import brackets_of, names_in, where_columns
 from airflow_geneva.udf import UDF
 from airflow_geneva.view_columns import SYSTEM_COLUMNS, OutputColumn
 from airflow_geneva.view_definition import visible_columns
@@ -27,10 +26,7 @@ QuerySpec: TypeAlias = str | UDF | tuple[UDF, Sequence[str]]
 
 # What holds for a column of its source only: the UDF that computes it, and its part in the primary key.
 _NOT_INHERITED = (b"geneva::", b"lance-schema:")
-_INTERNAL = re.compile(
-    r"\b(_rowid|_rowaddr|_rowoffset|_row_created_at_version|_row_last_updated_at_version)\b", re.IGNORECASE
-)
-_QUOTED_TEXT = re.compile(r"'(?:[^']|'')*'")
+_INTERNAL = {"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"}
 
 
 @dataclass(frozen=True)
@@ -102,15 +98,14 @@ def check_expression(sql: object, what: str) -> str:
     """Refuse what is no text, is empty, or reads columns that are not the table's own."""
     if not isinstance(sql, str) or not sql.strip():
         raise InvalidInput(f"{what} is {sql!r:.200}. Give it as a text that is not empty.")
-    code = _QUOTED_TEXT.sub(" ", sql)
-    internal = {match.group() for match in _INTERNAL.finditer(code)} | set(where_columns(sql, list(SYSTEM_COLUMNS)))
+    internal = names_in(sql) & {*_INTERNAL, *SYSTEM_COLUMNS}
     if internal:
         raise InvalidInput(
             f"{what}, {sql!r}, reads {sorted(internal)}, which are Lance's and the views' own and change without the "
             "rows changing. Use the table's columns."
         )
     depth = 0
-    for character in _QUOTED_TEXT.sub(" ", sql):
+    for character in brackets_of(sql):
         depth += (character == "(") - (character == ")")
         if depth < 0:
             # Lance takes what comes before it for the whole, and in brackets of our own it would mean another thing.

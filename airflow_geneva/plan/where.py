@@ -16,9 +16,14 @@ from airflow_geneva.plan.manifest import open_fragment
 if TYPE_CHECKING:
     import lance
 
-_LITERAL = re.compile(r"'(?:[^']|'')*'")
-_QUOTED = re.compile(rf"{_LITERAL.pattern}|`[^`]*`|\"[^\"]*\"")
-_WORD = re.compile(r"`([^`]+)`|\"([^\"]+)\"|([^\W\d]\w*)")
+# As Lance reads SQL: one pass, because each kind may hold the quotes of the others. Double quotes make texts.
+_TEXT = r"""'(?:[^']|'')*'|"(?:[^"]|"")*\""""
+_COMMENT = r"--[^\n]*|/\*.*?\*/"
+_GAP = rf"(?:\s|{_COMMENT})*"
+_NAME = r"`(?:[^`]|``)*`|(?![0-9$])(?:[A-Za-z0-9_@#$]|[^\x00-\x7f\s])+"
+_TOKEN = re.compile(
+    rf"(?P<text>{_TEXT})|{_COMMENT}|(?P<field>\.{_GAP})?(?P<name>{_NAME})(?P<call>{_GAP}\((?P<empty>{_GAP}\))?)?", re.S
+)
 _CLOCK = {
     "now": "timestamp '{:%Y-%m-%d %H:%M:%S.%f}'",
     "current_timestamp": "timestamp '{:%Y-%m-%d %H:%M:%S.%f}'",
@@ -26,8 +31,8 @@ _CLOCK = {
     "today": "date '{:%Y-%m-%d}'",
     "current_time": "time '{:%H:%M:%S.%f}'",
 }
-_CLOCK_CALL = re.compile(rf"\b({'|'.join(_CLOCK)})\s*\(\s*\)|\b(current_timestamp|current_date|current_time)\b", re.I)
-_DICE = re.compile(r"\b(random|uuid)\s*\(", re.I)
+_WITHOUT_BRACKETS = {"current_timestamp", "current_date", "current_time"}
+_DICE = {"random", "rand", "uuid"}
 
 
 def freeze_where(where: str | None, at: datetime | None = None) -> str | None:
@@ -43,37 +48,56 @@ def freeze_where(where: str | None, at: datetime | None = None) -> str | None:
     if where is None or not where.strip():
         return None
     moment = (at or datetime.now(timezone.utc)).astimezone(timezone.utc)
-    parts: list[str] = []
-    last = 0
-    for literal in [*_QUOTED.finditer(where), None]:
-        code = where[last : literal.start() if literal else len(where)]
-        if _DICE.search(code):
+
+    def frozen(token: re.Match[str]) -> str:
+        volatile = _volatile(token)
+        if volatile in _DICE:
             raise InvalidInput(
                 f"The filter {where!r} draws random values, so no two tasks would select the same rows. "
                 "Filter on a stored column instead."
             )
-        parts.append(_CLOCK_CALL.sub(lambda m: _CLOCK[(m[1] or m[2]).lower()].format(moment), code))
-        if literal:
-            parts.append(literal[0])
-            last = literal.end()
-    return "".join(parts).strip()
+        return token[0] if volatile is None else _CLOCK[volatile].format(moment)
+
+    return _TOKEN.sub(frozen, where).strip()
 
 
 def volatile_functions(sql: str) -> list[str]:
     """The functions in a filter or expression that give something else at every call: those of clock and dice."""
-    code = _QUOTED.sub(" ", sql)
-    found = [match[1] or match[2] for match in _CLOCK_CALL.finditer(code)]
-    found += [match[1] for match in _DICE.finditer(code)]
-    return sorted({name.lower() for name in found})
+    return sorted({name for name in map(_volatile, _TOKEN.finditer(sql)) if name})
+
+
+def _volatile(token: re.Match[str]) -> str | None:
+    """The function of clock or dice that is called here."""
+    if token["name"] is None or token["field"]:
+        return None
+    name = _unquoted(token["name"]).lower()
+    bare = name in _WITHOUT_BRACKETS and token["name"][0] != "`" and not token["call"]
+    called = token["empty"] if name in _CLOCK else token["call"] if name in _DICE else None
+    return name if called or bare else None
+
+
+def names_in(sql: str) -> set[str]:
+    """Every name that a filter or expression mentions, in lower case; what stands in double quotes may be one."""
+    found = (token["name"] or token["text"] for token in _TOKEN.finditer(sql))
+    return {_unquoted(name).lower() for name in found if name and name[0] != "'"}
+
+
+def brackets_of(sql: str) -> str:
+    """A filter or expression without its texts, names and comments, in which brackets are not brackets."""
+    return _TOKEN.sub(lambda token: "(" * bool(token["call"]) + ")" * bool(token["empty"]), sql)
+
+
+def _unquoted(name: str) -> str:
+    quote = name[0]
+    return name[1:-1].replace(quote * 2, quote) if quote in '`"' else name
 
 
 def where_columns(where: str | None, columns: list[str]) -> list[str]:
     """Columns a filter may read: every one it mentions, in whatever case, so never too few."""
     if where is None:
         return []
-    code = _LITERAL.sub(" ", where)
-    words = {word.lower() for match in _WORD.finditer(code) for word in match.groups() if word}
-    return [name for name in columns if name.lower() in words]
+    mentioned = names_in(where)
+    return [name for name in columns if name.lower() in mentioned]
 
 
 def check_where(dataset: lance.LanceDataset, where: str | None) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import lance
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from airflow_geneva import connect
 from airflow_geneva.checkpoint.ranges import Ranges
@@ -32,6 +36,10 @@ STAMP = "timestamp '2031-05-06 07:08:09.123456'"
         ("`current_date` > 3", "`current_date` > 3"),
         ("nowhere > 3 and known() = 1", "nowhere > 3 and known() = 1"),
         ("  id > 3 ", "id > 3"),
+        ("`it's` > 0 and ts < now() and note = ''", f"`it's` > 0 and ts < {STAMP} and note = ''"),
+        ("ts < now(/* it's */)", f"ts < {STAMP}"),
+        ("ts < `now`() -- it's now()\n and id > 3", f"ts < {STAMP} -- it's now()\n and id > 3"),
+        ("s.current_date > 3 and a#current_date > 3", "s.current_date > 3 and a#current_date > 3"),
     ],
 )
 def test_the_clock_stands_still_for_a_whole_run(asked: str, frozen: str) -> None:
@@ -48,7 +56,10 @@ def test_an_empty_filter_is_none(empty: str | None) -> None:
     assert freeze_where(empty) is None
 
 
-@pytest.mark.parametrize("where", ["random() < 0.5", "id > 3 and uuid() = note"])
+@pytest.mark.parametrize(
+    "where",
+    ["random() < 0.5", "id > 3 and uuid() = note", "rand() < 0.5", "`random`/* */() < 0.5", "`it's` > random() -- '"],
+)
 def test_dice_are_refused_because_no_second_task_would_throw_the_same(where: str) -> None:
     with pytest.raises(InvalidInput, match="random values"):
         freeze_where(where)
@@ -68,10 +79,76 @@ def test_a_word_in_a_text_is_no_die() -> None:
         ("id IS NULL AND note LIKE '%größe%'", ["id", "note"]),
         ("1 = 1", []),
         (None, []),
+        ("`it's` > 0 and note = 'x'", ["note", "it's"]),
+        ("note = 'it''s' and `it's` = 'id'", ["note", "it's"]),
+        ('note = "it\'s" and id = 1', ["id", "note", "it's"]),
+        ("id = 1 -- it's\n and note = 'x'", ["id", "note"]),
+        ("id = 1 /* `it's */ and note = 'x'", ["id", "note"]),
+        ("s.`it's` = 1 and s['note'] = 'id'", ["s", "it's"]),
+        ("`a``b` = 1 and a#b = 2 and हि = 3", ["a`b", "a#b", "हि"]),
     ],
 )
 def test_every_column_a_filter_may_read_is_found(where: str | None, read: list[str]) -> None:
-    assert where_columns(where, ["id", "odd name", "s", "größe", "note"]) == read
+    assert where_columns(where, ["id", "odd name", "s", "größe", "note", "it's", "a`b", "a#b", "हि"]) == read
+
+
+_PIECES = [
+    "a",
+    "B",
+    "_",
+    "1",
+    " ",
+    "'",
+    "`",
+    '"',
+    "#",
+    "@",
+    "$",
+    "--",
+    "/*",
+    "*/",
+    "(",
+    "ß",
+    "日",
+    "हि",
+    "select",
+    "now()",
+]
+_NAMES = st.lists(st.sampled_from(_PIECES), min_size=1, max_size=4).map("".join).filter(lambda name: name.strip())
+_TEXTS = st.lists(st.sampled_from([*_PIECES, "''", "n1", "s.part"]), max_size=4).map("".join)
+
+
+@st.composite
+def _filters(draw: st.DrawFn, names: list[str]) -> str:
+    """Conditions on some of the columns, with texts and comments between them."""
+    terms = []
+    for name in draw(st.lists(st.sampled_from([*names, "s.part", "s['part']", "S.`part`"]), min_size=1, max_size=3)):
+        plain = name.lower().startswith("s") and "part" in name
+        plain = plain or (re.fullmatch(r"(?!select$)[^\W\d][\w#@$]*", name) and draw(st.booleans()))
+        text = draw(_TEXTS)
+        quote = draw(st.sampled_from("'\""))
+        written = quote + (text.replace("'", "''") if quote == "'" else text.replace('"', '""')) + quote
+        terms.append(f"{name if plain else f'`{name}`'} <> {written}")
+    comments = ["", " ", "/* it's `n1` */", "-- it's \" `n1\n"]
+    return "".join(f"{' AND ' if at else ''}{draw(st.sampled_from(comments))}{term}" for at, term in enumerate(terms))
+
+
+@given(data=st.data())
+def test_no_column_that_the_engine_reads_is_missed_whatever_the_names(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    names = data.draw(st.lists(_NAMES, min_size=2, max_size=5, unique_by=str.lower))
+    names = ["n1", *(name for name in names if name.lower() not in ("n1", "s"))]
+    rows = {**{name: ["x"] for name in names}, "s": [{"part": "x"}]}
+    dataset = lance.write_dataset(pa.table(rows), tmp_path_factory.mktemp("names") / "t.lance")
+    where = data.draw(_filters([name for name in names if "`" not in name]))
+    check_where(dataset, where)
+    plan = dataset.scanner(filter=where, columns=[], with_row_id=True).explain_plan()
+    listed = re.search(r"projection=\[(.*)\], num_fragments=", plan)
+    assert listed is not None
+    read = {name.partition(".")[0] for name in listed[1].split(", ")} - {""}
+    assert read
+    assert read <= set(where_columns(where, dataset.schema.names))
 
 
 @pytest.fixture
