@@ -21,6 +21,20 @@ from airflow_geneva.checkpoint.provenance import Tried
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.checkpoint.trust import Trust
+from airflow_geneva.errors import StorageError
+
+
+class BrokenFile(StorageError):
+    """A checkpoint or staged data file gives no values: it is damaged or gone, or another job replaced it.
+
+    Attributes:
+        source: key of the checkpoint, or name of the data file.
+    """
+
+    def __init__(self, source: str) -> None:
+        super().__init__(f"{source} is damaged or gone. Run again: the rows in it are computed again.")
+        self.source = source
+
 
 RowIdLookup = Callable[[], tuple[Offsets, RowIds]]
 """Gives the live rows of the fragment at hand: physical offsets and row ids, in physical order."""
@@ -45,7 +59,8 @@ class HeldPiece:
     """Computed rows of one fragment that lie in one file.
 
     Args:
-        source: key of a range checkpoint, or file name of a staged data file.
+        key: of the checkpoint that told of them.
+        source: the same key, of a range checkpoint; of a fragment checkpoint, the name of its staged data file.
         staged: whether ``source`` is a staged data file.
         offsets: physical offsets in the fragment at hand, ascending.
         positions: where in the file their values are.
@@ -55,6 +70,7 @@ class HeldPiece:
         failed: those the job gave up, by offset in the fragment at hand; their value is NULL.
     """
 
+    key: str
     source: str
     staged: bool
     offsets: Offsets
@@ -235,7 +251,7 @@ class KeyIndex:
             positions = np.arange(len(content.offsets), dtype=np.int64)
             failed = content.failures.all - again
             piece = HeldPiece(
-                key, False, content.offsets, positions, content.row_ids, content.failures.job_id, version, failed
+                key, key, False, content.offsets, positions, content.row_ids, content.failures.job_id, version, failed
             )
             return [piece.only(Ranges.of(0, 1 << 32) - again) if again else piece], content.looked_at - again
         staged = self._staged(key)
@@ -248,7 +264,7 @@ class KeyIndex:
         if tried is None:
             usable, failed = usable - failed, Ranges.empty()
         positions = np.arange(len(offsets), dtype=np.int64) if staged.dense else offsets
-        piece = HeldPiece(staged.file, True, offsets, positions, staged.row_ids, job_id, version, failed)
+        piece = HeldPiece(key, staged.file, True, offsets, positions, staged.row_ids, job_id, version, failed)
         taken = [(maker, rows & usable) for maker, rows in staged.taken]
         own = piece.only(usable - Ranges.union(rows for _, rows in taken))
         pieces = [own, *(replace(piece.only(rows), version=maker) for maker, rows in taken)]
@@ -272,15 +288,18 @@ def read_values(store: CheckpointStore, piece: HeldPiece) -> pa.Array:
     """Values of a piece of a range checkpoint, in the order of its offsets.
 
     Raises:
-        KeyError: the checkpoint is damaged, gone, or holds other rows than when it was found: another job that read
+        BrokenFile: the checkpoint is damaged, gone, or holds other rows than when it was found: another job that read
             the table at another version may write the same key.
     """
-    batch = store.read(piece.source, [VALUE, ROW_ID])
+    try:
+        batch = store.read(piece.source, [VALUE, ROW_ID])
+    except KeyError as error:
+        raise BrokenFile(piece.source) from error
     values, ids = batch.column(VALUE), batch.column(ROW_ID).to_numpy(zero_copy_only=False)
     if len(piece.positions) and piece.positions.max() >= len(ids):
-        raise KeyError(piece.source)
+        raise BrokenFile(piece.source)
     if not np.array_equal(ids[piece.positions], piece.row_ids):
-        raise KeyError(piece.source)
+        raise BrokenFile(piece.source)
     if len(piece.positions) == len(values) and np.array_equal(piece.positions, np.arange(len(values))):
         return values
     return values.take(pa.array(piece.positions))

@@ -17,7 +17,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.fragment_work import FragmentWork
-from airflow_geneva.plan.manifest import field_ids, row_ids
+from airflow_geneva.plan.manifest import field_ids, live_offsets, row_ids
 from airflow_geneva.plan.staging import staged_fits, staged_gives_rows
 from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import Storage
@@ -97,12 +97,13 @@ class Bench:
             self.work.tried(fragment),
         )
 
-    def stage(self, fragment: FragmentWork, live: Ranges, held: Held) -> StagedFragment:
+    def stage(self, fragment: FragmentWork, held: Held) -> StagedFragment:
         """Put a fragment together from checkpoints and old values.
 
         Raises:
-            KeyError: a checkpoint is gone since it was found.
+            BrokenFile: a checkpoint or staged file is damaged, or gone since it was found.
         """
+        live = live_offsets(self.dataset, fragment.files)
         parts = assemble(self.dataset, self.store, fragment.files, live, self.work.column, held.pieces)
         writer = StagedWriter(self.dataset, self.work.column)
         for part in parts:

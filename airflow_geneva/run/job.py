@@ -28,6 +28,7 @@ from airflow_geneva.plan.manifest import columns_of, live_offsets
 from airflow_geneva.plan.values import CodeRef, Plan, Work
 from airflow_geneva.plan.where import where_columns
 from airflow_geneva.run.bench import Bench
+from airflow_geneva.run.completion import stage_held
 from airflow_geneva.run.mixed import record_makers
 from airflow_geneva.storage import Storage
 
@@ -155,21 +156,12 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
         staged = bench.staged(fragment, index, live)
         if staged is None:
             due = fragment.due & live
-            held = bench.held(fragment, index, due)
-            if due - held.done:
-                was_staged = index.staged_at(fragment.place) is not None
-                why = (
-                    "its staged data file is gone or no longer fits"
-                    if was_staged
-                    else "not all of its rows are computed"
-                )
-                missing.append((fragment.id, why))
-                continue
-            try:
-                staged = bench.stage(fragment, live, held)
-            except KeyError:
-                missing.append((fragment.id, "its checkpoints are gone"))
-                continue
+            staged = stage_held(bench, fragment, due, bench.held(fragment, index, due))
+        if staged is None:
+            was_staged = index.staged_at(fragment.place) is not None
+            gone, never = "its staged data file is gone or no longer fits", "not all of its rows are computed"
+            missing.append((fragment.id, gone if was_staged else never))
+            continue
         candidates.append(Candidate(fragment, staged))
     committer = ShardCommitter(
         location.open,

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from airflow_geneva.checkpoint.fragment import StagedFragment
+from airflow_geneva.checkpoint.held import BrokenFile
 from airflow_geneva.checkpoint.provenance import Tried
 from airflow_geneva.checkpoint.snapshot import save_snapshot
 from airflow_geneva.commit.contents import newest_swap
@@ -22,6 +23,7 @@ from airflow_geneva.plan.document import SavedPlan
 from airflow_geneva.plan.fragment_work import FragmentWork, Shard
 from airflow_geneva.plan.swap import SwapPlan
 from airflow_geneva.plan.values import Work
+from airflow_geneva.run.completion import remove_broken, stage_held
 from airflow_geneva.run.job import why_failed
 from airflow_geneva.run.view_bench import ViewBench
 from airflow_geneva.write.arrange import arrange
@@ -110,8 +112,7 @@ def finish_refresh(
     work = saved.work
     began = time.monotonic()
     fault_point("finish.begin")
-    staged = _staged(view, work, shards)
-    result = _swapped(view, saved, swap, staged)
+    result = _swapped(view, saved, swap, tuple(shards))
     mirror_swap(view)
     result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
     folder = JobFolder.of(view.checkpoints, work.job_id)
@@ -120,16 +121,23 @@ def finish_refresh(
     return result
 
 
-def _swapped(view: TableLocation, saved: SavedPlan, swap: SwapPlan, staged: _Staged) -> BackfillResult:
+def _swapped(view: TableLocation, saved: SavedPlan, swap: SwapPlan, shards: Sequence[Shard]) -> BackfillResult:
     work = saved.work
+    staged = _staged(view, work, shards)
     result = BackfillResult(work.job_id, DONE, rows_skipped=saved.rows_skipped, from_version=view.open().version)
     version, why = _done_before(view, saved, swap), ""
     if version is None and staged.missing:
         why = "not all of its rows are computed, or a staged file is gone"
     elif version is None:
+        try:
+            files = _files(view, swap, staged)
+        except BrokenFile as broken:
+            fragments = [fragment for fragment, pair in staged.pairs if pair.file == broken.source]
+            remove_broken(ViewBench.at(view, work).store, broken, (str(work.key(fragment)) for fragment in fragments))
+            return _swapped(view, saved, swap, shards)
         following = swap.snapshot_with(staged.failed)
         save = partial(save_snapshot, view.checkpoints, work.job_id, following)
-        version, why = swap_rows(view, work, saved.fingerprint, swap, _files(view, swap, staged), save)
+        version, why = swap_rows(view, work, saved.fingerprint, swap, files, save)
     if why:
         due = sum(len(fragment.due) for fragment, _ in staged.pairs) + staged.rows_missing
         notes = (*saved.notes, f"left for the next run: {why}")
@@ -166,15 +174,9 @@ def _staged(view: TableLocation, work: Work, shards: Iterable[Shard]) -> _Staged
             index = bench.index(fragment)
             staged = bench.staged(fragment, index)
             if staged is None:
-                held = bench.held(fragment, index, fragment.due)
-                if fragment.due - held.done:
-                    missing.append(fragment)
-                    continue
-                try:
-                    staged = bench.stage(fragment, held)
-                except KeyError:
-                    # Its checkpoints are gone since they were found.
-                    missing.append(fragment)
-                    continue
-            pairs.append((fragment, staged))
+                staged = stage_held(bench, fragment, fragment.due, bench.held(fragment, index, fragment.due))
+            if staged is None:
+                missing.append(fragment)
+            else:
+                pairs.append((fragment, staged))
     return _Staged(tuple(pairs), tuple(missing))

@@ -13,21 +13,19 @@ from airflow_geneva.apply.given_up import SkipCount
 from airflow_geneva.apply.guarded import open_mapper
 from airflow_geneva.checkpoint.fragment import Runs, join_runs, unrolled
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.errors import StorageError
 from airflow_geneva.location import TableLocation
 from airflow_geneva.on_error import Policy
 from airflow_geneva.plan.fragment_work import FragmentWork
 from airflow_geneva.plan.manifest import FragmentFiles, live_offsets
 from airflow_geneva.plan.values import Work
 from airflow_geneva.run.bench import Bench
+from airflow_geneva.run.completion import stage_held
 from airflow_geneva.run.units import DoUnit, RowCount, Unit, UnitReport
 from airflow_geneva.udf_parcel import UdfParcel
 from airflow_geneva.write.staged import StagedWriter, lay_out
 
 if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
-
-_MOST_BROKEN = 100
 
 
 @dataclass(frozen=True)
@@ -107,32 +105,16 @@ def _run_unit(bench: Bench, unit: Unit, applier: Applier, counted: RowCount) -> 
     if unit.whole and not held.pieces and not _needs_old_values(fragment.files, live, due, bench.work):
         _stream(bench, applier, fragment, live, due)
         return UnitReport(fragment.id, counted.rows, True)
-    for _ in applier.compute(fragment, live, due - held.done):
-        pass
-    if not unit.whole:
-        return UnitReport(fragment.id, counted.rows, False)
-    for _ in range(_MOST_BROKEN):
-        held = bench.held(fragment, bench.index(fragment), due)
-        try:
-            bench.stage(fragment, live, held)
-        except KeyError as lost:
-            # Its head was readable and its values are not: without it, its rows are simply missing.
-            broken = next((piece for piece in held.pieces if lost.args == (piece.source,)), None)
-            if broken is None or broken.staged:
-                raise _changed_meanwhile(bench, fragment, lost) from lost
-            del bench.store[broken.source]
-            for _ in applier.compute(fragment, live, Ranges.from_offsets(broken.offsets)):
-                pass
-            continue
-        return UnitReport(fragment.id, counted.rows, True)
-    raise _changed_meanwhile(bench, fragment, KeyError(_MOST_BROKEN))
 
+    def compute(missing: Ranges) -> None:
+        for _ in applier.compute(fragment, live, missing):
+            pass
 
-def _changed_meanwhile(bench: Bench, fragment: FragmentWork, lost: KeyError) -> StorageError:
-    return StorageError(
-        f"Checkpoint {lost} of column {bench.work.column!r} changed or broke while fragment {fragment.id} was put "
-        "together. Run the task again; if it says so again, run with ignore_checkpoints=True."
-    )
+    if unit.whole:
+        stage_held(bench, fragment, due, held, compute)
+    else:
+        compute(due - held.done)
+    return UnitReport(fragment.id, counted.rows, unit.whole)
 
 
 def _needs_old_values(files: FragmentFiles, live: Ranges, due: Ranges, work: Work) -> bool:

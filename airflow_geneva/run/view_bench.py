@@ -86,7 +86,7 @@ class ViewBench:
         """Put the rows together from checkpoints.
 
         Raises:
-            KeyError: a checkpoint is gone since it was found.
+            BrokenFile: a checkpoint or staged file is damaged, or gone since it was found.
         """
         writer = ViewRowsWriter(self.view, self.work.explode)
         due = fragment.due.offsets()

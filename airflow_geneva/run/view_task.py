@@ -20,6 +20,7 @@ from airflow_geneva.on_error import Policy
 from airflow_geneva.plan.fragment_work import FragmentWork
 from airflow_geneva.plan.manifest import live_offsets
 from airflow_geneva.plan.values import Work
+from airflow_geneva.run.completion import stage_held
 from airflow_geneva.run.units import DoUnit, RowCount, Unit, UnitReport
 from airflow_geneva.run.view_bench import ViewBench
 from airflow_geneva.udf import UDF
@@ -144,10 +145,15 @@ def _run(bench: ViewBench, unit: Unit, applier: Applier, counted: RowCount) -> U
     if unit.whole and not held.pieces:
         _stream(bench, applier, fragment, live)
         return UnitReport(fragment.id, counted.rows, True)
-    for _ in applier.compute(fragment, live, unit.run - held.done):
-        pass
+
+    def compute(missing: Ranges) -> None:
+        for _ in applier.compute(fragment, live, missing):
+            pass
+
     if unit.whole:
-        bench.stage(fragment, bench.held(fragment, bench.index(fragment), unit.run))
+        stage_held(bench, fragment, unit.run, held, compute)
+    else:
+        compute(unit.run - held.done)
     return UnitReport(fragment.id, counted.rows, unit.whole)
 
 

@@ -30,7 +30,7 @@ def arrange(
         most: rows a file; None: all in one.
 
     Raises:
-        KeyError: a staged file is gone or damaged.
+        BrokenFile: a staged file is damaged or gone.
         StorageError: the store is full, read-only or unreachable.
     """
     # Not the row ids of the checkpoint: lists may have become rows.

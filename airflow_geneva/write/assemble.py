@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from airflow_geneva.apply.reader import read_rows, rows_per_read
 from airflow_geneva.blobs import is_blob_type
-from airflow_geneva.checkpoint.held import HeldPiece, read_values
+from airflow_geneva.checkpoint.held import BrokenFile, HeldPiece, read_values
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, single_batch
 from airflow_geneva.lance_io.engine_errors import engine_errors
@@ -43,7 +43,7 @@ def assemble(
         pieces: computed rows, no row twice.
 
     Raises:
-        KeyError: a file behind a piece is gone.
+        BrokenFile: the file behind a piece is damaged or gone.
     """
     data_type = dataset.schema.field(column).type
     if is_blob_type(data_type):
@@ -119,11 +119,11 @@ def read_staged_rows(dataset: lance.LanceDataset, file: str, positions: Offsets)
     """Some values of a staged data file.
 
     Raises:
-        KeyError: it is gone or damaged.
+        BrokenFile: it is damaged or gone.
     """
     from lance.file import LanceFileReader
 
     path, options = join(dataset.uri, "data", file), dataset._storage_options
-    with engine_errors(lambda error: KeyError(file)):
+    with engine_errors(lambda error: BrokenFile(file)):
         reader = LanceFileReader(path, storage_options=options)
         return single_batch(reader.take_rows(positions.tolist()).to_table()).column(0)

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from airflow_geneva.blobs import as_blobs, is_blob
 from airflow_geneva.checkpoint.fragment import RowIds
+from airflow_geneva.checkpoint.held import BrokenFile
 from airflow_geneva.checkpoint.ranges import Offsets
 from airflow_geneva.checkpoint.store import single_batch
 from airflow_geneva.explode import explode_rows
@@ -76,12 +77,12 @@ def read_view_rows(view: lance.LanceDataset, file: str, positions: Offsets) -> p
         positions: which rows, ascending.
 
     Raises:
-        KeyError: it is gone or damaged.
+        BrokenFile: it is damaged or gone.
     """
     from lance.file import LanceFileReader
 
     path, options = join(view.uri, "data", file), view._storage_options
-    with engine_errors(lambda error: KeyError(file)):
+    with engine_errors(lambda error: BrokenFile(file)):
         reader = LanceFileReader(path, storage_options=options)
         batch = single_batch(reader.take_rows(positions.tolist()).to_table())
     return pa.StructArray.from_arrays(batch.columns[2:], fields=list(batch.schema)[2:])
@@ -91,12 +92,12 @@ def read_source_ids(view: lance.LanceDataset, file: str) -> RowIdArray:
     """Source row ids of all rows of a staged file.
 
     Raises:
-        KeyError: it is gone or damaged.
+        BrokenFile: it is damaged or gone.
     """
     from lance.file import LanceFileReader
 
     path, options = join(view.uri, "data", file), view._storage_options
-    with engine_errors(lambda error: KeyError(file)):
+    with engine_errors(lambda error: BrokenFile(file)):
         reader = LanceFileReader(path, storage_options=options, columns=[SOURCE_ROW_ID])
         ids: RowIdArray = reader.read_all(batch_size=1 << 16).to_table().column(0).to_numpy()
     return ids

@@ -1,0 +1,80 @@
+"""Put fragments together from what the store has; rows in files that prove broken are missing, and computed again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from airflow_geneva.checkpoint.fragment import StagedFragment
+from airflow_geneva.checkpoint.held import BrokenFile, Held, KeyIndex
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.errors import StorageError
+from airflow_geneva.plan.fragment_work import FragmentWork
+
+logger = logging.getLogger("airflow_geneva.run")
+
+_MOST_BROKEN = 100
+
+
+class Station(Protocol):
+    """Where the fragments of a target are put together."""
+
+    @property
+    def store(self) -> CheckpointStore: ...
+
+    def index(self, fragment: FragmentWork) -> KeyIndex: ...
+
+    def held(self, fragment: FragmentWork, index: KeyIndex, wanted: Ranges) -> Held: ...
+
+    def stage(self, fragment: FragmentWork, held: Held) -> StagedFragment: ...
+
+
+def stage_held(
+    bench: Station, fragment: FragmentWork, wanted: Ranges, held: Held, compute: Callable[[Ranges], None] | None = None
+) -> StagedFragment | None:
+    """Stage a fragment from the rows that the store has; None when some are missing.
+
+    Args:
+        wanted: the rows that have to be there.
+        held: what was found of them.
+        compute: computes missing rows into the store; None: nothing is computed here.
+
+    Raises:
+        StorageError: files break or vanish as fast as their rows are computed, or cannot be written.
+    """
+    computed = Ranges.empty()
+    for _ in range(_MOST_BROKEN):
+        missing = wanted - held.done
+        if not missing:
+            try:
+                return bench.stage(fragment, held)
+            except BrokenFile as broken:
+                pieces = [piece for piece in held.pieces if piece.source == broken.source]
+                remove_broken(bench.store, broken, {piece.key for piece in pieces})
+                computed = computed - Ranges.union(Ranges.from_offsets(piece.offsets) for piece in pieces)
+        elif compute is None or missing & computed:
+            break
+        else:
+            compute(missing)
+            computed = computed | missing
+        held = bench.held(fragment, bench.index(fragment), wanted)
+    if compute is None:
+        return None
+    raise StorageError(
+        f"Checkpoints of fragment {fragment.id} changed or broke again and again while it was put together. Run the "
+        "task again; if it says so again, run with ignore_checkpoints=True."
+    )
+
+
+def remove_broken(store: CheckpointStore, broken: BrokenFile, keys: Iterable[str]) -> None:
+    """Remove the checkpoints that name a broken file, so that its rows are missing; one that was replaced stays.
+
+    Args:
+        keys: theirs.
+    """
+    if broken.__cause__ is not None:
+        logger.warning("%s cannot be read, its rows count as missing: %s", broken.source, broken.__cause__)
+        for key in keys:
+            del store[key]

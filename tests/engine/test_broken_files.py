@@ -1,0 +1,241 @@
+"""Files that can be opened and not be read: their rows are computed again, of a column as of a view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lance.file import LanceFileReader
+
+from airflow_geneva import connect
+from airflow_geneva.job.folder import new_job_id
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.location import TableLocation
+from airflow_geneva.plan.fragment_work import FragmentWork
+from airflow_geneva.plan.request import RefreshRequest
+from airflow_geneva.plan.values import Sizing, Work
+from airflow_geneva.run import refresh as refreshing
+from airflow_geneva.run.bench import Bench
+from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.job import commit_shard, finish_job, start_job
+from airflow_geneva.run.swapping import verify_shard
+from airflow_geneva.run.task import Tool, run_unit
+from airflow_geneva.run.units import Unit
+from airflow_geneva.run.view_bench import ViewBench
+from airflow_geneva.run.view_task import ViewTool, run_view_unit
+from airflow_geneva.table import Table
+from airflow_geneva.view import View
+from tests.counting import Trace, label, labelled
+from tests.engine.conftest import MakeTable
+
+SIZES: dict[str, Any] = {"checkpoint_size": 10, "batch_size": 5}
+
+
+@dataclass
+class Column:
+    """Column ``y`` of a table, and a backfill of it taken apart."""
+
+    table: Table
+
+    @staticmethod
+    def of(table: Table, **more: Any) -> Column:
+        table.add_columns({"y": label})
+        return Column(table)
+
+    @property
+    def location(self) -> TableLocation:
+        return self.table.location
+
+    def plan(self) -> Column:
+        self.made, self.saved = start_job(self.table.plan_backfill("y", **SIZES), self.location)
+        return self
+
+    def apply(self) -> None:
+        for shard in self.made.shards:
+            apply_inline(self.location, self.made.work, shard, label)
+
+    def checkpoint(self) -> None:
+        """Compute all rows, and stage none: what a task leaves that is killed at its end."""
+        for work in self.fragments():
+            tool = Tool.of(label, self.made.work, {})
+            run_unit(Bench.at(self.location, self.made.work), Unit(work, work.due, False), tool)
+
+    def fragments(self) -> Iterator[FragmentWork]:
+        return (fragment for shard in self.made.shards for fragment in shard.fragments)
+
+    def finish(self) -> Any:
+        results = [commit_shard(self.location, self.saved, shard) for shard in self.made.shards]
+        return finish_job(self.location, self.saved, results)
+
+    def run(self) -> Any:
+        return self.table.backfill("y", runner="inline", **SIZES)
+
+    def values(self) -> dict[int, str]:
+        rows = self.table.lance.to_table(columns=["x", "y"]).to_pylist()
+        return {row["x"]: row["y"] for row in rows}
+
+
+@dataclass
+class Refreshed:
+    """A view of a table, and a refresh of it taken apart."""
+
+    table: Table
+    view: View
+
+    @staticmethod
+    def of(table: Table, **more: Any) -> Refreshed:
+        query = table.query().select({"x": "x"}).add_columns({"y": (label, ["x"])})
+        query = query.shuffle(7) if more.get("shuffled") else query
+        return Refreshed(table, query.create_materialized_view(connect(table.location.database_uri), "v"))
+
+    @property
+    def location(self) -> TableLocation:
+        return self.view.location
+
+    def plan(self) -> Refreshed:
+        request = RefreshRequest(new_job_id(), sizing=Sizing(**SIZES))
+        self.made = refreshing.plan(self.location, self.view.view_definition, self.view.source().location, request)
+        self.saved = refreshing.start_refresh(self.made, self.location)
+        return self
+
+    def apply(self) -> None:
+        definition = self.view.view_definition
+        for shard in self.made.shards:
+            refreshing.apply_shard(
+                self.location, definition, refreshing.load_udfs(definition), self.made.work, shard, "inline"
+            )
+
+    def checkpoint(self) -> None:
+        work: Work = self.made.work
+        definition = self.view.view_definition
+        for fragment in self.fragments():
+            tool = ViewTool.of(definition, refreshing.load_udfs(definition), work, {})
+            run_view_unit(ViewBench.at(self.location, work), Unit(fragment, fragment.due, False), tool)
+
+    def fragments(self) -> Iterator[FragmentWork]:
+        return (fragment for shard in self.made.shards for fragment in shard.fragments)
+
+    def finish(self) -> Any:
+        for shard in self.made.shards:
+            verify_shard(self.location, self.saved, shard)
+        assert self.made.swap is not None
+        return refreshing.finish_refresh(self.location, self.saved, self.made.swap, self.made.shards)
+
+    def run(self) -> Any:
+        return self.view.refresh(runner="inline", **SIZES)
+
+    def values(self) -> dict[int, str]:
+        return {row["x"]: row["y"] for row in self.view.to_arrow().to_pylist()}
+
+
+Target = Column | Refreshed
+TARGETS = {"column": Column.of, "view": Refreshed.of}
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest, make_table: MakeTable, trace: Trace) -> Target:
+    made = TARGETS[request.param](make_table(100))
+    return made.plan()
+
+
+def break_values(file: Path, columns: list[str], read: Callable[[LanceFileReader], object]) -> None:
+    """Overwrite a part of a file so that it opens, the named columns can be read, and the values cannot."""
+    whole = file.read_bytes()
+    for at in range(0, len(whole), 8):
+        file.write_bytes(whole[:at] + b"\xff" * 8 + whole[at + 8 :])
+        try:
+            with engine_errors():
+                if columns:
+                    LanceFileReader(str(file), columns=columns).read_all().to_table()
+                reader = LanceFileReader(str(file))
+                reader.num_rows()
+        except EngineError:
+            continue
+        try:
+            with engine_errors():
+                read(reader)
+        except EngineError:
+            return
+    raise AssertionError(f"{file} withstands")
+
+
+def break_range(target: Target) -> None:
+    (first, *_) = sorted(Path(target.location.checkpoints.root).rglob("range-10-20.lance"))
+    break_values(first, ["_offset", "_rowid"], lambda reader: reader.read_all().to_table())
+
+
+def staged_files(target: Target) -> list[Path]:
+    data = Path(target.location.uri, "data")
+    bench = (Bench if isinstance(target, Column) else ViewBench).at(target.location, target.made.work)
+    staged = [bench.index(fragment).staged_at(fragment.place) for fragment in target.fragments()]
+    return [data / found.file for found in staged if found is not None]
+
+
+def break_staged(target: Target) -> None:
+    break_values(staged_files(target)[0], [], lambda reader: reader.take_rows(list(range(20))).to_table())
+
+
+def assert_complete(target: Target) -> None:
+    inputs = target.table.lance.to_table(columns=["x"])["x"].to_pylist()
+    assert target.values() == {x: labelled(x) for x in inputs}
+
+
+def test_rows_of_a_checkpoint_that_cannot_be_read_run_again(target: Target, trace: Trace) -> None:
+    target.checkpoint()
+    break_range(target)
+    trace.clear()
+    result = target.run()
+    assert (result.state, result.rows_computed, result.rows_reused) == ("DONE", 10, 90)
+    assert len(trace) == 10
+    assert_complete(target)
+
+
+def test_a_commit_leaves_the_rows_of_a_checkpoint_that_cannot_be_read(target: Target, trace: Trace) -> None:
+    target.checkpoint()
+    break_range(target)
+    result = target.finish()
+    assert result.state == "PARTIAL"
+    assert result.rows_left == (25 if isinstance(target, Column) else 100)
+    trace.clear()
+    assert target.run().state == "DONE"
+    assert len(trace) == 10
+    assert_complete(target)
+
+
+def test_rows_of_a_staged_file_that_cannot_be_read_run_again(target: Target, trace: Trace) -> None:
+    target.apply()
+    if isinstance(target, Column):
+        target.table.lance.optimize.compact_files()
+    else:
+        target.table.lance.delete("id = 3")
+    break_staged(target)
+    trace.clear()
+    assert target.run().state == "DONE"
+    assert len(trace) == 5  # the others are in checkpoints of 10 rows
+    assert_complete(target)
+
+
+def test_a_swap_in_another_order_puts_together_again_what_cannot_be_read(make_table: MakeTable, trace: Trace) -> None:
+    target = Refreshed.of(make_table(100), shuffled=True).plan()
+    target.checkpoint()
+    target.apply()
+    break_staged(target)
+    assert target.finish().state == "DONE"
+    assert len(trace) == 100
+    assert_complete(target)
+
+
+def test_a_swap_in_another_order_leaves_what_cannot_be_read_and_the_next_one_has_it(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    target = Refreshed.of(make_table(100), shuffled=True).plan()
+    target.apply()
+    break_staged(target)
+    result = target.finish()
+    assert (result.state, result.rows_left) == ("PARTIAL", 100)
+    assert target.run().state == "DONE"
+    assert len(trace) == 105
+    assert_complete(target)
