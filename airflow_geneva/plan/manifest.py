@@ -29,7 +29,7 @@ class Columns:
     Args:
         inputs: for each input of the UDF, in its order, the field ids of the column and all its children.
         where: the same for the columns a filter mentions.
-        output: the same for the output column; ``output[0]`` names the column.
+        output: the same for the output column; ``output[0]`` names the column. A view's source has none.
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -75,7 +75,8 @@ class FragmentFiles:
         physical_rows: rows in its data files, deleted ones included.
         deletion: identity of its deletion file, "" when nothing is deleted.
         deleted: number of deleted rows.
-        inputs, where, output: data files, in the order of the columns; a column without a file is all NULL.
+        inputs, where, output: data files, in the order of the columns; a column without a file is all NULL. Of a view's
+            source, where none of the columns has a file, `inputs` names the rows instead.
         bytes: size of the files that hold the inputs, for sizing reads.
     """
 
@@ -194,18 +195,28 @@ def fragment_files(metadata: Any, columns: Columns) -> FragmentFiles:
         named = deletion.asdict()
         identity = f"{named['read_version']}-{named['id']}-{named['num_deleted_rows']}"
         deleted = named["num_deleted_rows"] or 0
+    inputs = _in_order(files["i"], columns.inputs)
+    if not inputs and not columns.output:
+        # What a view reads is all NULL or constant here, so which rows there are is all that it depends on.
+        inputs = ((-1, -1, _rows_identity(metadata)),)
     return FragmentFiles(
         metadata.id,
         metadata.physical_rows,
         identity,
         deleted,
-        _in_order(files["i"], columns.inputs),
+        inputs,
         _in_order(files["w"], columns.where),
-        # Files may come back in a new fragment with new row ids, as a view's do when it is restored and refreshed, and
-        # columns that are all NULL have none. Rows that have an output are known by its file.
+        # Files may come back in a new fragment with new row ids, as a view's do when it is restored and refreshed.
+        # Rows that have an output are known by its file.
         _in_order(files["o"], (columns.output,)) if columns.output else ((-1, -1, str(metadata.id)),),
         size,
     )
+
+
+def _rows_identity(metadata: Any) -> str:
+    """The rows of a fragment by their ids, deleted ones included."""
+    ids = metadata.row_id_meta
+    return f"rows-{md5(repr((metadata.physical_rows, None if ids is None else ids.asdict())))}"
 
 
 def _in_order(files: list[tuple[int, int, str]], columns: tuple[tuple[int, ...], ...]) -> tuple[FileRef, ...]:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 _MOST_FILES = 16
 _CREATED, _UPDATED = "_row_created_at_version", "_row_last_updated_at_version"
 Mask = npt.NDArray[np.bool_]
-_NO_COLUMNS = Columns((), (), ())
+# A column that no file has: nobody asks for the identity of what is read.
+_NO_COLUMNS = Columns((), (), (-1,))
 
 
 @dataclass(frozen=True, eq=False)

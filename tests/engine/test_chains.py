@@ -147,3 +147,81 @@ def test_a_failure_in_the_middle_leaves_what_is_above_as_it_was(
     assert upper.version == before
     assert [result.rows_computed for result in refresh(lower, upper)] == [1, 1]
     assert both(upper) == [(i, i + 2) for i in range(ROWS + 1)]
+
+
+READ_NO_FILE: dict[str, dict[str, str]] = {"a constant": {"one": "1"}, "a column that is not filled yet": {"n": "n"}}
+
+
+def source_rows(view: View) -> list[int]:
+    rows = view.lance.to_table(columns=["__source_row_id"], filter="__is_set")
+    return sorted(rows["__source_row_id"].to_pylist())
+
+
+def row_ids(table: Table) -> list[int]:
+    return sorted(table.lance.to_table(columns=[], with_row_id=True)["_rowid"].to_pylist())
+
+
+@pytest.mark.parametrize("columns", READ_NO_FILE.values(), ids=READ_NO_FILE)
+def test_a_view_that_reads_no_data_file_shows_the_rows_of_its_source_and_runs_what_came(
+    make_table: MakeTable, columns: dict[str, str]
+) -> None:
+    table = make_table(20, per_fragment=5)
+    table.add_columns({"n": (udfs.plus, ["x"]), "other": (udfs.ten, ["x"])})
+    view = table.query().select(columns).create_materialized_view(name="v")
+    marked = table.version
+    steps = [
+        (lambda: None, 20),
+        (lambda: table.backfill("other", runner="inline"), 0),
+        (lambda: table.lance.update({"x": "x + 1"}, where="id < 3"), 0),
+        (lambda: table.lance.delete("id IN (1, 7)"), 0),
+        (lambda: table.lance.optimize.compact_files(target_rows_per_fragment=8), 0),
+        (lambda: table.add([{"id": 100, "x": 1}]), 1),
+        (lambda: table.lance.checkout_version(marked).restore(), 0),
+    ]
+    for number, (change, due) in enumerate(steps):
+        change()
+        assert view.refresh(runner="inline").rows_computed == due, f"step {number}"
+        assert source_rows(view) == row_ids(table), f"step {number}"
+        assert view.refresh(runner="inline").rows_computed == 0, f"step {number}"
+
+
+def made_with_another_number_of_rows(make_table: MakeTable) -> Table:
+    return make_table(3)
+
+
+def made_with_as_many_rows_and_other_ids(make_table: MakeTable) -> Table:
+    """Its last fragment holds a row that was updated, and that of the first table one that was appended."""
+    table = make_table(10)
+    table.lance.update({"x": "7"}, where="id = 4")
+    return table
+
+
+@pytest.mark.parametrize("remake", [made_with_another_number_of_rows, made_with_as_many_rows_and_other_ids])
+@pytest.mark.parametrize(("columns", "stopped"), [({"one": "1"}, False), ({"n": "n"}, False), ({"n": "n"}, True)])
+def test_a_view_that_reads_no_data_file_notices_that_its_source_was_made_again(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, columns: dict[str, str], remake: Any, stopped: bool
+) -> None:
+    table = make_table(10)
+    table.add([{"id": 10, "x": 7}])
+    table.add_columns({"n": (udfs.plus, ["x"])})
+    view = table.query().select(columns).create_materialized_view(name="v")
+    if stopped:
+        with monkeypatch.context() as broken:
+            broken.setattr("airflow_geneva.run.swapping.swap_rows", _stop)
+            with pytest.raises(JobFailed, match="stopped"):
+                view.refresh(runner="inline")
+    else:
+        view.refresh(runner="inline")
+        assert source_rows(view) == row_ids(table)
+    version = table.version
+    connect(table.location.database_uri).drop_table("docs")
+    table = remake(make_table)
+    table.add_columns({"n": (udfs.plus, ["x"])})
+    while table.version < version:
+        table.lance.update_config({"again": str(table.version)})
+    assert view.refresh(runner="inline").state == "DONE"
+    assert source_rows(view) == row_ids(table)
+
+
+def _stop(*arguments: Any, **named: Any) -> None:
+    raise RuntimeError("stopped")
