@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from airflow_geneva.annotations import check_inputs
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.udf import UDF, UdfDefinition, load_udf
+from airflow_geneva.udf import UDF, UdfDefinition, load_stored_udf
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,7 +117,7 @@ def load_column_udf(column: str, definition: UdfDefinition) -> UDF:
             f"The UDF {definition.name!r} of column {column!r} was made in a notebook or script, so it cannot be "
             f"found by name. Hand it over: table.backfill({column!r}, udf=...), or move it to a module."
         )
-    return load_udf(definition.import_path)
+    return load_stored_udf(definition.import_path)
 
 
 def _check_cycle(table: str, schema: pa.Schema, column: str, inputs: Sequence[str]) -> None:

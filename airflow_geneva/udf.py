@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 import threading
@@ -17,12 +16,13 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.on_error import Fail, Policy, Retry, Skip, check_policy, describe_policy
 from airflow_geneva.signature import Form, Signature, read_signature
 from airflow_geneva.udf_definition import UdfDefinition
+from airflow_geneva.udf_import import check_stored_path, import_udf_module
 from airflow_geneva.udf_settings import check_bounds, check_memory, check_name, check_number, check_rows, check_sequence
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["UDF", "Fail", "Retry", "Skip", "UdfDefinition", "load_udf", "udf"]
+__all__ = ["UDF", "Fail", "Retry", "Skip", "UdfDefinition", "load_stored_udf", "load_udf", "udf"]
 
 _IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
 
@@ -262,20 +262,7 @@ def load_udf(import_path: str) -> UDF:
     Raises:
         InvalidInput: the path is malformed, its module cannot be imported here, or it leads to no `@udf` object.
     """
-    match = _IMPORT_PATH.fullmatch(import_path)
-    if match is None:
-        raise InvalidInput(
-            f'UDF path {import_path!r} is malformed. Give "module:name", such as "my_project.udfs:embed".'
-        )
-    module_name, name = match.groups()
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise InvalidInput(
-            f"UDF {import_path!r} cannot be loaded: importing module {module_name!r} raised {error!r}. "
-            f"Python {sys.version.split()[0]} looked in {sys.path[:5]!r} and {max(len(sys.path) - 5, 0)} more places. "
-            "Put the module where this process finds it, and install what it imports."
-        ) from error
+    module, name = import_udf_module(_checked(import_path)), import_path.partition(":")[2]
     found = _find(module, name)
     if isinstance(found, UDF):
         return found
@@ -283,8 +270,26 @@ def load_udf(import_path: str) -> UDF:
     what = f"there is no {name!r} in it" if found is None else f"{name!r} in it is a {type(found).__name__}"
     raise InvalidInput(
         f"UDF {import_path!r} cannot be loaded: {what}, and an import path is used only if it leads to a @udf object. "
-        f"The UDFs of module {module_name!r} are {udfs!r}."
+        f"The UDFs of module {module.__name__!r} are {udfs!r}."
     )
+
+
+def load_stored_udf(import_path: str) -> UDF:
+    """Import the UDF that a table names: only what its module's source says that it holds is imported.
+
+    Raises:
+        InvalidInput: see `load_udf`; or the source of the module does not bind the name.
+    """
+    check_stored_path(_checked(import_path))
+    return load_udf(import_path)
+
+
+def _checked(import_path: str) -> str:
+    if _IMPORT_PATH.fullmatch(import_path) is None:
+        raise InvalidInput(
+            f'UDF path {import_path!r} is malformed. Give "module:name", such as "my_project.udfs:embed".'
+        )
+    return import_path
 
 
 def _find(found: Any, name: str) -> Any:

@@ -26,7 +26,7 @@ from airflow_geneva.run.job import Stopwatch, pack_modules, record_failure, size
 from airflow_geneva.run.swapping import finish_refresh
 from airflow_geneva.run.view_bench import ViewBench
 from airflow_geneva.run.view_task import ViewKit, ViewTool, run_view_unit
-from airflow_geneva.udf import UDF, load_udf
+from airflow_geneva.udf import UDF, load_stored_udf
 from airflow_geneva.view_definition import ViewDefinition
 
 logger = logging.getLogger("airflow_geneva.run")
@@ -38,7 +38,7 @@ def load_udfs(definition: ViewDefinition) -> dict[str, UDF]:
     Raises:
         InvalidInput: one cannot be imported here.
     """
-    return {column.name: load_udf(str(column.udf.import_path)) for column in definition.columns if column.udf}
+    return {column.name: load_stored_udf(str(column.udf.import_path)) for column in definition.columns if column.udf}
 
 
 def plan(view: TableLocation, definition: ViewDefinition, source: TableLocation, request: RefreshRequest) -> Plan:
