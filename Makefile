@@ -1,20 +1,23 @@
-# AIRFLOW=3.1, AIRFLOW=3.2: an environment of its own, with that Airflow.
-VENV := .venv$(if $(AIRFLOW),-$(AIRFLOW))
-LOCK := requirements/$(if $(AIRFLOW),airflow-$(AIRFLOW),dev).txt
+# Each has an environment of its own: AIRFLOW=3.1 or 3.2; PYTHON=3.10 to 3.13 (any other PYTHON is the interpreter that makes
+# the usual one); LOWEST=1, the lowest versions that pyproject.toml allows; PYLANCE=latest, or a version, whatever it allows.
+VERSION := $(filter 3.%,$(PYTHON))
+VENV := .venv$(AIRFLOW:%=-%)$(LOWEST:%=-lowest)$(PYLANCE:%=-pylance-%)$(VERSION:%=-py%)
+LOCK := requirements/$(if $(LOWEST),lowest,$(if $(AIRFLOW),airflow-$(AIRFLOW),dev)).txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOWEST_ALLOWED := sed -n '/^dependencies = \[/,/^]/s/^ *"\([^>]*\)>=\([^",]*\).*/\1==\2/p'
 export QUERY
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-ui test test-fast lint format bench docs soak clean lock
+.PHONY: help install demo demo-ui test test-fast lint format bench docs soak clean lock always
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## Make .venv with the locked versions (uv if present, else pip); skipped when up to date
 
-$(STAMP): pyproject.toml $(LOCK) scripts/setup_env.sh
-	@scripts/setup_env.sh $(VENV) $(LOCK)
+$(STAMP): pyproject.toml $(LOCK) scripts/setup_env.sh $(if $(PYLANCE),always)
+	@scripts/setup_env.sh $(VENV) $(LOCK) $(PYLANCE)
 	@touch $@
 
 demo: install ## Embed the verses of a book with Airflow and Spark: make demo QUERY="a time to laugh"
@@ -24,7 +27,7 @@ demo: install ## Embed the verses of a book with Airflow and Spark: make demo QU
 demo-ui: install ## Open the Airflow UI on what the demo left
 	@$(BIN)/python -m dags_examples.demo --ui
 
-test: install ## Run all tests but the long ones; against another Airflow: make test AIRFLOW=3.1 (or 3.2)
+test: install ## Run all tests but the long ones; elsewhere: AIRFLOW=3.1, PYTHON=3.13, LOWEST=1, PYLANCE=latest
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: install ## Run the tests that need no Spark, no Airflow and no killing
@@ -50,9 +53,10 @@ docs: install ## Build the documentation into site/, warnings are errors
 
 lock: install ## Resolve requirements/*.txt again, keeping what still fits (needs uv)
 	@command -v uv >/dev/null || { echo "lock: uv is not on PATH. Install it: pip install uv" >&2; exit 1; }
-	@for lock in dev airflow-3.1 airflow-3.2; do \
+	@for lock in dev airflow-3.1 airflow-3.2 lowest; do \
 		held=requirements/$$lock.in; \
-		uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.10 \
+		{ test $$lock != lowest || $(LOWEST_ALLOWED) pyproject.toml; } | \
+		uv pip compile pyproject.toml - --all-extras --group dev --universal --python-version 3.10 \
 			$$(test ! -f $$held || echo --constraint $$held) \
 			--custom-compile-command "make lock" --quiet --output-file requirements/$$lock.txt || exit 1; \
 	done

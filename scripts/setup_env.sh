@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Make a virtual environment with the locked development versions and this package in it: setup_env.sh .venv requirements/dev.txt
+# Make a virtual environment with the locked development versions and this package in it:
+#   setup_env.sh .venv requirements/dev.txt [latest, or another version of pylance than the locked one]
+# PYTHON, from the environment: interpreters to try, or a version such as 3.13, which is looked for on PATH and in pyenv.
 set -euo pipefail
 
 venv=$1
 lock=$2
+pylance=${3:-}
 
 fail() {
     printf 'install: %s\n' "$@" >&2
@@ -12,7 +15,7 @@ fail() {
 
 find_python() {
     local candidate
-    for candidate in ${PYTHON:-python3.12 python3.11 python3.13 python3.10 python3}; do
+    for candidate in "$@"; do
         # A version manager's shim exists even where its Python does not: only one that runs counts.
         if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
             printf '%s\n' "$candidate"
@@ -25,13 +28,22 @@ find_python() {
 uv=$(command -v uv || true)
 
 if [ ! -x "$venv/bin/python" ]; then
-    if python=$(find_python); then
+    if [[ ${PYTHON:-} =~ ^3\.[0-9.]+$ ]]; then
+        versions=${PYENV_ROOT:-$HOME/.pyenv}/versions
+        candidates=("python$PYTHON" "$versions/$PYTHON"/bin/python "$versions/$PYTHON".*/bin/python)
+        looked_at="python$PYTHON on PATH, and $versions"
+        advice="Put python$PYTHON on PATH"
+    else
+        candidates=(${PYTHON:-python3.12 python3.11 python3.13 python3.10 python3})
+        looked_at=${PYTHON:-PATH}
+        advice="Install one (Debian, Ubuntu: apt-get install python3 python3-venv), or name it: make install PYTHON=/path/to/python3"
+    fi
+    if python=$(find_python "${candidates[@]}"); then
         python=$("$python" -c 'import sys; print(sys.executable)')
     elif [ -n "$uv" ] && [ -z "${PYTHON:-}" ]; then
         python=3.12 # uv fetches it
     else
-        fail "no Python 3.10 to 3.13 found (looked at: ${PYTHON:-PATH})." \
-            "Install one (Debian, Ubuntu: apt-get install python3 python3-venv), or name it: make install PYTHON=/path/to/python3"
+        fail "no Python 3.10 to 3.13 found (looked at: $looked_at)." "$advice, or install it with pyenv."
     fi
     echo "install: making $venv with $python"
     if [ -n "$uv" ]; then
@@ -47,13 +59,21 @@ fi
 
 echo "install: installing $lock (the first time some hundreds of MB are downloaded)"
 if [ -n "$uv" ]; then
-    "$uv" pip install --quiet --python "$venv/bin/python" -r "$lock"
-    "$uv" pip install --quiet --python "$venv/bin/python" --no-deps -e .
+    install() { "$uv" pip install --quiet --python "$venv/bin/python" "$@"; }
 else
     "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
         fail "$venv has no pip (uv made it) and uv is not on PATH any more. Remove $venv and run make install again."
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$lock"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -e .
+    install() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
 fi
+install -r "$lock"
+case $pylance in
+    '') ;;
+    latest)
+        install --upgrade --no-deps pylance # uv would upgrade all that it needs as well
+        install pylance
+        ;;
+    *) install "pylance==$pylance" ;;
+esac
+install --no-deps -e .
 
 "$venv/bin/airflow-geneva" doctor --path "$PWD"

@@ -1,0 +1,65 @@
+"""`make` and scripts/setup_env.sh: which environment, which interpreter, and which versions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def _executable(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def _setup(tmp_path: Path, python: str) -> subprocess.CompletedProcess[str]:
+    """The script up to where the environment would be made."""
+    _executable(tmp_path / "bin/uv", "exit 1")
+    return subprocess.run(
+        [ROOT / "scripts/setup_env.sh", tmp_path / "venv", "requirements/dev.txt"],
+        env={"PATH": f"{tmp_path / 'bin'}:{os.defpath}", "HOME": str(tmp_path), "PYTHON": python},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_version_is_found_in_pyenv_where_its_shim_does_not_run(tmp_path: Path) -> None:
+    _executable(tmp_path / "bin/python3.13", "exit 127")
+    _executable(tmp_path / ".pyenv/versions/3.13.7/bin/python", f'exec "{sys.executable}" "$@"')
+    assert _setup(tmp_path, "3.13").stdout == f"install: making {tmp_path / 'venv'} with {sys.executable}\n"
+    assert f"with {sys.executable}" in _setup(tmp_path, f"no-such-python {sys.executable}").stdout
+
+
+def test_a_version_that_is_not_there_is_refused_with_where_it_was_looked_for(tmp_path: Path) -> None:
+    _executable(tmp_path / "bin/python3.13", "exit 127")
+    refused = _setup(tmp_path, "3.13")
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines() == [
+        f"install: no Python 3.10 to 3.13 found (looked at: python3.13 on PATH, and {tmp_path}/.pyenv/versions).",
+        "install: Put python3.13 on PATH, or install it with pyenv.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "lock"),
+    [
+        ([], ".venv", "dev"),
+        (["PYTHON=/usr/bin/python3.13"], ".venv", "dev"),
+        (["PYTHON=3.13", "AIRFLOW=3.1"], ".venv-3.1-py3.13", "airflow-3.1"),
+        (["LOWEST=1"], ".venv-lowest", "lowest"),
+        (["PYLANCE=latest", "PYTHON=3.12"], ".venv-pylance-latest-py3.12", "dev"),
+    ],
+)
+def test_each_choice_has_an_environment_of_its_own(given: list[str], environment: str, lock: str) -> None:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    said = subprocess.run(
+        ["make", "-Bn", "test", *given], cwd=ROOT, env=clean, capture_output=True, text=True, check=True
+    )
+    assert f"scripts/setup_env.sh {environment} requirements/{lock}.txt" in said.stdout
+    assert f"{environment}/bin/python -m pytest" in said.stdout
