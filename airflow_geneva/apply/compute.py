@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from airflow_geneva.apply.given_up import ErrorLog, SkipCount, counts_by_rule, fatal_failure
 from airflow_geneva.apply.outcome import Mapped
-from airflow_geneva.apply.reader import Rows, read_rows, rows_per_read, windows
-from airflow_geneva.apply.sizing import bounds
+from airflow_geneva.apply.reader import ReadSize, Rows, read_rows, windows
+from airflow_geneva.apply.sizing import FittingRows, bounds, fixed_width
 from airflow_geneva.checkpoint.fragment import RowIds, Runs, join_runs, range_batch, runs_of, unrolled
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     import lance
 
     from airflow_geneva.udf import UDF
-
-_FLUSH_BYTES = 64 << 20
 
 logger = logging.getLogger("airflow_geneva.apply")
 
@@ -69,6 +67,8 @@ class _Pending:
     bytes: int = 0
 
     def add(self, step: Computed) -> None:
+        if self.bytes + step.values.nbytes > self.work.sizing.checkpoint_bytes:
+            self.flush()
         self.steps.append(step)
         self.rows += len(step.values)
         self.bytes += step.values.nbytes
@@ -77,7 +77,7 @@ class _Pending:
         if most is not None and self.rows >= most:
             return True
         waited = time.monotonic() - self.since >= interval
-        return (waited and self.rows >= least) or self.bytes >= _FLUSH_BYTES
+        return (waited and self.rows >= least) or self.bytes >= self.work.sizing.checkpoint_bytes
 
     def flush(self) -> None:
         """Write everything since the last checkpoint as one."""
@@ -132,6 +132,7 @@ class Applier:
         self.row_by_row = udf is not None and udf.form == "scalar"
         self.batch_size = sizing.batch_size or (udf.batch_size if udf else None)
         self.interval = sizing.checkpoint_interval
+        self.fitting = FittingRows(sizing.batch_bytes, fixed_width(udf.data_type) if udf and not work.source else None)
         self.sizer, self.most = bounds(
             sizing.checkpoint_size or (udf.checkpoint_size if udf else None),
             sizing.min_checkpoint_size or (udf.min_checkpoint_size if udf else None),
@@ -176,9 +177,9 @@ class Applier:
             pending.errors.write()
 
     def _read(self, fragment: FragmentWork, live: Ranges, run: Ranges) -> Iterator[Rows]:
-        batch_rows = rows_per_read(fragment.files, self.batch_size)
+        size = ReadSize.of(self.dataset, self.reads, self.work.sizing.batch_bytes, self.batch_size)
         for window in windows(run):
-            yield from read_rows(self.dataset, fragment.files, live, window, self.reads, self.work.where, batch_rows)
+            yield from read_rows(self.dataset, fragment.files, live, window, self.reads, self.work.where, size)
 
     def _steps(self, fragment: FragmentWork, rows: Rows, run: Ranges, pending: _Pending) -> Iterator[Computed]:
         due = None if rows.gapless and run.covers(rows.first, rows.last + 1) else run.mask(rows.offsets)
@@ -202,6 +203,7 @@ class Applier:
         size = self.sizer.rows
         if self.batch_size is not None:
             size = min(size, self.batch_size) if self.row_by_row else self.batch_size
+        size = min(size, self.fitting.rows)
         if self.most is not None:
             size = min(size, max(self.most - pending.rows, 1))
         return size
@@ -230,6 +232,7 @@ class Applier:
         except UdfError as error:
             raise self._explained(fragment, error, span, offsets, ids, pending) from error
         self.sizer.record(len(offsets), time.monotonic() - began)
+        self.fitting.record(len(offsets), mapped.values.nbytes)
         self.on_rows(len(offsets))
         failed = pending.errors.add(mapped.failures, offsets, ids)
         step = Computed(span[0], span[1], runs_of(offsets, ids), mapped.values, looked_at, failed)

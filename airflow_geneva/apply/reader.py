@@ -1,4 +1,4 @@
-"""Read the inputs of physical row ranges of one fragment, in order and in bounded batches."""
+"""Read the inputs of physical row ranges of one fragment, in order and in batches of bounded bytes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from airflow_geneva.apply.sizing import FittingRows, joint_width
 from airflow_geneva.checkpoint.fragment import RowIds
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.plan.manifest import FragmentFiles, open_fragment
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     import lance
 
 SELECTED = "__geneva_backfill_selected"
-_READ_BYTES = 32 << 20
 _READ_ROWS = 16_384
 _SMALL_GAP = 1_024
+_READ_AHEAD = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +59,40 @@ class Rows:
         return self.last - self.first == len(self.offsets) - 1
 
 
-def rows_per_read(files: FragmentFiles, batch_size: int | None) -> int:
-    """Rows per read, so that a batch holds some megabytes whatever the width of a row."""
-    width = max(files.bytes // max(files.physical_rows, 1), 1)
-    return max(1, min(_READ_ROWS if batch_size is None else max(batch_size, 1_024), _READ_BYTES // width))
+@dataclass
+class ReadSize:
+    """How many rows are read at once.
+
+    Args:
+        fitting: how many rows of the columns fit into the bytes of a batch; learns from what is read.
+        most: most rows.
+    """
+
+    fitting: FittingRows
+    most: int = _READ_ROWS
+
+    @staticmethod
+    def of(
+        dataset: lance.LanceDataset,
+        columns: Sequence[str] | Mapping[str, str],
+        limit: int,
+        batch_size: int | None = None,
+    ) -> ReadSize:
+        """Before anything is read of a fragment: the size of its files says little, as they are compressed.
+
+        Args:
+            columns: as `read_rows` takes them.
+            limit: bytes of a batch.
+            batch_size: rows per UDF call, where that was asked for.
+        """
+        names = [text.strip("`") for text in columns.values()] if isinstance(columns, Mapping) else columns
+        known = all(name in dataset.schema.names for name in names)
+        width = joint_width([dataset.schema.field(name).type for name in names]) if known else None
+        return ReadSize(FittingRows(limit, width), _READ_ROWS if batch_size is None else max(batch_size, 1_024))
+
+    @property
+    def rows(self) -> int:
+        return min(self.fitting.rows, self.most)
 
 
 def windows(wanted: Ranges) -> list[tuple[int, int]]:
@@ -81,7 +112,7 @@ def read_rows(
     window: tuple[int, int],
     columns: Sequence[str] | Mapping[str, str],
     where: str | None,
-    batch_rows: int,
+    size: ReadSize,
 ) -> Iterator[Rows]:
     """Read the live rows of one window.
 
@@ -91,7 +122,7 @@ def read_rows(
         columns: top-level columns to read, each given once however often it is named; may be empty. Or, by the name
             to give it, an SQL expression or a quoted column.
         where: filter to be evaluated by row, not applied.
-        batch_rows: most rows per batch.
+        size: rows per batch; follows the bytes that were read.
     """
     start, end = window
     before = len(live.within(0, start))
@@ -105,27 +136,37 @@ def read_rows(
         some = names or [dataset.schema.names[0]]
         wanted = wanted if isinstance(columns, Mapping) else {name: f"`{name}`" for name in some}
         wanted = {**wanted, SELECTED: f"({where})"}
-    scanner = open_fragment(dataset, files.id).scanner(
-        columns=wanted,
-        offset=before,
-        limit=count,
-        batch_size=batch_rows,
-        batch_readahead=4,
-        with_row_id=True,
-        with_row_address=True,
-        blob_handling="all_binary",
-    )
+    fragment = open_fragment(dataset, files.id)
     position = start
     left = count
-    for batch in scanner.to_batches():
-        if batch.num_rows == 0:
-            continue
-        left -= batch.num_rows
-        offsets = batch.column("_rowaddr").to_numpy().view(np.int64) & 0xFFFFFFFF
-        until = end if left == 0 else int(offsets[-1]) + 1
-        selected = None
-        if where is not None:
-            selected = batch.column(SELECTED).fill_null(False).to_numpy(zero_copy_only=False)
-        kept = batch.select(names)
-        yield Rows(position, until, offsets, batch.column("_rowid").to_numpy(), kept, selected)
-        position = until
+    growing = size.fitting.width is None
+    while left:
+        rows = size.rows
+        # pylance's `batch_size_bytes` cuts batches only once they are decoded; what bounds its memory are rows.
+        scanner = fragment.scanner(
+            columns=wanted,
+            offset=before + count - left,
+            limit=min(rows, left) if growing and rows < size.most else left,
+            batch_size=rows,
+            batch_readahead=_READ_AHEAD,
+            io_buffer_size=size.fitting.limit,
+            with_row_id=True,
+            with_row_address=True,
+            blob_handling="all_binary",
+        )
+        for batch in scanner.to_batches():
+            if batch.num_rows == 0:
+                continue
+            left -= batch.num_rows
+            offsets = batch.column("_rowaddr").to_numpy().view(np.int64) & 0xFFFFFFFF
+            until = end if left == 0 else int(offsets[-1]) + 1
+            selected = None
+            if where is not None:
+                selected = batch.column(SELECTED).fill_null(False).to_numpy(zero_copy_only=False)
+            kept = batch.select(names)
+            size.fitting.record(batch.num_rows, batch.nbytes)
+            yield Rows(position, until, offsets, batch.column("_rowid").to_numpy(), kept, selected)
+            position = until
+            if not rows <= 2 * size.rows <= 4 * rows:
+                break
+        growing = size.rows > rows

@@ -292,14 +292,9 @@ def read_values(store: CheckpointStore, piece: HeldPiece) -> pa.Array:
             the table at another version may write the same key.
     """
     try:
-        batch = store.read(piece.source, [VALUE, ROW_ID])
+        batch = store.read(piece.source, [VALUE, ROW_ID], piece.positions)
     except KeyError as error:
         raise BrokenFile(piece.source) from error
-    values, ids = batch.column(VALUE), batch.column(ROW_ID).to_numpy(zero_copy_only=False)
-    if len(piece.positions) and piece.positions.max() >= len(ids):
+    if not np.array_equal(batch.column(ROW_ID).to_numpy(zero_copy_only=False), piece.row_ids):
         raise BrokenFile(piece.source)
-    if not np.array_equal(ids[piece.positions], piece.row_ids):
-        raise BrokenFile(piece.source)
-    if len(piece.positions) == len(values) and np.array_equal(piece.positions, np.arange(len(values))):
-        return values
-    return values.take(pa.array(piece.positions))
+    return batch.column(VALUE)

@@ -6,7 +6,10 @@ import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
@@ -15,6 +18,11 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.storage import Storage
 from airflow_geneva.uri import is_local, join
+
+if TYPE_CHECKING:
+    from lance.file import LanceFileReader
+
+Positions = npt.NDArray[np.int64]
 
 _LAST_BYTES = b"LANC"
 
@@ -37,13 +45,18 @@ class CheckpointStore(ABC):
     @abstractmethod
     def __delitem__(self, key: str) -> None: ...
 
-    def read(self, key: str, columns: Sequence[str]) -> pa.RecordBatch:
-        """Some columns of a batch.
+    def read(self, key: str, columns: Sequence[str], rows: Positions | None = None) -> pa.RecordBatch:
+        """Some columns of a batch, whole or at some rows.
 
         Raises:
-            KeyError: nothing usable is stored under the key.
+            KeyError: nothing usable is stored under the key, or it has no such rows.
         """
-        return self[key].select(list(columns))
+        batch = self[key].select(list(columns))
+        if rows is None:
+            return batch
+        if len(rows) and rows.max() >= batch.num_rows:
+            raise KeyError(key)
+        return batch.take(pa.array(rows))
 
 
 class InMemoryCheckpointStore(CheckpointStore):
@@ -109,18 +122,21 @@ class LanceCheckpointStore(CheckpointStore):
         fault_point("checkpoint.written")
 
     def __getitem__(self, key: str) -> pa.RecordBatch:
-        return self._read(key, None)
+        return self._read(key, None, None)
 
-    def read(self, key: str, columns: Sequence[str]) -> pa.RecordBatch:
-        return self._read(key, list(columns))
+    def read(self, key: str, columns: Sequence[str], rows: Positions | None = None) -> pa.RecordBatch:
+        return self._read(key, list(columns), rows)
 
     def __delitem__(self, key: str) -> None:
         self.storage.delete(self._path(key))
 
-    def _read(self, key: str, columns: list[str] | None) -> pa.RecordBatch:
+    def _read(self, key: str, columns: list[str] | None, rows: Positions | None) -> pa.RecordBatch:
         path, session = self._path(key), self.storage.session
         with engine_errors(lambda error: KeyError(key)):
-            return single_batch(session.open_reader(path, columns=columns).read_all(batch_size=1 << 24).to_table())
+            reader = session.open_reader(path, columns=columns)
+            if rows is not None:
+                return read_positions(reader, rows)
+            return single_batch(reader.read_all(batch_size=1 << 24).to_table())
 
     def __contains__(self, key: str) -> bool:
         path, session = self._path(key), self.storage.session
@@ -156,6 +172,22 @@ def check_finished(path: str) -> None:
     if not whole:
         os.unlink(path)
         raise OSError(errno.ENOSPC, "the file was cut short, the disk is full or a limit is reached")
+
+
+def read_positions(reader: LanceFileReader, positions: Positions) -> pa.RecordBatch:
+    """Rows of a Lance file, in the order of their positions, which may be any; nothing else of the file is kept.
+
+    Raises:
+        BaseException: the engine's, for example where the file has no such rows.
+    """
+    count = len(positions)
+    steps = np.diff(positions)
+    if count and (steps == 1).all():
+        return single_batch(reader.read_range(int(positions[0]), count, batch_size=count).to_table())
+    if (steps > 0).all():
+        return single_batch(reader.take_rows(positions.tolist(), batch_size=max(count, 1)).to_table())
+    ascending, back = np.unique(positions, return_inverse=True)
+    return read_positions(reader, ascending).take(pa.array(back))
 
 
 def single_batch(table: pa.Table) -> pa.RecordBatch:

@@ -22,6 +22,7 @@ from airflow_geneva.plan.manifest import field_ids
 from airflow_geneva.plan.read_version import open_version
 from airflow_geneva.plan.values import CodeRef, Plan, Sizing, Work
 from airflow_geneva.plan.where import freeze_where
+from airflow_geneva.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
 
 if TYPE_CHECKING:
     import lance
@@ -197,11 +198,11 @@ def check_sizing(given: Mapping[str, Any]) -> Sizing:
         if value is None and getattr(Sizing(), name) is None:
             continue
         kinds = (int, float) if name == "checkpoint_interval" else (int,)
-        least = 0 if name == "checkpoint_interval" else 1
+        least = {"checkpoint_interval": 0, "task_memory_bytes": LEAST_TASK_MEMORY}.get(name, 1)
         number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < least:
             raise InvalidInput(f"{name}={value!r} makes no sense: give a number of at least {least}.")
-    sizing = Sizing(**given)
+    sizing = Sizing(**{"task_memory_bytes": task_memory_bytes(), **given})
     low, high = sizing.min_checkpoint_size, sizing.max_checkpoint_size or sizing.checkpoint_size
     if low is not None and high is not None and low > high:
         raise InvalidInput(f"min_checkpoint_size={low} is larger than the largest checkpoint, {high} rows.")

@@ -13,11 +13,12 @@ from airflow_geneva.checkpoint.trust import Trust
 from airflow_geneva.plan.fragment_work import FragmentWork, Shard
 from airflow_geneva.plan.mismatch import Mismatches
 from airflow_geneva.plan.swap import SwapPlan
+from airflow_geneva.task_memory import DEFAULT_TASK_MEMORY, batch_bytes, checkpoint_bytes
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """How work is cut; rows and seconds.
+    """How work is cut; rows, seconds and bytes.
 
     Args:
         concurrency: Spark task slots per spark-submit.
@@ -30,6 +31,7 @@ class Sizing:
         task_shuffle_diversity: how many stretches of the table neighbouring tasks are drawn from.
         shard_size: fragments per shard.
         commit_granularity: fragments per Lance commit; None for as many as keep a backfill at about 100 commits.
+        task_memory_bytes: bytes of rows that a task slot holds at a time; see `airflow_geneva.task_memory`.
     """
 
     concurrency: int = 8
@@ -43,6 +45,15 @@ class Sizing:
     task_shuffle_diversity: int | None = None
     shard_size: int | None = None
     commit_granularity: int | None = None
+    task_memory_bytes: int = DEFAULT_TASK_MEMORY
+
+    @property
+    def batch_bytes(self) -> int:
+        return batch_bytes(self.task_memory_bytes)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return checkpoint_bytes(self.task_memory_bytes)
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,8 @@ class Bench:
         Raises:
             BrokenFile: a checkpoint or staged file is damaged, or gone since it was found.
         """
-        live = live_offsets(self.dataset, fragment.files)
-        parts = assemble(self.dataset, self.store, fragment.files, live, self.work.column, held.pieces)
+        live, limit = live_offsets(self.dataset, fragment.files), self.work.sizing.batch_bytes
+        parts = assemble(self.dataset, self.store, fragment.files, live, self.work.column, held.pieces, limit)
         writer = StagedWriter(self.dataset, self.work.column)
         for part in parts:
             writer.put(part)

@@ -130,7 +130,7 @@ def _swapped(view: TableLocation, saved: SavedPlan, swap: SwapPlan, shards: Sequ
         why = "not all of its rows are computed, or a staged file is gone"
     elif version is None:
         try:
-            files = _files(view, swap, staged)
+            files = _files(view, work, swap, staged)
         except BrokenFile as broken:
             fragments = [fragment for fragment, pair in staged.pairs if pair.file == broken.source]
             remove_broken(ViewBench.at(view, work).store, broken, (str(work.key(fragment)) for fragment in fragments))
@@ -157,11 +157,12 @@ def _done_before(view: TableLocation, saved: SavedPlan, swap: SwapPlan) -> int |
     return None if newest_swap(view, dataset).identity == swap.based_on else carried_out(dataset, saved.fingerprint)
 
 
-def _files(view: TableLocation, swap: SwapPlan, staged: _Staged) -> list[tuple[str, int]]:
+def _files(view: TableLocation, work: Work, swap: SwapPlan, staged: _Staged) -> list[tuple[str, int]]:
     """Names and rows of the data files to swap in: the staged ones, or new ones in the order that was asked for."""
     if swap.shuffle_seed is None and swap.max_rows_per_fragment is None:
         return [(pair.file, pair.physical_rows) for _, pair in staged.pairs if pair.physical_rows]
-    return arrange(view.open(), [pair for _, pair in staged.pairs], swap.shuffle_seed, swap.max_rows_per_fragment)
+    fragments = [pair for _, pair in staged.pairs]
+    return arrange(view.open(), fragments, swap.shuffle_seed, swap.max_rows_per_fragment, work.sizing.batch_bytes)
 
 
 def _staged(view: TableLocation, work: Work, shards: Iterable[Shard]) -> _Staged:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.fragment import Runs, StagedFragment, join_runs, runs_of
-from airflow_geneva.checkpoint.held import Held, HeldPiece, KeyIndex, read_values
+from airflow_geneva.checkpoint.held import Held, KeyIndex, read_values
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
@@ -23,12 +23,11 @@ from airflow_geneva.plan.manifest import row_ids
 from airflow_geneva.plan.staging import view_file_gives_rows, view_file_is_whole
 from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import Storage
+from airflow_geneva.write.pieces import WINDOW_ROWS, PieceReader
 from airflow_geneva.write.view_rows import ViewRowsWriter, read_view_rows
 
 if TYPE_CHECKING:
     import lance
-
-_WINDOW_ROWS = 65_536
 
 
 @dataclass(frozen=True)
@@ -91,32 +90,26 @@ class ViewBench:
         writer = ViewRowsWriter(self.view, self.work.explode)
         due = fragment.due.offsets()
         runs: list[Runs] = []
-        for start in range(0, len(due), _WINDOW_ROWS):
-            offsets = due[start : start + _WINDOW_ROWS]
-            values, ids = self._window(held.pieces, offsets)
-            writer.put(values, ids)
-            runs.append(runs_of(offsets, ids))
+        reader = PieceReader(
+            held.pieces,
+            self.work.sizing.batch_bytes,
+            lambda part: (
+                read_view_rows(self.view, part.source, part.positions) if part.staged else read_values(self.store, part)
+            ),
+        )
+        at = 0
+        while at < len(due):
+            start = int(due[at])
+            until = min(at + WINDOW_ROWS, len(due))
+            end = reader.end_of_window(start, int(due[until - 1]) + 1)
+            parts = list(reader.read(start, end))
+            offsets = np.concatenate([part.offsets for part, _ in parts])
+            order = np.argsort(offsets, kind="stable")
+            ids = np.concatenate([part.row_ids for part, _ in parts])[order]
+            writer.put(pa.concat_arrays([values for _, values in parts]).take(pa.array(order)), ids)
+            runs.append(runs_of(offsets[order], ids))
+            at = int(np.searchsorted(due, end))
         return self.record(fragment, writer, join_runs(runs), held.by_job, held.failed)
-
-    def _window(self, pieces: tuple[HeldPiece, ...], offsets: np.ndarray) -> tuple[pa.StructArray, np.ndarray]:
-        parts, places, ids = [], [], []
-        for piece in pieces:
-            low, high = np.searchsorted(piece.offsets, [offsets[0], offsets[-1] + 1])
-            if low < high:
-                part = replace(
-                    piece, offsets=piece.offsets[low:high], positions=piece.positions[low:high],
-                    row_ids=piece.row_ids[low:high],
-                )  # fmt: skip
-                parts.append(
-                    read_view_rows(self.view, part.source, part.positions)
-                    if piece.staged
-                    else read_values(self.store, part)
-                )
-                places.append(part.offsets)
-                ids.append(part.row_ids)
-        order = np.argsort(np.concatenate(places), kind="stable")
-        values = pa.concat_arrays(parts)
-        return values.take(pa.array(order)), np.concatenate(ids)[order]
 
     def record(
         self,

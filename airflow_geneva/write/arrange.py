@@ -11,16 +11,19 @@ import pyarrow as pa
 from airflow_geneva.checkpoint.fragment import StagedFragment
 from airflow_geneva.checkpoint.ranges import Offsets
 from airflow_geneva.row_order import RowIdArray, shuffle_hashes
+from airflow_geneva.write.pieces import WINDOW_ROWS, FittingSources
 from airflow_geneva.write.view_rows import ViewRowsWriter, read_source_ids, read_view_rows
 
 if TYPE_CHECKING:
     import lance
 
-_WINDOW_ROWS = 65_536
-
 
 def arrange(
-    view: lance.LanceDataset, staged: Sequence[StagedFragment], shuffle_seed: int | None, most: int | None
+    view: lance.LanceDataset,
+    staged: Sequence[StagedFragment],
+    shuffle_seed: int | None,
+    most: int | None,
+    limit: int,
 ) -> list[tuple[str, int]]:
     """Write staged rows anew; names and rows of the files.
 
@@ -28,6 +31,7 @@ def arrange(
         staged: files of view rows.
         shuffle_seed: orders the rows by their hash; None: as they lie.
         most: rows a file; None: all in one.
+        limit: bytes of rows that are held at once.
 
     Raises:
         BrokenFile: a staged file is damaged or gone.
@@ -45,30 +49,39 @@ def arrange(
         # Rows of one source row stay in their order: sorting by keys is stable.
         order = np.lexsort((every, shuffle_hashes(shuffle_seed, every)))
     firsts = np.concatenate(([0], np.cumsum(lengths)))
+    fitting = FittingSources(len(staged), limit)
     files = []
     size = most or rows
     for start in range(0, rows, size):
         chosen = order[start : start + size]
         writer = ViewRowsWriter(view)
-        for at in range(0, len(chosen), _WINDOW_ROWS):
-            window = chosen[at : at + _WINDOW_ROWS]
-            writer.put(_rows(view, staged, firsts, window), every[window].view(np.uint64))
+        at = 0
+        while at < len(chosen):
+            window = chosen[at : at + WINDOW_ROWS]
+            sources = np.searchsorted(firsts, window, side="right") - 1
+            window = window[: fitting.rows(sources)]
+            writer.put(_rows(view, staged, firsts, window, fitting), every[window].view(np.uint64))
+            at += len(window)
         files.append((writer.finish(), len(chosen)))
     return files
 
 
 def _rows(
-    view: lance.LanceDataset, staged: Sequence[StagedFragment], firsts: Offsets, window: Offsets
-) -> pa.StructArray:  # fmt: skip
+    view: lance.LanceDataset,
+    staged: Sequence[StagedFragment],
+    firsts: Offsets,
+    window: Offsets,
+    fitting: FittingSources,
+) -> pa.StructArray:
     """Rows by their place among all staged ones."""
     sorting = np.argsort(window, kind="stable")
     places = window[sorting]
     cuts = np.searchsorted(places, firsts)
-    parts = [
-        read_view_rows(view, fragment.file, places[low:high] - firsts[number])
-        for number, (fragment, low, high) in enumerate(zip(staged, cuts[:-1], cuts[1:], strict=True))
-        if low < high
-    ]
+    parts = []
+    for number, (fragment, low, high) in enumerate(zip(staged, cuts[:-1], cuts[1:], strict=True)):
+        if low < high:
+            parts.append(read_view_rows(view, fragment.file, places[low:high] - firsts[number]))
+            fitting.record(number, parts[-1])
     back = np.empty(len(window), np.int64)
     back[sorting] = np.arange(len(window))
     return pa.concat_arrays(parts).take(pa.array(back))

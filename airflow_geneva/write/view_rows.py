@@ -10,7 +10,7 @@ from airflow_geneva.blobs import as_blobs, is_blob
 from airflow_geneva.checkpoint.fragment import RowIds
 from airflow_geneva.checkpoint.held import BrokenFile
 from airflow_geneva.checkpoint.ranges import Offsets
-from airflow_geneva.checkpoint.store import single_batch
+from airflow_geneva.checkpoint.store import read_positions
 from airflow_geneva.explode import explode_rows
 from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.row_order import RowIdArray
@@ -74,7 +74,7 @@ def read_view_rows(view: lance.LanceDataset, file: str, positions: Offsets) -> p
 
     Args:
         file: its name below ``data/``.
-        positions: which rows, ascending.
+        positions: which rows, in any order.
 
     Raises:
         BrokenFile: it is damaged or gone.
@@ -83,8 +83,7 @@ def read_view_rows(view: lance.LanceDataset, file: str, positions: Offsets) -> p
 
     path, options = join(view.uri, "data", file), view._storage_options
     with engine_errors(lambda error: BrokenFile(file)):
-        reader = LanceFileReader(path, storage_options=options)
-        batch = single_batch(reader.take_rows(positions.tolist()).to_table())
+        batch = read_positions(LanceFileReader(path, storage_options=options), positions)
     return pa.StructArray.from_arrays(batch.columns[2:], fields=list(batch.schema)[2:])
 
 

@@ -1,15 +1,24 @@
-"""Memory follows batches, not fragments: four times the rows in one fragment take about the same."""
+"""Memory follows the budget of a task slot, whatever the fragments' and the values' sizes."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
-pytestmark = pytest.mark.slow
+from airflow_geneva import Table, connect, udf
+from airflow_geneva.apply import compute
+from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.errors import JobFailed
+from airflow_geneva.task_memory import batch_bytes, checkpoint_bytes
+from airflow_geneva.write.data_file import DataFileWriter
 
 # Below some millions of rows the buffers of checkpoints and reads are not full yet.
 SMALL, LARGE = 4_000_000, 12_000_000
@@ -66,6 +75,7 @@ def run(script: str, *arguments: str) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filtered", [False, True], ids=["whole", "deleted rows and a filter"])
 def test_peak_memory_does_not_grow_with_the_fragment(tmp_path: Path, filtered: bool) -> None:
     where = "id % 1000 < 900" if filtered else None
@@ -78,3 +88,124 @@ def test_peak_memory_does_not_grow_with_the_fragment(tmp_path: Path, filtered: b
         assert int(computed) == rows * (899 if filtered else 1_000) // 1_000
         peaks.append(int(peak))
     assert peaks[1] - peaks[0] < MARGIN_MB, f"{peaks[0]} MB for {SMALL:,} rows, {peaks[1]} MB for {LARGE:,}"
+
+
+BUDGET = 1 << 20
+ROWS, WIDTH = 600, 10_000
+
+
+@udf(data_type=pa.string(), version="1")
+def upper(text: str) -> str:
+    return text.upper()
+
+
+@udf(data_type=pa.binary(), version="1")
+def picture(id: pa.Int64Array) -> pa.Array:
+    return pa.array([bytes([number % 251]) * WIDTH for number in id.to_pylist()], pa.binary())
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Table:
+    """Two fragments of repetitive texts, whose files are a hundredth of what they hold."""
+    text = [(f"row {number} again and " * WIDTH)[:WIDTH] for number in range(ROWS)]
+    data = pa.table({"id": pa.array(range(ROWS)), "text": text})
+    return connect(tmp_path).create_table("docs", data, max_rows_per_file=ROWS // 2)
+
+
+@dataclass
+class Sizes:
+    """Bytes of what was held at a time."""
+
+    read: list[int] = field(default_factory=list)
+    put: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+
+    def assert_within(self, budget: int) -> None:
+        slack = 20 * ROWS  # row ids, offsets and validity
+        assert max(self.read) <= batch_bytes(budget) + slack
+        assert max(self.put) <= batch_bytes(budget) + slack
+        assert max(self.kept, default=0) <= checkpoint_bytes(budget) + slack
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
+    """Notes what is read, what goes into data files, and what goes into checkpoints."""
+    seen = Sizes()
+
+    def noting(found: list[int], owner: Any, name: str, position: int) -> None:
+        original = getattr(owner, name)
+
+        def noted(*arguments: Any) -> Any:
+            found.append(arguments[position].nbytes)
+            return original(*arguments)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(seen.read, compute.Applier, "_steps", 2)
+    noting(seen.put, DataFileWriter, "put", 1)
+    noting(seen.kept, LanceCheckpointStore, "__setitem__", 2)
+    monkeypatch.setattr(compute.Rows, "nbytes", property(lambda rows: rows.columns.nbytes), raising=False)
+    return seen
+
+
+def test_a_backfill_holds_no_more_than_its_budget(texts: Table, sizes: Sizes) -> None:
+    texts.add_columns({"y": upper, "z": picture})
+    assert texts.backfill("y", udf=upper, runner="inline", task_memory_bytes=BUDGET).rows_computed == ROWS
+    assert texts.backfill("z", udf=picture, runner="inline", task_memory_bytes=BUDGET).rows_computed == ROWS
+    sizes.assert_within(BUDGET)
+    assert len([size for size in sizes.kept if size > WIDTH]) >= 2 * ROWS * WIDTH // BUDGET
+    rows = texts.to_arrow()
+    assert rows["y"].to_pylist() == [text.upper() for text in rows["text"].to_pylist()]
+    assert rows["z"].to_pylist() == [bytes([number % 251]) * WIDTH for number in range(ROWS)]
+
+
+@pytest.mark.parametrize("first", ["id % 2 = 0", "id < 250"], ids=["every other row", "a part of them"])
+def test_a_fragment_is_put_together_within_the_budget(texts: Table, sizes: Sizes, first: str) -> None:
+    texts.add_columns({"y": upper})
+    for where in (first, None):
+        result = texts.backfill("y", udf=upper, where=where, runner="inline", task_memory_bytes=BUDGET)
+        assert result.rows_left == 0
+    sizes.assert_within(BUDGET)
+    rows = texts.to_arrow()
+    assert rows["y"].to_pylist() == [text.upper() for text in rows["text"].to_pylist()]
+
+
+def test_a_resumed_backfill_is_put_together_within_the_budget(texts: Table, sizes: Sizes) -> None:
+    texts.add_columns({"y": upper})
+
+    @udf(data_type=pa.string(), version="1", name="upper")
+    def breaks(text: str) -> str:
+        if text.startswith("row 290 "):
+            raise ValueError("no")
+        return text.upper()
+
+    with pytest.raises(JobFailed):
+        texts.backfill("y", udf=breaks, runner="inline", task_memory_bytes=BUDGET)
+    assert texts.backfill("y", udf=upper, runner="inline", task_memory_bytes=BUDGET).rows_computed == ROWS - 290
+    sizes.assert_within(BUDGET)
+    rows = texts.to_arrow()
+    assert rows["y"].to_pylist() == [text.upper() for text in rows["text"].to_pylist()]
+
+
+@pytest.mark.parametrize("cut", ["as it is", "shuffled", "cut"])
+def test_a_view_is_written_within_the_budget(texts: Table, sizes: Sizes, cut: str) -> None:
+    query = texts.query().select(["id", "text"])
+    view = (query.shuffle(seed=1) if cut == "shuffled" else query).create_materialized_view(name="v")
+    sizes.put.clear()
+    most = 170 if cut == "cut" else None
+    assert view.refresh(runner="inline", task_memory_bytes=BUDGET, max_rows_per_fragment=most).rows_computed == ROWS
+    sizes.assert_within(BUDGET)
+    assert sorted(view.to_arrow().to_pylist(), key=itemgetter("id")) == texts.to_arrow().to_pylist()
+
+
+def test_one_row_may_be_larger_than_the_budget(tmp_path: Path) -> None:
+    data = [{"id": number, "text": "x" * (3 * BUDGET if number % 4 == 1 else 5)} for number in range(20)]
+    table = connect(tmp_path).create_table("docs", pa.Table.from_pylist(data))
+    table.add_columns({"y": upper})
+    for where in ("id % 3 = 0", None):
+        table.backfill("y", udf=upper, where=where, runner="inline", task_memory_bytes=BUDGET)
+    rows = table.to_arrow()
+    assert rows["y"].to_pylist() == [text.upper() for text in rows["text"].to_pylist()]
+    view = table.query().select(["id", "y"]).shuffle(seed=1).create_materialized_view(name="v")
+    assert view.refresh(runner="inline", task_memory_bytes=BUDGET).rows_computed == 20
+    assert sorted(view.to_arrow()["id"].to_pylist()) == list(range(20))

@@ -1,0 +1,110 @@
+"""Computed rows of one fragment, read from the files they lie in window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from airflow_geneva.apply.sizing import FittingRows
+from airflow_geneva.checkpoint.held import HeldPiece
+from airflow_geneva.checkpoint.ranges import Offsets, Ranges
+
+_NONE = Ranges.empty()
+
+WINDOW_ROWS = 65_536
+"""Most rows that are put together at once, however narrow they are."""
+
+
+class FittingSources:
+    """How many rows out of several files fit into some bytes; each file's rows have a width of their own.
+
+    Args:
+        count: number of files.
+        limit: the bytes.
+    """
+
+    def __init__(self, count: int, limit: int) -> None:
+        self.limit = limit
+        # Until rows of a file were seen, they are taken to be as wide as the widest of the other files.
+        self._files: list[FittingRows | None] = [None] * count
+
+    def rows(self, files: npt.NDArray[np.int64], *more: float) -> int:
+        """How many of the first rows fit, at least one.
+
+        Args:
+            files: the number of each row's file.
+            more: bytes a row of other files, which are numbered after these.
+        """
+        widest = max((found.bytes_a_row for found in self._files if found), default=FittingRows(self.limit).bytes_a_row)
+        widths = np.array([*(found.bytes_a_row if found else widest for found in self._files), *more])
+        return max(1, int(np.searchsorted(np.cumsum(widths[files]), self.limit, side="right")))
+
+    def record(self, number: int, values: pa.Array) -> None:
+        """Learn from rows of a file."""
+        found = self._files[number] = self._files[number] or FittingRows(self.limit)
+        found.record(len(values), values.nbytes)
+
+
+class PieceReader:
+    """Reads pieces of one fragment by windows of its physical offsets.
+
+    Args:
+        pieces: computed rows, no row twice.
+        limit: bytes of a window.
+        read: gives the values of a part of a piece, in the order of its offsets.
+    """
+
+    def __init__(self, pieces: Sequence[HeldPiece], limit: int, read: Callable[[HeldPiece], pa.Array]) -> None:
+        self._pieces = [piece for piece in pieces if len(piece.offsets)]
+        self._firsts = np.array([piece.offsets[0] for piece in self._pieces], np.int64)
+        self._lasts = np.array([piece.offsets[-1] for piece in self._pieces], np.int64)
+        self._read = read
+        self._fitting = FittingSources(len(self._pieces), limit)
+
+    def end_of_window(self, start: int, end: int, others: Ranges = _NONE, width: float = 0.0) -> int:
+        """Where a window from ``start`` on ends, so that its rows fit.
+
+        Args:
+            end: where it ends at the latest.
+            others: rows from elsewhere that the window holds too.
+            width: bytes that each of these takes.
+        """
+        parts = [*self._parts(start, end), (len(self._pieces), others.within(start, end).offsets())]
+        if not sum(len(part) for _, part in parts):
+            return end
+        offsets = np.concatenate([part for _, part in parts])
+        files = np.concatenate([np.full(len(part), number, np.int64) for number, part in parts])
+        order = np.argsort(offsets, kind="stable")
+        fitting = self._fitting.rows(files[order], width)
+        return end if fitting == len(order) else int(offsets[order[fitting]])
+
+    def read(self, start: int, end: int) -> Iterator[tuple[HeldPiece, pa.Array]]:
+        """The parts of the pieces that lie in ``[start, end)``, with their values.
+
+        Raises:
+            KeyError: a file behind a piece is gone; names its source.
+        """
+        for number, _ in self._parts(start, end):
+            piece = self._pieces[number]
+            low, high = np.searchsorted(piece.offsets, [start, end])
+            part = replace(
+                piece,
+                offsets=piece.offsets[low:high],
+                positions=piece.positions[low:high],
+                row_ids=piece.row_ids[low:high],
+            )
+            values = self._read(part)
+            self._fitting.record(number, values)
+            yield part, values
+
+    def _parts(self, start: int, end: int) -> Iterator[tuple[int, Offsets]]:
+        """The pieces with rows in a window, by number, and the offsets of these rows."""
+        for number in np.flatnonzero((self._firsts < end) & (self._lasts >= start)).tolist():
+            offsets = self._pieces[number].offsets
+            low, high = np.searchsorted(offsets, [start, end])
+            if low < high:
+                yield number, offsets[low:high]
