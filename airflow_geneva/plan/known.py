@@ -18,6 +18,7 @@ from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.plan.lineage import NO_LINEAGE, History, Lineage, Origin, among, read_lineage
 from airflow_geneva.plan.manifest import Columns, FragmentFiles, live_offsets
 from airflow_geneva.plan.moved import Reference, known_by_value
+from airflow_geneva.plan.read_version import version_exists
 
 if TYPE_CHECKING:
     import lance
@@ -82,7 +83,14 @@ class Knowledge:
         for reference in self._references:
             if not unknown:
                 break
-            known, existed = known_by_value(reference, self.state, self.dataset, files, self.names, unknown)
+            try:
+                with engine_errors():
+                    known, existed = known_by_value(reference, self.state, self.dataset, files, self.names, unknown)
+            except EngineError:
+                if version_exists(self.dataset, reference.dataset.version):
+                    raise
+                self._note_gap()
+                continue
             unknown = unknown & existed
             add_rows(found, known.items())
             for rows in known.values():

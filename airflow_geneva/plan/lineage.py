@@ -106,10 +106,12 @@ class History:
         """Physical offsets and row ids of a fragment's live rows at a version.
 
         Raises:
-            LookupError: the version was cleaned up.
+            LookupError: the version is an older one, and was cleaned up.
         """
-        if (fragment_id, version) not in self._rows:
-            with engine_errors(lambda error: LookupError(version)):
+        if (fragment_id, version) not in self._rows and version == self.dataset.version:
+            self._rows[fragment_id, version] = row_ids(self.dataset, fragment_id)
+        elif (fragment_id, version) not in self._rows:
+            with engine_errors(lambda error: LookupError(f"version {version} cannot be read: {error}")):
                 if version not in self._versions:
                     self._versions[version] = self.dataset.checkout_version(version)
                 self._rows[fragment_id, version] = row_ids(self._versions[version], fragment_id)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.engine_errors import engine_errors
+from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.lance_io.engine_errors import engine_errors, is_engine_error
+from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.manifest import FragmentFiles, open_fragment
 
 if TYPE_CHECKING:
@@ -31,6 +34,35 @@ def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDatase
 
     with engine_errors(gone):
         return dataset.checkout_version(version)
+
+
+def version_exists(dataset: lance.LanceDataset, version: int) -> bool:
+    """Whether a version is still there; reads a listing."""
+    return any(int(reference["version"]) == version for reference in dataset.version_refs())
+
+
+@contextmanager
+def reading(location: TableLocation, dataset: lance.LanceDataset) -> Iterator[None]:
+    """Say of what cannot be read inside of this block that its version was cleaned up meanwhile, if it was.
+
+    Args:
+        location: the table.
+        dataset: it at the version that is read.
+
+    Raises:
+        StorageError: the version is gone; to read the newest one instead helps.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, (InvalidInput, LookupError)) and not is_engine_error(error):
+            raise
+        if version_exists(location.open(), dataset.version):
+            raise
+        raise StorageError(
+            f"Version {dataset.version} of table {location.name!r} was cleaned up while it was being read. Nothing was "
+            "started: run again, and the newest version is read."
+        ) from error
 
 
 class RowsThen:

@@ -22,7 +22,7 @@ from airflow_geneva.on_error import describe_policy
 from airflow_geneva.plan.fragment_work import FragmentWork
 from airflow_geneva.plan.manifest import columns_of, garbage_collector_off, row_ids
 from airflow_geneva.plan.mismatch import Mismatches, find_mismatches
-from airflow_geneva.plan.read_version import open_version
+from airflow_geneva.plan.read_version import open_version, reading
 from airflow_geneva.plan.reflected import Reflected
 from airflow_geneva.plan.request import RefreshRequest, told_to_start_over
 from airflow_geneva.plan.shards import cut_shards
@@ -66,6 +66,19 @@ def plan_refresh(
     dataset = source.open()
     if request.src_version is not None:
         dataset = open_version(dataset, request.src_version)
+    with reading(source, dataset):
+        return _plan(view, definition, source, udfs, reflected, request, dataset)
+
+
+def _plan(
+    view: TableLocation,
+    definition: ViewDefinition,
+    source: TableLocation,
+    udfs: Mapping[str, UDF],
+    reflected: Reflected,
+    request: RefreshRequest,
+    dataset: lance.LanceDataset,
+) -> Plan:
     _check_version(definition, dataset, view.name)
     definition.check_source(dataset)
     names = tuple(column.name for column in definition.reads)

@@ -19,7 +19,7 @@ from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.backfill import plan_backfill
 from airflow_geneva.plan.due import ON_CODE_CHANGE, Wanted
 from airflow_geneva.plan.manifest import field_ids
-from airflow_geneva.plan.read_version import open_version
+from airflow_geneva.plan.read_version import open_version, reading
 from airflow_geneva.plan.values import CodeRef, Plan, Sizing, Work
 from airflow_geneva.plan.where import freeze_where
 from airflow_geneva.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
@@ -106,6 +106,18 @@ def plan_request(
     _check_kinds(request)
     sizing = check_sizing(request.sizing)
     dataset = newest or location.open()
+    with reading(location, dataset):
+        return _plan(location, request, udf, inputs, dataset, sizing)
+
+
+def _plan(
+    location: TableLocation,
+    request: BackfillRequest,
+    udf: UDF,
+    inputs: Sequence[str] | None,
+    dataset: lance.LanceDataset,
+    sizing: Sizing,
+) -> Plan:
     if request.read_version is not None:
         open_version(dataset, request.read_version)
     check_type(location.name, request.column, dataset.schema.field(request.column).type, udf)

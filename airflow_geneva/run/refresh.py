@@ -18,6 +18,7 @@ from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import SavedPlan, save_plan
 from airflow_geneva.plan.fragment_work import Shard
+from airflow_geneva.plan.read_version import reading
 from airflow_geneva.plan.refresh import plan_refresh
 from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.plan.values import Plan, Work
@@ -44,7 +45,9 @@ def load_udfs(definition: ViewDefinition) -> dict[str, UDF]:
 def plan(view: TableLocation, definition: ViewDefinition, source: TableLocation, request: RefreshRequest) -> Plan:
     """Plan a refresh; writes nothing. Raises as :func:`airflow_geneva.plan.refresh.plan_refresh`."""
     udfs = load_udfs(definition)
-    return plan_refresh(view, definition, source, udfs, ViewContents(view, view.open()), request)
+    dataset = view.open()
+    with reading(view, dataset):
+        return plan_refresh(view, definition, source, udfs, ViewContents(view, dataset), request)
 
 
 def run_refresh(

@@ -12,6 +12,7 @@ from airflow_geneva.commit.contents import ViewContents
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.patience import impatient, without_panics
+from airflow_geneva.plan.read_version import reading
 from airflow_geneva.plan.unseen import (
     Unseen,
     committed_at,
@@ -117,6 +118,13 @@ def _look(database: Database, wanted: Wanted, seen: Stamp | None, now: datetime)
         return Look(False, None, None, None, f"Table {wanted.table} is not there yet.")
     table = Table(database.location(wanted.table))
     dataset = table.lance
+    with reading(table.location, dataset):
+        return _look_at(database, table, dataset, wanted, seen, now)
+
+
+def _look_at(
+    database: Database, table: Table, dataset: lance.LanceDataset, wanted: Wanted, seen: Stamp | None, now: datetime
+) -> Look:
     found = _unseen(database, table, dataset, wanted, seen)
     stamp = stamp_of(_place(database), wanted.table, dataset.version)
     if stamp is not None and wanted.since is None:
