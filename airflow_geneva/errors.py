@@ -36,6 +36,10 @@ class InvalidInput(GenevaError, ValueError):
     """Something asked for cannot be done as asked; nothing was started."""
 
 
+class TableRemade(InvalidInput):
+    """A table was dropped and made again after a job was planned on it."""
+
+
 class StorageError(GenevaError, OSError):
     """A table's folder or a document beside it cannot be read or written."""
 

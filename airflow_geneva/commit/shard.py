@@ -98,6 +98,7 @@ class ShardCommitter:
         Raises:
             CommitConflict: others kept changing the table for longer than the retries allow.
             StorageError: the table's folder is full, read-only or unreachable.
+            TableRemade: the table was dropped and made again; what was committed to the new one is taken back.
         """
         rows = {work.id: work.rows for work in shard.fragments}
         self._left.extend((fragment, rows[fragment], why) for fragment, why in missing)
@@ -157,6 +158,8 @@ class ShardCommitter:
             output = fields_present(dataset, self.columns.output)
             manifest = read_manifest(dataset, self.columns, {c.work.id for c in group})
             verdict = verify(dataset, manifest, group, output)
+            if verdict.left:
+                self.work.written.look(self.checkpoints.options)
             if not verdict.fitting or self._replace(dataset, manifest, verdict, output):
                 self._done.extend(verdict.done)
                 by_others = self._computed_by_others(manifest, [candidate for candidate, _ in verdict.left])
@@ -219,6 +222,7 @@ class ShardCommitter:
             operation=operation.DataReplacement(groups),
             transaction_properties={"geneva.job_id": self.work.job_id},
         )
+        self.work.written.look(self.checkpoints.options)
         fault_point("commit.before")
         try:
             committed = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
@@ -230,6 +234,7 @@ class ShardCommitter:
                 "then run again: nothing is lost."
             ) from error
         fault_point("commit.after")
+        self.work.written.settle(self.checkpoints.options, committed, transaction)
         self._versions.append(committed.version)
         self._settle(committed, verdict, output)
         return True

@@ -34,6 +34,7 @@ from airflow_geneva.job.announcement import JOB_PROPERTY
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.placeholders import PLACEHOLDER_FIELDS
+from airflow_geneva.plan.planned_table import PlannedTable
 from airflow_geneva.plan.swap import EVERYTHING, SwapPlan
 from airflow_geneva.plan.values import Work
 from airflow_geneva.uri import join
@@ -69,6 +70,7 @@ def swap_rows(
 
     Raises:
         CommitConflict: others kept changing the view for longer than the retries allow.
+        TableRemade: the view was dropped and made again; what was committed to the new one is taken back.
     """
     import lance
     from lance.fragment import DataFile, FragmentMetadata
@@ -76,7 +78,8 @@ def swap_rows(
     attempts = max_retries()
     snapshot = ""
     for attempt in range(attempts + 1):
-        dataset = _with_a_fragment(location, bool(files))
+        dataset = _with_a_fragment(location, work.written, bool(files))
+        work.written.check(dataset)
         newest = newest_swap(location, dataset)
         if newest.identity != swap.based_on:
             done = carried_out(dataset, plan)
@@ -114,6 +117,7 @@ def swap_rows(
         )
         begun = read_intents(location) - {snapshot}
         write_intent(location, snapshot)
+        work.written.look(location.options)
         fault_point("swap.before")
         try:
             swapped = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
@@ -124,6 +128,7 @@ def swap_rows(
             time.sleep(min(0.05 * 2**attempt, 5.0) * random.uniform(0.5, 1.5))
             continue
         fault_point("swap.after")
+        work.written.settle(location.options, swapped, transaction)
         # Two swaps conflict: what was begun before this one came before it, or does not come any more.
         drop_intents(location, begun)
         return int(swapped.version), ""
@@ -151,7 +156,7 @@ def carried_out(dataset: lance.LanceDataset, plan: str) -> int | None:
     return None
 
 
-def _with_a_fragment(location: TableLocation, wanted: bool) -> lance.LanceDataset:
+def _with_a_fragment(location: TableLocation, planned: PlannedTable, wanted: bool) -> lance.LanceDataset:
     """Open a view; give it a placeholder to take out if it has no fragment by which two swaps could meet."""
     import lance
     from lance.file import LanceFileWriter
@@ -167,13 +172,11 @@ def _with_a_fragment(location: TableLocation, wanted: bool) -> lance.LanceDatase
         ) as writer:
             writer.write_batch(pa.record_batch([pa.array([-1]), pa.array([False])], schema=PLACEHOLDER_FIELDS))
         fragment = FragmentMetadata(id=0, files=[DataFile.create(dataset, name)], physical_rows=1)
-        lance.LanceDataset.commit(
-            dataset.uri,
-            lance.LanceOperation.Append([fragment]),
-            read_version=dataset.version,
-            storage_options=options,
-        )
+        transaction = lance.Transaction(dataset.version, lance.LanceOperation.Append([fragment]))
+        planned.look(location.options)
+        committed = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=options)
         fault_point("swap.ground")
+        planned.settle(location.options, committed, transaction)
         dataset = location.open()
     return dataset
 
@@ -215,6 +218,8 @@ def _rows_out(dataset: lance.LanceDataset, gone: Ranges, placeholders: bool) -> 
 
 def mirror_swap(location: TableLocation) -> None:
     """Repeat in the schema metadata what the newest swap says, if it is not there already."""
+    import lance
+
     dataset = location.open()
     newest = newest_swap(location, dataset)
     wanted: dict[str, str | None] = {
@@ -226,8 +231,12 @@ def mirror_swap(location: TableLocation) -> None:
         fault_point("mirror.write")
         before = named_by_metadata(dataset)
         try:
+            update = lance.LanceOperation.UpdateConfig(
+                schema_metadata_updates=lance.LanceOperation.UpdateMap(wanted, False)
+            )
+            transaction = lance.Transaction(dataset.version, update)
             with engine_errors():
-                dataset.update_schema_metadata(wanted)
+                lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
         except EngineError as error:
             logger.warning("The view's metadata could not be brought up to date: %s", error)
         else:

@@ -13,7 +13,7 @@ from airflow_geneva.plan.swap import SwapPlan, sha256
 from airflow_geneva.plan.values import Plan, Work
 from airflow_geneva.storage import Storage
 
-_FORMAT = 2
+_FORMAT = 3
 _XCOM_SHARD_BYTES = 12_000
 _XCOM_BYTES = 900_000
 

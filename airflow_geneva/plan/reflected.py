@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.snapshot import Snapshot
 
+if TYPE_CHECKING:
+    import lance
+
 
 class Reflected(Protocol):
     """What a view shows now, read as far as it is asked for."""
+
+    @property
+    def dataset(self) -> lance.LanceDataset:
+        """The version of the view."""
 
     @property
     def swap(self) -> str:

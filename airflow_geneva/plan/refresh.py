@@ -22,6 +22,7 @@ from airflow_geneva.on_error import describe_policy
 from airflow_geneva.plan.fragment_work import FragmentWork
 from airflow_geneva.plan.manifest import columns_of, garbage_collector_off, row_ids
 from airflow_geneva.plan.mismatch import Mismatches, find_mismatches
+from airflow_geneva.plan.planned_table import PlannedTable
 from airflow_geneva.plan.read_version import open_version, reading
 from airflow_geneva.plan.reflected import Reflected
 from airflow_geneva.plan.request import RefreshRequest, told_to_start_over
@@ -94,7 +95,7 @@ def _plan(
         if base is None:
             changes.gone = EVERYTHING
         chosen, gone, matching = choose_rows(dataset, definition, columns, changes, base, reflected)
-        work = _work(view, definition, source, dataset, udfs, code, request)
+        work = _work(view, definition, source, dataset, udfs, code, request, reflected)
         works, tallies, mismatches = _works(view, dataset, work, chosen, changes)
     if base is None and reflected.snapshot is not None and not stake:
         changes.notes.append("rows may hold values of other code, from refreshes of new rows only: all are made again.")
@@ -186,6 +187,7 @@ def _work(
     udfs: Mapping[str, UDF],
     code: tuple[tuple[str, str], ...],
     request: RefreshRequest,
+    reflected: Reflected,
 ) -> Work:
     described = [replace(column, udf=None).to_document() for column in definition.columns]
     inputs = [list(column.inputs) for column in definition.columns]
@@ -216,6 +218,7 @@ def _work(
         inputs=tuple(column.name for column in definition.reads),
         where=None,
         version=int(dataset.version),
+        tables=(PlannedTable.of(source, dataset), PlannedTable.of(view, reflected.dataset)),
         read_version=request.src_version,
         udf_name="view",
         udf_version=version,

@@ -19,6 +19,7 @@ from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.backfill import plan_backfill
 from airflow_geneva.plan.due import ON_CODE_CHANGE, Wanted
 from airflow_geneva.plan.manifest import field_ids
+from airflow_geneva.plan.planned_table import PlannedTable
 from airflow_geneva.plan.read_version import open_version, reading
 from airflow_geneva.plan.values import CodeRef, Plan, Sizing, Work
 from airflow_geneva.plan.where import freeze_where
@@ -140,6 +141,7 @@ def _plan(
         inputs=tuple(columns),
         where=freeze_where(request.where, request.run_after),
         version=dataset.version,
+        tables=(PlannedTable.of(location, dataset),),
         read_version=request.read_version,
         udf_name=udf.name,
         udf_version=udf.code_version,

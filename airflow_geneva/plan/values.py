@@ -12,6 +12,7 @@ from airflow_geneva.checkpoint.state import Fact
 from airflow_geneva.checkpoint.trust import Trust
 from airflow_geneva.plan.fragment_work import FragmentWork, Shard
 from airflow_geneva.plan.mismatch import Mismatches
+from airflow_geneva.plan.planned_table import PlannedTable
 from airflow_geneva.plan.swap import SwapPlan
 from airflow_geneva.task_memory import DEFAULT_TASK_MEMORY, batch_bytes, checkpoint_bytes
 
@@ -85,6 +86,7 @@ class Work:
         inputs: names of the input columns at the planned version.
         where: frozen filter, or None.
         version: the table version that is read.
+        tables: the table that is read and the one that is committed to, as they were planned on; of a column one.
         read_version: the version asked for, or None for the newest.
         udf_name, udf_version: identity of the code, taken once at plan time.
         sizing: how the work is cut.
@@ -109,6 +111,7 @@ class Work:
     inputs: tuple[str, ...]
     where: str | None
     version: int
+    tables: tuple[PlannedTable, ...]
     read_version: int | None
     udf_name: str
     udf_version: str
@@ -140,6 +143,16 @@ class Work:
         return self.identity.prefix
 
     @property
+    def read(self) -> PlannedTable:
+        """The table that is read."""
+        return self.tables[0]
+
+    @property
+    def written(self) -> PlannedTable:
+        """The table that is committed to."""
+        return self.tables[-1]
+
+    @property
     def target(self) -> str:
         """What is computed, for messages: a view, or a column of a table."""
         return self.table_name if self.source else f"{self.table_name}.{self.column}"
@@ -159,6 +172,7 @@ class Work:
         fields = dict(document)
         fields["code"] = CodeRef(**fields["code"])
         fields["sizing"] = Sizing(**fields["sizing"])
+        fields["tables"] = tuple(PlannedTable(**table) for table in fields["tables"])
         fields["inputs"] = tuple(fields["inputs"])
         fields["continue_from"] = tuple(fields["continue_from"])
         fields["makers"] = tuple(fields["makers"])

@@ -15,9 +15,10 @@ from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import SavedPlan
 from airflow_geneva.plan.fragment_work import Shard
+from airflow_geneva.plan.planned_table import naming_remade
 from airflow_geneva.plan.values import Plan
 from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.job import Stopwatch, commit_shard, fail_job, finish_job, start_job
+from airflow_geneva.run.job import Stopwatch, commit_shard, fail_job, finish_job, start_job, why_it_failed
 from airflow_geneva.run.task import ColumnKit
 from airflow_geneva.udf_parcel import UdfParcel
 
@@ -93,25 +94,22 @@ def carry_out(started: StartedBackfill) -> BackfillResult:
     job = folder.storage
     results: list[ShardResult] = []
     try:
-        for shard in plan.shards:
-            with folder.noting_failure(saved.fingerprint, shard.index):
-                with beating(job, "apply"):
-                    _apply(started, shard)
-                watch.lap("apply")
-                with beating(job, "commit"):
-                    results.append(commit_shard(location, saved, shard))
-                watch.lap("commit")
-        with beating(job, "finish") if plan.shards else nullcontext():
-            result = finish_job(location, saved, results, watch.seconds)
+        with naming_remade(saved.work.tables, location.options):
+            for shard in plan.shards:
+                with folder.noting_failure(saved.fingerprint, shard.index):
+                    with beating(job, "apply"):
+                        _apply(started, shard)
+                    watch.lap("apply")
+                    with beating(job, "commit"):
+                        results.append(commit_shard(location, saved, shard))
+                    watch.lap("commit")
+            with beating(job, "finish") if plan.shards else nullcontext():
+                result = finish_job(location, saved, results, watch.seconds)
     except BaseException as error:
         failed = fail_job(location, saved, results, error, watch.seconds)
         if not is_failure(error):
             raise
-        raise JobFailed(
-            f"Backfill of {plan.work.table_name}.{plan.work.column} failed (job {plan.work.job_id}): {error}\n"
-            "What was computed is kept in checkpoints; run it again to go on from there.",
-            failed,
-        ) from error
+        raise JobFailed(why_it_failed(f"Backfill of {plan.work.target}", plan.work.job_id, error), failed) from error
     logger.info("%s", result)
     return result
 

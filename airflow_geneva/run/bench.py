@@ -50,19 +50,22 @@ class Bench:
 
         Raises:
             InvalidInput: the table, or the version of it that was planned on, is gone.
+            TableRemade: it is another table.
         """
         checkpoints = location.checkpoints
         job = JobFolder.of(checkpoints, work.job_id).storage
         try:
             dataset = location.open(work.version)
         except InvalidInput as error:
-            # With the whole table out of reach, that is what is to be said.
+            # With the whole table out of reach, or made again, that is what is to be said.
             location.open()
+            work.read.look(location.options)
             raise InvalidInput(
                 f"Version {work.version} of table {work.table_name!r}, on which column {work.column!r} was planned, "
                 "was cleaned up. Checkpoints are kept. Clear the plan task with its downstream tasks; outside of "
                 "Airflow, run the backfill again."
             ) from error
+        work.read.check(dataset)
         return Bench(dataset, LanceCheckpointStore(checkpoints), work, job)
 
     @cached_property

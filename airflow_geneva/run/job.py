@@ -13,7 +13,7 @@ from airflow_geneva.checkpoint.state import append_ledger, fold_ledgers, seen
 from airflow_geneva.code_zip import code_sha256, zip_code
 from airflow_geneva.commit.shard import ShardCommitter
 from airflow_geneva.commit.verify import Candidate
-from airflow_geneva.errors import StorageError
+from airflow_geneva.errors import StorageError, TableRemade
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import find_commits
 from airflow_geneva.job.error_records import count_errors
@@ -25,6 +25,7 @@ from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import SavedPlan, save_plan
 from airflow_geneva.plan.fragment_work import Shard
 from airflow_geneva.plan.manifest import columns_of, live_offsets
+from airflow_geneva.plan.planned_table import naming_remade
 from airflow_geneva.plan.values import CodeRef, Plan, Work
 from airflow_geneva.plan.where import where_columns
 from airflow_geneva.run.bench import Bench
@@ -67,11 +68,14 @@ def start_job(
 
     Raises:
         StorageError: the table's folder is read-only or unreachable.
+        TableRemade: the table was dropped and made again.
     """
     work = plan.work
     folder = JobFolder.of(location.checkpoints, work.job_id)
+    if plan.shards:
+        plan = plan.with_work(tables=(work.written.stamped(location.options),))
     if ship_code:
-        plan = replace(plan, work=replace(work, code=pack_code(work.code.import_path, folder.storage)))
+        plan = plan.with_work(code=pack_code(work.code.import_path, folder.storage))
     folder.write_record(
         {
             "kind": "backfill",
@@ -94,7 +98,8 @@ def start_job(
         }
     )
     fault_point("plan.recorded")
-    with beating(folder.storage, "plan") if plan.shards else nullcontext():
+    alive = beating(folder.storage, "plan") if plan.shards else nullcontext()
+    with naming_remade(plan.work.tables, location.options), alive:
         append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
         saved = save_plan(plan, folder.storage, run)
         if plan.shards:
@@ -145,6 +150,7 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
 
     Raises:
         CommitConflict: others kept changing the table for longer than the retries allow.
+        TableRemade: the table was dropped and made again.
     """
     began = time.monotonic()
     bench = Bench.at(location, saved.work)
@@ -205,6 +211,8 @@ def finish_job(
     record_makers(location, work, shards, whole=len({shard.shard for shard in shards}) == len(saved.shards))
     result, missing = _added_up(location, saved, shards)
     result = result.with_seconds(**(seconds or {}))
+    if not {version for shard in shards for version in shard.versions} <= set(result.commits):
+        work.written.look(location.options)
     error = None
     if missing:
         result = replace(result, state=FAILED)
@@ -238,6 +246,12 @@ def fail_job(
     result = replace(_added_up(location, saved, shards)[0], state=FAILED).with_seconds(**(seconds or {}))
     record_failure(location, result, error)
     return result
+
+
+def why_it_failed(what: str, job_id: str, error: BaseException) -> str:
+    """What the error of a job says; of a table that was made again nothing is kept."""
+    kept = "\nWhat was computed is kept in checkpoints; run it again to go on from there."
+    return f"{what} failed (job {job_id}): {error}{'' if isinstance(error, TableRemade) else kept}"
 
 
 def record_failure(location: TableLocation, result: BackfillResult, error: BaseException) -> None:

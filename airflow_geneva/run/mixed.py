@@ -27,6 +27,9 @@ def record_makers(location: TableLocation, work: Work, shards: Sequence[ShardRes
     Args:
         shards: what was committed.
         whole: whether that is all that was planned.
+
+    Raises:
+        TableRemade: the table was dropped and made again.
     """
     import lance
 
@@ -55,11 +58,13 @@ def record_makers(location: TableLocation, work: Work, shards: Sequence[ShardRes
         transaction_properties={JOB_PROPERTY: work.job_id},
     )
     options = dataset._storage_options
+    work.written.look(location.options)
     fault_point("note.write")
     try:
         with engine_errors():
-            lance.LanceDataset.commit(dataset.uri, transaction, storage_options=options)
+            committed = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=options)
     except EngineError as error:
         logger.warning("The note %r could not be written beside column %s: %s", wanted, work.column, error)
         return
     fault_point("note.written")
+    work.written.settle(location.options, committed, transaction)

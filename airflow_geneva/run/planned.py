@@ -11,6 +11,7 @@ from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import SavedPlan
 from airflow_geneva.plan.fragment_work import Shard
+from airflow_geneva.plan.planned_table import naming_remade
 from airflow_geneva.plan.values import CodeRef, Work
 from airflow_geneva.run.inline import run_shard_inline
 from airflow_geneva.run.job import commit_shard, finish_job, is_staged
@@ -56,9 +57,11 @@ def apply_here(location: TableLocation, work: Work, shard: Shard, kit: ColumnKit
 
     Raises:
         UdfError: a UDF failed; what was computed before it did is kept.
+        TableRemade: a table was dropped and made again.
     """
-    do, skipped = kit.open(location, work, skipped_before(location, work))
-    return run_shard_inline(location, work, shard, do, skipped)
+    with naming_remade(work.tables, location.options):
+        do, skipped = kit.open(location, work, skipped_before(location, work))
+        return run_shard_inline(location, work, shard, do, skipped)
 
 
 def is_ready(location: TableLocation, work: Work, shard: Shard) -> bool:
@@ -71,8 +74,10 @@ def commit_planned(location: TableLocation, saved: SavedPlan, shard: Shard) -> S
 
     Raises:
         CommitConflict: others kept changing the table for longer than the retries allow.
+        TableRemade: a table was dropped and made again.
     """
-    return (commit_shard if saved.swap is None else verify_shard)(location, saved, shard)
+    with naming_remade(saved.work.tables, location.options):
+        return (commit_shard if saved.swap is None else verify_shard)(location, saved, shard)
 
 
 def finish_planned(
@@ -86,7 +91,15 @@ def finish_planned(
     Raises:
         InvalidInput: the plan's documents are gone or were changed.
         CommitConflict: others kept changing the view for longer than the retries allow.
+        TableRemade: a table was dropped and made again.
     """
+    with naming_remade(saved.work.tables, location.options):
+        return _finish(location, saved, committed, seconds)
+
+
+def _finish(
+    location: TableLocation, saved: SavedPlan, committed: Sequence[ShardResult], seconds: Mapping[str, float]
+) -> BackfillResult:
     if saved.swap is None:
         return finish_job(location, saved, committed, seconds)
     there = {result.shard for result in committed}

@@ -18,12 +18,13 @@ from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import SavedPlan, save_plan
 from airflow_geneva.plan.fragment_work import Shard
+from airflow_geneva.plan.planned_table import naming_remade
 from airflow_geneva.plan.read_version import reading
 from airflow_geneva.plan.refresh import plan_refresh
 from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.plan.values import Plan, Work
 from airflow_geneva.run.inline import run_shard_inline
-from airflow_geneva.run.job import Stopwatch, pack_modules, record_failure, size_of, tell_checkpoints
+from airflow_geneva.run.job import Stopwatch, pack_modules, record_failure, size_of, tell_checkpoints, why_it_failed
 from airflow_geneva.run.swapping import finish_refresh
 from airflow_geneva.run.view_bench import ViewBench
 from airflow_geneva.run.view_task import ViewKit, ViewTool, run_view_unit
@@ -77,22 +78,19 @@ def run_refresh(
     job = JobFolder.of(view.checkpoints, made.work.job_id)
     udfs = load_udfs(definition)
     try:
-        for shard in made.shards:
-            with beating(job.storage, "apply"), job.noting_failure(saved.fingerprint, shard.index):
-                apply_shard(view, definition, udfs, made.work, shard, runner)
-            watch.lap("apply")
-        with beating(job.storage, "finish") if made.shards else nullcontext():
-            result = finish_refresh(view, saved, made.swap, made.shards, watch.seconds)
+        with naming_remade(saved.work.tables, view.options):
+            for shard in made.shards:
+                with beating(job.storage, "apply"), job.noting_failure(saved.fingerprint, shard.index):
+                    apply_shard(view, definition, udfs, made.work, shard, runner)
+                watch.lap("apply")
+            with beating(job.storage, "finish") if made.shards else nullcontext():
+                result = finish_refresh(view, saved, made.swap, made.shards, watch.seconds)
     except BaseException as error:
         failed = BackfillResult(made.work.job_id, FAILED, rows_skipped=made.rows_skipped, rows_left=made.rows_pending)
         record_failure(view, failed, error)
         if not is_failure(error):
             raise
-        raise JobFailed(
-            f"Refresh of view {view.name!r} failed (job {made.work.job_id}): {error}\n"
-            "What was computed is kept in checkpoints; run it again to go on from there.",
-            failed,
-        ) from error
+        raise JobFailed(why_it_failed(f"Refresh of view {view.name!r}", made.work.job_id, error), failed) from error
     logger.info("%s", result)
     return result
 
@@ -115,6 +113,8 @@ def start_refresh(
         columns = ViewDefinition.from_json(made.work.query).columns
         paths = [str(column.udf.import_path) for column in columns if column.udf]
         made = made.with_work(codes=pack_modules(paths, folder.storage))
+    if made.shards or (made.swap and (made.swap.gone or made.swap.advances)):
+        made = made.with_work(tables=tuple(table.stamped(view.options) for table in made.work.tables))
     work = made.work
     definition = ViewDefinition.from_json(work.query)
     udfs = {column.udf.name: column.udf.version for column in definition.columns if column.udf}
@@ -137,7 +137,8 @@ def start_refresh(
         }
     )
     fault_point("plan.recorded")
-    with beating(folder.storage, "plan") if made.shards else nullcontext():
+    alive = beating(folder.storage, "plan") if made.shards else nullcontext()
+    with naming_remade(work.tables, view.options), alive:
         saved = save_plan(made, folder.storage, run)
         if made.shards:
             folder.write_planned(saved.fingerprint, [size_of(shard) for shard in made.shards])

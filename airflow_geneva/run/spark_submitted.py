@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.document import load_plan
+from airflow_geneva.plan.planned_table import naming_remade
 from airflow_geneva.run.planned import open_kit
 from airflow_geneva.run.spark import apply_on_spark
 from airflow_geneva.storage import Storage, freeze_options
@@ -31,6 +32,7 @@ def apply_submitted(
     Raises:
         InvalidInput: the plan is gone or is not the one that was planned.
         UdfError: the UDF failed; what was computed before it did is kept.
+        TableRemade: a table was dropped and made again.
     """
     job = Storage(normalize_uri(job_uri), freeze_options(credentials))
     saved = load_plan(job, fingerprint)
@@ -40,7 +42,7 @@ def apply_submitted(
     every = {} if progress_seconds is None else {"every": progress_seconds}
     loaded = saved.load_shard(job, shard)
     # The submitter beats too, but it may be gone while the driver goes on.
-    with beating(job, "apply"):
+    with naming_remade(work.tables, job.options), beating(job, "apply"):
         rows = apply_on_spark(context, location, work, loaded, kit, **every)
     return {
         "shard": shard,

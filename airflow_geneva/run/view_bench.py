@@ -50,9 +50,18 @@ class ViewBench:
 
     @staticmethod
     def at(location: TableLocation, work: Work) -> ViewBench:
-        source = TableLocation(work.source, work.source, location.options).open(work.version)
+        """Lay everything out.
+
+        Raises:
+            InvalidInput: the source, the view, or the version of the source that was planned on, is gone.
+            TableRemade: the source or the view is another table.
+        """
+        source = TableLocation(work.source, work.read.name, location.options).open(work.version)
+        work.read.check(source)
+        view = location.open()
+        work.written.check(view)
         job = JobFolder.of(location.checkpoints, work.job_id).storage
-        return ViewBench(source, location.open(), LanceCheckpointStore(location.checkpoints), work, job)
+        return ViewBench(source, view, LanceCheckpointStore(location.checkpoints), work, job)
 
     @cached_property
     def trust(self) -> Trust:

@@ -1,0 +1,234 @@
+"""A table, a view or its source is dropped and made again while a job runs: the job touches the new one nowhere."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+import airflow_geneva.run.backfill
+import airflow_geneva.run.refresh  # noqa: F401  (every module with a fault point is there to be patched)
+from airflow_geneva import connect
+from airflow_geneva.commit import shard
+from airflow_geneva.database import Database
+from airflow_geneva.errors import JobFailed, TableRemade
+from airflow_geneva.job.result import BackfillResult
+from airflow_geneva.table import Table
+from airflow_geneva.view import View
+from tests.counting import double, doubled, triple
+from tests.invariants import assert_right
+from tests.udfs_for_tests import views as udfs
+
+SIZES = {"checkpoint_size": 4, "batch_size": 4, "checkpoint_interval": 0.0}
+REMADE = "was dropped and made again"
+
+
+def at_passage(monkeypatch: pytest.MonkeyPatch, passage: int, action: Callable[[], Any]) -> list[str]:
+    """Do something once, at so many passages of fault points from now; the names of all that were passed."""
+    passed: list[str] = []
+
+    def pass_by(name: str) -> None:
+        passed.append(name)
+        if len(passed) == passage:
+            action()
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("airflow_geneva.") and hasattr(module, "fault_point"):
+            monkeypatch.setattr(module, "fault_point", pass_by)
+    return passed
+
+
+def drop(db: Database, name: str, passage: int) -> None:
+    """By the engine, or by deleting the folder."""
+    if passage % 2:
+        db.drop_table(name)
+    else:
+        shutil.rmtree(db.location(name).uri)
+
+
+def age(table: Table, version: int) -> Table:
+    """Let a table stand at a version, or a later one."""
+    while table.version < version:
+        table.lance.update_config({"aged": str(table.version)})
+    return table
+
+
+def numbers(first: int) -> pa.Table:
+    values = pa.array(range(first, first + 4), pa.int64())
+    return pa.table({"id": values, "x": values})
+
+
+def make_table(db: Database, first: int, function: Any, version: int = 0) -> Table:
+    """Two fragments with a column to compute; the second one has no file with the column that it is computed from."""
+    table = db.create_table("docs", numbers(first))
+    table.add(numbers(first + 4).drop_columns("x"))
+    table.add_columns({"y": function})
+    return age(table, version)
+
+
+def rows(first: int) -> list[dict[str, int | None]]:
+    return [{"id": id, "x": id if id < first + 4 else None, "y": None} for id in range(first, first + 8)]
+
+
+def at_every_point(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prepare: Callable[[Database], Callable[[], BackfillResult]],
+    make_again: Callable[[Database, int], Any],
+    check: Callable[[Database], Any],
+) -> set[str]:
+    """Let a job meet a table that is made again at the first and the last passage of every fault point.
+
+    Args:
+        prepare: makes what there is before the job, and gives the job.
+        make_again: given the number of the passage.
+        check: what has to hold afterwards.
+
+    Returns:
+        The names of the points.
+    """
+    with monkeypatch.context() as patch:
+        job = prepare(connect(folder / "alone"))
+        passages = at_passage(patch, 0, lambda: None)
+        assert job().state == "DONE"
+    names = set(passages)
+    last = len(passages) - 1
+    for at in sorted({*map(passages.index, names), *(last - passages[::-1].index(name) for name in names)}):
+        db = connect(folder / str(at))
+        job, state, failed = prepare(db), "", ""
+        with monkeypatch.context() as patch:
+            passed = at_passage(patch, at + 1, partial(make_again, db, at))
+            try:
+                state = job().state
+            except (JobFailed, TableRemade) as error:
+                failed = str(error)
+        # Of a table that is dropped after the last look, the job's end is told as it was.
+        over = {"finish.begin", "swap.after"} & set(passed[:at])
+        assert REMADE in failed or (over and state == "DONE"), (at, passages[at], failed)
+        check(db)
+    return names
+
+
+def test_a_table_that_is_made_again_during_a_backfill_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(db: Database) -> Callable[[], BackfillResult]:
+        table = make_table(db, 0, triple)
+        return partial(table.backfill, "y", runner="inline", commit_granularity=1, **SIZES)
+
+    def make_again(db: Database, passage: int) -> None:
+        version = db.open_table("docs").version
+        drop(db, "docs", passage)
+        make_table(db, 100, double, version)
+
+    def check(db: Database) -> None:
+        table = db.open_table("docs")
+        assert table.to_arrow().to_pylist() == rows(100)
+        assert table.backfill("y", runner="inline").state == "DONE"
+        assert_right(table, "y", doubled)
+
+    names = at_every_point(tmp_path, monkeypatch, prepare, make_again, check)
+    assert names >= {"plan.saved", "apply.step", "staged.write", "commit.before", "commit.after", "finish.begin"}
+
+
+def make_view(db: Database, added: int) -> View:
+    query = db.open_table("docs").query().select({"id": "id", "more": f"id + {added}"})
+    return query.add_columns({"p": (udfs.plus, ["id"])}).create_materialized_view(db, "v")
+
+
+def refresh(db: Database) -> BackfillResult:
+    view = db.open_table("v")
+    assert isinstance(view, View)
+    return view.refresh(runner="inline", **SIZES)
+
+
+def shown(db: Database) -> list[dict[str, int]]:
+    view = db.open_table("v")
+    assert isinstance(view, View)
+    return sorted(view.to_arrow().to_pylist(), key=lambda row: row["id"])
+
+
+def queried(first: int, added: int, count: int = 8) -> list[dict[str, int]]:
+    return [{"id": id, "more": id + added, "p": id + 1} for id in range(first, first + count)]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+def test_a_view_that_is_made_again_during_a_refresh_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    def prepare(db: Database) -> Callable[[], BackfillResult]:
+        make_table(db, 0, triple)
+        make_view(db, 1000)
+        if not first:
+            refresh(db)
+            db.open_table("docs").add([{"id": 8, "x": None}])
+        return partial(refresh, db)
+
+    def make_again(db: Database, passage: int) -> None:
+        version = db.open_table("v").version
+        drop(db, "v", passage)
+        age(make_view(db, 2000), version)
+
+    def check(db: Database) -> None:
+        assert shown(db) == []
+        assert refresh(db).state == "DONE"
+        assert shown(db) == queried(0, 2000, 8 if first else 9)
+
+    names = at_every_point(tmp_path, monkeypatch, prepare, make_again, check)
+    assert names >= {"plan.saved", "apply.step", "staged.write", "swap.before", "swap.after", "finish.begin"}
+
+
+def test_a_source_that_is_made_again_during_a_refresh_is_what_the_next_one_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(db: Database) -> Callable[[], BackfillResult]:
+        make_table(db, 0, triple)
+        make_view(db, 1000)
+        return partial(refresh, db)
+
+    def make_again(db: Database, passage: int) -> None:
+        version = db.open_table("docs").version
+        drop(db, "docs", passage)
+        make_table(db, 100, double, version + passage // 2 % 2 * 3)  # at the same version, and at a later one
+
+    def check(db: Database) -> None:
+        assert shown(db) in ([], queried(0, 1000))
+        assert refresh(db).state == "DONE"
+        assert shown(db) == queried(100, 1000)
+
+    names = at_every_point(tmp_path, monkeypatch, prepare, make_again, check)
+    assert names >= {"plan.saved", "apply.step", "staged.write", "swap.before", "swap.after", "finish.begin"}
+
+
+def test_a_commit_that_reached_the_new_table_is_taken_back_unless_others_have_built_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for others in (False, True):
+        db = connect(tmp_path / str(others))
+        old = make_table(db, 0, triple)
+
+        def meanwhile(name: str, db: Database = db, others: bool = others) -> None:
+            if name == "commit.before":
+                drop(db, "docs", 1)
+                make_table(db, 100, double)
+            elif name == "commit.after" and others:
+                db.open_table("docs").add([{"id": 200}])
+
+        match = "version 4 is a commit of this job, and others have committed since" if others else REMADE
+        with monkeypatch.context() as patch, pytest.raises(JobFailed, match=match):
+            patch.setattr(shard, "fault_point", meanwhile)
+            old.backfill("y", runner="inline")
+        new = db.open_table("docs")
+        undone = new.lance.read_transaction(new.version)
+        assert undone is not None
+        assert isinstance(undone.operation, lance.LanceOperation.Append if others else lance.LanceOperation.Restore)
+        assert new.version == 5
+        assert new.backfill("y", runner="inline").state == "DONE"
+        assert_right(new, "y", doubled)
