@@ -17,6 +17,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.plan.document import load_plan, plan_name, save_plan, shard_summaries
 from airflow_geneva.plan.fragment_work import FragmentWork, Shard
 from airflow_geneva.plan.manifest import FragmentFiles
+from airflow_geneva.plan.planned_table import PlannedTable
 from airflow_geneva.plan.shards import cut_shards
 from airflow_geneva.plan.values import CodeRef, Plan, Sizing, Work
 from airflow_geneva.storage import Storage
@@ -34,6 +35,7 @@ WORK = Work(
     inputs=("body",),
     where="id > 3",
     version=9,
+    tables=(PlannedTable("/db/docs.lance", "docs", 7, 1, "5f"),),
     read_version=8,
     udf_name="f",
     udf_version="1a",
