@@ -54,3 +54,48 @@ def castable(found: pa.DataType, wanted: pa.DataType) -> bool:
         types = {field.name: field.type for field in wanted}
         return all(field.name in types and castable(field.type, types[field.name]) for field in found)
     return any(family(found) and family(wanted) for family in _FAMILIES)
+
+
+def map_leaves(data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """A type with every type inside of it that is not nested, and every extension type, replaced.
+
+    Args:
+        leaf: from a type to the one that takes its place.
+    """
+
+    def inner(field: pa.Field) -> pa.Field:
+        return field.with_type(map_leaves(field.type, leaf))
+
+    if isinstance(data_type, pa.BaseExtensionType):
+        return leaf(data_type)
+    if pa.types.is_struct(data_type):
+        return pa.struct([inner(field) for field in data_type])
+    if pa.types.is_map(data_type):
+        return pa.map_(inner(data_type.key_field), inner(data_type.item_field), data_type.keys_sorted)
+    if pa.types.is_fixed_size_list(data_type):
+        return pa.list_(inner(data_type.value_field), data_type.list_size)
+    if pa.types.is_large_list(data_type):
+        return pa.large_list(inner(data_type.value_field))
+    if pa.types.is_list(data_type):
+        return pa.list_(inner(data_type.value_field))
+    return leaf(data_type)
+
+
+def storage_type(data_type: pa.DataType) -> pa.DataType:
+    """A type with the storage of each extension type inside of it in its place."""
+    return map_leaves(
+        data_type,
+        lambda found: storage_type(found.storage_type) if isinstance(found, pa.BaseExtensionType) else found,
+    )
+
+
+def leaf_types(data_type: pa.DataType) -> list[pa.DataType]:
+    """Every type inside of a type that is not nested, and every extension type."""
+    found: list[pa.DataType] = []
+
+    def note(leaf: pa.DataType) -> pa.DataType:
+        found.append(leaf)
+        return leaf
+
+    map_leaves(data_type, note)
+    return found

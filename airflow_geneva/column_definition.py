@@ -49,13 +49,18 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
     return definition, udf
 
 
-def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSpec]) -> pa.Schema:
+def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSpec], storage_version: str) -> pa.Schema:
     """New computed columns as Arrow fields that hold their definitions.
 
+    Args:
+        storage_version: the data storage version of the table.
+
     Raises:
-        InvalidInput: a column exists, or see `define_column`.
+        InvalidInput: a column exists, pylance cannot store its type, or see `define_column`.
     """
     import pyarrow as pa
+
+    from airflow_geneva.lance_io.storable import check_storable
 
     if not isinstance(columns, Mapping):
         raise InvalidInput(f'add_columns takes columns by name, such as {{"n": udf}}, not a {type(columns).__name__}.')
@@ -73,6 +78,7 @@ def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSp
         field = pa.field(name, udf.data_type, metadata={UDF_KEY: definition.to_json()})
         check_blob(table, schema, field)
         fields.append(field)
+    check_storable(fields, storage_version, f"table {table!r}")
     return pa.schema(fields)
 
 

@@ -141,7 +141,7 @@ class Database:
             raise InvalidInput(f"Table {name!r} already exists in {self.uri}. Open it with db.open_table({name!r}).")
         if data is None and schema is None:
             raise InvalidInput(f"Table {name!r} needs data or a schema. Give one of them.")
-        rows = as_table(() if data is None else data, schema)
+        rows = as_table(() if data is None else data, schema, write_options.get("max_rows_per_file"))
         stable = _stable_row_ids(storage_options or {})
         options = {"enable_stable_row_ids": stable, **write_options}
         lance.write_dataset(rows, location.uri, storage_options=location.storage_options, **options)

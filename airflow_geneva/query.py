@@ -149,8 +149,8 @@ class Query:
         import pyarrow as pa
 
         from airflow_geneva.apply.outputs import OutputComputer, take_rows
-        from airflow_geneva.checkpoint.store import single_batch
         from airflow_geneva.explode import explode_rows
+        from airflow_geneva.lance_io.arrays import single_batch
         from airflow_geneva.plan.selection import select_row_ids
         from airflow_geneva.plan.where import freeze_where
 
@@ -262,11 +262,14 @@ class Query:
         return replace(outputs, schema=exploded_schema(outputs.schema, self.exploded))
 
     def _definition(self, dataset: lance.LanceDataset, outputs: Outputs) -> ViewDefinition:
+        from airflow_geneva.lance_io.storable import check_storable
+        from airflow_geneva.plan.placeholders import DATA_STORAGE_VERSION
         from airflow_geneva.plan.where import where_columns
         from airflow_geneva.view_columns import source_columns
         from airflow_geneva.view_definition import ViewDefinition
 
         where = self._filter(dataset)
+        check_storable(outputs.schema, DATA_STORAGE_VERSION, f"a view of table {self.table.name!r}")
         expressions = [column.expression or "" for column in outputs.columns if column.kind == "sql"]
         for sql in [*self.conditions, *expressions]:
             _check_repeatable(sql)

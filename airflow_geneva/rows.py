@@ -11,17 +11,22 @@ if TYPE_CHECKING:
 RowData: TypeAlias = "pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]"
 
 
-def as_table(data: RowData, schema: pa.Schema | None) -> pa.Table:
-    """Rows as an Arrow table.
+def as_table(data: RowData, schema: pa.Schema | None, rows_per_file: int | None = None) -> pa.Table:
+    """Rows as an Arrow table that pylance can write.
 
     Args:
         data: an Arrow table or batch, or a list of dicts.
         schema: of the dicts; None: found from their values.
+        rows_per_file: most rows of a data file; None: pylance's own number.
     """
     import pyarrow as pa
 
+    from airflow_geneva.lance_io.arrays import cut_for_files
+
     if isinstance(data, pa.Table):
-        return data
-    if isinstance(data, pa.RecordBatch):
-        return pa.table(data)
-    return pa.Table.from_pylist(list(data), schema=schema)
+        rows = data
+    elif isinstance(data, pa.RecordBatch):
+        rows = pa.table(data)
+    else:
+        rows = pa.Table.from_pylist(list(data), schema=schema)
+    return cut_for_files(rows, rows_per_file)

@@ -118,7 +118,7 @@ class Table:
             ```
         """
         dataset = self.lance
-        dataset.add_columns(define_columns(self.name, dataset.schema, columns))
+        dataset.add_columns(define_columns(self.name, dataset.schema, columns, dataset.data_storage_version))
 
     def alter_columns(self, columns: Mapping[str, ColumnSpec]) -> None:
         """Give computed columns another UDF; values stay until a backfill.

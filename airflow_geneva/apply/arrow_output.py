@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.arrow_types import castable, is_list
+from airflow_geneva.arrow_types import castable, is_list, storage_type
 from airflow_geneva.blobs import as_blobs, is_blob_type
+from airflow_geneva.lance_io.arrays import fitted
 
 
 class OutputMismatch(TypeError):
@@ -70,6 +72,9 @@ def array_from_result(result: Any, data_type: pa.DataType) -> pa.Array:
 def _convert(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
     if is_blob_type(data_type):
         return as_blobs(values)
+    stored = storage_type(data_type)
+    if stored != data_type:
+        return fitted(_convert([_to_storage(value, data_type) for value in values], stored), data_type)
     if isinstance(values, np.ndarray):
         made = pa.array(values)
         if not castable(made.type, data_type):
@@ -163,6 +168,31 @@ def _to_python(value: Any) -> Any:
         return {key: _to_python(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_to_python(item) for item in value]
+    return value
+
+
+def _to_storage(value: Any, data_type: pa.DataType) -> Any:
+    """A Python value as what its type, extension types inside of it included, is stored as."""
+    if value is None:
+        return None
+    if isinstance(data_type, pa.BaseExtensionType):
+        if data_type.extension_name == "lance.bfloat16" and not isinstance(value, bytes):
+            from lance.arrow import bfloat16_array
+
+            number = value.as_float() if hasattr(value, "as_float") else float(value)
+            return bfloat16_array([number]).storage[0].as_py()
+        if isinstance(value, uuid.UUID):
+            return value.bytes
+        return int(value) if isinstance(value, bool) else _to_storage(value, data_type.storage_type)
+    if pa.types.is_struct(data_type) and isinstance(value, dict):
+        types = {field.name: field.type for field in data_type}
+        return {name: _to_storage(item, types[name]) if name in types else item for name, item in value.items()}
+    if pa.types.is_map(data_type):
+        pairs = value.items() if isinstance(value, dict) else value
+        kinds = data_type.key_type, data_type.item_type
+        return [tuple(_to_storage(item, kind) for item, kind in zip(pair, kinds, strict=True)) for pair in pairs]
+    if is_list(data_type) and not isinstance(value, (str, bytes)):
+        return [_to_storage(item, data_type.value_type) for item in value]
     return value
 
 

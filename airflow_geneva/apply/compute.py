@@ -18,9 +18,10 @@ from airflow_geneva.apply.sizing import FittingRows, bounds, fixed_width
 from airflow_geneva.checkpoint.fragment import RowIds, Runs, join_runs, range_batch, runs_of, unrolled
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
-from airflow_geneva.checkpoint.store import CheckpointStore, single_batch
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError, UdfError
 from airflow_geneva.faults import fault_point
+from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.plan.fragment_work import FragmentWork
 from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import Storage

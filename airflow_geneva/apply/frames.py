@@ -9,6 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_geneva.lance_io.arrays import fitted, to_storage
+
+_LANCE_TYPE = b"lance."
 _SIZES = struct.Struct("<IQ")
 
 
@@ -36,21 +39,23 @@ def batch_to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
 
 def batch_from_bytes(data: bytearray) -> pa.RecordBatch:
     """Read what `batch_to_bytes` wrote, without copying it."""
-    return pa.ipc.open_stream(pa.py_buffer(data)).read_next_batch()
+    stream = pa.ipc.open_stream(pa.py_buffer(data))
+    if _LANCE_TYPE in stream.schema.serialize().to_pybytes():
+        # Its types are known to Arrow once they are imported.
+        import lance.arrow  # noqa: F401
+
+        stream = pa.ipc.open_stream(pa.py_buffer(data))
+    return stream.read_next_batch()
 
 
 def values_to_bytes(values: pa.Array) -> pa.Buffer:
-    """An array as bytes; of an extension type only what it is stored as, which every process knows."""
-    stored = values.storage if isinstance(values.type, pa.BaseExtensionType) else values
-    return batch_to_bytes(pa.record_batch([stored], names=["values"]))
+    """An array as bytes; of extension types only what they are stored as, which every process knows."""
+    return batch_to_bytes(pa.record_batch([to_storage(values)], names=["values"]))
 
 
 def values_from_bytes(data: bytearray, data_type: pa.DataType) -> pa.Array:
     """Read what `values_to_bytes` wrote of an array of this type."""
-    values = batch_from_bytes(data).column(0)
-    if isinstance(data_type, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(data_type, values)
-    return values
+    return fitted(batch_from_bytes(data).column(0), data_type)
 
 
 def _write(pipe: int, view: memoryview) -> None:

@@ -13,8 +13,8 @@ import pyarrow as pa
 from airflow_geneva.apply.guarded import OpenMapper, open_mapper
 from airflow_geneva.apply.outcome import Mapped
 from airflow_geneva.blobs import is_blob
-from airflow_geneva.checkpoint.store import single_batch
 from airflow_geneva.errors import UdfError
+from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.row_order import RowIdArray
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf_parcel import UdfParcel

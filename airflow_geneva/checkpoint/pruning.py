@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.checkpoint.state import load_state, new_fold_key, state_store
-from airflow_geneva.checkpoint.store import single_batch
+from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.storage import Storage
 
 _WORTH_IT = 0.25

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
-from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.faults import fault_point
-from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.data_file import FileWriter, LanceFile
 from airflow_geneva.storage import Storage
-from airflow_geneva.uri import is_local, join
-
-if TYPE_CHECKING:
-    from lance.file import LanceFileReader
+from airflow_geneva.uri import join
 
 Positions = npt.NDArray[np.int64]
-
-_LAST_BYTES = b"LANC"
 
 
 class CheckpointStore(ABC):
@@ -104,48 +96,35 @@ class LanceCheckpointStore(CheckpointStore):
         """Store a batch.
 
         Raises:
-            StorageError: the store is full, read-only or unreachable.
+            StorageError: the store is full, read-only or unreachable, or pylance cannot write the values.
         """
         path = self._path(key)
         place = join(self.storage.root, path)
-
-        def failed(error: BaseException) -> StorageError:
-            return StorageError(f"Cannot write checkpoint {place}: {error}. Check space and permissions.")
-
         fault_point("checkpoint.write")
-        with engine_errors(failed):
-            # Not as a context manager: that would publish the partial file when the body raises.
-            writer = self.storage.session.open_writer(path, schema=value.schema)
-            writer.write_batch(value)
-            writer.close()
-            check_finished(place)
+        writer = FileWriter(
+            f"checkpoint {place}", place, lambda: self.storage.session.open_writer(path, schema=value.schema)
+        )
+        writer.write(value)
+        writer.close()
         fault_point("checkpoint.written")
 
     def __getitem__(self, key: str) -> pa.RecordBatch:
-        return self._read(key, None, None)
+        return self._file(key).read()
 
     def read(self, key: str, columns: Sequence[str], rows: Positions | None = None) -> pa.RecordBatch:
-        return self._read(key, list(columns), rows)
+        return self._file(key).read(columns, rows)
 
     def __delitem__(self, key: str) -> None:
         self.storage.delete(self._path(key))
 
-    def _read(self, key: str, columns: list[str] | None, rows: Positions | None) -> pa.RecordBatch:
-        path, session = self._path(key), self.storage.session
-        with engine_errors(lambda error: KeyError(key)):
-            reader = session.open_reader(path, columns=columns)
-            if rows is not None:
-                return read_positions(reader, rows)
-            return single_batch(reader.read_all(batch_size=1 << 24).to_table())
+    def _file(self, key: str) -> LanceFile:
+        path = self._path(key)
+        return LanceFile(
+            lambda columns: self.storage.session.open_reader(path, columns=columns), lambda error: KeyError(key)
+        )
 
     def __contains__(self, key: str) -> bool:
-        path, session = self._path(key), self.storage.session
-        try:
-            with engine_errors():
-                session.open_reader(path)
-        except EngineError:
-            return False
-        return True
+        return self._file(key).count_rows() is not None
 
     def list_keys(self, prefix: str | None = None) -> list[str]:
         """Keys that start with a prefix, sorted; only the folders that can hold them are listed."""
@@ -153,48 +132,3 @@ class LanceCheckpointStore(CheckpointStore):
         folder = key_to_path(text).removesuffix(".lance").rpartition("/")[0] if text else ""
         found = (path_to_key(name) for name in self.storage.list_files(folder) if name.endswith(".lance"))
         return sorted(key for key in found if key.startswith(text))
-
-
-def check_finished(path: str) -> None:
-    """Make sure that a Lance file is there to its last byte, and remove it if it is not.
-
-    On a local disk Lance reports no error when the last bytes did not fit: the disk is full, or a quota is used up.
-    Object stores take a file whole or not at all.
-
-    Raises:
-        OSError: the file was cut short.
-    """
-    if not is_local(path):
-        return
-    with open(path, "rb") as file:
-        file.seek(max(os.fstat(file.fileno()).st_size - len(_LAST_BYTES), 0))
-        whole = file.read() == _LAST_BYTES
-    if not whole:
-        os.unlink(path)
-        raise OSError(errno.ENOSPC, "the file was cut short, the disk is full or a limit is reached")
-
-
-def read_positions(reader: LanceFileReader, positions: Positions) -> pa.RecordBatch:
-    """Rows of a Lance file, in the order of their positions, which may be any; nothing else of the file is kept.
-
-    Raises:
-        BaseException: the engine's, for example where the file has no such rows.
-    """
-    count = len(positions)
-    steps = np.diff(positions)
-    if count and (steps == 1).all():
-        return single_batch(reader.read_range(int(positions[0]), count, batch_size=count).to_table())
-    if (steps > 0).all():
-        return single_batch(reader.take_rows(positions.tolist(), batch_size=max(count, 1)).to_table())
-    ascending, back = np.unique(positions, return_inverse=True)
-    return read_positions(reader, ascending).take(pa.array(back))
-
-
-def single_batch(table: pa.Table) -> pa.RecordBatch:
-    """The rows of a table as one record batch, schema metadata kept."""
-    combined = table.combine_chunks().to_batches()
-    if len(combined) == 1:
-        return combined[0]
-    if not combined:
-        return pa.RecordBatch.from_pylist([], schema=table.schema)
-    return pa.concat_batches(combined)

@@ -17,12 +17,13 @@ class EngineError(GenevaError):
     """pylance could not do what it was asked; its own exception is the cause."""
 
 
-def _as_it_is(error: BaseException) -> Exception:
+def as_it_is(error: BaseException) -> Exception:
+    """pylance's exception as an `EngineError` with its message."""
     return EngineError(str(error))
 
 
 @contextmanager
-def engine_errors(become: Callable[[BaseException], Exception] = _as_it_is) -> Iterator[None]:
+def engine_errors(become: Callable[[BaseException], Exception] = as_it_is) -> Iterator[None]:
     """Raise what pylance raises inside of this block as another exception, and let everything else through.
 
     Args:

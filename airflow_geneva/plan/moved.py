@@ -13,7 +13,7 @@ from airflow_geneva.blobs import is_blob
 from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.state import ColumnState
-from airflow_geneva.checkpoint.store import single_batch
+from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.plan.manifest import Columns, FragmentFiles, open_fragment, read_manifest
 from airflow_geneva.plan.same_values import same_values
 

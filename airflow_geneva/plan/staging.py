@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from airflow_geneva.blobs import is_blob
 from airflow_geneva.checkpoint.fragment import StagedFragment
 from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.plan.manifest import FragmentFiles
 from airflow_geneva.plan.values import Work
-from airflow_geneva.uri import join
 
 if TYPE_CHECKING:
     import lance
@@ -51,14 +50,7 @@ def staged_gives_rows(dataset: lance.LanceDataset, staged: StagedFragment, colum
 
 def staged_is_whole(dataset: lance.LanceDataset, staged: StagedFragment) -> bool:
     """Whether the data file is there, readable, and as long as it should be."""
-    from lance.file import LanceFileReader
-
-    path, options = join(dataset.uri, "data", staged.file), dataset._storage_options
-    try:
-        with engine_errors():
-            return int(LanceFileReader(path, storage_options=options).num_rows()) == staged.physical_rows
-    except EngineError:
-        return False
+    return LanceFile.of_table(dataset, staged.file).count_rows() == staged.physical_rows
 
 
 def view_file_is_whole(view: lance.LanceDataset, staged: StagedFragment) -> bool:

@@ -17,6 +17,7 @@ from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
 from airflow_geneva.checkpoint.trust import Trust
 from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.lance_io.arrays import fitted
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.fragment_work import FragmentWork
 from airflow_geneva.plan.manifest import row_ids
@@ -115,7 +116,9 @@ class ViewBench:
             offsets = np.concatenate([part.offsets for part, _ in parts])
             order = np.argsort(offsets, kind="stable")
             ids = np.concatenate([part.row_ids for part, _ in parts])[order]
-            writer.put(pa.concat_arrays([values for _, values in parts]).take(pa.array(order)), ids)
+            kind = parts[0][1].type
+            values = pa.concat_arrays([fitted(values, kind) for _, values in parts])
+            writer.put(values.take(pa.array(order)), ids)
             runs.append(runs_of(offsets[order], ids))
             at = int(np.searchsorted(due, end))
         return self.record(fragment, writer, join_runs(runs), held.by_job, held.failed)

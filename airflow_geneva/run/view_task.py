@@ -12,6 +12,7 @@ from airflow_geneva.apply.given_up import SkipCount
 from airflow_geneva.apply.outcome import Mapped, RowFailure
 from airflow_geneva.apply.outputs import OutputComputer
 from airflow_geneva.apply.policy import rules_of
+from airflow_geneva.blobs import as_bytes
 from airflow_geneva.checkpoint.fragment import Runs, join_runs, unrolled
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.errors import UdfError
@@ -186,7 +187,7 @@ class _Rows:
     def __call__(self, batch: pa.RecordBatch) -> Mapped:
         computed = self.computer.up_to_failure(batch)
         rows = computed.rows
-        values = pa.StructArray.from_arrays(rows.columns, fields=[field.with_nullable(True) for field in rows.schema])
+        values = pa.StructArray.from_arrays([as_bytes(column) for column in rows.columns], rows.schema.names)
         failures = tuple(sorted(self._failures(computed.mapped), key=lambda failure: failure.index))
         if (error := computed.failure) is not None:
             raise UdfError(str(error), error.row_index, values, failures, error.column) from error.__cause__

@@ -13,10 +13,10 @@ from airflow_geneva.apply.sizing import FittingRows
 from airflow_geneva.blobs import is_blob_type
 from airflow_geneva.checkpoint.held import BrokenFile, HeldPiece, read_values
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
-from airflow_geneva.checkpoint.store import CheckpointStore, read_positions
-from airflow_geneva.lance_io.engine_errors import engine_errors
+from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.plan.manifest import FragmentFiles
-from airflow_geneva.uri import join
 from airflow_geneva.write.pieces import WINDOW_ROWS, PieceReader
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def assemble(
                 sources.append(values)
                 taken += len(values)
         if sources:
-            combined = pa.concat_arrays([source.cast(data_type) for source in sources])
+            combined = pa.concat_arrays([fitted(source, data_type) for source in sources])
             yield combined.take(pa.array(at, mask=at < 0))
         else:
             yield pa.nulls(end - start, data_type)
@@ -97,8 +97,4 @@ def read_staged_rows(dataset: lance.LanceDataset, file: str, positions: Offsets)
     Raises:
         BrokenFile: it is damaged or gone.
     """
-    from lance.file import LanceFileReader
-
-    path, options = join(dataset.uri, "data", file), dataset._storage_options
-    with engine_errors(lambda error: BrokenFile(file)):
-        return read_positions(LanceFileReader(path, storage_options=options), positions).column(0)
+    return LanceFile.of_table(dataset, file, lambda error: BrokenFile(file)).read(rows=positions).column(0)

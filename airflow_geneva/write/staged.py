@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from airflow_geneva.blobs import as_blobs, is_blob
 from airflow_geneva.checkpoint.ranges import Offsets
-from airflow_geneva.write.data_file import DataFileWriter
+from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.data_file import DataFileWriter
 
 if TYPE_CHECKING:
     import lance
@@ -50,8 +51,7 @@ class StagedWriter:
         """
         self.rows += len(values)
         field = self.schema.field(0)
-        if values.type != field.type:
-            values = as_blobs(values) if is_blob(field) else values.cast(field.type)
+        values = as_blobs(values) if is_blob(field) and values.type != field.type else fitted(values, field.type)
         self._file.put(pa.record_batch([values], schema=self.schema))
 
     def finish(self) -> str:

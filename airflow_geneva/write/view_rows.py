@@ -10,14 +10,12 @@ from airflow_geneva.blobs import as_blobs, is_blob
 from airflow_geneva.checkpoint.fragment import RowIds
 from airflow_geneva.checkpoint.held import BrokenFile
 from airflow_geneva.checkpoint.ranges import Offsets
-from airflow_geneva.checkpoint.store import read_positions
 from airflow_geneva.explode import explode_rows
-from airflow_geneva.lance_io.engine_errors import engine_errors
+from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.data_file import DataFileWriter, LanceFile
 from airflow_geneva.row_order import RowIdArray
-from airflow_geneva.uri import join
 from airflow_geneva.view_columns import SOURCE_ROW_ID
 from airflow_geneva.view_definition import own_columns
-from airflow_geneva.write.data_file import DataFileWriter
 
 if TYPE_CHECKING:
     import lance
@@ -53,9 +51,7 @@ class ViewRowsWriter:
             rows = explode_rows(rows, self.explode)
         columns = [rows.column(0), pa.repeat(True, rows.num_rows)]
         for field, column in zip(list(self.schema)[2:], rows.columns[1:], strict=True):
-            if is_blob(field):
-                column = as_blobs(column)
-            columns.append(column if column.type == field.type else column.cast(field.type))
+            columns.append(as_blobs(column) if is_blob(field) else fitted(column, field.type))
         batch = pa.record_batch(columns, schema=self.schema)
         self.rows += rows.num_rows
         self._file.put(batch)
@@ -79,11 +75,7 @@ def read_view_rows(view: lance.LanceDataset, file: str, positions: Offsets) -> p
     Raises:
         BrokenFile: it is damaged or gone.
     """
-    from lance.file import LanceFileReader
-
-    path, options = join(view.uri, "data", file), view._storage_options
-    with engine_errors(lambda error: BrokenFile(file)):
-        batch = read_positions(LanceFileReader(path, storage_options=options), positions)
+    batch = LanceFile.of_table(view, file, lambda error: BrokenFile(file)).read(rows=positions)
     return pa.StructArray.from_arrays(batch.columns[2:], fields=list(batch.schema)[2:])
 
 
@@ -93,10 +85,6 @@ def read_source_ids(view: lance.LanceDataset, file: str) -> RowIdArray:
     Raises:
         BrokenFile: it is damaged or gone.
     """
-    from lance.file import LanceFileReader
-
-    path, options = join(view.uri, "data", file), view._storage_options
-    with engine_errors(lambda error: BrokenFile(file)):
-        reader = LanceFileReader(path, storage_options=options, columns=[SOURCE_ROW_ID])
-        ids: RowIdArray = reader.read_all(batch_size=1 << 16).to_table().column(0).to_numpy()
+    staged = LanceFile.of_table(view, file, lambda error: BrokenFile(file))
+    ids: RowIdArray = staged.read([SOURCE_ROW_ID]).column(0).to_numpy()
     return ids

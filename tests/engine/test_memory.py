@@ -12,13 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from airflow_geneva.write.data_file import DataFileWriter
 
 from airflow_geneva import Table, connect, udf
 from airflow_geneva.apply import compute
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.task_memory import batch_bytes, checkpoint_bytes
-from airflow_geneva.write.data_file import DataFileWriter
 
 # Below some millions of rows the buffers of checkpoints and reads are not full yet.
 SMALL, LARGE = 4_000_000, 12_000_000

@@ -1,0 +1,255 @@
+"""Lance files: the one place where values enter them, and the one where values leave them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pt
+
+from airflow_geneva.arrow_types import leaf_types
+from airflow_geneva.blobs import is_blob
+from airflow_geneva.errors import StorageError
+from airflow_geneva.faults import fault_point
+from airflow_geneva.lance_io.arrays import single_batch, without_slices
+from airflow_geneva.lance_io.engine_errors import EngineError, as_it_is, engine_errors, is_panic
+from airflow_geneva.lance_io.storable import reason_against
+from airflow_geneva.uri import is_local, join
+
+if TYPE_CHECKING:
+    import lance
+    from lance.file import LanceFileReader, LanceFileWriter
+
+Positions = npt.NDArray[np.int64]
+
+_LAST_BYTES = b"LANC"
+_OF_VALUES = ("LanceError(Schema)", "LanceError(Arrow)")
+_JSON = b"lance.json"
+_EXTENSION = b"ARROW:extension:name"
+
+
+class FileWriter:
+    """A Lance file that takes batches; nothing is published before :meth:`close`.
+
+    Args:
+        what: the file in words, for messages.
+        path: where it will lie.
+        open_writer: opens pylance's writer.
+
+    Raises:
+        StorageError: the store is full, read-only or unreachable, or pylance cannot write the values.
+    """
+
+    def __init__(self, what: str, path: str, open_writer: Callable[[], LanceFileWriter]) -> None:
+        self.what = what
+        self.path = path
+        # Not as a context manager: that would publish the partial file when the body raises.
+        self._writer = self._guard(open_writer, None)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append rows; raises as the class does."""
+        whole = without_slices(batch)
+        self._guard(lambda: self._writer.write_batch(whole), whole)
+
+    def close(self) -> None:
+        """Publish the file; raises as the class does."""
+        self._guard(self._writer.close, None)
+        self._guard(lambda: check_finished(self.path), None)
+
+    def _guard(self, action: Callable[[], Any], batch: pa.RecordBatch | None) -> Any:
+        with engine_errors(lambda error: write_error(self.what, error, batch)):
+            return action()
+
+
+class DataFileWriter:
+    """A new data file of a table, which is no part of the table before a commit names it; takes batches in order.
+
+    Args:
+        dataset: the table; the file will lie in its ``data/``.
+        schema: its columns in the file.
+
+    Raises:
+        StorageError: the store is full, read-only or unreachable, or pylance cannot write the values.
+    """
+
+    def __init__(self, dataset: lance.LanceDataset, schema: pa.Schema) -> None:
+        self.dataset = dataset
+        self.schema = schema
+        self.file = f"{uuid.uuid4().hex}.lance"
+        self._what = f"a data file of {dataset.uri}"
+        self._parts: list[pa.RecordBatch] = []
+        self._writer = None if any(is_blob(field) for field in schema) else self._open()
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        """Append rows; raises as the class does."""
+        if self._writer is None:
+            self._parts.append(without_slices(batch))
+        else:
+            self._writer.write(batch)
+
+    def finish(self) -> str:
+        """Publish the file and return its name below ``data/``; raises as the class does."""
+        fault_point("staged.write")
+        if self._writer is None:
+            self._write_blobs()
+        else:
+            self._writer.close()
+        fault_point("staged.written")
+        return self.file
+
+    @property
+    def _path(self) -> str:
+        return join(self.dataset.uri, "data", self.file)
+
+    def _open(self) -> FileWriter:
+        def open_writer() -> LanceFileWriter:
+            from lance.file import LanceFileWriter
+
+            version, options = self.dataset.data_storage_version, self.dataset._storage_options
+            return LanceFileWriter(self._path, self.schema, version=version, storage_options=options)
+
+        return FileWriter(self._what, self._path, open_writer)
+
+    def _write_blobs(self) -> None:
+        from lance.fragment import write_fragments
+
+        reader = pa.RecordBatchReader.from_batches(self.schema, iter(self._parts))
+        with engine_errors(lambda error: write_error(self._what, error, None)):
+            (meta,) = write_fragments(
+                reader, self.dataset, mode="append", max_rows_per_file=1 << 31, max_bytes_per_file=1 << 60
+            )
+            self.file = str(meta.files[0].path)
+            check_finished(self._path)
+
+
+def write_error(what: str, error: BaseException, batch: pa.RecordBatch | None) -> StorageError:
+    """The error that says why a Lance file could not be written.
+
+    Args:
+        what: the file in words.
+        error: pylance's error.
+        batch: the rows that were being written, if there were any.
+    """
+    columns = () if batch is None or isinstance(error, OSError) else zip(batch.schema, batch.columns, strict=True)
+    bad = [f"{field.name!r} ({field.type})" for field, column in columns if reason_against(column)]
+    if not (bad or is_panic(error) or isinstance(error, ValueError) or str(error).startswith(_OF_VALUES)):
+        return StorageError(
+            f"Cannot write {what}: {error}. Check space and permissions, then run again: checkpoints are kept."
+        )
+    values = f"the values of {', '.join(bad)}" if bad else "these values"
+    return StorageError(
+        f"Cannot write {what}: pylance cannot store {values}: {error}. Another try will fail in the same way. Give the "
+        "column another Arrow type."
+    )
+
+
+def check_finished(path: str) -> None:
+    """Make sure that a Lance file is there to its last byte, and remove it if it is not.
+
+    On a local disk Lance reports no error when the last bytes did not fit: the disk is full, or a quota is used up.
+    Object stores take a file whole or not at all.
+
+    Raises:
+        OSError: the file was cut short.
+    """
+    if not is_local(path):
+        return
+    with open(path, "rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - len(_LAST_BYTES), 0))
+        whole = file.read() == _LAST_BYTES
+    if not whole:
+        os.unlink(path)
+        raise OSError(errno.ENOSPC, "the file was cut short, the disk is full or a limit is reached")
+
+
+@dataclass(frozen=True)
+class LanceFile:
+    """A finished Lance file, whose values come out as they do of a table.
+
+    Args:
+        open_reader: opens pylance's reader of some columns, None for all.
+        broken: makes the error to raise when it is damaged or gone, out of pylance's.
+    """
+
+    open_reader: Callable[[list[str] | None], LanceFileReader]
+    broken: Callable[[BaseException], Exception] = as_it_is
+
+    @staticmethod
+    def of_table(
+        dataset: lance.LanceDataset, name: str, broken: Callable[[BaseException], Exception] = as_it_is
+    ) -> LanceFile:
+        """A data file, part of a table or only staged, by its name below ``data/``."""
+
+        def open_reader(columns: list[str] | None) -> LanceFileReader:
+            from lance.file import LanceFileReader
+
+            path = join(dataset.uri, "data", name)
+            return LanceFileReader(path, storage_options=dataset._storage_options, columns=columns)
+
+        return LanceFile(open_reader, broken)
+
+    def read(self, columns: Sequence[str] | None = None, rows: Positions | None = None) -> pa.RecordBatch:
+        """Rows in the order of their positions; raises what `broken` makes.
+
+        Args:
+            columns: the columns to read; None: all.
+            rows: positions in any order; None: all.
+        """
+        with engine_errors(self.broken):
+            reader = self.open_reader(None if columns is None else list(columns))
+            if rows is None:
+                return _decoded(reader, reader.read_all(batch_size=1 << 24).to_table())
+            return _at_positions(reader, rows)
+
+    def count_rows(self) -> int | None:
+        """How many rows it has; None when it is damaged or gone."""
+        try:
+            with engine_errors():
+                return int(self.open_reader(None).num_rows())
+        except EngineError:
+            return None
+
+
+def _at_positions(reader: LanceFileReader, positions: Positions) -> pa.RecordBatch:
+    """Rows of a file in the order of their positions; nothing else of the file is kept."""
+    count = len(positions)
+    steps = np.diff(positions)
+    if count and (steps == 1).all():
+        return _decoded(reader, reader.read_range(int(positions[0]), count, batch_size=count).to_table())
+    if (steps > 0).all():
+        return _decoded(reader, reader.take_rows(positions.tolist(), batch_size=max(count, 1)).to_table())
+    ascending, back = np.unique(positions, return_inverse=True)
+    return _at_positions(reader, ascending).take(pa.array(back))
+
+
+def _decoded(reader: LanceFileReader, table: pa.Table) -> pa.RecordBatch:
+    """Rows of a file with JSON as text again: files hold it in a binary form that pylance decodes for tables only."""
+    batch = single_batch(table)
+    if not any(pt.is_large_binary(leaf) for field in batch.schema for leaf in leaf_types(field.type)):
+        return batch
+    written = reader.metadata().schema
+    found = [name for name in batch.schema.names if _is_json(written.field(name))]
+    if not found:
+        return batch
+    import lance
+
+    schema = pa.schema([written.field(name) for name in found])
+    encoded = pa.record_batch([batch.column(name) for name in found], schema=schema)
+    decoded = single_batch(lance.write_dataset(encoded, "memory://", data_storage_version="2.2").to_table())
+    for name in found:
+        at = batch.schema.get_field_index(name)
+        batch = batch.set_column(at, decoded.schema.field(name), decoded.column(name))
+    return batch
+
+
+def _is_json(field: pa.Field) -> bool:
+    if (field.metadata or {}).get(_EXTENSION) == _JSON:
+        return True
+    return any(_is_json(field.type.field(at)) for at in range(field.type.num_fields))

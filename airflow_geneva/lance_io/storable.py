@@ -1,0 +1,107 @@
+"""Which Arrow types pylance can store, found out by storing a sample in memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from airflow_geneva.arrow_types import storage_type
+from airflow_geneva.blobs import is_blob
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+
+_FILLED, _NULL, _EMPTY, _HOLES = range(4)
+
+
+def check_storable(fields: Iterable[pa.Field], version: str, what: str) -> None:
+    """Refuse columns of types that pylance cannot write and read again, NULL on every level included.
+
+    Args:
+        fields: the columns.
+        version: the data storage version of their table.
+        what: the table or view in words, for messages.
+
+    Raises:
+        InvalidInput: names the column, its type, and pylance's reason.
+    """
+    for field in fields:
+        # Lance's own types cannot be hashed.
+        schema = pa.schema([field.remove_metadata()]).serialize().to_pybytes()
+        reason = None if is_blob(field) else _reason_against_type(schema, version)
+        if reason:
+            raise InvalidInput(
+                f"Column {field.name!r} of {what} cannot be {field.type}: pylance cannot store it ({reason}). Choose "
+                "another type."
+            )
+
+
+@functools.lru_cache(maxsize=256)
+def _reason_against_type(schema: bytes, version: str) -> str | None:
+    return reason_against(_sample(pa.ipc.read_schema(pa.py_buffer(schema)).field(0).type), version)
+
+
+def reason_against(values: pa.Array, version: Any = "2.2") -> str | None:
+    """Why pylance cannot store values, in its own words; None when it gives back what it was given."""
+    import lance
+
+    rows = pa.table({"row": pa.array(range(len(values))), "values": values})
+    try:
+        with engine_errors():
+            back = lance.write_dataset(rows, "memory://", data_storage_version=version).to_table()
+    except EngineError as error:
+        return str(error).split(", /")[0].strip()
+    same = back.column("values").to_pylist() == values.to_pylist()
+    return None if same else f"storage version {version} gives other values back"
+
+
+def _sample(data_type: pa.DataType) -> pa.Array:
+    stored = storage_type(data_type)
+    rows = [_value(stored, kind) for kind in (_FILLED, _NULL, _EMPTY, _HOLES, _FILLED)]
+    try:
+        return fitted(pa.array(rows, stored), data_type)
+    except pa.ArrowException:
+        return pa.nulls(len(rows), data_type)
+
+
+def _value(data_type: pa.DataType, kind: int) -> Any:
+    """A value with its parts filled, empty, or NULL in places."""
+    if kind == _NULL or pt.is_null(data_type):
+        return None
+    if pt.is_struct(data_type):
+        return {field.name: _part(field, kind) for field in data_type}
+    if pt.is_map(data_type):
+        key = _value(data_type.key_type, _FILLED)
+        return [] if kind == _EMPTY else [(key, _part(data_type.item_field, kind))]
+    if pt.is_fixed_size_list(data_type):
+        items = [_value(data_type.value_type, _FILLED)] * data_type.list_size
+        return [_part(data_type.value_field, kind), *items[1:]] if items else []
+    if hasattr(data_type, "value_field"):
+        filled = _value(data_type.value_type, _FILLED)
+        return [] if kind == _EMPTY else [_part(data_type.value_field, kind), filled]
+    return _leaf(data_type)
+
+
+def _part(field: pa.Field, kind: int) -> Any:
+    return _value(field.type, _NULL if kind == _HOLES and field.nullable else _FILLED if kind == _HOLES else kind)
+
+
+def _leaf(data_type: pa.DataType) -> Any:
+    if pt.is_dictionary(data_type):
+        return _leaf(data_type.value_type)
+    if pt.is_fixed_size_binary(data_type):
+        return b"1" * data_type.byte_width
+    if pt.is_binary(data_type) or pt.is_large_binary(data_type) or pt.is_binary_view(data_type):
+        return b"1"
+    if pt.is_string(data_type) or pt.is_large_string(data_type) or pt.is_string_view(data_type):
+        return "1"
+    if pt.is_decimal(data_type):
+        return Decimal(1).scaleb(-data_type.scale)
+    if pt.is_boolean(data_type):
+        return True
+    return 0 if pt.is_temporal(data_type) else 1

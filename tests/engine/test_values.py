@@ -1,0 +1,130 @@
+"""Values that pylance takes in one form only: slices of nested arrays, JSON, bfloat16, and what it cannot store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from lance.arrow import bfloat16_array
+
+from airflow_geneva import udf
+from airflow_geneva.errors import InvalidInput, JobFailed
+from airflow_geneva.table import Table
+
+MakeTable = Callable[..., Table]
+
+FLAGGED = pa.struct([("n", pa.int64()), ("b", pa.bool_())])
+STRUCTS = {
+    "struct in struct": pa.array([{"s": {"n": at, "b": True}} for at in range(40)], pa.struct([("s", FLAGGED)])),
+    "nullable struct with a boolean": pa.array([{"n": at, "b": True} if at % 3 else None for at in range(40)], FLAGGED),
+    "list of nullable structs": pa.array([[{"n": at, "b": None}, None] for at in range(40)], pa.list_(FLAGGED)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STRUCTS)
+def test_structs_are_written_in_slices(make_table: MakeTable, kind: str) -> None:
+    table = make_table(40, s=STRUCTS[kind])
+
+    @udf(data_type=STRUCTS[kind].type, version="1")
+    def part(s: pa.Array) -> pa.Array:
+        return pa.concat_arrays([s, s]).slice(len(s))
+
+    table.add_columns({"y": part})
+    table.backfill("y", udf=part, runner="inline", checkpoint_size=7)
+    assert table.to_arrow()["y"].to_pylist() == STRUCTS[kind].to_pylist()
+    view = table.query().select(["id", "s"]).create_materialized_view(name="v")
+    view.refresh(runner="inline", checkpoint_size=7)
+    assert view.to_arrow()["s"].to_pylist() == STRUCTS[kind].to_pylist()
+
+
+JSON = pa.array([f'{{"n":{at}}}' if at % 5 else None for at in range(40)]).cast(pa.json_())
+
+
+def test_json_is_read_back_and_written_again(make_table: MakeTable) -> None:
+    calls: list[int] = []
+
+    @udf(data_type=pa.json_(), version="1", name="again")
+    def breaks(x: int, j: str | None) -> str | None:
+        if x == 17 and not calls:
+            calls.append(x)
+            raise ValueError("once")
+        return j
+
+    table = make_table(40, j=JSON)
+    table.add_columns({"halves": breaks, "resumed": breaks})
+    with pytest.raises(JobFailed, match="once"):
+        table.backfill("resumed", udf=breaks, runner="inline", checkpoint_size=3)
+    table.backfill("resumed", udf=breaks, runner="inline", checkpoint_size=3)
+    table.backfill("halves", udf=breaks, where="id % 2 = 0", runner="inline")
+    table.backfill("halves", udf=breaks, runner="inline")
+    found = table.to_arrow()
+    assert found["resumed"].to_pylist() == found["halves"].to_pylist() == JSON.to_pylist()
+
+
+@pytest.mark.parametrize(("shuffled", "most"), [(True, None), (False, 7)])
+def test_json_of_a_view_is_arranged(make_table: MakeTable, shuffled: bool, most: int | None) -> None:
+    query = make_table(40, j=JSON).query()
+    view = (query.shuffle(seed=1) if shuffled else query).create_materialized_view(name="v")
+    view.refresh(runner="inline", max_rows_per_fragment=most)
+    found = view.to_arrow().sort_by("id")
+    assert found["j"].to_pylist() == JSON.to_pylist()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_scalar_udf_gives_back_the_bfloat16_it_was_given(make_table: MakeTable, nested: bool) -> None:
+    halves: pa.Array = bfloat16_array([1.5, None, -2.0, *range(37)])
+    given = pa.StructArray.from_arrays([halves], ["h"]) if nested else halves
+
+    @udf(data_type=given.type, version="1")
+    def same(h: Any) -> Any:
+        return h
+
+    table = make_table(40, h=given)
+    table.add_columns({"y": same})
+    table.backfill("y", udf=same, runner="inline")
+    found = table.to_arrow()
+    assert found["y"].combine_chunks() == found["h"].combine_chunks() == given
+
+
+REFUSED = {
+    "Unsupported data type: Decimal32": pa.decimal32(5, 2),
+    "Unsupported data type: Interval": pa.month_day_nano_interval(),
+    "Unsupported data type: ListView": pa.list_view(pa.int32()),
+    "Unsupported data type: RunEndEncoded": pa.run_end_encoded(pa.int32(), pa.string()),
+    "compute_stat should only be called once": pa.list_(pa.string(), 2),
+    "Unsupported data type: FixedSizeList": pa.list_(pa.list_(pa.int32()), 2),
+    "dimension must be a positive integer": pa.list_(pa.int32(), 0),
+    "cannot read columns of differing lengths": pa.list_(FLAGGED, 2),
+    "Empty structs with rep/def information": pa.struct([]),
+    "keys_sorted=true": pa.map_(pa.string(), pa.int32(), keys_sorted=True),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_pylance_cannot_store_is_refused_by_name(make_table: MakeTable, reason: str) -> None:
+    @udf(data_type=REFUSED[reason], version="1")
+    def odd(x: Any) -> Any:
+        return None
+
+    table = make_table(4)
+    with pytest.raises(InvalidInput, match=r"Column 'y' of table 'docs' cannot be .*pylance cannot store") as refused:
+        table.add_columns({"y": odd})
+    assert reason in str(refused.value)
+    with pytest.raises(InvalidInput, match=r"Column 'y' of a view of table 'docs' cannot be .*pylance cannot store"):
+        table.query().add_columns({"y": odd}).definition()
+
+
+def test_values_that_pylance_cannot_store_are_named_and_not_the_disk(make_table: MakeTable) -> None:
+    @udf(data_type=pa.json_(), version="1")
+    def broken(x: int) -> str:
+        return "{" if x == 17 else "{}"
+
+    table = make_table(20)
+    table.add_columns({"y": broken})
+    with pytest.raises(
+        JobFailed, match=r"pylance cannot store the values of 'y' \(extension<arrow.json>\): .*JSON"
+    ) as failed:
+        table.backfill("y", udf=broken, runner="inline")
+    assert "space" not in str(failed.value)
