@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from airflow_geneva.checkpoint.snapshot import Snapshot, load_snapshot, remove_s
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import JOB_PROPERTY
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.history import Commit, commits_back
 from airflow_geneva.location import TableLocation
 from airflow_geneva.view_columns import IS_SET, SOURCE_ROW_ID
 from airflow_geneva.view_definition import BASE_VERSION_KEY, own_columns
@@ -65,38 +66,46 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
     """The swap whose rows a version of a view shows; a restore is followed."""
     import lance
 
-    version, changed, placeholders = int(dataset.version), "", False
-    # However far back: what others did in between would else stay unseen. A version costs a third of a millisecond.
-    while version >= 1:
-        try:
-            with engine_errors():
-                transaction = dataset.read_transaction(version)
-                properties = (transaction.transaction_properties if transaction else None) or {}
-                operation = None if transaction is None else transaction.operation
-                if SOURCE_VERSION in properties:
-                    # Lance puts a commit on top of those that came since it was prepared, and says that it read them.
-                    for between in range(int(properties[LOOKED_AT]) + 1, version):
-                        other = dataset.read_transaction(between)
-                        found = _changes(dataset, between, None if other is None else other.operation)
-                        changed, placeholders = changed or found.strip("?"), placeholders or bool(found)
-                    job_id, source_version = properties[JOB_PROPERTY], int(properties[SOURCE_VERSION])
-                    snapshot, plan = properties[SNAPSHOT], properties[PLAN]
-                    return Swap(job_id, source_version, snapshot, plan, changed, placeholders)
-                found = _changes(dataset, version, operation) if version > 1 else ""
-        except EngineError:
-            return _noted(location, dataset, changed)
-        changed, placeholders = changed or found.strip("?"), placeholders or bool(found)
-        version = int(operation.version) if isinstance(operation, lance.LanceOperation.Restore) else version - 1
+    changed, placeholders = "", False
+    commits = commits_back(dataset, int(dataset.version))
+    # However far back: what others did in between would else stay unseen.
+    while (commit := next(commits, None)) is not None:
+        swap = _swap_of(commit)
+        # Lance puts a commit on top of those that came since it was prepared, and says that it read them.
+        since = int(commit.properties[LOOKED_AT]) + 1 if swap else 0
+        others = reversed([*commits_back(dataset, commit.version - 1, since)]) if swap else [commit]
+        for other in others:
+            did = _changes(dataset, other)
+            if did is None:
+                return _noted(location, dataset, changed)
+            changed, placeholders = changed or did.strip("?"), placeholders or bool(did)
+        if swap:
+            return replace(swap, changed=changed, placeholders=placeholders)
+        if isinstance(commit.operation, lance.LanceOperation.Restore):
+            commits = commits_back(dataset, int(commit.operation.version))
     return Swap(changed=changed)
 
 
-def _changes(dataset: lance.LanceDataset, version: int, operation: Any) -> str:
-    """What a version's commit did to the rows: "" nothing, "?" it may have added rows that are not set."""
+def _swap_of(commit: Commit) -> Swap | None:
+    """The swap that a commit is; None for any other commit."""
+    said = commit.properties
+    if SOURCE_VERSION not in said:
+        return None
+    return Swap(said[JOB_PROPERTY], int(said[SOURCE_VERSION]), said[SNAPSHOT], said[PLAN])
+
+
+def _changes(dataset: lance.LanceDataset, commit: Commit) -> str | None:
+    """What a commit did to the rows: "" nothing, "?" it may have added rows that are not set; None when it is gone."""
     import lance
 
-    made = lance.LanceOperation
+    made, version, operation = lance.LanceOperation, commit.version, commit.operation
+    if commit.gone:
+        return None
+    if version == 1:
+        return ""
     if isinstance(operation, made.Append):
-        return "?" if not _appended_set_rows(dataset, version, operation) else f"append at version {version}"
+        set_rows = _appended_set_rows(dataset, version, operation)
+        return None if set_rows is None else f"append at version {version}" if set_rows else "?"
     fields: set[int] = set()
     if isinstance(operation, made.DataReplacement):
         fields = {field for group in operation.replacements for field in group.new_file.fields}
@@ -109,11 +118,16 @@ def _changes(dataset: lance.LanceDataset, version: int, operation: Any) -> str:
     return f"{type(operation).__name__.lower()} at version {version}"
 
 
-def _appended_set_rows(dataset: lance.LanceDataset, version: int, operation: Any) -> bool:
+def _appended_set_rows(dataset: lance.LanceDataset, version: int, operation: Any) -> bool | None:
+    """Whether rows of an append are set; None when they cannot be read any more."""
     paths = {file.path for fragment in operation.fragments for file in fragment.files}
-    for fragment in dataset.checkout_version(version).get_fragments():
-        if paths & {file.path for file in fragment.metadata.files} and fragment.count_rows(filter=IS_SET):
-            return True
+    try:
+        with engine_errors():
+            for fragment in dataset.checkout_version(version).get_fragments():
+                if paths & {file.path for file in fragment.metadata.files} and fragment.count_rows(filter=IS_SET):
+                    return True
+    except EngineError:
+        return None
     return False
 
 

@@ -32,6 +32,7 @@ from airflow_geneva.errors import CommitConflict
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.announcement import JOB_PROPERTY
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.history import commits_back
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.placeholders import PLACEHOLDER_FIELDS
 from airflow_geneva.plan.planned_table import PlannedTable
@@ -145,14 +146,11 @@ def carried_out(dataset: lance.LanceDataset, plan: str) -> int | None:
     out that they are not.
     """
     newest = int(dataset.version)
-    for version in range(newest, max(newest - _MOST_VERSIONS, 0), -1):
-        try:
-            with engine_errors():
-                transaction = dataset.read_transaction(version)
-        except EngineError:
+    for commit in commits_back(dataset, newest, max(newest - _MOST_VERSIONS, 0) + 1):
+        if commit.gone:
             return None
-        if ((transaction.transaction_properties if transaction else None) or {}).get(PLAN) == plan:
-            return version
+        if commit.properties.get(PLAN) == plan:
+            return commit.version
     return None
 
 

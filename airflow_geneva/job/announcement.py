@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.history import commits_back
 from airflow_geneva.storage import Storage
 
 if TYPE_CHECKING:
@@ -60,17 +60,9 @@ def remove_mark(checkpoints: Storage, field_id: int, mark: Mark) -> None:
 def find_commits(dataset: lance.LanceDataset, since: int, job_ids: Iterable[str]) -> dict[int, str]:
     """Table versions after ``since`` that carry one of the jobs' ids; versions that were cleaned up are left out."""
     wanted = set(job_ids)
-    found: dict[int, str] = {}
-    for version in range(since + 1, int(dataset.version) + 1):
-        try:
-            with engine_errors():
-                transaction = dataset.read_transaction(version)
-        except EngineError:
-            continue
-        job_id = ((transaction.transaction_properties if transaction else None) or {}).get(JOB_PROPERTY)
-        if job_id in wanted:
-            found[version] = job_id
-    return found
+    commits = commits_back(dataset, int(dataset.version), since + 1)
+    found = {commit.version: commit.properties.get(JOB_PROPERTY, "") for commit in commits}
+    return {version: found[version] for version in sorted(found) if found[version] in wanted}
 
 
 def _folder(checkpoints: Storage, field_id: int) -> Storage:

@@ -1,0 +1,63 @@
+"""What the commits of a table did, read from the newest back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.uri import is_local
+
+if TYPE_CHECKING:
+    import lance
+
+_MOST_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit.
+
+    Args:
+        version: the table version that it wrote.
+        operation: what it did, one of ``lance.LanceOperation``; None where Lance does not say.
+        properties: the transaction properties that its author gave it.
+        gone: the version was cleaned up, so that nothing is known about it.
+    """
+
+    version: int
+    operation: Any = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    gone: bool = False
+
+
+def read_commit(dataset: lance.LanceDataset, version: int) -> Commit:
+    """The commit that wrote a version."""
+    try:
+        with engine_errors():
+            transaction = dataset.read_transaction(version)
+    except EngineError:
+        return Commit(version, gone=True)
+    if transaction is None:
+        return Commit(version)
+    return Commit(version, transaction.operation, transaction.transaction_properties or {})
+
+
+def commits_back(dataset: lance.LanceDataset, newest: int, oldest: int = 1) -> Iterator[Commit]:
+    """The commits of some versions, from the newest back to the oldest.
+
+    On an object store the first are read one by one, as most questions end there, and then ever more at a time.
+    """
+    most, at_once = 1 if is_local(dataset.uri) else _MOST_AT_ONCE, 1
+    while newest >= oldest:
+        versions = range(newest, max(newest - at_once, oldest - 1), -1)
+        if len(versions) == 1:
+            yield read_commit(dataset, newest)
+        else:
+            with ThreadPoolExecutor(len(versions)) as pool:
+                # pylance refuses two such reads of one object at the same time.
+                yield from list(pool.map(lambda version: read_commit(copy.copy(dataset), version), versions))
+        newest, at_once = newest - len(versions), min(2 * at_once, most)
