@@ -92,17 +92,18 @@ def _newest_failures(known: dict[Provenance, Ranges]) -> dict[Provenance, Ranges
 
 @dataclass
 class ColumnState:
-    """All facts about one column, by signature."""
+    """All facts about one column, by signature.
+
+    Args:
+        seen: versions at which the facts were complete.
+        open_jobs: jobs that may have committed without marking a version as seen, as a job does when it ends.
+    """
 
     facts: dict[str, list[Fact]] = field(default_factory=dict)
     ledgers: list[str] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)
     folded: set[str] = field(default_factory=set)
-
-    @property
-    def open_jobs(self) -> set[str]:
-        """Jobs with a ledger that is not folded yet."""
-        return {key.split(".")[1] for key in self.ledgers if key.startswith("ledger.")}
+    open_jobs: set[str] = field(default_factory=set)
 
     def known(self, signature: str, physical_rows: int) -> dict[Provenance, Ranges]:
         """Rows of a fragment that a UDF has run on, by what came of it."""
@@ -112,6 +113,20 @@ class ColumnState:
             if provenance is not None:
                 add_rows(found, [(provenance, Ranges.of(0, physical_rows) if fact.rows is None else fact.rows)])
         return _newest_failures(found)
+
+    def wholly(self, signature: str, deletion: str, physical_rows: int) -> frozenset[Provenance]:
+        """What is known alike about every live row of a fragment; nothing if that differs between them.
+
+        Args:
+            deletion: identity of the fragment's deletion file.
+        """
+        every, some = set[Provenance](), set[Provenance]()
+        for fact in self.facts.get(signature, ()):
+            provenance = Provenance.of(fact.what)
+            if provenance is not None and (fact.rows is None or fact.rows):
+                covers = fact.rows is None or fact.live_under == deletion or len(fact.rows) == physical_rows
+                (every if covers else some).add(provenance)
+        return frozenset() if some - every else frozenset(every)
 
     def about(self, inputs: str) -> ColumnState:
         """The facts about values that were computed from some inputs."""
@@ -178,12 +193,21 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
             continue
         covered.update(json.loads((batches[key].schema.metadata or {}).get(b"covers", b"[]")))
     state = ColumnState(ledgers=[key for key in batches if key not in covered], folded=covered)
+    announced, marked = dict[str, int](), dict[str, int]()
     for key in state.ledgers:
+        marks, newest = len(state.seen), 0
         for fact in _read(batches[key]):
+            newest = max(newest, fact.at)
             if fact.what == SEEN:
                 state.seen.append(fact.at)
             else:
                 state.facts.setdefault(fact.signature, []).append(fact)
+        if key.startswith("ledger."):
+            # A plan marks the version it was made at, a finish one after those at which its commits were announced.
+            about = announced if marks == len(state.seen) else marked
+            job = key.split(".")[1]
+            about[job] = max(about.get(job, 0), newest)
+    state.open_jobs = {job for job, at in announced.items() if at >= marked.get(job, 0)}
     return state
 
 

@@ -270,15 +270,14 @@ class _Planner:
         if index is None or not dues:
             return works
         places = index.places()
-        here = {(due.files.srcfiles, due.files.id) for due in dues} if places else set()
-        lineage = self.known.checkpoint_lineage(bool(places - here))
+        ancestors = self.known.ancestors([due.files for due in dues], index, self.work.udf_version)
         for due in dues:
             files = due.files
             self.tallies.add(due.reason, due.rows)
             self._add_given_up(due.given_up)
             if rest := files.live_rows - due.rows - due.given_up:
                 self.tallies.add(f"{NOT_SELECTED} or {FRESH}" if self.work.where else self._why_not(), rest)
-            older = self.known.ancestors(files, index, lineage)
+            older = ancestors.get(files.id, ())
             kept = tuple(due.known.items())
             tried = runs_failed(due.known, self.work.udf_version)
             if not older and (not places or (files.srcfiles, files.id) not in places):

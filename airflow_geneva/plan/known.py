@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.checkpoint.state import ColumnState, Fact, seen
 from airflow_geneva.job.announcement import find_commits
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.plan.lineage import NO_LINEAGE, History, Lineage, Origin, among, read_lineage
+from airflow_geneva.plan.lineage import NO_LINEAGE, Compaction, History, Lineage, Origin, Passed, Tracer, among
 from airflow_geneva.plan.manifest import Columns, FragmentFiles, live_offsets
 from airflow_geneva.plan.moved import Reference, known_by_value
 from airflow_geneva.plan.read_version import version_exists
@@ -55,6 +55,7 @@ class Knowledge:
         self.learned: list[Fact] = []
         self.notes: list[str] = []
         self._history = History(dataset)
+        self._tracer = Tracer(self._history, columns)
         self._stable = bool(dataset.has_stable_row_ids)
         if state.facts and dataset.version not in state.seen:
             self.learned.append(seen(dataset.version))
@@ -67,9 +68,8 @@ class Knowledge:
         """Rows the UDF ran on, by what came of it, from facts about these files or those they were compacted from."""
         if files.signature in self.state.facts:
             return self.state.known(files.signature, files.physical_rows)
-        if self._lineage.of(files, same_output=True):
-            return self._before_compaction(files)
-        return {}
+        compaction = self.compaction_of(files)
+        return {} if compaction is None else self._before_compaction(files, compaction)
 
     def by_value(self, files: FragmentFiles, unknown: Ranges) -> dict[Provenance, Ranges]:
         """Rows that moved or whose files were replaced, and that still have the inputs and output they were known by.
@@ -115,27 +115,37 @@ class Knowledge:
         inputs = self.columns.inputs_text
         self.learned.append(Fact(files.signature, provenance.what, whole, self.dataset.version, under, inputs))
 
-    def ancestors(self, files: FragmentFiles, index: KeyIndex, lineage: Lineage) -> tuple[Ancestor, ...]:
-        """Fragments one was compacted from that have checkpoints, with the rows that came from them."""
-        if not any((a.srcfiles, a.id) in index for a in lineage.ancestors(files)):
-            return ()
-        offsets, ids = self.rows(files)
-        return tuple(
-            Ancestor((o.fragment.srcfiles, o.fragment.id), Ranges.from_offsets(offsets[among(ids, o.row_ids)]))
-            for o in self._origins(lineage, files)
-            if (o.fragment.srcfiles, o.fragment.id) in index
-        )
-
-    def checkpoint_lineage(self, stray: bool) -> Lineage:
-        """Lineage for checkpoints of fragments that are gone.
+    def ancestors(
+        self, fragments: Sequence[FragmentFiles], index: KeyIndex, version: str
+    ) -> dict[int, tuple[Ancestor, ...]]:
+        """For fragments that rows are due of, those they were compacted from that have checkpoints.
 
         Args:
-            stray: whether there are any; free when not.
+            index: the checkpoints.
+            version: the UDF version that computes; where all rows were computed by it, no checkpoint is needed.
         """
+
+        def computed(parent: FragmentFiles) -> bool:
+            return self.state.covers_all(parent.signature, parent.deletion, version)
+
+        found: dict[int, tuple[Ancestor, ...]] = {}
+        stray = index.places() - {(files.srcfiles, files.id) for files in fragments}
         if not stray or not self._stable:
-            return NO_LINEAGE
-        # Not the lineage that facts are carried by: that ends where facts are found, checkpoints may be older.
-        return read_lineage(self.dataset, self.columns, 0, lambda _: False)
+            return found
+        lineage = self._tracer.trace(fragments, computed)
+        for files in fragments:
+            if any((a.srcfiles, a.id) in stray for a in lineage.ancestors(files, computed)):
+                offsets, ids = self.rows(files)
+                found[files.id] = tuple(
+                    Ancestor((o.fragment.srcfiles, o.fragment.id), Ranges.from_offsets(offsets[among(ids, o.row_ids)]))
+                    for o in self._origins(lineage, files, computed)
+                    if (o.fragment.srcfiles, o.fragment.id) in stray
+                )
+        return found
+
+    def compaction_of(self, files: FragmentFiles) -> Compaction | None:
+        """The compaction that a fragment came out of with all that is known about it, if there was one."""
+        return self._lineage.made_by(files, same_output=True)
 
     @cached_property
     def _lineage(self) -> Lineage:
@@ -143,18 +153,15 @@ class Knowledge:
             return NO_LINEAGE
         facts = self.state.facts
         present = {files.signature for files in self.manifest.values()}
-        unknown = [files for files in self.manifest.values() if files.signature not in facts]
         stray = [fact.at for signature, group in facts.items() if signature not in present for fact in group]
         if not stray:
             return NO_LINEAGE
 
-        def enough(known: Lineage) -> bool:
-            return all(
-                known.of(files) and all(a.signature in facts or known.of(a) for a in known.ancestors(files))
-                for files in unknown
-            )
+        def settled(files: FragmentFiles) -> bool:
+            return files.signature in facts or not files.output
 
-        lineage = read_lineage(self.dataset, self.columns, min(stray), enough)
+        unknown = [files for files in self.manifest.values() if files.live_rows and not settled(files)]
+        lineage = self._tracer.trace(unknown, settled, min(stray), same_output=True)
         if not lineage.complete:
             self._note_gap()
         return lineage
@@ -182,27 +189,71 @@ class Knowledge:
                 found.append(reference)
         return found
 
-    def _before_compaction(self, files: FragmentFiles) -> dict[Provenance, Ranges]:
-        """Carry what was known about the fragments a compacted one was made of, by row id."""
+    def _before_compaction(self, files: FragmentFiles, compaction: Compaction) -> dict[Provenance, Ranges]:
+        """Carry over what was known about the fragments that a compacted one was made of.
+
+        Where all rows of a fragment are known alike, they stay so wherever they went. Row ids are read of the others.
+        """
+        parents = [parent for parent in compaction.replaced if parent.live_rows]
+        wholly = {parent: self._wholly(parent) for parent in parents}
+        alike = next((known for known in wholly.values() if known), frozenset[Provenance]())
+        partly = {parent for parent in parents if not alike or wholly[parent] != alike}
+        if partly:
+            found = self._by_row_id(files, partly, set(compaction.replaced) - partly, alike)
+        else:
+            found = {provenance: Ranges.of(0, files.physical_rows) for provenance in alike}
+        for provenance, rows in found.items():
+            self.learn(files, provenance, rows, len(rows) >= files.live_rows)
+        return found
+
+    def _wholly(self, files: FragmentFiles) -> frozenset[Provenance]:
+        """What is known alike about every live row of a fragment; nothing if that differs between them."""
+        if files.signature in self.state.facts:
+            return self.state.wholly(files.signature, files.deletion, files.physical_rows)
+        compaction = self._lineage.made_by(files, same_output=True)
+        if compaction is None:
+            return frozenset()
+        found = {self._wholly(parent) for parent in compaction.replaced if parent.live_rows}
+        return found.pop() if len(found) == 1 else frozenset()
+
+    def _by_row_id(
+        self,
+        files: FragmentFiles,
+        parents: Collection[FragmentFiles],
+        passed_over: Collection[FragmentFiles],
+        others: Iterable[Provenance],
+    ) -> dict[Provenance, Ranges]:
+        """What is known about a compacted fragment.
+
+        Args:
+            parents: those it was made of whose rows are looked at.
+            passed_over: all its other parents.
+            others: what is known about the rows of those.
+        """
         offsets, ids = self.rows(files)
+        missing, theirs = set(parents), np.ones(len(ids), np.bool_)
         ids_by_provenance: dict[Provenance, list[RowIds]] = {}
-        for origin in self._origins(self._lineage, files, same_output=True):
+        for origin in self._origins(self._lineage, files, lambda parent: parent in passed_over, same_output=True):
+            if origin.fragment in parents:
+                missing.discard(origin.fragment)
+                theirs &= ~among(ids, origin.row_ids)
             known = self.state.known(origin.fragment.signature, origin.fragment.physical_rows)
             for provenance, rows in known.items():
                 ids_by_provenance.setdefault(provenance, []).append(origin.row_ids[rows.mask(origin.offsets)])
         found: dict[Provenance, Ranges] = {}
+        if not missing:
+            add_rows(found, [(provenance, Ranges.from_offsets(offsets[theirs])) for provenance in others])
         for provenance, groups in ids_by_provenance.items():
-            rows = Ranges.from_offsets(offsets[among(ids, np.concatenate(groups))])
-            if rows:
-                found[provenance] = rows
-                self.learn(files, provenance, rows, len(rows) == len(offsets))
-        return found
+            add_rows(found, [(provenance, Ranges.from_offsets(offsets[among(ids, np.concatenate(groups))]))])
+        return {provenance: rows for provenance, rows in found.items() if rows}
 
-    def _origins(self, lineage: Lineage, files: FragmentFiles, same_output: bool = False) -> list[Origin]:
+    def _origins(
+        self, lineage: Lineage, files: FragmentFiles, passed_over: Passed, same_output: bool = False
+    ) -> list[Origin]:
         """What a compacted fragment was made of, as far back as there are versions to read."""
         found: list[Origin] = []
         try:
-            for origin in self._history.origins(lineage, files, same_output):
+            for origin in self._history.origins(lineage, files, passed_over, same_output):
                 found.append(origin)
         except LookupError:
             self._note_gap()

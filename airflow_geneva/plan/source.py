@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from airflow_geneva.checkpoint.fragment import RowIds
+from airflow_geneva.checkpoint.held import RowIdLookup
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Tried, runs_failed
-from airflow_geneva.checkpoint.ranges import Offsets, Ranges
+from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.snapshot import Snapshot, SourceFragment
 from airflow_geneva.checkpoint.state import ColumnState
 from airflow_geneva.plan.known import Knowledge
@@ -30,21 +31,25 @@ class ChangedFragment:
     Args:
         files: the fragment.
         live: its live offsets.
-        offsets, ids: all its live rows.
+        ids: their row ids.
         rows: offsets of rows that are new or changed, or failed and are tried again.
         tried: rows that failed before.
+        look_up: gives all its live rows, physical offsets and row ids.
     """
 
     files: FragmentFiles
     live: Ranges
-    offsets: Offsets
-    ids: RowIds
+    ids: Ranges
     rows: Ranges
     tried: Tried
+    look_up: RowIdLookup
 
     def ids_of(self, rows: Ranges) -> Ranges:
         """Row ids of some of its rows."""
-        return Ranges.from_offsets(self.ids[rows.mask(self.offsets)].view(np.int64))
+        if rows == self.live or not rows:
+            return self.ids if rows else rows
+        offsets, ids = self.look_up()
+        return Ranges.from_offsets(ids[rows.mask(offsets)].view(np.int64))
 
 
 @dataclass
@@ -91,26 +96,33 @@ def compare_source(
             found.fragments.append(then)
             found.given_up += sum(len(rows) for _, rows in then.failed)
             continue
-        fragment = _changed(files, knowledge)
-        here.append(Ranges.from_offsets(fragment.ids.view(np.int64)))
+        fragment = _changed(files, knowledge, before)
+        here.append(fragment.ids)
         failed = tuple((runs, rows & fragment.live - fragment.rows) for runs, rows in fragment.tried)
         found.given_up += sum(len(rows) for _, rows in failed)
         found.fragments.append(
-            SourceFragment(files.signature, files.deletion, fragment.live, here[-1], tuple(f for f in failed if f[1]))
+            SourceFragment(
+                files.signature, files.deletion, fragment.live, fragment.ids, tuple(f for f in failed if f[1])
+            )
         )
         if fragment.rows:
             found.changed.append(fragment)
     if before:
         lost = Ranges.union(f.ids for signature, f in before.items() if signature not in kept)
-        renewed = Ranges.union(fragment.ids_of(fragment.rows) for fragment in found.changed)
-        found.gone = (lost - Ranges.union(here)) | (renewed & Ranges.union(f.ids for f in before.values()))
+        found.gone = lost - Ranges.union(here)
+        if found.changed:
+            renewed = Ranges.union(fragment.ids_of(fragment.rows) for fragment in found.changed)
+            found.gone = found.gone | (renewed & Ranges.union(f.ids for f in before.values()))
     found.notes = knowledge.notes
     return found
 
 
-def _changed(files: FragmentFiles, knowledge: Knowledge) -> ChangedFragment:
-    offsets, ids = knowledge.rows(files)
-    live = _live(files, offsets)
+def _changed(files: FragmentFiles, knowledge: Knowledge, before: Mapping[str, SourceFragment]) -> ChangedFragment:
+    ids, live = _ids_before_compaction(files, knowledge, before), Ranges.of(0, files.physical_rows)
+    if ids is None:
+        offsets, row_ids = knowledge.rows(files)
+        ids = Ranges.from_offsets(row_ids.view(np.int64))
+        live = Ranges.from_offsets(offsets) if files.deletion else live
     known = knowledge.of(files) if knowledge.state.facts else {}
     unknown = live - Ranges.union(known.values())
     if unknown and knowledge.state.facts:
@@ -119,11 +131,22 @@ def _changed(files: FragmentFiles, knowledge: Knowledge) -> ChangedFragment:
     tried = tuple((runs, rows & live) for runs, rows in runs_failed(known, VALUES))
     given_up = Ranges.union(rows for runs, rows in tried if runs >= MOST_RUNS)
     done = Ranges.union(rows for provenance, rows in known.items() if not provenance.failures)
-    return ChangedFragment(files, live, offsets, ids, live - done - given_up, tried)
+    return ChangedFragment(files, live, ids, live - done - given_up, tried, partial(knowledge.rows, files))
 
 
-def _live(files: FragmentFiles, offsets: Offsets) -> Ranges:
-    return Ranges.from_offsets(offsets) if files.deletion else Ranges.of(0, files.physical_rows)
+def _ids_before_compaction(
+    files: FragmentFiles, knowledge: Knowledge, before: Mapping[str, SourceFragment]
+) -> Ranges | None:  # fmt: skip
+    """The ids of all rows of a fragment that took over those of fragments which are known; None for any other."""
+    then = before.get(files.signature)
+    if then is not None:
+        return then.ids if then.deletion == files.deletion else None
+    compaction = knowledge.compaction_of(files)
+    if compaction is None or not compaction.alone or files.deletion:
+        return None
+    parents = [parent for parent in compaction.replaced if parent.live_rows]
+    parts = [ids for p in parents if (ids := _ids_before_compaction(p, knowledge, before)) is not None]
+    return Ranges.union(parts) if len(parts) == len(parents) else None
 
 
 def _tried_again(failed: Tried) -> bool:
@@ -134,8 +157,9 @@ def where_they_lie(dataset: lance.LanceDataset, columns: Columns, wanted: Ranges
     """The fragments in which rows with these row ids live."""
     for files in read_manifest(dataset, columns).values():
         if files.live_rows:
-            offsets, ids = row_ids(dataset, files.id)
-            live = _live(files, offsets)
+            offsets, ids = found = row_ids(dataset, files.id)
+            live = Ranges.from_offsets(offsets)
             rows = Ranges.from_offsets(offsets[wanted.mask(ids.view(np.int64))])
             if rows:
-                yield ChangedFragment(files, live, offsets, ids, rows, ())
+                every = Ranges.from_offsets(ids.view(np.int64))
+                yield ChangedFragment(files, live, every, rows, (), lambda found=found: found)  # type: ignore[misc]

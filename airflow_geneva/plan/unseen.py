@@ -91,13 +91,14 @@ def unseen_by_view(
         found = compare_source(dataset, columns, tuple(reads), snapshot)
         if _is_another_table(dataset, columns, snapshot, found):
             return everything(dataset)
-    before = Ranges.union(fragment.ids for fragment in snapshot.fragments)
+    before = Ranges.union(fragment.ids for fragment in snapshot.fragments if found.changed)
     rows: dict[int, Ranges] = {}
     new = changed = 0
     for fragment in found.changed:
         # Not those that are only to be tried again.
         news = fragment.rows - Ranges.union(rows for _, rows in fragment.tried)
-        came = Ranges.from_offsets(fragment.offsets[~before.mask(fragment.ids.view(np.int64))]) & news
+        offsets, ids = fragment.look_up()
+        came = Ranges.from_offsets(offsets[~before.mask(ids.view(np.int64))]) & news
         new += len(came)
         if changed_rows:
             changed += len(news) - len(came)
