@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,10 +41,14 @@ sys.stdin.read()
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of its own process on a free port; it ends with its standard input."""
     server = subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=tmp_path_factory.mktemp("server"),
     )
     assert server.stdout is not None
     assert server.stdin is not None
@@ -158,6 +163,42 @@ def test_a_run_that_failed_goes_on_from_its_checkpoints(db: Database, bucket: Bu
     assert_exact(trace, [*range(60), 30, *range(20, 25)])
     assert (result.rows_reused, result.rows_computed) == (25, 35)
     assert_nothing_secret(bucket)
+
+
+def requests_of(endpoint: str, work: Callable[[], Any]) -> int:
+    """How many requests the server gets while something is done."""
+
+    def recorder(action: str, method: str = "POST") -> bytes:
+        url = f"{endpoint}/moto-api/recorder/{action}-recording"
+        with urllib.request.urlopen(urllib.request.Request(url, method=method)) as answer:
+            return bytes(answer.read())
+
+    recorder("reset")
+    recorder("start")
+    work()
+    recorder("stop")
+    return len(recorder("download", "GET").splitlines())
+
+
+@pytest.mark.parametrize("change", ["append", "update"])
+def test_a_backfill_of_one_row_asks_as_much_however_many_versions_passed(
+    db: Database, endpoint: str, trace: Trace, change: str
+) -> None:
+    asked = []
+    for versions in (2, 30):
+        table = db.create_table(f"docs_{versions}", numbers(*range(20)), max_rows_per_file=10)
+        table.add_columns({"y": triple})
+        table.backfill("y", runner="inline")
+        for turn in range(versions):
+            table.lance.update_config({"turn": str(turn)})
+        if change == "append":
+            table.add(numbers(500))
+        else:
+            table.lance.update({"x": "500"}, where="id = 5")
+        asked.append(requests_of(endpoint, lambda table=table: table.backfill("y", runner="inline")))  # type: ignore[misc]
+        assert trace.counts()[500] == len(asked)
+        assert_right(table, "y", tripled)
+    assert asked[0] == asked[1]
 
 
 def test_documents_are_listed_read_and_deleted(bucket: Bucket, options: dict[str, str]) -> None:
