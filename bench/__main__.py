@@ -20,7 +20,7 @@ from bench.cases import CASES
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 RUNNERS = ("inline", "spark")
-OTHERS = ("slow", "plan", "changes", "f", "f16m")
+OTHERS = ("slow", "plan", "changes", "aging", "f", "f16m")
 COLD_CASES = ("a", "c", "a16m")
 
 
@@ -56,6 +56,8 @@ class Bench:
                 results["slow"] = self._slow()
             elif name == "changes":
                 results["changes"] = self._changes()
+            elif name == "aging":
+                results["aging"] = self._aging()
             elif name in ("f", "f16m"):
                 results["view"] += self._view(name)
             elif name == "plan":
@@ -91,6 +93,13 @@ class Bench:
         size = {"rows": 2_000, "fragments": 20} if self.quick else {"rows": 1_000_000, "fragments": 100}
         folder = self.scratch / "changes"
         found = self._measure("changes", folder=str(folder), repeats=1 if self.quick else 5, **size)
+        shutil.rmtree(folder)
+        return dict(found)
+
+    def _aging(self) -> dict[str, Any]:
+        size = {"cycles": 10, "ends": 3} if self.quick else {"cycles": 300, "ends": 20}
+        folder = self.scratch / "aging"
+        found = self._measure("aging", folder=str(folder), **size)
         shutil.rmtree(folder)
         return dict(found)
 

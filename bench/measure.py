@@ -17,7 +17,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from airflow_geneva import Table
-from bench import changes, floor, planning, processes, udfs, views
+from bench import aging, changes, floor, planning, processes, udfs, views
 from bench.cases import CASES, Case, open_table
 
 Measured = dict[str, Any]
@@ -157,6 +157,7 @@ MEASUREMENTS: dict[str, Callable[..., Measured]] = {
     "make_many": planning.make_many,
     "plan": planning.measure,
     "changes": changes.measure,
+    "aging": aging.measure,
     "view": views.measure,
 }
 

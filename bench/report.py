@@ -31,6 +31,8 @@ def render(results: Mapping[str, Any]) -> str:
         parts.append("### Planning\n\n" + _planned(results["plan"]))
     if results.get("changes"):
         parts.append("### After changes\n\n" + _changed(results["changes"]))
+    if results.get("aging"):
+        parts.append("### Growing old\n\n" + _aged(results["aging"]))
     if results.get("view"):
         parts.append("### Refreshing a view\n\n" + "\n\n".join(_viewed(run) for run in results["view"]))
     return "\n\n".join(parts) + "\n"
@@ -153,6 +155,30 @@ def _changed(run: Mapping[str, Any]) -> str:
     ]
     size = f"{run['rows']:,} rows in {run['fragments']:,} fragments, one change after another, inline."
     return f"{size}\n\n{_table(head, rows)}"
+
+
+def _aged(run: Mapping[str, Any]) -> str:
+    head = ("every hour", "first, s", "last, s", "ratio", "CPU ratio")
+    rows = [
+        (
+            name,
+            _seconds(took["first"]),
+            _seconds(took["last"]),
+            f"{took['last'] / took['first']:.2f}",
+            f"{took['last_cpu'] / took['first_cpu']:.2f}",
+        )
+        for name, took in run["seconds"].items()
+    ]
+    size = (
+        f"{run['cycles']:,} hours of 100 rows appended, 10 updated, 5 deleted, and a compaction every tenth, nothing "
+        f"cleaned up; {run['versions']:,} versions at the end. Medians of the first and last {run['ends']} hours, and "
+        f"of the first and last {run['ends_compacted']} compactions, inline."
+    )
+    files = ", ".join(
+        f"{about}: {run[kind]['files']:,} files, {run[kind]['bytes'] / 1e6:,.1f} MB"
+        for kind, about in (("ours", "ours"), ("lances", "Lance's versions"), ("data", "data"))
+    )
+    return f"{size}\n\n{_table(head, rows)}\n\nFiles of the table and its view in the end: {files}."
 
 
 _PEER_VIEW = {"first refresh": "6.9-12", "nothing to do": "2.4-4.6", "10 % more rows": "7.9-16.7"}
