@@ -95,6 +95,18 @@ def get_provider_info() -> dict[str, Any]:
                         "example": "30",
                         "default": "10",
                     },
+                    "task_memory_bytes": {
+                        "description": (
+                            "Bytes of rows that a task slot holds at a time: what is read, computed, put together and "
+                            "kept for a checkpoint is cut by it. It is taken over into a plan when that is made. "
+                            "The environment variable ``GENEVA_TASK_MEMORY_BYTES`` goes first; it also counts where "
+                            "there is no Airflow."
+                        ),
+                        "version_added": "0.1.0",
+                        "type": "integer",
+                        "example": "67108864",
+                        "default": "134217728",
+                    },
                 },
             },
         },

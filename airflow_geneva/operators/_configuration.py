@@ -9,6 +9,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, conf
 
 from airflow_geneva.commit.conflicts import max_retries
 from airflow_geneva.get_provider_info import get_provider_info
+from airflow_geneva.task_memory import LEAST_TASK_MEMORY
 
 _SECTION = "geneva"
 
@@ -25,11 +26,13 @@ class Configuration:
         inline_below_rows: a shard with fewer rows to run is computed in its task.
         concurrency: Spark task slots per spark-submit.
         version_conflict_max_retries: how often a commit is tried again.
+        task_memory_bytes: bytes of rows that a task slot holds at a time.
     """
 
     inline_below_rows: int = _option(least=0)
     concurrency: int = _option(least=1)
     version_conflict_max_retries: int = _option(least=0)
+    task_memory_bytes: int = _option(least=LEAST_TASK_MEMORY)
 
     @staticmethod
     def read() -> Configuration:

@@ -26,6 +26,7 @@ from airflow_geneva.plan.values import Plan, Sizing
 from airflow_geneva.run.job import start_job
 from airflow_geneva.storage import Storage
 from airflow_geneva.table import Table
+from airflow_geneva.task_memory import task_memory_bytes
 from airflow_geneva.udf import load_udf
 
 SUMMARY = "summary"
@@ -194,7 +195,8 @@ def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, A
     }
     found = {name: kinds[name](name, value) for name, value in given.items()}
     sizes = {name: value for name, value in found.items() if value is not None}
-    return {"concurrency": configured.concurrency, **sizes}
+    memory = task_memory_bytes(configured.task_memory_bytes)
+    return {"concurrency": configured.concurrency, "task_memory_bytes": memory, **sizes}
 
 
 def check_import_path(udf: Any) -> str | None:

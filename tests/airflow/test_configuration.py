@@ -16,7 +16,9 @@ from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.job.record import job_ids, read_chosen
 from airflow_geneva.operators import _configuration
 from airflow_geneva.operators._configuration import Configuration
+from airflow_geneva.operators.plan import read_sizing
 from airflow_geneva.plan.document import load_plan
+from airflow_geneva.plan.request import check_sizing
 from airflow_geneva.plan.values import Sizing
 from airflow_geneva.storage import Storage
 from tests.airflow.conftest import Desk
@@ -110,6 +112,7 @@ def test_a_commit_is_tried_again_as_often_as_it_says_or_the_seeds_variable_befor
         ("concurrency", "0"),
         ("concurrency", ""),
         ("version_conflict_max_retries", "1.5"),
+        ("task_memory_bytes", "128m"),
     ],
 )
 def test_a_wrong_value_stops_the_plan_and_is_named(
@@ -125,11 +128,21 @@ def test_a_wrong_value_stops_the_plan_and_is_named(
     assert read_chosen(desk.table.location.checkpoints, job_ids(desk.table.location.checkpoints)) == []
 
 
+@pytest.mark.parametrize(("variable", "expected"), [(None, 50_000_000), ("2000", 2_000)])
+def test_a_plan_takes_over_the_memory_of_a_task_slot(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, expected: int
+) -> None:
+    configure(monkeypatch, task_memory_bytes="50000000")
+    if variable:
+        monkeypatch.setenv("GENEVA_TASK_MEMORY_BYTES", variable)
+    assert check_sizing(read_sizing({"batch_size": 7}, Configuration.read())).task_memory_bytes == expected
+
+
 def test_an_option_that_tasks_do_not_know_yet_stops_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     info = get_provider_info()
     info["config"]["geneva"]["options"]["new"] = {**OPTIONS["concurrency"], "default": "text"}
     monkeypatch.setattr(_configuration, "get_provider_info", lambda: info)
-    assert Configuration.read() == Configuration(0, 8, 10)
+    assert Configuration.read() == Configuration(0, 8, 10, 128 << 20)
 
 
 def test_tasks_read_every_option_that_airflow_describes() -> None:
@@ -179,4 +192,9 @@ def test_airflow_lists_every_option_with_its_description(told_by_airflow: list[s
 
 def test_airflow_tells_a_single_value(told_by_airflow: list[str]) -> None:
     told = dict(zip(OPTIONS, map(str.strip, told_by_airflow[1:-1]), strict=True))
-    assert told == {"inline_below_rows": "17", "concurrency": "5", "version_conflict_max_retries": "10"}
+    assert told == {
+        "inline_below_rows": "17",
+        "concurrency": "5",
+        "version_conflict_max_retries": "10",
+        "task_memory_bytes": str(128 << 20),
+    }

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from airflow_geneva.write.data_file import DataFileWriter
+from airflow_geneva.lance_io.data_file import DataFileWriter
 
 from airflow_geneva import Table, connect, udf
 from airflow_geneva.apply import compute

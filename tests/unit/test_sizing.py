@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.apply.sizing import FIRST_ROWS, CheckpointSizer, bounds
+from airflow_geneva.apply.sizing import FIRST_ROWS, CheckpointSizer, FittingRows, bounds, fixed_width
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.plan.request import check_sizing
 
 SIZES = st.integers(1, 10_000)
 SECONDS = st.just(0.0) | st.floats(1e-9, 100)
@@ -73,3 +77,55 @@ def test_the_smallest_cap_wins_and_the_floor_never_exceeds_it(
 def test_a_step_is_a_quarter_of_the_interval_so_that_a_checkpoint_is_hardly_late() -> None:
     sizer, _ = bounds(None, None, None, 10.0)
     assert sizer.seconds == 2.5
+
+
+def test_rows_of_unknown_width_are_few_until_some_were_seen() -> None:
+    fitting = FittingRows(1_000)
+    assert fitting.rows == 4
+    fitting.record(4, 4)
+    assert fitting.rows == 64
+    fitting.record(64, 64 * 500)
+    assert fitting.rows == 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 10_000)), max_size=20))
+def test_one_row_always_fits_and_no_more_than_the_last_ones_say(seen: list[tuple[int, int]]) -> None:
+    fitting = FittingRows(1_000)
+    for rows, size in seen:
+        fitting.record(rows, size)
+        assert fitting.rows >= 1
+        if rows:
+            assert fitting.rows == 1 or fitting.rows * size <= 1_000 * rows
+
+
+@pytest.mark.parametrize(
+    ("data_type", "width"),
+    [
+        (pa.int64(), 8),
+        (pa.bool_(), 0.125),
+        (pa.decimal128(10, 2), 16),
+        (pa.list_(pa.float32(), 384), 1_536),
+        (pa.struct({"a": pa.int8(), "b": pa.binary(3)}), 4),
+        (pa.uuid(), 16),
+        (pa.null(), 0),
+        (pa.string(), None),
+        (pa.list_(pa.string(), 2), None),
+        (pa.dictionary(pa.int8(), pa.string()), None),
+        (pa.struct({"a": pa.int8(), "b": pa.list_(pa.int8())}), None),
+    ],
+    ids=str,
+)
+def test_types_tell_how_wide_a_value_is_where_all_are_alike(data_type: pa.DataType, width: float | None) -> None:
+    assert fixed_width(data_type) == width
+
+
+def test_the_memory_of_a_task_slot_is_given_or_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_sizing({}).task_memory_bytes == 128 << 20
+    monkeypatch.setenv("GENEVA_TASK_MEMORY_BYTES", "5000")
+    assert check_sizing({}).task_memory_bytes == 5_000
+    assert check_sizing({"task_memory_bytes": 6_000}).task_memory_bytes == 6_000
+    with pytest.raises(InvalidInput, match="task_memory_bytes=7 makes no sense"):
+        check_sizing({"task_memory_bytes": 7})
+    monkeypatch.setenv("GENEVA_TASK_MEMORY_BYTES", "128m")
+    with pytest.raises(InvalidInput, match="GENEVA_TASK_MEMORY_BYTES='128m' is not a number of bytes"):
+        check_sizing({})
