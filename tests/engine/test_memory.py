@@ -12,12 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from airflow_geneva.lance_io.data_file import DataFileWriter
 
 from airflow_geneva import Table, connect, udf
 from airflow_geneva.apply import compute
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.errors import JobFailed
+from airflow_geneva.lance_io.data_file import DataFileWriter
 from airflow_geneva.task_memory import batch_bytes, checkpoint_bytes
 
 # Below some millions of rows the buffers of checkpoints and reads are not full yet.
