@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from airflow_geneva.checkpoint.checksums import with_checksums, without_checksums
 from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.faults import fault_point
@@ -100,6 +101,7 @@ class LanceCheckpointStore(CheckpointStore):
         """
         path = self._path(key)
         place = join(self.storage.root, path)
+        value = with_checksums(value)
         fault_point("checkpoint.write")
         writer = FileWriter(
             f"checkpoint {place}", place, lambda: self.storage.session.open_writer(path, schema=value.schema)
@@ -109,10 +111,16 @@ class LanceCheckpointStore(CheckpointStore):
         fault_point("checkpoint.written")
 
     def __getitem__(self, key: str) -> pa.RecordBatch:
-        return self._file(key).read()
+        return self._checked(key, self._file(key).read(), True)
 
     def read(self, key: str, columns: Sequence[str], rows: Positions | None = None) -> pa.RecordBatch:
-        return self._file(key).read(columns, rows)
+        return self._checked(key, self._file(key).read(columns, rows), rows is None)
+
+    def _checked(self, key: str, batch: pa.RecordBatch, whole: bool) -> pa.RecordBatch:
+        try:
+            return without_checksums(batch, whole)
+        except ValueError as error:
+            raise KeyError(key) from error
 
     def __delitem__(self, key: str) -> None:
         self.storage.delete(self._path(key))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -134,3 +136,63 @@ def test_a_store_that_cannot_be_written_says_where_and_what_to_do(tmp_path: Path
     store = LanceCheckpointStore(str(tmp_path / "blocked"))
     with pytest.raises((StorageError, OSError), match="blocked"):
         store["k"] = BATCH
+
+
+PLAIN: dict[str, pa.DataType] = {
+    "integers": pa.uint32(),
+    "floats": pa.float64(),
+    "booleans": pa.bool_(),
+    "texts": pa.string(),
+    "bytes": pa.large_binary(),
+    "lists": pa.list_(pa.int64()),
+    "lists of structs": pa.list_(pa.struct([("a", pa.int32()), ("b", pa.string())])),
+    "structs": pa.struct([("a", pa.float32()), ("b", pa.list_(pa.bool_()))]),
+    "times": pa.timestamp("us", "UTC"),
+}
+
+
+def some_value(kind: pa.DataType, row: int) -> Any:
+    if pa.types.is_struct(kind):
+        return {field.name: some_value(field.type, row + 1) for field in kind}
+    if pa.types.is_list(kind):
+        return [some_value(kind.value_type, row + at) for at in range(row % 3)]
+    if pa.types.is_string(kind):
+        return "x" * (row % 5)
+    return b"x" * (row % 5) if pa.types.is_large_binary(kind) else row % 2 == 0 if pa.types.is_boolean(kind) else row
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_values_are_what_was_stored_wherever_they_lay_and_whatever_is_missing(tmp_path: Path, kind: str) -> None:
+    store = LanceCheckpointStore(str(tmp_path))
+    values = pa.array([None if row % 4 == 3 else some_value(PLAIN[kind], row) for row in range(40)], PLAIN[kind])
+    for part in (values, values.slice(5, 20), values.slice(3, 1), values.slice(0, 0), values.drop_null()):
+        stored = pa.record_batch({"value": pa.concat_arrays([part])})
+        store[key(1, 0)] = stored
+        assert store[key(1, 0)] == stored
+
+
+def test_a_flipped_bit_is_no_other_value(tmp_path: Path) -> None:
+    store = LanceCheckpointStore(str(tmp_path))
+    rows = {
+        "value": [f"text {row}" for row in range(50)],
+        "_offset": range(50),
+        "spans": [[row, 7] for row in range(50)],
+    }
+    stored = pa.RecordBatch.from_pydict(rows).replace_schema_metadata({"looked_at": "[[0, 50]]"})
+    store[key(1, 0)] = stored
+    (file,) = tmp_path.rglob("*.lance")
+    whole = file.read_bytes()
+    dice = random.Random(5)
+    lost = 0
+    for _ in range(150):
+        flipped = bytearray(whole)
+        flipped[dice.randrange(len(whole))] ^= 1 << dice.randrange(8)
+        file.write_bytes(flipped)
+        try:
+            found = store[key(1, 0)]
+        except KeyError:
+            lost += 1
+            continue
+        assert found == stored
+        assert found.schema.metadata[b"looked_at"] == b"[[0, 50]]"
+    assert lost
