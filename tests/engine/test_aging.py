@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import lance
@@ -163,3 +164,15 @@ def test_of_a_compaction_only_the_fragments_that_were_partly_known_are_looked_at
     table.backfill("y", runner="inline")
     assert sorted(trace.rows()) == [500, 501]
     assert_right(table, "y", tripled)
+
+
+def test_a_compaction_is_followed_when_the_versions_before_it_are_gone(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(40, per_fragment=10)
+    table.add_columns({"y": triple})
+    view = table.query().add_columns({"z": (triple, ["x"])}).create_materialized_view(name="all_of_it")
+    table.backfill("y", runner="inline")
+    view.refresh(runner="inline")
+    table.lance.optimize.compact_files()
+    table.lance.cleanup_old_versions(older_than=timedelta(0))
+    for plan in (table.plan_backfill("y"), view.plan_refresh()):
+        assert (plan.rows_pending, plan.notes) == (0, ())
