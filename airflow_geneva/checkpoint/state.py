@@ -182,21 +182,23 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
     """Fold all ledgers of a column; damaged ones count as absent, which costs work and never correctness."""
     store = state_store(checkpoints, field_id)
     keys = store.list_keys()
-    batches: dict[str, pa.RecordBatch] = {}
+    read: dict[str, list[Fact]] = {}
     covered: set[str] = set()
     for key in _by_age(keys):
         if key in covered:
             continue
         try:
-            batches[key] = store[key]
-        except KeyError:
+            batch = store[key]
+            covers = json.loads((batch.schema.metadata or {}).get(b"covers", b"[]"))
+            read[key] = list(_read(batch))
+        except (KeyError, ValueError):
             continue
-        covered.update(json.loads((batches[key].schema.metadata or {}).get(b"covers", b"[]")))
-    state = ColumnState(ledgers=[key for key in batches if key not in covered], folded=covered)
+        covered.update(covers)
+    state = ColumnState(ledgers=[key for key in read if key not in covered], folded=covered)
     announced, marked = dict[str, int](), dict[str, int]()
     for key in state.ledgers:
         marks, newest = len(state.seen), 0
-        for fact in _read(batches[key]):
+        for fact in read[key]:
             newest = max(newest, fact.at)
             if fact.what == SEEN:
                 state.seen.append(fact.at)

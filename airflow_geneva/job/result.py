@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_geneva.job.folder import JobFolder
 
 PENDING, RUNNING, DONE, PARTIAL, FAILED = "PENDING", "RUNNING", "DONE", "PARTIAL", "FAILED"
 
@@ -49,6 +52,14 @@ class ShardResult:
         fields["versions"] = tuple(fields["versions"])
         fields["left_reasons"] = tuple((int(a), str(b)) for a, b in fields["left_reasons"])
         return ShardResult(**fields)
+
+    @staticmethod
+    def read(folder: JobFolder, fingerprint: str, shard: int) -> ShardResult | None:
+        """What the commit of a shard of a plan recorded; None when it recorded nothing, or that is damaged."""
+        try:
+            return ShardResult.from_json(folder.read_shard("commit", fingerprint, shard) or {})
+        except (KeyError, TypeError, ValueError):
+            return None
 
 
 @dataclass(frozen=True)

@@ -277,11 +277,14 @@ def _code(plan: OpenPlan, scratch: Scratch) -> list[str]:
     archives = [scratch.write("airflow_geneva.zip", package_zip())]
     for code in codes_of(plan.saved.work):
         name = str(code.zip)
-        data = plan.folder.storage.read_bytes(name)
+        try:
+            data = plan.folder.storage.read_bytes(name)
+        except FileNotFoundError:
+            data = b""
         if code_sha256(data) != code.sha256:
             raise AirflowFailException(
-                f"The code {plan.folder.storage.path(name)} is not what was planned with (its SHA-256 differs). "
-                "Clear the plan task with its downstream tasks."
+                f"The code {plan.folder.storage.path(name)} is gone or is not what was planned with (its SHA-256 "
+                "differs). Clear the plan task with its downstream tasks."
             )
         archives.append(scratch.write(name, data))
     return archives

@@ -72,7 +72,7 @@ class FinishOperator(LanceOperator):
         except InvalidInput as error:
             raise AirflowFailException(str(error)) from error
         indexes = range(len(plan.saved.shards))
-        committed = [_read(plan, index) for index in indexes]
+        committed = [ShardResult.read(plan.folder, plan.fingerprint, index) for index in indexes]
         there = [shard for shard in committed if shard is not None]
         with beating(plan.folder.storage, "finish") if plan.saved.shards else nullcontext(), patience:
             try:
@@ -176,16 +176,11 @@ def _stamp(plan: OpenPlan, version: int) -> Stamp | None:
     return stamp_of(Storage(location.database_uri, location.options), location.name, version)
 
 
-def _read(plan: OpenPlan, index: int) -> ShardResult | None:
-    document = plan.folder.read_shard("commit", plan.fingerprint, index)
-    return None if document is None else ShardResult.from_json(document)
-
-
 def _seconds(plan: OpenPlan, summary: Mapping[str, Any], committed: Sequence[ShardResult]) -> dict[str, float]:
     """Time of the plan, of all spark-submits and of all commits; the waiting in between, Airflow's own pages show."""
     shards = range(len(plan.saved.shards))
     applied = [plan.folder.read_shard("apply", plan.fingerprint, index) for index in shards]
-    spent = sum(float(document["seconds"]) for document in applied if document is not None)
+    spent = sum(float(document.get("seconds", 0.0)) for document in applied if document is not None)
     return {
         "plan": float(summary.get("seconds", 0.0)),
         "apply": spent,

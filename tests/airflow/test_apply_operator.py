@@ -299,6 +299,9 @@ def test_code_that_is_not_what_was_planned_is_not_run(desk: Desk, recorder: Reco
     code.write_bytes(other.getvalue())
     run.clear(("backfill.shards.apply", 0)).go()
     assert "is not what was planned with" in error(run)
+    code.unlink()
+    run.clear(("backfill.shards.apply", 0)).go()
+    assert "is gone or is not what was planned with" in error(run)
     assert not recorder.seen
 
 
