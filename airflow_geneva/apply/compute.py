@@ -14,7 +14,7 @@ import pyarrow as pa
 from airflow_geneva.apply.given_up import ErrorLog, SkipCount, counts_by_rule, fatal_failure
 from airflow_geneva.apply.outcome import Mapped
 from airflow_geneva.apply.reader import ReadSize, Rows, read_rows, windows
-from airflow_geneva.apply.sizing import FittingRows, bounds, fixed_width
+from airflow_geneva.apply.sizing import bounds, fixed_width
 from airflow_geneva.checkpoint.fragment import RowIds, Runs, join_runs, range_batch, runs_of, unrolled
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
@@ -25,6 +25,7 @@ from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.plan.fragment_work import FragmentWork
 from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import Storage
+from airflow_geneva.task_memory import FittingRows
 
 if TYPE_CHECKING:
     import lance

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from airflow_geneva.apply.sizing import FittingRows, joint_width
+from airflow_geneva.apply.sizing import joint_width
 from airflow_geneva.checkpoint.fragment import RowIds
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.plan.manifest import FragmentFiles, open_fragment
+from airflow_geneva.task_memory import FittingRows
 
 if TYPE_CHECKING:
     import lance

@@ -1,4 +1,4 @@
-"""How many rows to compute before looking at the clock, and how many fit into some bytes."""
+"""How many rows to compute before looking at the clock, and how wide they are where their type tells."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import pyarrow as pa
 
 FIRST_ROWS = 100
 _GROWTH = 10
-_FIRST_FITTING = 4
-_NARROWING = 16
 
 
 @dataclass
@@ -58,34 +56,6 @@ def bounds(
         floor = min(floor, cap)
     # A step is a part of the interval, so that a checkpoint is late by little.
     return CheckpointSizer(interval / 4, floor, cap), cap
-
-
-@dataclass
-class FittingRows:
-    """How many rows fit into some bytes, where only rows that were seen tell how wide rows are.
-
-    Rows of unknown width are assumed to be wide at first; wider ones than before count at once, narrower ones step by
-    step. One row always fits.
-
-    Args:
-        limit: the bytes.
-        width: bytes a row, where the type tells; else None.
-    """
-
-    limit: int
-    width: float | None = None
-
-    def __post_init__(self) -> None:
-        self.bytes_a_row = self.limit / _FIRST_FITTING if self.width is None else max(self.width, 0.125)
-
-    @property
-    def rows(self) -> int:
-        return max(1, int(self.limit / self.bytes_a_row))
-
-    def record(self, rows: int, size: int) -> None:
-        """Learn from rows that take ``size`` bytes in memory."""
-        if rows > 0 and self.width is None:
-            self.bytes_a_row = max(size / rows, self.bytes_a_row / _NARROWING, 0.125)
 
 
 def fixed_width(data_type: pa.DataType) -> float | None:

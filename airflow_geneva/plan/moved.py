@@ -16,6 +16,7 @@ from airflow_geneva.checkpoint.state import ColumnState
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.plan.manifest import Columns, FragmentFiles, open_fragment, read_manifest
 from airflow_geneva.plan.same_values import same_values
+from airflow_geneva.task_memory import FittingRows, batch_bytes, task_memory_bytes
 
 if TYPE_CHECKING:
     import lance
@@ -74,18 +75,21 @@ def known_by_value(
     existing: list[Offsets] = [np.empty(0, np.int64)]
     existed = f"_row_created_at_version <= {reference.dataset.version}"
     scanner = open_fragment(dataset, files.id).scanner(
-        columns=list(dict.fromkeys(names)),
-        filter=existed,
-        with_row_id=True,
-        with_row_address=True,
-        batch_size=_BATCH_ROWS,
+        columns=[], filter=existed, with_row_id=True, with_row_address=True
     )
+    fitting = FittingRows(batch_bytes(task_memory_bytes()))
+    columns = [*dict.fromkeys(names), "_rowid", "_rowaddr"]
     for batch in scanner.to_batches():
         offsets = batch.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF
         wanted = unknown.mask(offsets)
-        if wanted.any():
-            existing.append(offsets[wanted])
-            rows = single_batch(pa.Table.from_batches([batch]).filter(pa.array(wanted)))
+        existing.append(offsets[wanted])
+        ids = batch.column("_rowid").to_numpy()[wanted].tolist()
+        at = 0
+        while at < len(ids):
+            chosen = ids[at : at + min(fitting.rows, _BATCH_ROWS)]
+            rows = single_batch(dataset._take_rows(chosen, columns=columns))
+            fitting.record(rows.num_rows, rows.nbytes)
+            at += len(chosen)
             for provenance, part in _compare(reference, state, rows, names).items():
                 found.setdefault(provenance, []).append(part)
     known = {provenance: Ranges.from_offsets(np.concatenate(parts)) for provenance, parts in found.items()}

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.reader import ReadSize, read_rows, windows
-from airflow_geneva.apply.sizing import FittingRows
 from airflow_geneva.blobs import is_blob_type
 from airflow_geneva.checkpoint.held import BrokenFile, HeldPiece, read_values
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
@@ -17,6 +16,7 @@ from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.lance_io.arrays import fitted
 from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.plan.manifest import FragmentFiles
+from airflow_geneva.task_memory import FittingRows
 from airflow_geneva.write.pieces import WINDOW_ROWS, PieceReader
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from airflow_geneva.apply.sizing import FittingRows
 from airflow_geneva.checkpoint.held import HeldPiece
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
+from airflow_geneva.task_memory import FittingRows
 
 _NONE = Ranges.empty()
 
