@@ -36,7 +36,16 @@ def as_blobs(values: Any) -> pa.Array:
     import lance
     import pyarrow as pa
 
-    return lance.blob_array(values.to_pylist() if isinstance(values, pa.Array) else list(values))
+    if not isinstance(values, pa.Array):
+        return lance.blob_array(list(values))
+    blob = blob_field("").type
+    if values.type == blob:
+        return values
+    # Not through Python objects, of which each would be a copy.
+    parts = [pa.nulls(len(values), field.type) for field in blob.storage_type]
+    parts[blob.storage_type.get_field_index("data")] = values.cast(pa.large_binary())
+    storage = pa.StructArray.from_arrays(parts, fields=list(blob.storage_type), mask=values.is_null())
+    return pa.ExtensionArray.from_storage(blob, storage)
 
 
 def as_bytes(values: pa.Array) -> pa.Array:

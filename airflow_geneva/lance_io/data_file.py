@@ -19,6 +19,7 @@ from airflow_geneva.blobs import is_blob
 from airflow_geneva.errors import StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.arrays import single_batch, without_slices
+from airflow_geneva.lance_io.blob_file import BlobFileWriter
 from airflow_geneva.lance_io.engine_errors import EngineError, as_it_is, engine_errors, is_panic
 from airflow_geneva.lance_io.storable import reason_against
 from airflow_geneva.uri import is_local, join
@@ -84,23 +85,27 @@ class DataFileWriter:
         self.schema = schema
         self.file = f"{uuid.uuid4().hex}.lance"
         self._what = f"a data file of {dataset.uri}"
-        self._parts: list[pa.RecordBatch] = []
-        self._writer = None if any(is_blob(field) for field in schema) else self._open()
+        blobs = any(is_blob(field) for field in schema)
+        self._writer: FileWriter | BlobFileWriter = BlobFileWriter(dataset, schema) if blobs else self._open()
 
     def put(self, batch: pa.RecordBatch) -> None:
         """Append rows; raises as the class does."""
-        if self._writer is None:
-            self._parts.append(without_slices(batch))
-        else:
+        if isinstance(self._writer, FileWriter):
             self._writer.write(batch)
+            return
+        whole, writer = without_slices(batch), self._writer
+        with engine_errors(lambda error: write_error(self._what, error, None)):
+            writer.write(whole)
 
     def finish(self) -> str:
         """Publish the file and return its name below ``data/``; raises as the class does."""
         fault_point("staged.write")
-        if self._writer is None:
-            self._write_blobs()
-        else:
+        if isinstance(self._writer, FileWriter):
             self._writer.close()
+        else:
+            with engine_errors(lambda error: write_error(self._what, error, None)):
+                self.file = self._writer.close()
+                check_finished(self._path)
         fault_point("staged.written")
         return self.file
 
@@ -116,17 +121,6 @@ class DataFileWriter:
             return LanceFileWriter(self._path, self.schema, version=version, storage_options=options)
 
         return FileWriter(self._what, self._path, open_writer)
-
-    def _write_blobs(self) -> None:
-        from lance.fragment import write_fragments
-
-        reader = pa.RecordBatchReader.from_batches(self.schema, iter(self._parts))
-        with engine_errors(lambda error: write_error(self._what, error, None)):
-            (meta,) = write_fragments(
-                reader, self.dataset, mode="append", max_rows_per_file=1 << 31, max_bytes_per_file=1 << 60
-            )
-            self.file = str(meta.files[0].path)
-            check_finished(self._path)
 
 
 def write_error(what: str, error: BaseException, batch: pa.RecordBatch | None) -> StorageError:

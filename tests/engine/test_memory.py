@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -15,9 +17,10 @@ import pytest
 
 from airflow_geneva import Table, connect, udf
 from airflow_geneva.apply import compute
+from airflow_geneva.blobs import as_blobs
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.errors import JobFailed
-from airflow_geneva.lance_io.data_file import DataFileWriter
+from airflow_geneva.lance_io.data_file import DataFileWriter, LanceFile
 from airflow_geneva.task_memory import batch_bytes, checkpoint_bytes
 
 # Below some millions of rows the buffers of checkpoints and reads are not full yet.
@@ -209,3 +212,28 @@ def test_one_row_may_be_larger_than_the_budget(tmp_path: Path) -> None:
     view = table.query().select(["id", "y"]).shuffle(seed=1).create_materialized_view(name="v")
     assert view.refresh(runner="inline", task_memory_bytes=BUDGET).rows_computed == 20
     assert sorted(view.to_arrow()["id"].to_pylist()) == list(range(20))
+
+
+def test_blobs_are_written_while_they_come(tmp_path: Path) -> None:
+    data = pa.table({"p": as_blobs(pa.array([b"x"])), "id": [1]})
+    table = connect(tmp_path).create_table("docs", data)
+    writer = DataFileWriter(table.lance, pa.schema([table.lance.schema.field("p")]))
+    before, held = pa.total_allocated_bytes(), []
+    for number in range(40):
+        writer.put(pa.record_batch([as_blobs(pa.array([bytes([number]) * BUDGET]))], schema=writer.schema))
+        held.append(pa.total_allocated_bytes() - before)
+    assert max(held) < 10 * BUDGET
+    name = writer.finish()
+    assert LanceFile.of_table(table.lance, name).count_rows() == 40
+
+
+def test_a_data_file_of_blobs_that_is_given_up_ends_its_thread(tmp_path: Path) -> None:
+    data = pa.table({"p": as_blobs(pa.array([b"x"])), "id": [1]})
+    table = connect(tmp_path).create_table("docs", data)
+    writer = DataFileWriter(table.lance, pa.schema([table.lance.schema.field("p")]))
+    writer.put(pa.record_batch([as_blobs(pa.array([b"half"]))], schema=writer.schema))
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "geneva-blobs"]
+    del writer
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive()
