@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -21,10 +22,21 @@ from lance_namespace import ListTablesRequest
 from airflow_geneva import connect, udf
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, JobFailed
+from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.storage import Storage
 from airflow_geneva.version_stamp import newest_stamp, stamp_of
-from tests.counting import Trace, label, labelled, leave_trace, triple, tripled
-from tests.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
+from airflow_geneva.view import View
+from tests.counting import TRACE, Trace, label, labelled, leave_trace, triple, tripled
+from tests.engine.forge import forge
+from tests.engine.harness import Fault
+from tests.invariants import (
+    assert_exact,
+    assert_honest,
+    assert_nothing_to_do_is_free,
+    assert_right,
+    assert_twice_at_most,
+)
+from tests.udfs_for_tests import views
 
 pytestmark = pytest.mark.slow
 
@@ -250,3 +262,73 @@ def test_a_table_on_a_store_can_be_planned_without_writing(db: Database, bucket:
     before = bucket.objects()
     assert table.plan_backfill("y").rows_pending == 3
     assert bucket.objects() == before
+
+
+SIZES = {"checkpoint_size": 5, "batch_size": 5, "checkpoint_interval": 0.0, "runner": "inline"}
+DUE = range(20)
+
+
+def do(db: Database, name: str) -> BackfillResult:
+    table = db.open_table(name)
+    return table.refresh(**SIZES) if isinstance(table, View) else table.backfill("y", commit_granularity=1, **SIZES)
+
+
+def run_and_die(uri: str, options: dict[str, str], name: str, fault: str) -> None:
+    """Do a job in this process, which is killed before it ends; called in one of its own."""
+    db = connect(uri, storage_options=options)
+    Fault(fault).arm()
+    do(db, name)
+
+
+def seldom(*faults: str) -> list[Any]:
+    return [pytest.param(fault, marks=pytest.mark.soak) for fault in faults]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "checkpoint.written:3",
+        "commit.after:1",
+        *seldom("apply.step:3", "staged.written:2", "commit.before:2", "finish.begin:1"),
+    ],
+)
+def test_a_backfill_that_is_killed_goes_on_where_it_was(
+    db: Database, options: dict[str, str], trace: Trace, fault: str
+) -> None:
+    table = db.create_table("docs", numbers(*DUE), max_rows_per_file=10)
+    table.add_columns({"y": triple})
+    arguments = {"uri": db.uri, "options": options, "name": "docs", "fault": fault}
+    died = forge().run("tests.engine.test_object_store:run_and_die", arguments, {TRACE: str(trace.path)})
+    assert died == -signal.SIGKILL
+    result = do(db, "docs")
+    assert_honest(result, table)
+    assert_right(table, "y", tripled)
+    assert_twice_at_most(trace, DUE, slack=5)
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "staged.written:2",
+        "swap.after:1",
+        *seldom("apply.step:3", "checkpoint.written:3", "swap.before:1", "mirror.write:1", "finish.end:1"),
+    ],
+)
+def test_a_refresh_that_is_killed_goes_on_where_it_was(
+    db: Database, options: dict[str, str], trace: Trace, fault: str
+) -> None:
+    table = db.create_table("docs", numbers(*DUE), max_rows_per_file=10)
+    query = table.query().select(["id"]).add_columns({"p": (views.plus, ["x"])})
+    view = query.create_materialized_view(db, "v")
+    arguments = {"uri": db.uri, "options": options, "name": "v", "fault": fault}
+    died = forge().run("tests.engine.test_object_store:run_and_die", arguments, {TRACE: str(trace.path)})
+    assert died == -signal.SIGKILL
+    whole = [{"id": x, "p": x + 1} for x in DUE]
+    assert view.to_arrow().to_pylist() in ([], whole)
+    assert do(db, "v").state == "DONE"
+    assert view.to_arrow().sort_by("id").to_pylist() == whole
+    assert_twice_at_most(trace, DUE, slack=5)
+    version, seen = view.version, len(trace)
+    again = do(db, "v")
+    assert (again.state, again.rows_computed, view.version, len(trace)) == ("DONE", 0, version, seen)
