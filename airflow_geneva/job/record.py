@@ -95,7 +95,8 @@ def _job(
         shards = tuple(shard.at_rest(ended["state"] == FAILED, swapped) for shard in shards)
     run = record.get("airflow")
     last_seen = max(float(record["started"]), heartbeat.at if heartbeat else 0.0, float((ended or {}).get("ended", 0)))
-    dead = ended is None and now - last_seen > silence_allowed(heartbeat, retried=run is not None)
+    # A sign of life from far in the future is none either: a clock was wrong.
+    dead = ended is None and abs(now - last_seen) > silence_allowed(heartbeat, retried=run is not None)
     state = _known(_state(record, heartbeat, shards) if ended is None else ended["state"])
     if dead:
         shards = tuple(shard.at_rest(failed=False) for shard in shards)
@@ -147,7 +148,7 @@ def _goes_on(ended: Mapping[str, Any], heartbeat: Heartbeat | None, now: float) 
         return False
     # Of a finished job, what ended in order was somebody who came too late, and nobody follows.
     follows = not heartbeat.over or ended["state"] == FAILED
-    return follows and now - heartbeat.at <= SILENT_WHILE_WORKING
+    return follows and abs(now - heartbeat.at) <= SILENT_WHILE_WORKING
 
 
 def _state(record: Mapping[str, Any], heartbeat: Heartbeat | None, shards: tuple[ShardStatus, ...]) -> Any:

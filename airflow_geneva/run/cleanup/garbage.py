@@ -87,6 +87,7 @@ class Garbage:
         jobs: ids of the jobs that had ended when this was found.
         version: the table's newest version then.
         owners: for a staged data file's name, the folder of the checkpoints that named it; "" when none did.
+        found: when it was found, in seconds since the epoch by the clock of the store.
     """
 
     table: str
@@ -95,6 +96,7 @@ class Garbage:
     jobs: frozenset[str] = frozenset()
     version: int = 0
     owners: tuple[tuple[str, str], ...] = ()
+    found: float = 0.0
 
     def pile(self, kind: str) -> Pile:
         return next((pile for pile in self.piles if pile.kind == kind), Pile(kind))

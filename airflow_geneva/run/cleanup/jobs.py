@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from airflow_geneva.checkpoint.keys import key_part
@@ -60,8 +60,12 @@ def is_about(job: Job, work_folder: str) -> bool:
     return job.column is None or work_folder.endswith(f"_col-{key_part(job.column)}")
 
 
-def read_occupants(checkpoints: Storage) -> Occupants:
+def read_occupants(checkpoints: Storage, now: float, is_touched: Callable[[str], bool]) -> Occupants:
     """Look at every job of a table.
+
+    Args:
+        now: the time that silence is measured to.
+        is_touched: whether a job that has not ended is at work, whatever its signs of life say by another clock.
 
     Raises:
         StorageError: the jobs cannot be listed or read; nothing may be removed then.
@@ -71,9 +75,11 @@ def read_occupants(checkpoints: Storage) -> Occupants:
     unreadable: set[str] = set()
     bare: set[str] = set()
     names = job_ids(checkpoints)
-    for name, found in zip(names, in_parallel(lambda n: _read(checkpoints, n), names, checkpoints.local), strict=True):
+    for name, found in zip(
+        names, in_parallel(lambda n: _read(checkpoints, n, now), names, checkpoints.local), strict=True
+    ):
         if isinstance(found, Job):
-            if found.open:
+            if found.open or (found.ended is None and is_touched(name)):
                 opened.append(found)
             else:
                 ended[name] = found
@@ -82,10 +88,10 @@ def read_occupants(checkpoints: Storage) -> Occupants:
     return Occupants(tuple(opened), ended, frozenset(unreadable), frozenset(bare))
 
 
-def _read(checkpoints: Storage, job_id: str) -> Job | bool:
+def _read(checkpoints: Storage, job_id: str, now: float) -> Job | bool:
     """The job, or whether its folder has a record at all."""
     try:
-        return read_job(JobFolder.of(checkpoints, job_id), with_shards=False) or False
+        return read_job(JobFolder.of(checkpoints, job_id), with_shards=False, now=now) or False
     except DamagedRecord:
         return True
 

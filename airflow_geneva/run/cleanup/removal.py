@@ -7,6 +7,7 @@ anywhere, it is simply run again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from functools import partial
 
@@ -50,6 +51,7 @@ class _Collector:
         self.location = location
         self.garbage = garbage
         self.storage = Storage(location.uri, location.options)
+        self._since = time.monotonic()
         self.jobs = self._look_around()
 
     def collect(self) -> Garbage:
@@ -77,7 +79,11 @@ class _Collector:
         return removed
 
     def _look_around(self) -> Occupants:
-        self.jobs = read_occupants(self.location.checkpoints).without_old(self.garbage.jobs)
+        # A job that was at work when the garbage was found is so still, and so is one that came since.
+        settled = self.garbage.jobs
+        now = self.garbage.found + time.monotonic() - self._since
+        jobs = read_occupants(self.location.checkpoints, now, lambda job: job not in settled)
+        self.jobs = jobs.without_old(settled)
         return self.jobs
 
     def _began(self) -> bool:

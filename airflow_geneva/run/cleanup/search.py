@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 
 from airflow_geneva.checkpoint.keys import ParsedKey, parse_key, path_to_key
 from airflow_geneva.checkpoint.pruning import covered_documents
 from airflow_geneva.checkpoint.snapshot import snapshot_job, snapshot_key
 from airflow_geneva.entries import Entry
+from airflow_geneva.errors import StorageError
 from airflow_geneva.job.announcement import find_commits, read_marks
+from airflow_geneva.job.heartbeat import SILENT_WHILE_WAITING
 from airflow_geneva.location import TableLocation
 from airflow_geneva.run.cleanup.files import (
     is_named_like_ours,
@@ -43,33 +47,35 @@ _STRANGE = timedelta(days=1).total_seconds()
 
 
 def find_garbage(location: TableLocation, ttl: timedelta | str = DEFAULT_TTL, now: float | None = None) -> Garbage:
-    """Say what could be removed; writes and removes nothing.
+    """Say what could be removed; leaves everything as it is.
 
     Args:
         location: the table.
         ttl: how old everything has to be that goes, such as ``7d``.
-        now: the time to count from, in seconds since the epoch; by default now.
+        now: the time to count from, in seconds since the epoch; by default now, by the clock of the store, which also
+            says how old the files are: the clock of this machine may differ.
 
     Raises:
         InvalidInput: there is no such table, or the time to live makes no sense.
         StorageError: the files or jobs cannot be listed.
     """
-    return _Search(location, ttl, time.time() if now is None else now).garbage()
+    return _Search(location, ttl, now).garbage()
 
 
 class _Search:
-    def __init__(self, location: TableLocation, ttl: timedelta | str, now: float) -> None:
-        self.now = now
-        self.cutoff = now - parse_ttl(ttl).total_seconds()
+    def __init__(self, location: TableLocation, ttl: timedelta | str, now: float | None) -> None:
+        seconds = parse_ttl(ttl).total_seconds()
         self.location = location
         self.dataset = location.open()
         self.checkpoints = location.checkpoints
         # Files first: whatever a job writes that starts from here on is not among them.
-        files = Storage(location.uri, location.options).list_entries(half_written=True)
+        files, clock = _list_with_clock(Storage(location.uri, location.options))
+        self.now = clock if now is None else now
+        self.cutoff = self.now - seconds
         self.files = {parts: file for file in files if (parts := tuple(file.name.split("/")))[0] in _OURS}
         self.folders = self._job_folders()
         untouched = [name for name, inside in self.folders.items() if _newest(inside) < self.cutoff]
-        self.jobs = read_occupants(location.checkpoints).without_old(untouched)
+        self.jobs = read_occupants(location.checkpoints, self.now, self._is_touched).without_old(untouched)
         self.old_jobs = self._old_jobs(untouched)
         self.table = location.name
         self.notes: list[str] = []
@@ -98,7 +104,12 @@ class _Search:
             frozenset(self.jobs.ended) | self.jobs.bare,
             int(self.dataset.version),
             tuple(sorted(self.owners.items())),
+            self.now,
         )
+
+    def _is_touched(self, job: str) -> bool:
+        """Whether anybody wrote to a job's folder of late, as a job at work does, by the one clock of the store."""
+        return job not in self.folders or self.now - _newest(self.folders[job]) <= SILENT_WHILE_WAITING
 
     def _below(self, *start: str) -> dict[tuple[str, ...], Entry]:
         """Finished files whose path begins like this, by the rest of the path."""
@@ -245,6 +256,21 @@ class _Search:
 
 
 _OURS = ("_checkpoints", "data")
+
+
+def _list_with_clock(storage: Storage) -> tuple[list[Entry], float]:
+    """All files of a table, and the time by the clock of their store."""
+    probe = f"data/.tmp-clock-{uuid.uuid4().hex}"  # of a process that is killed it goes as a temporary file
+    try:
+        storage.write_bytes(probe, b"{}")
+        files = storage.list_entries(half_written=True)
+    except StorageError:
+        # Of a store that takes no file nothing can be removed either.
+        return storage.list_entries(half_written=True), time.time()
+    finally:
+        with suppress(StorageError):
+            storage.delete(probe)
+    return files, next((file.modified for file in files if file.name == probe), time.time())
 
 
 def _newest(files: Iterable[Entry]) -> float:
