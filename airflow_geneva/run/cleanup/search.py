@@ -270,7 +270,8 @@ def _list_with_clock(storage: Storage) -> tuple[list[Entry], float]:
     finally:
         with suppress(StorageError):
             storage.delete(probe)
-    return files, next((file.modified for file in files if file.name == probe), time.time())
+    clock = next((file.modified for file in files if file.name == probe), time.time())
+    return [file for file in files if file.name != probe], clock
 
 
 def _newest(files: Iterable[Entry]) -> float:
