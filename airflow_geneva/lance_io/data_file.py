@@ -20,7 +20,7 @@ from airflow_geneva.errors import StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.arrays import single_batch, without_slices
 from airflow_geneva.lance_io.blob_file import BlobFileWriter
-from airflow_geneva.lance_io.engine_errors import EngineError, as_it_is, engine_errors, is_panic
+from airflow_geneva.lance_io.engine_errors import EngineError, as_it_is, engine_errors, is_out_of_reach, is_panic
 from airflow_geneva.lance_io.storable import reason_against
 from airflow_geneva.uri import is_local, join
 
@@ -169,7 +169,8 @@ class LanceFile:
 
     Args:
         open_reader: opens pylance's reader of some columns, None for all.
-        broken: makes the error to raise when it is damaged or gone, out of pylance's.
+        broken: makes the error to raise when it is damaged or gone, out of pylance's. What is merely out of reach
+            now is a `StorageError`, and never counts as gone.
     """
 
     open_reader: Callable[[list[str] | None], LanceFileReader]
@@ -196,7 +197,7 @@ class LanceFile:
             columns: the columns to read; None: all.
             rows: positions in any order; None: all.
         """
-        with engine_errors(self.broken):
+        with engine_errors(lambda error: _out_of_reach(error) or self.broken(error)):
             reader = self.open_reader(None if columns is None else list(columns))
             if rows is None:
                 return _decoded(reader, reader.read_all(batch_size=1 << 24).to_table())
@@ -205,10 +206,18 @@ class LanceFile:
     def count_rows(self) -> int | None:
         """How many rows it has; None when it is damaged or gone."""
         try:
-            with engine_errors():
+            with engine_errors(lambda error: _out_of_reach(error) or as_it_is(error)):
                 return int(self.open_reader(None).num_rows())
         except EngineError:
             return None
+
+
+def _out_of_reach(error: BaseException) -> StorageError | None:
+    if not is_out_of_reach(error):
+        return None
+    return StorageError(
+        f"{error}. Check the store and the permissions, and the limits of this process; then run again."
+    )
 
 
 def _at_positions(reader: LanceFileReader, positions: Positions) -> pa.RecordBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,13 @@ from airflow_geneva.errors import GenevaError
 # columns, wrong SQL, refused connections, missing permission, conflicts (pyarrow's ArrowInvalid is a ValueError), and
 # for a negative version. An AttributeError or a TypeError is a mistake in a program, and says nothing about a file.
 _RAISED = (OSError, ValueError, RuntimeError, OverflowError)
+
+
+# By number: no permission (1, 13), no memory (11, 12), too many open files (23, 24), no network (101 and above).
+_AWAY = re.compile(
+    r"\(os error (?:1|11|12|13|23|24|101|104|110|111|113|116)\)|HTTP error|error sending request|\btimed out\b"
+    r"|lacked (?:the necessary privileges|valid authentication)|\b(?:401|403|408|429|500|502|503|504) [A-Z]"
+)
 
 
 class EngineError(GenevaError):
@@ -45,6 +53,14 @@ def is_engine_error(error: BaseException) -> bool:
     if isinstance(error, (GenevaError, RecursionError)):
         return False
     return isinstance(error, _RAISED) or is_panic(error)
+
+
+def is_out_of_reach(error: BaseException) -> bool:
+    """Whether pylance's exception says nothing about a file: a store or this process does not let it be read now.
+
+    A permission is missing, too many files are open, or an object store is down or refuses.
+    """
+    return _AWAY.search(str(error)) is not None
 
 
 def is_panic(error: BaseException) -> bool:

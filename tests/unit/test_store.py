@@ -196,3 +196,31 @@ def test_a_flipped_bit_is_no_other_value(tmp_path: Path) -> None:
         assert found == stored
         assert found.schema.metadata[b"looked_at"] == b"[[0, 50]]"
     assert lost
+
+
+def test_a_file_that_is_merely_out_of_reach_is_not_absent(tmp_path: Path) -> None:
+    store = LanceCheckpointStore(str(tmp_path))
+    store[key(1, 0)] = BATCH
+    program = f"""
+import resource
+from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.errors import StorageError
+store = LanceCheckpointStore({str(tmp_path)!r})
+store[{key(1, 0)!r}]  # threads are there
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
+for read in (lambda: store[{key(1, 0)!r}], lambda: {key(1, 0)!r} in store):
+    try:
+        read()
+    except StorageError as error:
+        assert "Too many open files" in str(error)
+    else:
+        raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    options = {
+        "aws_access_key_id": "a", "aws_secret_access_key": "b", "aws_region": "us-east-1", "allow_http": "true",
+        "endpoint": "http://127.0.0.1:9", "client_max_retries": "0",
+    }  # fmt: skip
+    with pytest.raises(StorageError, match="run again"):
+        LanceCheckpointStore("s3://bucket/table.lance/_checkpoints", options)[key(1, 0)]
