@@ -215,9 +215,7 @@ class LanceFile:
 def _out_of_reach(error: BaseException) -> StorageError | None:
     if not is_out_of_reach(error):
         return None
-    return StorageError(
-        f"{error}. Check the store and the permissions, and the limits of this process; then run again."
-    )
+    return StorageError(f"{error}. Check the store, permissions and the limits of this process, then run again.")
 
 
 def _at_positions(reader: LanceFileReader, positions: Positions) -> pa.RecordBatch:
