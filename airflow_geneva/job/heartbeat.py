@@ -20,8 +20,8 @@ logger = logging.getLogger("airflow_geneva.job")
 EVERY_SECONDS = 15.0
 
 # What is found dead may be cleaned away, so both limits err on the side of life. A process that works beats every 15
-# seconds and never stops beating while its stage goes on; an hour bridges a suspended machine and a store that was away.
-# A cleanup also asks the store when it heard of the job, because clocks of machines may differ by more.
+# seconds and never stops beating while its stage goes on; an hour bridges a suspended machine, or a store that was
+# away. A cleanup also asks the store when it heard of the job, because clocks may differ by more.
 SILENT_WHILE_WORKING = 3600.0
 # Between two Airflow tasks nobody beats: the next one may wait for its retry delay, a pool slot or the cluster, and
 # somebody may clear it the next morning. A task of Airflow that was killed is tried again in the same way.
