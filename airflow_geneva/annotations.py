@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.arrow_types import castable, is_binary, is_list, is_string
+from airflow_geneva.arrow_types import castable, is_binary, is_list, is_string, stored_as
 from airflow_geneva.blobs import is_blob_type
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.signature import UNKNOWN, Signature, union_members
@@ -89,7 +89,7 @@ def output_type(signature: Signature, data_type: pa.DataType | None, name: str) 
             f"Type mismatch for the output of UDF {name!r}: its result is annotated as {_show(signature.result)} "
             f"and data_type is {data_type}. Make them agree."
         )
-    return data_type
+    return stored_as(data_type)
 
 
 def _type_of(annotation: Any) -> pa.DataType | None:

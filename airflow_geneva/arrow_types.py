@@ -42,6 +42,8 @@ def castable(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a cast changes only how values are held: Arrow would also parse and print numbers."""
     if found == wanted or pa.types.is_null(found):
         return True
+    if isinstance(wanted, pa.BaseExtensionType):
+        return castable(storage_type(found), storage_type(wanted))
     if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
         return (found.tz is None) == (wanted.tz is None)
     if pa.types.is_dictionary(found) or pa.types.is_dictionary(wanted):
@@ -71,7 +73,9 @@ def map_leaves(data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType
     if pa.types.is_struct(data_type):
         return pa.struct([inner(field) for field in data_type])
     if pa.types.is_map(data_type):
-        return pa.map_(inner(data_type.key_field), inner(data_type.item_field), data_type.keys_sorted)
+        # pyarrow reads the fields of a map back under these names, whatever they were called.
+        key, item = inner(data_type.key_field).with_name("key"), inner(data_type.item_field).with_name("value")
+        return pa.map_(key, item, data_type.keys_sorted)
     if pa.types.is_fixed_size_list(data_type):
         return pa.list_(inner(data_type.value_field), data_type.list_size)
     if pa.types.is_large_list(data_type):
@@ -87,6 +91,21 @@ def storage_type(data_type: pa.DataType) -> pa.DataType:
         data_type,
         lambda found: storage_type(found.storage_type) if isinstance(found, pa.BaseExtensionType) else found,
     )
+
+
+def stored_as(data_type: pa.DataType) -> pa.DataType:
+    """The type that pylance gives back for a type: it keeps values, and not every way to hold them."""
+
+    def leaf(found: pa.DataType) -> pa.DataType:
+        if pa.types.is_string_view(found):
+            return pa.string()
+        if pa.types.is_binary_view(found):
+            return pa.binary()
+        if pa.types.is_dictionary(found) and found.ordered:
+            return pa.dictionary(found.index_type, found.value_type)
+        return pa.json_() if getattr(found, "extension_name", "") == "arrow.json" else found
+
+    return map_leaves(data_type, leaf)
 
 
 def leaf_types(data_type: pa.DataType) -> list[pa.DataType]:

@@ -64,7 +64,7 @@ def array_from_result(result: Any, data_type: pa.DataType) -> pa.Array:
     if not castable(result.type, data_type):
         raise OutputMismatch(f"expected {data_type}")
     try:
-        return result.cast(data_type, safe=True)
+        return fitted(result, data_type)
     except pa.ArrowException as error:
         raise OutputMismatch(str(error)) from error
 

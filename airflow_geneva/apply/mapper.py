@@ -45,7 +45,7 @@ class Mapper:
         """
         inputs = self.inputs(batch)
         if batch.num_rows == 0:
-            return pa.array([], self.udf.data_type)
+            return pa.nulls(0, self.udf.data_type)
         function = self.set_up()
         if self.udf.form == "scalar":
             return self._map_rows(inputs, function)

@@ -67,7 +67,7 @@ class Settlement:
         if len(parts) == 1:
             return parts[0]
         try:
-            return pa.concat_arrays(parts) if parts else pa.array([], self.mapper.udf.data_type)
+            return pa.concat_arrays(parts) if parts else pa.nulls(0, self.mapper.udf.data_type)
         except pa.ArrowInvalid as error:
             raise UdfError(
                 f"The output of UDF {self.mapper.udf.name!r} for a batch of {self.rows} rows cannot be put together: "

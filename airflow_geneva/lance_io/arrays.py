@@ -16,7 +16,7 @@ def single_batch(table: pa.Table) -> pa.RecordBatch:
     if len(combined) == 1:
         return combined[0]
     if not combined:
-        return pa.RecordBatch.from_pylist([], schema=table.schema)
+        return pa.record_batch([pa.nulls(0, field.type) for field in table.schema], schema=table.schema)
     return pa.concat_batches(combined)
 
 
@@ -76,12 +76,15 @@ def fitted(values: pa.Array, data_type: pa.DataType) -> pa.Array:
         pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError: the type does not hold them.
     """
     if values.type == data_type:
-        return values
-    return _retyped(to_storage(values).cast(storage_type(data_type)), data_type)
+        return _retyped(values, data_type)
+    stored, wanted = to_storage(values), storage_type(data_type)
+    return _retyped(stored if stored.type == wanted else stored.cast(wanted), data_type)
 
 
 def _retyped(values: pa.Array, data_type: pa.DataType) -> pa.Array:
-    return values if values.type == data_type else pa.array(_Retyped(values, data_type))
+    # Types are equal whatever the items of a list or map are called, and pylance insists on the names.
+    same = values.type == data_type and str(values.type) == str(data_type)
+    return values if same else pa.array(_Retyped(values, data_type))
 
 
 class _Retyped:

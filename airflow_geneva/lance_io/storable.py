@@ -43,21 +43,33 @@ def check_storable(fields: Iterable[pa.Field], version: str, what: str) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _reason_against_type(schema: bytes, version: str) -> str | None:
-    return reason_against(_sample(pa.ipc.read_schema(pa.py_buffer(schema)).field(0).type), version)
+    values = _sample(pa.ipc.read_schema(pa.py_buffer(schema)).field(0).type)
+    try:
+        back = _stored(values, version)
+    except EngineError as error:
+        return _own_words(error)
+    return None if back.to_pylist() == values.to_pylist() else f"storage version {version} gives other values back"
 
 
-def reason_against(values: pa.Array, version: Any = "2.2") -> str | None:
-    """Why pylance cannot store values, in its own words; None when it gives back what it was given."""
+def reason_against(values: pa.Array) -> str | None:
+    """Why pylance cannot store values, in its own words; None when it can."""
+    try:
+        _stored(values, "2.2")
+    except EngineError as error:
+        return _own_words(error)
+    return None
+
+
+def _stored(values: pa.Array, version: Any) -> pa.ChunkedArray:
     import lance
 
     rows = pa.table({"row": pa.array(range(len(values))), "values": values})
-    try:
-        with engine_errors():
-            back = lance.write_dataset(rows, "memory://", data_storage_version=version).to_table()
-    except EngineError as error:
-        return str(error).split(", /")[0].strip()
-    same = back.column("values").to_pylist() == values.to_pylist()
-    return None if same else f"storage version {version} gives other values back"
+    with engine_errors():
+        return lance.write_dataset(rows, "memory://", data_storage_version=version).to_table().column("values")
+
+
+def _own_words(error: EngineError) -> str:
+    return str(error).split(", /")[0].strip()
 
 
 def _sample(data_type: pa.DataType) -> pa.Array:

@@ -128,3 +128,31 @@ def test_values_that_pylance_cannot_store_are_named_and_not_the_disk(make_table:
     ) as failed:
         table.backfill("y", udf=broken, runner="inline")
     assert "space" not in str(failed.value)
+
+
+def test_rows_with_extension_types_inside_can_be_none(make_table: MakeTable) -> None:
+    """The first call fails alone, so that there is nothing before it."""
+    kind = pa.struct([("u", pa.uuid())])
+
+    @udf(data_type=kind, version="1")
+    def broken(x: pa.Array) -> pa.Array:
+        raise ValueError("on every row")
+
+    table = make_table(4)
+    table.add_columns({"y": broken})
+    with pytest.raises(JobFailed, match="on every row"):
+        table.backfill("y", udf=broken, runner="inline")
+
+
+def test_a_text_view_is_stored_as_text_and_names_inside_of_maps_do_not_matter(make_table: MakeTable) -> None:
+    kind = pa.struct([("t", pa.string_view()), ("m", pa.map_(pa.string(), pa.field("item", pa.binary_view())))])
+
+    @udf(data_type=kind, version="1")
+    def viewed(x: pa.Array) -> pa.Array:
+        return pa.array([{"t": str(at), "m": [("k", b"v")]} for at in x.to_pylist()], kind)
+
+    table = make_table(8, per_fragment=5)
+    table.add_columns({"y": viewed})
+    table.backfill("y", udf=viewed, where="id < 3", runner="inline")
+    table.backfill("y", udf=viewed, runner="inline")
+    assert table.to_arrow()["y"].to_pylist() == [{"t": str(at), "m": [("k", b"v")]} for at in range(8)]
