@@ -52,6 +52,8 @@ def castable(found: pa.DataType, wanted: pa.DataType) -> bool:
         return castable(plain_found, plain_wanted)
     if is_list(found) and is_list(wanted):
         return castable(found.value_type, wanted.value_type)
+    if pa.types.is_map(found) and pa.types.is_map(wanted):
+        return castable(found.key_type, wanted.key_type) and castable(found.item_type, wanted.item_type)
     if pa.types.is_struct(found) and pa.types.is_struct(wanted):
         types = {field.name: field.type for field in wanted}
         return all(field.name in types and castable(field.type, types[field.name]) for field in found)

@@ -139,7 +139,9 @@ def make_leaf(dice: Random, kind: pa.DataType) -> Any:
     if pt.is_interval(kind):
         return pa.MonthDayNano([dice.randint(0, 9), dice.randint(0, 9), dice.randint(0, 9)])
     if pt.is_temporal(kind):
-        return 86_400_000 * dice.randint(0, 9) if pt.is_date64(kind) else dice.randint(0, 80_000)
+        # A scalar UDF is given Python's times, which have no nanoseconds.
+        scale = 86_400_000 if pt.is_date64(kind) else 1_000 if "[ns" in str(kind) else 1
+        return scale * dice.randint(0, 80_000)
     return make_few(dice, kind)
 
 

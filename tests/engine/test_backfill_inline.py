@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -56,68 +55,6 @@ def test_a_backfill_computes_every_row_once_and_the_next_one_nothing(
     assert_whole_commits(table, "y", tripled, since=defined)
     assert len(result.commits) == 1
     assert_nothing_to_do_is_free(table, "y", trace)
-
-
-TYPES: list[tuple[str, pa.DataType, Callable[[int], Any]]] = [
-    ("bool", pa.bool_(), lambda x: x % 2 == 0),
-    ("int8", pa.int8(), lambda x: x - 60),
-    ("uint64", pa.uint64(), lambda x: (1 << 63) + x),
-    ("float16", pa.float16(), lambda x: float(x)),
-    ("float32", pa.float32(), lambda x: x / 4),
-    ("float64", pa.float64(), lambda x: x / 3),
-    ("string", pa.string(), lambda x: "ü" * x),
-    ("large_string", pa.large_string(), lambda x: str(x)),
-    ("binary", pa.binary(), lambda x: bytes([x % 256]) * x),
-    ("large_binary", pa.large_binary(), lambda x: bytes(x)),
-    ("fixed_binary", pa.binary(4), lambda x: x.to_bytes(4, "big")),
-    ("date32", pa.date32(), lambda x: datetime(2000, 1, 1).date() + timedelta(days=x)),
-    ("timestamp", pa.timestamp("us"), lambda x: datetime(2000, 1, 1) + timedelta(microseconds=x)),
-    (
-        "timestamp_tz",
-        pa.timestamp("ms", "UTC"),
-        lambda x: datetime(2000, 1, 1, tzinfo=timezone.utc) + timedelta(hours=x),
-    ),
-    ("time64", pa.time64("us"), lambda x: (datetime(2000, 1, 1) + timedelta(seconds=x)).time()),
-    ("duration", pa.duration("us"), lambda x: timedelta(microseconds=x)),
-    ("decimal128", pa.decimal128(20, 3), lambda x: Decimal(x) / 8),
-    ("decimal256", pa.decimal256(50, 2), lambda x: Decimal(x) / 4),
-    ("list", pa.list_(pa.int64()), lambda x: list(range(x % 5))),
-    ("list_of_strings", pa.list_(pa.string()), lambda x: [str(x), None] if x % 2 else []),
-    ("large_list", pa.large_list(pa.float32()), lambda x: [x / 2]),
-    ("fixed_list", pa.list_(pa.float32(), 4), lambda x: [float(x)] * 4),
-    ("struct", pa.struct({"a": pa.int64(), "b": pa.string()}), lambda x: {"a": x, "b": str(x) if x % 2 else None}),
-    (
-        "nested",
-        pa.struct({"tags": pa.list_(pa.struct({"name": pa.string(), "at": pa.list_(pa.int32())})), "n": pa.int8()}),
-        lambda x: {"tags": [{"name": str(x), "at": [x, x]}] * (x % 3), "n": 1},
-    ),
-    ("list_of_lists", pa.list_(pa.list_(pa.int16())), lambda x: [[x], [], [x, x]]),
-    ("map", pa.map_(pa.string(), pa.int64()), lambda x: [(str(x), x)]),
-    ("dictionary", pa.dictionary(pa.int32(), pa.string()), lambda x: f"group {x % 3}"),
-]
-
-
-@pytest.mark.parametrize(("kind", "value"), [item[1:] for item in TYPES], ids=[item[0] for item in TYPES])
-def test_every_lance_type_can_be_computed(
-    make_table: MakeTable, kind: pa.DataType, value: Callable[[int], Any]
-) -> None:
-    """Whole, in part under a filter, with a deleted row, with NULLs, and put together from checkpoints."""
-
-    def produce(x):  # type: ignore[no-untyped-def]
-        return None if x is None or x % 11 == 5 else value(x)
-
-    function = udf(data_type=kind, version="1", name="produce")(produce)
-    table = make_table([*range(30), None, *range(31, 60)], per_fragment=20)
-    table.add_columns({"y": function})
-    assert table.schema.field("y").type == kind
-    table.lance.delete("id IN (3, 25)")
-    part = table.backfill("y", udf=function, where="id % 2 = 0 AND id < 40", runner="inline", checkpoint_size=3)
-    rest = table.backfill("y", udf=function, runner="inline", checkpoint_size=7)
-    assert part.rows_computed + rest.rows_computed == 58
-    expected = pa.array([produce(x) for x in table.to_arrow()["x"].to_pylist()], kind)
-    assert table.to_arrow()["y"].to_pylist() == expected.to_pylist()
-    for fragment in table.lance.get_fragments():
-        fragment.validate()
 
 
 def test_numpy_vectors_become_fixed_size_lists(make_table: MakeTable) -> None:
