@@ -14,6 +14,7 @@ import pyarrow as pa
 
 import airflow_geneva
 from airflow_geneva import Table
+from airflow_geneva.view import View
 from bench import udfs
 
 _ADDED, _UPDATED, _DELETED, _COMPACTED_EVERY = 100, 10, 5, 10
@@ -35,7 +36,7 @@ def measure(folder: str, cycles: int, ends: int) -> dict[str, Any]:
     names = ("pylance alone: open", "backfill", "refresh", "backfill, compacted", "refresh, compacted")
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for hour in range(cycles):
-        compacted = _change(table, hour)
+        compacted = _change(table, view, hour)
         kind = ", compacted" if compacted else ""
         steps: dict[str, Callable[[], Any]] = {
             "pylance alone: open": lambda: lance.dataset(table.uri).get_fragments(),
@@ -67,7 +68,7 @@ def _rows(hour: int) -> pa.Table:
     return pa.table({"id": pa.array(ids, pa.int64()), "x": pa.array(ids, pa.int64())})
 
 
-def _change(table: Table, hour: int) -> bool:
+def _change(table: Table, view: View, hour: int) -> bool:
     """One hour's changes; whether a compaction was among them."""
     rows = (hour + 1) * _ADDED
     table.add(_rows(hour + 1))
@@ -76,7 +77,8 @@ def _change(table: Table, hour: int) -> bool:
     every = rows // _DELETED
     table.lance.delete(f"id % {every} = {(hour + 1) % every}")
     if hour % _COMPACTED_EVERY == _COMPACTED_EVERY - 1:
-        table.lance.optimize.compact_files()
+        for grown in (table, view):
+            grown.lance.optimize.compact_files()
         return True
     return False
 

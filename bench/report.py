@@ -170,9 +170,9 @@ def _aged(run: Mapping[str, Any]) -> str:
         for name, took in run["seconds"].items()
     ]
     size = (
-        f"{run['cycles']:,} hours of 100 rows appended, 10 updated, 5 deleted, and a compaction every tenth, nothing "
-        f"cleaned up; {run['versions']:,} versions at the end. Medians of the first and last {run['ends']} hours, and "
-        f"of the first and last {run['ends_compacted']} compactions, inline."
+        f"{run['cycles']:,} hours of 100 rows appended, 10 updated, 5 deleted, and a compaction of table and view "
+        f"every tenth, nothing cleaned up; {run['versions']:,} versions at the end. Medians of the first and last "
+        f"{run['ends']} hours, and of the first and last {run['ends_compacted']} compactions, inline."
     )
     files = ", ".join(
         f"{about}: {run[kind]['files']:,} files, {run[kind]['bytes'] / 1e6:,.1f} MB"

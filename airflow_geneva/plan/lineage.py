@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import lance
 
 _MOST_VERSIONS = 1_000
+_MOST_ASKED = 64
 
 Passed = Callable[[FragmentFiles], bool]
 
@@ -260,7 +261,8 @@ class Tracer:
             commit = next(self._commits)
             self._next, self._gap = commit.version - 1, commit.gone
             self._explain(waiting, waiting.about(self._learn(commit)), settled)
-            if unasked := next((key for key in waiting.since if key not in self._asked), None):
+            unasked = next((key for key in waiting.since if key not in self._asked), None)
+            if unasked is not None and len(self._asked) < _MOST_ASKED:
                 self._asked.add(unasked)
                 for version in self.history.written_at(*waiting.since[unasked]):
                     self._explain(waiting, waiting.about(self._learn(read_commit(newest, version))), settled)
