@@ -265,7 +265,8 @@ class Tracer:
             if unasked is not None and len(self._asked) < _MOST_ASKED:
                 self._asked.add(unasked)
                 for version in self.history.written_at(*waiting.since[unasked]):
-                    self._explain(waiting, waiting.about(self._learn(read_commit(newest, version))), settled)
+                    if unasked in waiting.since:
+                        self._explain(waiting, waiting.about(self._learn(read_commit(newest, version))), settled)
         return Lineage(self._parents, not waiting.since or (not self._gap and self._next <= since))
 
     def _explain(self, waiting: _Waiting, keys: list[Key], settled: Passed) -> None:

@@ -50,6 +50,7 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(capsys
     pending = {(run["fragments"], run["computed"]): run["rows_pending"] for run in results["plan"]}
     assert pending == {(50, False): 500, (50, True): 0, (200, False): 2_000, (200, True): 0}
     assert set(results["slow"]["sides"]) == {"none", "10 s", "1 s"}
+    assert {about["files"] > 0 for about in (results["aging"]["ours"], results["aging"]["lances"])} == {True}
     (view,) = results["view"][:1]
     assert {name: change["rows"] for name, change in view["changes"].items()} == {
         name: change["floor_rows"] for name, change in view["changes"].items()
