@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from airflow_geneva.java import java_environment
-from bench import report
+from bench import report, wide
 from bench.cases import CASES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 RUNNERS = ("inline", "spark")
-OTHERS = ("slow", "plan", "changes", "aging", "f", "f16m")
+OTHERS = ("slow", "plan", "changes", "aging", "wide", "f", "f16m")
 COLD_CASES = ("a", "c", "a16m")
 
 
@@ -56,6 +56,8 @@ class Bench:
                 results["slow"] = self._slow()
             elif name == "changes":
                 results["changes"] = self._changes()
+            elif name == "wide":
+                results["wide"] = self._wide()
             elif name == "aging":
                 results["aging"] = self._aging()
             elif name in ("f", "f16m"):
@@ -88,6 +90,21 @@ class Bench:
         size = {"rows": 200 if self.quick else 24_000, "fragments": 2}
         sides = self._measure("slow", folder=str(self.scratch / "slow"), repeats=1 if self.quick else 3, **size)
         return {"sides": sides, **size}
+
+    def _wide(self) -> list[dict[str, Any]]:
+        found = []
+        for rows, width in ((16, 100_000), (4, 1_000_000)) if self.quick else ((5_000, 1_000_000), (200, 10_000_000)):
+            for kind in wide.KINDS:
+                folder = str(self.scratch / "wide")
+                self._measure("make_wide", folder=folder, rows=rows, width=width, kind=kind)
+                for side in ("floor", *self.runners):
+                    about = {"rows": rows, "width": width, "kind": kind, "side": side}
+                    run = self._measure("wide", folder=folder, width=width, side=side)
+                    if not run["agree"]:
+                        raise SystemExit(f"Case wide, {about}: a value is wrong.")
+                    found.append({**run, **about})
+                shutil.rmtree(folder)
+        return found
 
     def _changes(self) -> dict[str, Any]:
         size = {"rows": 2_000, "fragments": 20} if self.quick else {"rows": 1_000_000, "fragments": 100}

@@ -21,7 +21,7 @@ def add_column(uri: str, column: str, udf: UDF) -> None:
     lance.dataset(uri).add_columns(pa.schema([pa.field(column, udf.data_type)]))
 
 
-def fill_column(uri: str, source: str, column: str, udf: UDF) -> int:
+def fill_column(uri: str, source: str, column: str, udf: UDF, batch_rows: int = _ROWS) -> int:
     """Compute a column in all fragments that have no file for it; returns the rows computed.
 
     `LanceFileWriter` is used because it is faster than `write_fragments`, so the yardstick is the stricter one.
@@ -35,7 +35,7 @@ def fill_column(uri: str, source: str, column: str, udf: UDF) -> int:
     for fragment in todo:
         name = f"{uuid.uuid4().hex}.lance"
         writer = LanceFileWriter(f"{uri}/data/{name}", schema, version=dataset.data_storage_version)
-        for batch in fragment.scanner(columns=[source], batch_size=_ROWS).to_batches():
+        for batch in fragment.scanner(columns=[source], batch_size=batch_rows).to_batches():
             rows += batch.num_rows
             writer.write_batch(pa.record_batch([_apply(udf, batch.column(0))], schema=schema))
         writer.close()

@@ -17,7 +17,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from airflow_geneva import Table
-from bench import aging, changes, floor, planning, processes, udfs, views
+from bench import aging, changes, floor, planning, processes, udfs, views, wide
 from bench.cases import CASES, Case, open_table
 
 Measured = dict[str, Any]
@@ -157,6 +157,8 @@ MEASUREMENTS: dict[str, Callable[..., Measured]] = {
     "make_many": planning.make_many,
     "plan": planning.measure,
     "changes": changes.measure,
+    "make_wide": wide.make,
+    "wide": wide.measure,
     "aging": aging.measure,
     "view": views.measure,
 }

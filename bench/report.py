@@ -31,6 +31,8 @@ def render(results: Mapping[str, Any]) -> str:
         parts.append("### Planning\n\n" + _planned(results["plan"]))
     if results.get("changes"):
         parts.append("### After changes\n\n" + _changed(results["changes"]))
+    if results.get("wide"):
+        parts.append("### Wide rows\n\n" + _wide(results["wide"]))
     if results.get("aging"):
         parts.append("### Growing old\n\n" + _aged(results["aging"]))
     if results.get("view"):
@@ -137,6 +139,27 @@ def _planned(runs: Sequence[Mapping[str, Any]]) -> str:
         )
         for run in runs
     ]
+    return _table(head, rows)
+
+
+def _wide(runs: Sequence[Mapping[str, Any]]) -> str:
+    head = ("rows, in and out", "data", "side", "s", "ratio", "CPU ratio", "peak MB", "peak MB of the JVM")
+    alone = {(run["rows"], run["width"], run["kind"]): run for run in runs if run["side"] == "floor"}
+    rows = []
+    for run in runs:
+        other = alone[run["rows"], run["width"], run["kind"]]
+        rows.append(
+            (
+                f"{run['rows']:,} of {run['width'] / 1e6:g} MB",
+                run["kind"],
+                "pylance alone" if run is other else run["side"],
+                f"{run['seconds']:.1f}",
+                "" if run is other else f"{run['seconds'] / other['seconds']:.1f}",
+                "" if run is other else f"{run['cpu'] / other['cpu']:.1f}",
+                f"{run['python'] / 1e6:,.0f}",
+                f"{run['jvm'] / 1e6:,.0f}" if run["jvm"] else "",
+            )
+        )
     return _table(head, rows)
 
 

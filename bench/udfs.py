@@ -28,6 +28,11 @@ def length(text: str) -> int:
     return len(text)
 
 
+@udf(data_type=pa.binary())
+def backwards(x: pa.Array) -> pa.Array:
+    return pc.binary_reverse(x)
+
+
 @udf(data_type=VECTOR)
 def embed(x: pa.Int64Array) -> pa.Array:
     flat = (x.to_numpy()[:, None] * _WEIGHTS).astype(np.float32).ravel()

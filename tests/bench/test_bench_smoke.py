@@ -56,6 +56,13 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(capsys
         name: change["floor_rows"] for name, change in view["changes"].items()
     }
     assert view["changes"]["nothing again"]["versions"] == view["changes"]["compaction"]["versions"] == 0
+    assert {(run["width"], run["kind"], run["side"]) for run in results["wide"]} == {
+        (width, kind, side)
+        for width in (100_000, 1_000_000)
+        for kind in ("random", "repetitive")
+        for side in ("floor", "inline")
+    }
+    assert all(run["agree"] for run in results["wide"])
     assert "### Planning" in capsys.readouterr().out
 
 
