@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.compute import Applier, Computed
@@ -22,7 +23,7 @@ from airflow_geneva.run.bench import Bench
 from airflow_geneva.run.completion import stage_held
 from airflow_geneva.run.units import DoUnit, RowCount, Unit, UnitReport
 from airflow_geneva.udf_parcel import UdfParcel
-from airflow_geneva.write.staged import StagedWriter, lay_out
+from airflow_geneva.write.staged import StagedWriter
 
 if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
@@ -128,22 +129,20 @@ def _stream(bench: Bench, applier: Applier, fragment: FragmentWork, live: Ranges
     runs: list[Runs] = []
     looked_at: list[Ranges] = []
     failed: list[Ranges] = []
-    position, rows = 0, 0
+    position, rows, limit = 0, 0, bench.work.sizing.batch_bytes
     steps: Iterator[Computed] = applier.compute(fragment, live, due, keep_last=False)
     for step in steps:
-        if step.start > position:
-            writer.put(pa.nulls(step.start - position, data_type))
-        gapless = len(step.values) == step.end - step.start
-        writer.put(
-            step.values if gapless else lay_out(step.values, unrolled(step.runs)[0], step.start, step.end)
-        )  # fmt: skip
+        if len(step.values) == step.end - position:
+            writer.put(step.values)
+        else:
+            writer.spread(step.values, unrolled(step.runs)[0], position, step.end, limit)
         runs.append(step.runs)
         looked_at.append(step.looked_at)
         failed.append(step.failed)
         rows += len(step.values)
         position = step.end
     if position < fragment.files.physical_rows:
-        writer.put(pa.nulls(fragment.files.physical_rows - position, data_type))
+        writer.spread(pa.nulls(0, data_type), np.empty(0, np.int64), position, fragment.files.physical_rows, limit)
     by_job = {bench.work.job_id: rows}
     bench.record(
         fragment, writer.finish(), live, join_runs(runs), Ranges.union(looked_at), by_job, Ranges.union(failed)

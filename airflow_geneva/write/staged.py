@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.apply.sizing import fixed_width
 from airflow_geneva.blobs import as_blobs, is_blob
 from airflow_geneva.checkpoint.ranges import Offsets
 from airflow_geneva.lance_io.arrays import fitted
 from airflow_geneva.lance_io.data_file import DataFileWriter
+from airflow_geneva.task_memory import FittingRows
 
 if TYPE_CHECKING:
     import lance
+
+_OFFSET_BYTES = 8.0
 
 
 def lay_out(values: pa.Array, offsets: Offsets, start: int, end: int) -> pa.Array:
@@ -53,6 +57,22 @@ class StagedWriter:
         field = self.schema.field(0)
         values = as_blobs(values) if is_blob(field) and values.type != field.type else fitted(values, field.type)
         self._file.put(pa.record_batch([values], schema=self.schema))
+
+    def spread(self, values: pa.Array, offsets: Offsets, start: int, end: int, limit: int) -> None:
+        """Append the slots of ``[start, end)``: values at some offsets, NULL elsewhere.
+
+        Args:
+            values, offsets: as in `lay_out`.
+            limit: bytes that the NULL slots of one batch may take, which those of some types do.
+
+        Raises:
+            StorageError: the store is full, read-only or unreachable.
+        """
+        most = FittingRows(limit, fixed_width(self.schema.field(0).type) or _OFFSET_BYTES).rows
+        for low in range(start, end, most):
+            high = min(low + most, end)
+            first, last = np.searchsorted(offsets, [low, high])
+            self.put(lay_out(values.slice(first, last - first), offsets[first:last], low, high))
 
     def finish(self) -> str:
         """Publish the file and return its name below ``data/``.

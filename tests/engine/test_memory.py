@@ -237,3 +237,20 @@ def test_a_data_file_of_blobs_that_is_given_up_ends_its_thread(tmp_path: Path) -
     gc.collect()
     thread.join(30)
     assert not thread.is_alive()
+
+
+VECTOR = pa.list_(pa.float32(), 1_536)
+
+
+@udf(data_type=VECTOR, version="1")
+def vector(id: pa.Int64Array) -> pa.Array:
+    return pa.array([[float(number)] * 1_536 for number in id.to_pylist()], VECTOR)
+
+
+def test_rows_without_a_value_are_written_within_the_budget_too(tmp_path: Path, sizes: Sizes) -> None:
+    table = connect(tmp_path).create_table("docs", pa.table({"id": pa.array(range(2_000))}))
+    table.add_columns({"y": vector})
+    result = table.backfill("y", udf=vector, where="id in (700, 1990)", runner="inline", task_memory_bytes=BUDGET)
+    assert result.rows_computed == 2
+    sizes.assert_within(BUDGET)
+    assert [row["id"] for row in table.to_arrow().to_pylist() if row["y"]] == [700, 1_990]
