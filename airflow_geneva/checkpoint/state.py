@@ -19,6 +19,7 @@ import pyarrow as pa
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.faults import fault_point
 from airflow_geneva.storage import Storage
 
 _FOLD_AFTER = 16
@@ -181,20 +182,27 @@ def state_store(checkpoints: Storage, field_id: int) -> LanceCheckpointStore:
 def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
     """Fold all ledgers of a column; damaged ones count as absent, which costs work and never correctness."""
     store = state_store(checkpoints, field_id)
-    keys = store.list_keys()
-    read: dict[str, list[Fact]] = {}
-    covered: set[str] = set()
-    for key in _by_age(keys):
-        if key in covered:
-            continue
-        try:
-            batch = store[key]
-            covers = json.loads((batch.schema.metadata or {}).get(b"covers", b"[]"))
-            read[key] = list(_read(batch))
-        except (KeyError, ValueError):
-            continue
-        covered.update(covers)
-    state = ColumnState(ledgers=[key for key in read if key not in covered], folded=covered)
+    keys = set(store.list_keys())
+    while True:
+        read: dict[str, list[Fact]] = {}
+        covered: set[str] = set()
+        missed: set[str] = set()
+        for key in _by_age(sorted(keys)):
+            if key in covered:
+                continue
+            try:
+                batch = store[key]
+                covers = json.loads((batch.schema.metadata or {}).get(b"covers", b"[]"))
+                read[key] = list(_read(batch))
+            except (KeyError, ValueError):
+                missed.add(key)
+                continue
+            covered.update(covers)
+        # What another job folded and removed since the listing is in a fold that came after it.
+        if missed <= (now := set(store.list_keys()) if missed else set()):
+            break
+        keys = now
+    state = ColumnState(ledgers=[key for key in read if key not in covered], folded=covered & keys)
     announced, marked = dict[str, int](), dict[str, int]()
     for key in state.ledgers:
         marks, newest = len(state.seen), 0
@@ -220,22 +228,27 @@ def append_ledger(checkpoints: Storage, field_id: int, job_id: str, facts: Seque
         store[f"ledger.{job_id}.{uuid.uuid4().hex[:12]}"] = _batch(facts, {"job_id": job_id})
 
 
-def fold_ledgers(checkpoints: Storage, field_id: int, live: Iterable[str] | None = None) -> None:
-    """Put many ledgers into one document that names them; they stay for whoever is reading them.
+def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
+    """Put many ledgers into one document that names them, and remove those that the fold before it named.
 
-    Args:
-        live: signatures worth keeping, or None to keep all.
+    Those of the last fold stay until the next one: should it be damaged, they say the same.
+
+    Returns:
+        Whether there were so many.
     """
-    if len(_not_folded(state_store(checkpoints, field_id))) < _FOLD_AFTER:
-        return
+    store = state_store(checkpoints, field_id)
+    if len(_not_folded(store)) < _FOLD_AFTER:
+        return False
     state = load_state(checkpoints, field_id)
-    keep = None if live is None else set(live)
-    facts = [fact for signature, group in state.facts.items() if keep is None or signature in keep for fact in group]
+    facts = [fact for group in state.facts.values() for fact in group]
     facts += [seen(version) for version in sorted(set(state.seen))[-_SEEN_KEPT:]]
     if facts:
-        # With what earlier folds cover: whoever reads this one first does not read those.
+        # With what earlier folds cover: a reader that comes to this one first does not read those.
         covers = json.dumps(sorted(state.folded.union(state.ledgers)))
-        state_store(checkpoints, field_id)[new_fold_key()] = _batch(facts, {"covers": covers})
+        store[new_fold_key()] = _batch(facts, {"covers": covers})
+        fault_point("fold.written")
+        store.remove(state.folded)
+    return True
 
 
 def new_fold_key() -> str:

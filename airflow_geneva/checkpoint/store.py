@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -124,6 +124,10 @@ class LanceCheckpointStore(CheckpointStore):
 
     def __delitem__(self, key: str) -> None:
         self.storage.delete(self._path(key))
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Remove many keys; those that are gone are fine."""
+        self.storage.delete_all([self._path(key) for key in keys])
 
     def _file(self, key: str) -> LanceFile:
         path = self._path(key)

@@ -70,7 +70,16 @@ OF_A_REFRESH = {
     "finish.end": 1,
 }
 # Garbage is collected among the changes of random histories; views: see test_views_created and test_view_kills.
-ELSEWHERE = {"cleanup.removed", "view.staged", "snapshot.written", "advance.written", "mirror.write", "swap.ground"}
+ELSEWHERE = {
+    "cleanup.removed",
+    "fold.written",
+    "file.removed",
+    "view.staged",
+    "snapshot.written",
+    "advance.written",
+    "mirror.write",
+    "swap.ground",
+}
 
 
 def test_every_fault_point_of_the_source_is_killed_at() -> None:

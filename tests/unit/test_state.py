@@ -19,6 +19,7 @@ from airflow_geneva.checkpoint.state import (
     load_state,
     looked_at,
 )
+from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.storage import Storage
 
 OFFSETS = st.sets(st.integers(0, 20), max_size=12)
@@ -113,6 +114,33 @@ def test_folding_changes_nothing_but_the_number_of_documents_to_read(tmp_path: P
         after = load_state(checkpoints(tmp_path), 7)
         assert after.known("s", 20) == before.known("s", 20) == {Provenance("v"): Ranges.of(0, 20)}
         assert len(after.ledgers) == 1
+
+
+def test_however_often_it_is_folded_few_documents_are_there(tmp_path: Path) -> None:
+    for _ in range(12):
+        write_many(tmp_path, 16)
+        fold_ledgers(checkpoints(tmp_path), 7)
+    assert len(list((tmp_path / "state").rglob("*.lance"))) <= 34
+    assert load_state(checkpoints(tmp_path), 7).known("s", 16) == {Provenance("v"): Ranges.of(0, 16)}
+
+
+def test_who_listed_ledgers_that_are_then_folded_and_removed_reads_the_fold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_many(tmp_path, 16)
+    listed = LanceCheckpointStore.list_keys
+
+    def overtaken(store: LanceCheckpointStore, prefix: str | None = None) -> list[str]:
+        keys = listed(store, prefix)
+        monkeypatch.setattr(LanceCheckpointStore, "list_keys", listed)
+        for at in range(2):
+            fold_ledgers(checkpoints(tmp_path), 7)
+            write_many(tmp_path, 16 * (1 - at))
+        assert not set(keys) & set(listed(store, prefix))
+        return keys
+
+    monkeypatch.setattr(LanceCheckpointStore, "list_keys", overtaken)
+    assert load_state(checkpoints(tmp_path), 7).known("s", 16) == {Provenance("v"): Ranges.of(0, 16)}
 
 
 def test_few_ledgers_are_left_alone(tmp_path: Path) -> None:
