@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from airflow_geneva.checkpoint.keys import key_part, md5, parse_key, path_to_key
+from airflow_geneva.checkpoint.packs import keys_of_pack
 from airflow_geneva.storage import Storage
 
 _PREFIX = re.compile(r"udf-(?P<udf>.*)_ver-(?P<version>.*)_col-(?P<column>.*)_where-(?P<where>\w+)_uri-(?P<uri>\w+)")
@@ -51,19 +52,20 @@ def list_checkpoints(checkpoints: Storage, column: str | None = None) -> list[In
     for entry in checkpoints.list_entries():
         if not entry.name.startswith("udf-"):
             continue
-        key = parse_key(path_to_key(entry.name))
-        parts = _PREFIX.fullmatch(key.fragment.prefix) if key else None
-        if key is None or parts is None or (column is not None and parts["column"] != key_part(column)):
-            continue
-        prefix = key.fragment.prefix
-        where = None if parts["where"] == _NO_FILTER else parts["where"]
-        group = found.setdefault(
-            prefix, Inventory(prefix, parts["udf"], parts["version"], parts["column"], where)
-        )  # fmt: skip
-        if key.range is None:
-            group.fragments += 1
-        else:
-            group.ranges += 1
-        group.size_bytes += entry.size_bytes
-        group.newest = max(group.newest, entry.modified)
+        keys = keys_of_pack(checkpoints, entry.name) or [path_to_key(entry.name)]
+        for key in map(parse_key, keys):
+            parts = _PREFIX.fullmatch(key.fragment.prefix) if key else None
+            if key is None or parts is None or (column is not None and parts["column"] != key_part(column)):
+                continue
+            prefix = key.fragment.prefix
+            where = None if parts["where"] == _NO_FILTER else parts["where"]
+            group = found.setdefault(
+                prefix, Inventory(prefix, parts["udf"], parts["version"], parts["column"], where)
+            )  # fmt: skip
+            if key.range is None:
+                group.fragments += 1
+            else:
+                group.ranges += 1
+            group.size_bytes += entry.size_bytes // len(keys)
+            group.newest = max(group.newest, entry.modified)
     return sorted(found.values(), key=lambda group: -group.newest)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
+from airflow_geneva.checkpoint.packs import Packs
 from airflow_geneva.checkpoint.provenance import Provenance, Tried
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.checkpoint.state import ColumnState, Fact
@@ -93,6 +94,7 @@ _SCHEMA = pa.schema(
 
 
 _FOLDER, _KIND = "state/view", "swap"
+_LOOSE = 4
 
 
 def _store(checkpoints: Storage) -> LanceCheckpointStore:
@@ -128,6 +130,27 @@ def save_snapshot(checkpoints: Storage, job_id: str, snapshot: Snapshot) -> str:
     _store(checkpoints)[key] = pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
     fault_point("snapshot.written")
     return key
+
+
+def loose_snapshots(checkpoints: Storage) -> list[str]:
+    """Keys of the snapshots that are not packed, oldest first."""
+    names = checkpoints.list_folder(_FOLDER)[1]
+    return sorted(key for name in names if (key := snapshot_key(f"{_FOLDER}/{name}")))
+
+
+def pack_snapshots(checkpoints: Storage) -> None:
+    """Put snapshots into one file, all but the newest: what only a note names is removed when the next one comes."""
+    _store(checkpoints).pack(loose_snapshots(checkpoints)[:-_LOOSE])
+
+
+def packed_snapshots(checkpoints: Storage) -> set[str]:
+    """Keys of the snapshots that are packed."""
+    return Packs(checkpoints.folder(_FOLDER)).keys()
+
+
+def thin_packed_snapshots(checkpoints: Storage, named: Collection[str]) -> None:
+    """Drop packed snapshots that nothing names."""
+    _store(checkpoints).thin(named)
 
 
 def remove_snapshot(checkpoints: Storage, key: str) -> None:

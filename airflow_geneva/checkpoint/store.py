@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from airflow_geneva.checkpoint.checksums import with_checksums, without_checksums
 from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
+from airflow_geneva.checkpoint.packs import FULL_BYTES, MOST_PACKS, Packs, to_bytes
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.data_file import FileWriter, LanceFile
@@ -44,12 +46,17 @@ class CheckpointStore(ABC):
         Raises:
             KeyError: nothing usable is stored under the key, or it has no such rows.
         """
-        batch = self[key].select(list(columns))
-        if rows is None:
-            return batch
-        if len(rows) and rows.max() >= batch.num_rows:
-            raise KeyError(key)
-        return batch.take(pa.array(rows))
+        return some_of(key, self[key], columns, rows)
+
+
+def some_of(key: str, batch: pa.RecordBatch, columns: Sequence[str], rows: Positions | None) -> pa.RecordBatch:
+    """Some columns of a batch, whole or at some rows; raises a `KeyError` when it has no such rows."""
+    batch = batch.select(list(columns))
+    if rows is None:
+        return batch
+    if len(rows) and rows.max() >= batch.num_rows:
+        raise KeyError(key)
+    return batch.take(pa.array(rows))
 
 
 class InMemoryCheckpointStore(CheckpointStore):
@@ -84,6 +91,7 @@ class LanceCheckpointStore(CheckpointStore):
 
     def __init__(self, root: str | Storage, storage_options: Mapping[str, str] | None = None) -> None:
         self.storage = root if isinstance(root, Storage) else Storage.at(root, storage_options)
+        self._packs: dict[str, Packs] = {}
 
     def __repr__(self) -> str:
         return f"LanceCheckpointStore({self.storage.root!r})"
@@ -111,10 +119,25 @@ class LanceCheckpointStore(CheckpointStore):
         fault_point("checkpoint.written")
 
     def __getitem__(self, key: str) -> pa.RecordBatch:
-        return self._checked(key, self._file(key).read(), True)
+        try:
+            return self._checked(key, self._file(key).read(), True)
+        except KeyError:
+            return self._packed(key)
 
     def read(self, key: str, columns: Sequence[str], rows: Positions | None = None) -> pa.RecordBatch:
-        return self._checked(key, self._file(key).read(columns, rows), rows is None)
+        try:
+            return self._checked(key, self._file(key).read(columns, rows), rows is None)
+        except KeyError:
+            return some_of(key, self._packed(key), columns, rows)
+
+    def _packed(self, key: str) -> pa.RecordBatch:
+        try:
+            found = self._packs_at(self._path(key)).get(key)
+        except (pa.ArrowException, OSError) as error:
+            raise KeyError(key) from error
+        if found is None:
+            raise KeyError(key)
+        return self._checked(key, found, True)
 
     def _checked(self, key: str, batch: pa.RecordBatch, whole: bool) -> pa.RecordBatch:
         try:
@@ -124,9 +147,10 @@ class LanceCheckpointStore(CheckpointStore):
 
     def __delitem__(self, key: str) -> None:
         self.storage.delete(self._path(key))
+        self._packs_at(self._path(key)).drop({key})
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Remove many keys; those that are gone are fine."""
+        """Remove many keys that are not packed; those that are gone are fine."""
         self.storage.delete_all([self._path(key) for key in keys])
 
     def _file(self, key: str) -> LanceFile:
@@ -136,11 +160,75 @@ class LanceCheckpointStore(CheckpointStore):
         )
 
     def __contains__(self, key: str) -> bool:
-        return self._file(key).count_rows() is not None
+        return self._file(key).count_rows() is not None or key in self._packs_at(self._path(key)).keys(key)
 
     def list_keys(self, prefix: str | None = None) -> list[str]:
         """Keys that start with a prefix, sorted; only the folders that can hold them are listed."""
         text = prefix or ""
         folder = key_to_path(text).removesuffix(".lance").rpartition("/")[0] if text else ""
         found = (path_to_key(name) for name in self.storage.list_files(folder) if name.endswith(".lance"))
-        return sorted(key for key in found if key.startswith(text))
+        keys = {key for key in found if key.startswith(text)}
+        if folder:
+            # After the files: what is packed meanwhile is in one of the two.
+            packs = self._packs_at(folder)
+            packs.look_again()
+            keys |= packs.keys(text)
+        return sorted(keys)
+
+    def pack(self, keys: Iterable[str]) -> None:
+        """Put documents of one folder into few files, together with earlier packs once there are many small ones.
+
+        Raises:
+            StorageError: the store is full, read-only or unreachable.
+        """
+        paths = {key: self._path(key) for key in sorted(keys)}
+        if not paths:
+            return
+        top = _top(next(iter(paths.values())))
+        packs = Packs(self.storage.folder(top) if top else self.storage)
+        values: dict[str, bytes] = {}
+        replaced: list[str] = []
+
+        def write() -> None:
+            if packs.add(values):
+                fault_point("pack.written")
+                self.storage.delete_all(replaced)
+            values.clear()
+            replaced.clear()
+
+        small = packs.small()
+        for name in reversed(small if len(small) >= MOST_PACKS else ()):
+            if found := packs.values(name):
+                values |= found
+                replaced.append(f"{top}/{name}".lstrip("/"))
+        size = sum(map(len, values.values()))
+        for key, path in paths.items():
+            with suppress(KeyError):
+                values[key] = to_bytes(with_checksums(self[key]))
+                replaced.append(path)
+                size += len(values[key])
+            if size >= FULL_BYTES:
+                write()
+                size = 0
+        if values:
+            write()
+
+    def thin(self, kept: Collection[str]) -> None:
+        """Drop documents from the packs of the store's own folder.
+
+        Args:
+            kept: keys of those that stay.
+        """
+        packs = Packs(self.storage)
+        packs.drop(packs.keys() - set(kept))
+
+    def _packs_at(self, path: str) -> Packs:
+        top = _top(path)
+        if top not in self._packs:
+            self._packs[top] = Packs(self.storage.folder(top) if top else self.storage)
+        return self._packs[top]
+
+
+def _top(path: str) -> str:
+    """The folder that a path begins with."""
+    return path.split("/")[0] if "/" in path or not path.endswith(".lance") else ""

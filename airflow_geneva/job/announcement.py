@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import lance
 
 JOB_PROPERTY = "geneva.job_id"
+_MARKS = "unannounced"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ def read_marks(checkpoints: Storage, field_id: int) -> list[Mark]:
     return marks
 
 
+def marked_jobs(checkpoints: Storage) -> set[str]:
+    """The remembered jobs of all columns."""
+    return {name.rsplit("/", 1)[-1].removesuffix(".json") for name in checkpoints.list_files(_MARKS)}
+
+
 def remove_mark(checkpoints: Storage, field_id: int, mark: Mark) -> None:
     _folder(checkpoints, field_id).delete(f"{mark.job_id}.json")
 
@@ -66,4 +72,4 @@ def find_commits(dataset: lance.LanceDataset, since: int, job_ids: Iterable[str]
 
 
 def _folder(checkpoints: Storage, field_id: int) -> Storage:
-    return checkpoints.folder("unannounced", f"field-{field_id}")
+    return checkpoints.folder(_MARKS, f"field-{field_id}")

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from airflow_geneva.errors import InvalidInput, StorageError, without_secrets
+from airflow_geneva.faults import fault_point
 from airflow_geneva.storage import Storage
 
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
@@ -74,8 +75,23 @@ class JobFolder:
         """The announcement, with state and result once the job ended; None when there is no such job."""
         record = self.read("job.json")
         if record is not None:
-            record.update(self.read("result.json") or {})
+            kept = record.pop("ended", None)
+            record.update(self.read("result.json") or kept or {})
         return record
+
+    def keep_record(self) -> None:
+        """Keep the announcement and the result in one document, and the error records; remove everything else."""
+        record, ended = self.storage.read_json("job.json"), self.read("result.json")
+        if ended is not None:
+            self.storage.write_json("job.json", {**record, "ended": ended})
+            fault_point("record.kept")
+        names = [name for name in self.storage.list_files() if name != "job.json" and not name.startswith("errors/")]
+        # The plans first: a task that was cleared then says that its plan is gone, whatever else still is there.
+        plans = [name for name in names if name.startswith("plan-")]
+        self.storage.delete_all(plans)
+        self.storage.delete_all(name for name in names if name not in plans)
+        for name in {name.partition("/")[0] for name in names if "/" in name}:
+            self.storage.remove_empty_folders(name)
 
     def write_planned(self, fingerprint: str, shards: Sequence[Mapping[str, int]]) -> None:
         """Say which plan the job carries out now, and how large its shards are."""

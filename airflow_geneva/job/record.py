@@ -49,7 +49,7 @@ def _read(folder: JobFolder, with_shards: bool, now: float) -> Job | None:
         record = folder.storage.read_json("job.json")
     except FileNotFoundError:
         return None
-    ended = folder.read("result.json")
+    ended = folder.read("result.json") or record.get("ended")
     heartbeat = Heartbeat.from_json(folder.read(HEARTBEAT))
     shards: tuple[ShardStatus, ...] = ()
     if with_shards or ended is None or ended["state"] != DONE:

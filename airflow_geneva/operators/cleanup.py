@@ -21,8 +21,7 @@ class CleanupCheckpointsOperator(LanceOperator):
 
     That is checkpoints, staged data files that nothing references, plans and records of ended jobs, half-written files,
     what the state of a column was folded from, and snapshots of views that no version of the view names. What an open
-    job uses stays, and so does everything that is younger than `ttl`: within it, a shard of a finished run can still be
-    cleared. A killed task is simply run again.
+    job uses stays, and so does everything that is younger than `ttl`. A killed task is simply run again.
 
     Returns how many files and bytes were removed, or with `dry_run` would be, in all and by kind.
 

@@ -30,6 +30,7 @@ from airflow_geneva.plan.values import CodeRef, Plan, Work
 from airflow_geneva.plan.where import where_columns
 from airflow_geneva.run.bench import Bench
 from airflow_geneva.run.completion import stage_held
+from airflow_geneva.run.housekeeping import keep_house
 from airflow_geneva.run.mixed import record_makers
 from airflow_geneva.storage import Storage
 
@@ -219,11 +220,13 @@ def finish_job(
         error = why_failed(JobFolder.of(location.checkpoints, work.job_id), saved, missing)
     if result.commits:
         append_ledger(location.checkpoints, work.field_id, work.job_id, [seen(result.version)])
-    fold_ledgers(location.checkpoints, work.field_id)
+    folded = fold_ledgers(location.checkpoints, work.field_id)
     folder = JobFolder.of(location.checkpoints, work.job_id)
     errors = count_errors(folder.storage) if saved.shards else 0
     result = result.with_seconds(finish=time.monotonic() - began)
     folder.write_result(result.state, result.to_json(), error, errors)
+    if folded and not missing:
+        keep_house(location, work)
     fault_point("finish.end")
     return result
 

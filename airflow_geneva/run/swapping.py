@@ -24,6 +24,7 @@ from airflow_geneva.plan.fragment_work import FragmentWork, Shard
 from airflow_geneva.plan.swap import SwapPlan
 from airflow_geneva.plan.values import Work
 from airflow_geneva.run.completion import remove_broken, stage_held
+from airflow_geneva.run.housekeeping import has_many_snapshots, keep_house
 from airflow_geneva.run.job import why_failed
 from airflow_geneva.run.view_bench import ViewBench
 from airflow_geneva.write.arrange import arrange
@@ -117,6 +118,8 @@ def finish_refresh(
     result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
     folder = JobFolder.of(view.checkpoints, work.job_id)
     folder.write_result(result.state, result.to_json(), None, count_errors(folder.storage))
+    if saved.shards and has_many_snapshots(view):
+        keep_house(view, work)
     fault_point("finish.end")
     return result
 

@@ -69,10 +69,13 @@ OF_A_REFRESH = {
     "finish.begin": 1,
     "finish.end": 1,
 }
-# Garbage is collected among the changes of random histories; views: see test_views_created and test_view_kills.
+# Garbage is collected among the changes of random histories; tidying up: see test_housekeeping; views: see
+# test_views_created and test_view_kills.
 ELSEWHERE = {
     "cleanup.removed",
     "fold.written",
+    "pack.written",
+    "record.kept",
     "file.removed",
     "view.staged",
     "snapshot.written",

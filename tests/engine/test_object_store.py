@@ -20,9 +20,13 @@ from botocore.exceptions import BotoCoreError, ClientError
 from lance_namespace import ListTablesRequest
 
 from airflow_geneva import connect, udf
+from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, JobFailed
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.record import read_job
 from airflow_geneva.job.result import BackfillResult
+from airflow_geneva.job.tidying import tidy_jobs
 from airflow_geneva.storage import Storage
 from airflow_geneva.version_stamp import newest_stamp, stamp_of
 from airflow_geneva.view import View
@@ -229,6 +233,29 @@ def test_documents_are_listed_read_and_deleted(bucket: Bucket, options: dict[str
     assert not folder.exists("jobs/a/job.json")
     with pytest.raises(FileNotFoundError):
         folder.read_bytes("jobs/a/job.json")
+
+
+def test_checkpoints_are_packed_and_old_jobs_reduced(
+    bucket: Bucket, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_geneva.job.tidying._KEPT_WHOLE", 0)
+    folder = Storage.at(f"s3://{bucket.name}/db/docs.lance/_checkpoints", options)
+    store = LanceCheckpointStore(folder)
+    keys = [f"udf-f_ver-1_col-y_where-0_uri-0_srcfiles-{'0' * 32}_frag-{at}" for at in range(3)]
+    for name in keys:
+        store[name] = pa.record_batch({"value": [1]})
+    store.pack(keys)
+    assert len(bucket.objects("/udf-")) == 1
+    fresh = LanceCheckpointStore(folder)
+    assert fresh.list_keys("udf-f_ver-1_col-y_where-0_uri-0_srcfiles-") == keys
+    assert fresh[keys[2]].num_rows == 1
+    job = JobFolder.of(folder, "a")
+    job.write_record({"kind": "backfill", "state": "PENDING", "table": "t", "column": "y", "version": 1})
+    job.storage.write_json("plan-1.json", {})
+    job.write_result("DONE", BackfillResult("a", "DONE").to_json())
+    tidy_jobs(folder)
+    assert sorted(name.rpartition("/")[2] for name in bucket.objects("/jobs/")) == ["job.json"]
+    assert read_job(job).state == "DONE"  # type: ignore[union-attr]
 
 
 def test_the_newest_version_of_a_table_is_known_without_opening_it(db: Database) -> None:

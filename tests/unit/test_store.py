@@ -26,6 +26,10 @@ def key(fragment: int, start: int) -> str:
     return FragmentKey(PREFIX, md5("files"), fragment).range(start, start + 1)
 
 
+def values(at: int) -> pa.RecordBatch:
+    return pa.record_batch({"value": [at]}, schema=pa.schema([("value", pa.int64())], metadata={"of": str(at)}))
+
+
 @pytest.fixture(params=["memory", "lance"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
     return InMemoryCheckpointStore() if request.param == "memory" else LanceCheckpointStore(str(tmp_path))
@@ -224,3 +228,54 @@ for read in (lambda: store[{key(1, 0)!r}], lambda: {key(1, 0)!r} in store):
     }  # fmt: skip
     with pytest.raises(StorageError, match="run again"):
         LanceCheckpointStore("s3://bucket/table.lance/_checkpoints", options)[key(1, 0)]
+
+
+@pytest.mark.parametrize("full", [1, 1_000, 1 << 30])
+def test_what_is_packed_is_read_listed_and_replaced_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: int
+) -> None:
+    for module in ("packs", "store"):
+        monkeypatch.setattr(f"airflow_geneva.checkpoint.{module}.FULL_BYTES", full)
+    reader = LanceCheckpointStore(str(tmp_path))
+    prefix = f"{PREFIX}_srcfiles-"
+    keys = [str(FragmentKey(PREFIX, md5("files"), at)) for at in range(20)]
+    assert reader.list_keys(prefix) == []
+    for at, name in enumerate(keys):
+        LanceCheckpointStore(str(tmp_path))[name] = values(at)
+        # Another process packs, with the reader's own idea of what there is.
+        LanceCheckpointStore(str(tmp_path)).pack([name])
+        assert reader[name] == values(at)
+    LanceCheckpointStore(str(tmp_path))[keys[3]] = values(99)
+    LanceCheckpointStore(str(tmp_path)).pack([keys[3]])
+    fresh = LanceCheckpointStore(str(tmp_path))
+    assert fresh.list_keys(prefix) == sorted(keys)
+    assert [fresh[name] for name in keys] == [values(99 if at == 3 else at) for at in range(20)]
+    assert fresh.read(keys[5], ["value"]).column(0).to_pylist() == [5]
+    assert keys[5] in fresh
+    assert f"{keys[5]}0" not in fresh
+    del fresh[keys[5]]
+    keys.remove(keys[5])
+    assert LanceCheckpointStore(str(tmp_path)).list_keys(prefix) == fresh.list_keys(prefix) == sorted(keys)
+    names = [path.name for path in tmp_path.rglob("*.lance")]
+    assert len(names) <= (10 if full > 1_000 else 21)
+    with pytest.raises(KeyError):
+        fresh[key(77, 0)]
+
+
+def test_a_damaged_pack_costs_what_is_in_it_only(tmp_path: Path) -> None:
+    store = LanceCheckpointStore(str(tmp_path))
+    keys = [f"swap.job{at}.0" for at in range(3)]
+    for name in keys:
+        store[name] = values(1)
+        store.pack([name])
+    first, *_ = sorted((tmp_path / "packed").iterdir())
+    first.write_bytes(b"half")
+    fresh = LanceCheckpointStore(str(tmp_path))
+    fresh.pack(keys)
+    with pytest.raises(KeyError):
+        fresh[keys[0]]
+    assert fresh[keys[1]] == fresh[keys[2]] == values(1)
+    fresh.thin([keys[2]])
+    assert keys[2] in LanceCheckpointStore(str(tmp_path))
+    with pytest.raises(KeyError):
+        fresh[keys[1]]

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 
 from airflow_geneva.checkpoint.pruning import prune_state
-from airflow_geneva.checkpoint.snapshot import snapshot_job, snapshot_key
+from airflow_geneva.checkpoint.snapshot import (
+    packed_snapshots,
+    snapshot_job,
+    snapshot_key,
+    thin_packed_snapshots,
+)
 from airflow_geneva.entries import Entry
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.record import job_ids
@@ -166,6 +172,7 @@ class _Collector:
 
     def _prune(self) -> None:
         """Fold away facts about fragments that no version has any more."""
+        self._thin_snapshots()
         state = self.location.checkpoints.folder("state")
         fields = [name for name in state.list_folder()[0] if name.startswith("field-") and name[6:].isdigit()]
         if not fields:
@@ -174,3 +181,10 @@ class _Collector:
         for name in fields:
             field_id = int(name[6:])
             prune_state(self.location.checkpoints, field_id, versions.numbers, partial(versions.signatures, field_id))
+
+    def _thin_snapshots(self) -> None:
+        """Drop packed snapshots that nothing names any more."""
+        if not packed_snapshots(self.location.checkpoints):
+            return
+        with suppress(LookupError):
+            thin_packed_snapshots(self.location.checkpoints, named_snapshots(self.location, self.location.open()))

@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from airflow_geneva.checkpoint.keys import ParsedKey, parse_key, path_to_key
+from airflow_geneva.checkpoint.packs import keys_of_pack
 from airflow_geneva.checkpoint.pruning import covered_documents
 from airflow_geneva.checkpoint.snapshot import snapshot_job, snapshot_key
 from airflow_geneva.entries import Entry
@@ -174,13 +175,14 @@ class _Search:
             return []
         if not loose:
             return []
-        fragments = {
-            file.name: str(key.fragment)
-            for parts, file in self._below("_checkpoints").items()
-            if (key := parse_key(path_to_key("/".join(parts)))) is not None and key.range is None
-        }
-        kept = named_by(self.checkpoints, (key for name, key in fragments.items() if name not in going))
-        gone = named_by(self.checkpoints, (key for name, key in fragments.items() if name in going))
+        fragments: list[tuple[str, str]] = []
+        for parts, file in self._below("_checkpoints").items():
+            path = "/".join(parts)
+            for key in keys_of_pack(self.checkpoints, path) or [path_to_key(path)]:
+                if (parsed := parse_key(key)) is not None and parsed.range is None:
+                    fragments.append((file.name, key))
+        kept = named_by(self.checkpoints, (key for name, key in fragments if name not in going))
+        gone = named_by(self.checkpoints, (key for name, key in fragments if name in going))
         self.owners = {name: folder for name, folder in gone.folders.items() if name in loose - kept.folders.keys()}
         if kept.complete and not self.jobs.any_open:
             strange = {name for name in loose if is_named_like_ours(name) and name not in gone.folders}
