@@ -47,12 +47,11 @@ class OutputComputer:
     Args:
         columns: the columns.
         udfs: by UDF column, its UDF or its parcel.
-        any_column: some column of the source, for queries that read none: Lance refuses to scan constants alone.
     """
 
-    def __init__(self, columns: Sequence[OutputColumn], udfs: Mapping[str, UDF | UdfParcel], any_column: str) -> None:
+    def __init__(self, columns: Sequence[OutputColumn], udfs: Mapping[str, UDF | UdfParcel]) -> None:
         self.columns = tuple(columns)
-        self.projection, self._aliases, self._input_aliases = _projection(self.columns, any_column)
+        self.projection, self._aliases, self._input_aliases = _projection(self.columns)
         self._stack = ExitStack()
         self._mappers: dict[str, OpenMapper] = {
             column.name: self._stack.enter_context(open_mapper(udfs[column.name], column.inputs))
@@ -70,7 +69,7 @@ class OutputComputer:
         """Compute a batch.
 
         Args:
-            batch: what a scan with ``columns=self.projection`` gives, perhaps among other columns.
+            batch: what a scan with ``columns=self.projection`` gives, with row ids: Lance scans no constants alone.
 
         Raises:
             UdfError: a row fails; see `OpenMapper`.
@@ -115,7 +114,7 @@ class OutputComputer:
 
 
 def _projection(
-    columns: Sequence[OutputColumn], any_column: str
+    columns: Sequence[OutputColumn],
 ) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]]]:
     """What to scan, by alias: each source column once and each expression; and where the outputs and inputs find it."""
     sources: dict[str, str] = {}
@@ -135,8 +134,6 @@ def _projection(
             expressions[f"value_{position}"] = f"({column.expression})"
         else:
             inputs[column.name] = {name: source(name) for name in from_source[column.name]}
-    if not sources:
-        source(any_column)
     return {**{alias: f"`{name}`" for name, alias in sources.items()}, **expressions}, outputs, inputs
 
 

@@ -133,9 +133,7 @@ def read_rows(
     names = list(dict.fromkeys(columns))
     wanted: Any = dict(columns) if isinstance(columns, Mapping) else names
     if where is not None:
-        # An expression needs a real column beside it.
-        some = names or [dataset.schema.names[0]]
-        wanted = wanted if isinstance(columns, Mapping) else {name: f"`{name}`" for name in some}
+        wanted = wanted if isinstance(columns, Mapping) else {name: f"`{name}`" for name in names}
         wanted = {**wanted, SELECTED: f"({where})"}
     fragment = open_fragment(dataset, files.id)
     position = start

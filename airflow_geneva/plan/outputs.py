@@ -134,10 +134,11 @@ def _of_source(
 
 def _sql_type(dataset: lance.LanceDataset, table: str, visible: list[str], name: str, sql: str) -> pa.DataType:
     try:
-        # Lance asks for one real column beside an expression; an empty scan finds what is wrong with the plan too.
-        wanted = {"some": f"`{dataset.schema.names[0]}`", "value": f"({sql})"}
+        # Lance asks for a column of the table beside an expression, which in SQL could not be one with a backtick in
+        # its name, or for row ids. An empty scan finds what is wrong with the plan too.
         with engine_errors():
-            found = dataset.scanner(columns=wanted, limit=0).to_table().schema.field("value")
+            scanner = dataset.scanner(columns={"value": f"({sql})"}, with_row_id=True, limit=0)
+            found = scanner.to_table().schema.field("value")
     except EngineError as error:
         if sql.strip("`") == name:
             raise InvalidInput(

@@ -118,8 +118,7 @@ def check_where(dataset: lance.LanceDataset, where: str | None) -> None:
 
     with engine_errors(invalid):
         dataset.scanner(filter=where, columns=[], with_row_id=True).explain_plan()
-        some_column = dataset.schema.names[0]
-        dataset.scanner(columns={"any": f"`{some_column}`", "selected": f"({where})"}, limit=1).to_table()
+        dataset.scanner(columns={"selected": f"({where})"}, with_row_id=True, limit=1).to_table()
 
 
 def selected_offsets(dataset: lance.LanceDataset, fragment_ids: list[int], where: str) -> dict[int, Ranges]:

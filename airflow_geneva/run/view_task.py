@@ -126,8 +126,7 @@ def run_view_unit(
         UdfError: a UDF failed; what was computed before it did is kept.
         StorageError: a checkpoint or data file cannot be written.
     """
-    any_column = bench.source.schema.names[0]
-    with OutputComputer(tool.definition.columns, tool.sources, any_column) as computer:
+    with OutputComputer(tool.definition.columns, tool.sources) as computer:
         counted = RowCount(on_rows)
         applier = Applier(
             bench.source, bench.store, bench.job, bench.work, tool.shape, _Rows(computer, tool), tool.skipped, counted

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva import connect
+from airflow_geneva import connect, udf
 from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.plan.where import check_where, freeze_where, selected_offsets, where_columns
@@ -205,3 +205,21 @@ def test_offsets_are_physical_and_leave_deleted_rows_out(table: Table) -> None:
     }
     assert selected_offsets(table.lance, [1], "id < 8") == {1: Ranges.from_offsets([0, 2])}
     assert selected_offsets(table.lance, [], "id < 8") == {}
+
+
+def test_a_column_that_sql_cannot_name_stands_in_the_way_of_no_filter(tmp_path: Path) -> None:
+    db = connect(tmp_path)
+    table = db.create_table("odd", pa.table({"a`b": [1, 2, 3], "id": [1, 2, 3]}))
+    table.add_columns({"n": negated})
+    assert table.backfill("n", where="id > 1", runner="inline").rows_computed == 2
+    query = table.query().where("id > 1").select({"twice": "id * 2", "one": "1"})
+    assert query.to_arrow().to_pydict() == {"twice": [4, 6], "one": [1, 1]}
+    assert query.where("id > 5").to_arrow().num_rows == 0
+    view = query.select({"one": "1"}).create_materialized_view(db, "ones")
+    view.refresh(runner="inline")
+    assert view.to_arrow().to_pydict() == {"one": [1, 1]}
+
+
+@udf(data_type=pa.int64(), input_columns=["id"])
+def negated(id: int) -> int:
+    return -id
