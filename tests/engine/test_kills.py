@@ -5,18 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import airflow_geneva
-from airflow_geneva import connect
-from airflow_geneva.table import Table
-from tests.counting import TRACE, Trace
-from tests.engine.forge import forge
 from tests.engine.harness import (
     Change,
     Fault,
@@ -33,7 +27,7 @@ from tests.engine.harness import (
     update,
     upsert,
 )
-from tests.engine.test_views import NOT_THIRD, Asked, assert_equals_query, assert_nothing_to_refresh, shown
+from tests.engine.test_view_kills import POINTS as OF_A_REFRESH
 
 pytestmark = pytest.mark.crash
 
@@ -56,19 +50,6 @@ POINTS: dict[str, tuple[Job, int]] = {
     "note.write": (Job("continue", True), 1),
     "note.written": (Job("continue"), 1),
 }
-# Those of a view's refresh, with one of its passages each.
-OF_A_REFRESH = {
-    "plan.recorded": 1,
-    "plan.saved": 1,
-    "apply.step": 3,
-    "checkpoint.write": 2,
-    "staged.write": 1,
-    "staged.written": 2,
-    "swap.before": 1,
-    "swap.after": 1,
-    "finish.begin": 1,
-    "finish.end": 1,
-}
 # Garbage is collected among the changes of random histories; tidying up: see test_housekeeping; views: see
 # test_views_created and test_view_kills.
 ELSEWHERE = {
@@ -78,9 +59,7 @@ ELSEWHERE = {
     "record.kept",
     "file.removed",
     "view.staged",
-    "snapshot.written",
     "advance.written",
-    "mirror.write",
     "swap.ground",
 }
 
@@ -103,39 +82,6 @@ def test_a_job_that_dies_at_a_point_ends_as_if_it_had_not(tmp_path: Path, name: 
     rounds = (Round((Fault(f"{name}:{passage}"),), meanwhile(name)),)
     figures = check(History(name, job, rounds), tmp_path)
     assert figures.kills == 1
-
-
-def refresh_and_die(database: str, fault: str) -> None:
-    """Refresh a view in this process; called in one of its own."""
-    view = connect(database).open_table("v")
-    Fault(fault).arm()
-    view.refresh(runner="inline", **REFRESH)
-
-
-REFRESH = {"checkpoint_size": 5, "batch_size": 5, "max_rows_per_fragment": 20}
-
-
-@pytest.mark.parametrize("name", OF_A_REFRESH)
-def test_a_view_whose_refresh_dies_at_a_point_is_as_before_or_after_and_refreshed_by_the_next(
-    make_table: Callable[..., Table], trace: Trace, name: str
-) -> None:
-    table, asked = make_table(60, per_fragment=20), Asked(NOT_THIRD)
-    view = asked.make(table)
-    view.refresh(runner="inline", **REFRESH)
-    before = table.version
-    table.lance.update({"x": "x + 301"}, where="id % 4 = 1")
-    table.lance.delete("id >= 55")
-    table.add([{"id": number, "x": number} for number in range(100, 140)])
-    trace.clear()
-    arguments = {"database": table.location.database_uri, "fault": f"{name}:{OF_A_REFRESH[name]}"}
-    environment = {TRACE: str(trace.path)}
-    assert forge().run("tests.engine.test_kills:refresh_and_die", arguments, environment) == -signal.SIGKILL
-    assert sorted(shown(view)) in (sorted(asked.rows(table, before)), sorted(asked.rows(table)))
-    due = set(asked.rows(table)) - set(asked.rows(table, before))
-    assert view.refresh(runner="inline", **REFRESH).state == "DONE"
-    assert_equals_query(view, table, asked)
-    assert len(due) <= len(trace) <= len(due) + 5
-    assert_nothing_to_refresh(view, trace)
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
