@@ -79,7 +79,8 @@ def map_leaves(data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType
         key, item = inner(data_type.key_field).with_name("key"), inner(data_type.item_field).with_name("value")
         return pa.map_(key, item, data_type.keys_sorted)
     if pa.types.is_fixed_size_list(data_type):
-        return pa.list_(inner(data_type.value_field), data_type.list_size)
+        # pylance forgets that items of these are never NULL.
+        return pa.list_(inner(data_type.value_field).with_nullable(True), data_type.list_size)
     if pa.types.is_large_list(data_type):
         return pa.large_list(inner(data_type.value_field))
     if pa.types.is_list(data_type):

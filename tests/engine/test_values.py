@@ -156,3 +156,16 @@ def test_a_text_view_is_stored_as_text_and_names_inside_of_maps_do_not_matter(ma
     table.backfill("y", udf=viewed, where="id < 3", runner="inline")
     table.backfill("y", udf=viewed, runner="inline")
     assert table.to_arrow()["y"].to_pylist() == [{"t": str(at), "m": [("k", b"v")]} for at in range(8)]
+
+
+def test_items_of_fixed_size_lists_may_be_declared_not_null(make_table: MakeTable) -> None:
+    kind = pa.struct([("v", pa.list_(pa.field("item", pa.float32(), nullable=False), 2))])
+
+    @udf(data_type=kind, version="1")
+    def vector(x: pa.Array) -> pa.Array:
+        return pa.array([{"v": [at, at]} for at in x.to_pylist()], kind)
+
+    table = make_table(8, per_fragment=5)
+    table.add_columns({"y": vector})
+    table.backfill("y", udf=vector, runner="inline")
+    assert table.to_arrow()["y"].to_pylist() == [{"v": [at, at]} for at in range(8)]
