@@ -555,8 +555,11 @@ def random_history(seed: int) -> History:
     dice = random.Random(f"history-{seed}")
     kind = dice.choices(["plain", "where", "skip", "continue"], [5, 3, 1, 2])[0]
 
+    # A job that died a year ago is collected with its record, and then nothing says what its version had computed.
+    possible = [change for change in CHANGES if kind != "continue" or change is not collect_garbage_next_year]
+
     def changes(most: int) -> tuple[Change, ...]:
-        return tuple(dice.choices(CHANGES, k=dice.randint(0, most)))
+        return tuple(dice.choices(possible, k=dice.randint(0, most)))
 
     def fault() -> Fault:
         if dice.random() < 0.3:
