@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from airflow_geneva.errors import InvalidInput, StorageError, TableRemade
+from airflow_geneva.errors import InvalidInput, TableRemade
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_failure
 from airflow_geneva.location import TableLocation
 from airflow_geneva.storage import Storage
@@ -94,8 +94,6 @@ class PlannedTable:
         return newest is not None and newest.version > self.version
 
     def _take_back(self, options: StorageOptions, version: int, transaction: lance.Transaction) -> None:
-        import lance
-
         try:
             with engine_errors():
                 now = TableLocation(self.uri, self.name, options).open()
@@ -104,13 +102,22 @@ class PlannedTable:
             return
         if found is None or found.uuid != transaction.uuid:
             return
-        if now.version > version:
-            raise TableRemade(
-                f"{self._remade()} But its version {version} is a commit of this job, and others have committed since: "
-                f"restore version {version - 1} and repeat their commits, or compute the column or the view anew."
-            )
-        undo = lance.Transaction(version, lance.LanceOperation.Restore(version - 1))
-        lance.LanceDataset.commit(self.uri, undo, storage_options=dict(options) or None)
+        if now.version == version:
+            undone = self._restore(options, version, version - 1)
+            if undone == version + 1:
+                return
+            # Lance lets a restore undo what others have just committed, without a conflict.
+            self._restore(options, undone, undone - 1)
+        raise TableRemade(
+            f"{self._remade()} But its version {version} is a commit of this job, and others have committed since: "
+            f"restore version {version - 1} and repeat their commits, or compute the column or the view anew."
+        )
+
+    def _restore(self, options: StorageOptions, newest: int, version: int) -> int:
+        import lance
+
+        restore = lance.Transaction(newest, lance.LanceOperation.Restore(version))
+        return int(lance.LanceDataset.commit(self.uri, restore, storage_options=dict(options) or None).version)
 
     def _remade(self) -> TableRemade:
         return TableRemade(
@@ -137,7 +144,7 @@ def naming_remade(tables: Sequence[PlannedTable], options: StorageOptions) -> It
         if isinstance(error, TableRemade) or not is_failure(error):
             raise
         for table in tables:
-            with suppress(StorageError):
+            with suppress(OSError):
                 try:
                     table.look(options)
                 except TableRemade as remade:

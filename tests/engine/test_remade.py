@@ -233,3 +233,29 @@ def test_a_commit_that_reached_the_new_table_is_taken_back_unless_others_have_bu
         assert new.version == 5
         assert new.backfill("y", runner="inline").state == "DONE"
         assert_right(new, "y", doubled)
+
+
+def test_what_others_commit_while_a_commit_is_taken_back_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = connect(tmp_path)
+    old = make_table(db, 0, triple)
+    commit = lance.LanceDataset.commit
+    late = [{"id": 200}]
+
+    def meanwhile(name: str) -> None:
+        if name == "commit.before":
+            drop(db, "docs", 1)
+            make_table(db, 100, double)
+
+    def after_others(uri: Any, transaction: Any, *args: Any, **options: Any) -> lance.LanceDataset:
+        if isinstance(transaction.operation, lance.LanceOperation.Restore) and late:
+            db.open_table("docs").add([late.pop()])
+        return commit(uri, transaction, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard, "fault_point", meanwhile)
+        patch.setattr(lance.LanceDataset, "commit", staticmethod(after_others))
+        with pytest.raises(JobFailed, match="version 4 is a commit of this job, and others have committed since"):
+            old.backfill("y", runner="inline")
+    assert 200 in db.open_table("docs").lance.to_table(columns=["id"])["id"].to_pylist()
