@@ -241,8 +241,9 @@ def test_a_refresh_at_work_keeps_its_snapshot_until_it_is_over(table: Table) -> 
     known = ViewContents(view.location, view.lance).snapshot
     assert known is not None
     save_snapshot(view.location.checkpoints, job, known)
-    assert clean(view).pile(SNAPSHOTS).count == 0
-    found = find_garbage(view.location, "1h", now=time.time() + A_YEAR)
+    two_hours = 7_200.0
+    assert clean(view, two_hours).pile(SNAPSHOTS).count == 0
+    found = find_garbage(view.location, "1h", now=time.time() + two_hours)
     JobFolder.of(view.location.checkpoints, job).write_result("FAILED", {})
     assert collect(view.location, found).pile(SNAPSHOTS).count == 0
 
