@@ -64,8 +64,8 @@ class Packs:
                 found.add(keys[at])
         return found
 
-    def get(self, key: str) -> pa.RecordBatch | None:
-        """A packed document; None when there is none that can be read."""
+    def get(self, key: str) -> bytes | None:
+        """A packed document, as it lies there; None when there is none that can be read."""
         found = self._get(key)
         if found is None:
             # Packs are put together into one, and new ones come.
@@ -73,13 +73,13 @@ class Packs:
             found = self._get(key)
         return found
 
-    def _get(self, key: str) -> pa.RecordBatch | None:
+    def _get(self, key: str) -> bytes | None:
         for name in self.names:
             keys = self._keys(name)
             at = bisect_left(keys, key)
             if at < len(keys) and keys[at] == key:
                 for _, value in self._rows(name, np.array([at])):
-                    return from_bytes(value)
+                    return value
         return None
 
     def values(self, name: str) -> dict[str, bytes]:

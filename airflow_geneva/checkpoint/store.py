@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from airflow_geneva.checkpoint.checksums import with_checksums, without_checksums
 from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
-from airflow_geneva.checkpoint.packs import FULL_BYTES, MOST_PACKS, Packs, to_bytes
+from airflow_geneva.checkpoint.packs import FULL_BYTES, MOST_PACKS, Packs, from_bytes, to_bytes
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.data_file import FileWriter, LanceFile
@@ -131,13 +131,14 @@ class LanceCheckpointStore(CheckpointStore):
             return some_of(key, self._packed(key), columns, rows)
 
     def _packed(self, key: str) -> pa.RecordBatch:
-        try:
-            found = self._packs_at(self._path(key)).get(key)
-        except (pa.ArrowException, OSError) as error:
-            raise KeyError(key) from error
+        found = self._packs_at(self._path(key)).get(key)
         if found is None:
             raise KeyError(key)
-        return self._checked(key, found, True)
+        try:
+            batch = from_bytes(found)
+        except (pa.ArrowException, OSError) as error:
+            raise KeyError(key) from error
+        return self._checked(key, batch, True)
 
     def _checked(self, key: str, batch: pa.RecordBatch, whole: bool) -> pa.RecordBatch:
         try:

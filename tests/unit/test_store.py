@@ -17,6 +17,7 @@ import pytest
 from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity, md5
 from airflow_geneva.checkpoint.store import CheckpointStore, InMemoryCheckpointStore, LanceCheckpointStore
 from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.lance_io.data_file import LanceFile
 
 BATCH = pa.record_batch({"value": [1, 2, None], "_offset": pa.array([0, 1, 2], pa.uint32())})
 PREFIX = WorkIdentity("f", "1", "y", None, "/t").prefix
@@ -228,6 +229,20 @@ for read in (lambda: store[{key(1, 0)!r}], lambda: {key(1, 0)!r} in store):
     }  # fmt: skip
     with pytest.raises(StorageError, match="run again"):
         LanceCheckpointStore("s3://bucket/table.lance/_checkpoints", options)[key(1, 0)]
+
+
+def test_a_pack_that_is_merely_out_of_reach_is_not_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = LanceCheckpointStore(str(tmp_path))
+    store["swap.job.0"] = values(1)
+    store.pack(["swap.job.0"])
+    assert store["swap.job.0"] == values(1)
+
+    def refused(columns: object) -> Any:
+        raise OSError("Too many open files (os error 24)")
+
+    monkeypatch.setattr("airflow_geneva.checkpoint.packs._file", lambda storage, path: LanceFile(refused))
+    with pytest.raises(StorageError, match="run again"):
+        store["swap.job.0"]
 
 
 @pytest.mark.parametrize("full", [1, 1_000, 1 << 30])
