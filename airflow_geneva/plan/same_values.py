@@ -44,8 +44,6 @@ def _plain(array: pa.Array) -> pa.Array:
         return _plain(array.storage)
     if pt.is_dictionary(kind):
         return _plain(array.dictionary_decode())
-    if pt.is_map(kind):
-        return array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
     return array
 
 
@@ -63,6 +61,8 @@ def _same_present(left: pa.Array, right: pa.Array) -> Mask:
         for one, other in parts:
             alike &= _same(one, other)
         return alike
+    if pt.is_map(kind):
+        return _same_lists(_entries(left), _entries(right))
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
         return _same_lists(left, right)
     if pt.is_floating(kind):
@@ -72,6 +72,12 @@ def _same_present(left: pa.Array, right: pa.Array) -> Mask:
         return same
     equal: Mask = pc.equal(left, right).to_numpy(zero_copy_only=False)
     return equal
+
+
+def _entries(maps: pa.MapArray) -> pa.ListArray:
+    # Not by a cast, which refuses values that are NULL where a field inside of them may not be.
+    pairs = pa.StructArray.from_arrays([maps.keys, maps.items], ["key", "value"])
+    return pa.ListArray.from_arrays(maps.offsets, pairs)
 
 
 def _same_lists(left: pa.Array, right: pa.Array) -> Mask:

@@ -100,3 +100,14 @@ def test_rows_are_alike_when_no_udf_could_tell_them_apart(seed: int) -> None:
 )
 def test_rows_of_a_type_that_arrow_cannot_compare_count_as_changed(kind: pa.DataType, one: Any, other: Any) -> None:
     assert not same_values(pa.array([one, one], kind), pa.array([one, other], kind))[1]
+
+
+def test_values_of_a_map_may_be_null_where_their_fields_may_not() -> None:
+    fields = [pa.field("f", pa.float32(), nullable=False)]
+    # As engines give them: NULL in the field, too.
+    values = pa.StructArray.from_arrays(
+        [pa.array([None, 1.0], pa.float32())], fields=fields, mask=pa.array([True, False])
+    )
+    maps = pa.MapArray.from_arrays([0, 1, 2], pa.array(["a", "a"]), values)
+    assert same_values(maps, maps).tolist() == [True, True]
+    assert same_values(maps, maps.take(pa.array([1, 1]))).tolist() == [False, True]
