@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -46,6 +47,8 @@ _CHUNK_SECONDS = 0.2
 _CHUNK_TROUBLES = 1_000
 _EXIT_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
+_OOM_SCORE_MORE, _OOM_SCORE_MOST = 500, 1_000
 
 
 def serve(orders: int, answers: int, shared: int) -> None:
@@ -58,6 +61,7 @@ def serve(orders: int, answers: int, shared: int) -> None:
     if sys.platform == "linux":
         # Elsewhere a call that is running when the parent dies is finished first.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _die_first_without_memory()
     for inherited in (orders, answers):
         os.set_inheritable(inherited, False)
     mark = mmap.mmap(shared, MARK.size)
@@ -74,6 +78,13 @@ def serve(orders: int, answers: int, shared: int) -> None:
     last = threading.Timer(_EXIT_SECONDS, os._exit, (0,))
     last.daemon = True
     last.start()
+
+
+def _die_first_without_memory() -> None:
+    """Have the kernel end this process, and not the worker or a JVM: the death of this one becomes an error record."""
+    with contextlib.suppress(OSError):
+        score = int(_OOM_SCORE.read_text())
+        _OOM_SCORE.write_text(str(min(score + _OOM_SCORE_MORE, _OOM_SCORE_MOST)))
 
 
 class _Desk:

@@ -316,6 +316,13 @@ def test_a_child_imports_neither_lance_nor_spark_nor_airflow() -> None:
     assert found <= {"", "pandas"}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux is told which process to end first")
+def test_of_a_machine_without_memory_the_kernel_takes_the_process_of_the_udf() -> None:
+    (child,) = run(failing.talkative, [1]).values.to_pylist()
+    scores = [int(Path(f"/proc/{process}/oom_score").read_text()) for process in (child, os.getpid())]
+    assert scores[0] > scores[1] + 100
+
+
 def test_a_child_and_what_it_has_set_up_are_used_again() -> None:
     parcel = UdfParcel.of(failing.SetUpOnce)
     seen = {value for _ in range(3) for value in run(parcel, [1, 2]).values.to_pylist()}
