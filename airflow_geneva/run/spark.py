@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from airflow_geneva import errors
@@ -24,6 +24,7 @@ from airflow_geneva.run.inline import run_units
 from airflow_geneva.run.spark_session import open_session, ship_code
 from airflow_geneva.run.units import DoUnit, Unit, UnitReport, cut_tasks, split_fragments, whole_unit
 from airflow_geneva.storage import Storage
+from airflow_geneva.udf_definition import UdfDefinition
 from airflow_geneva.udf_parcel import UdfParcel
 
 if TYPE_CHECKING:
@@ -65,6 +66,16 @@ class Station:
     progress: Storage
     skipped: Mapping[int, int]
 
+    def stop(self, error: GenevaError) -> None:
+        """Have all tasks keep what they have and end, because of a failure."""
+        self.progress.write_json(_STOP, {"failure": [type(error).__name__, str(error)]})
+
+    def raise_failure(self) -> None:
+        """Raise what the tasks were stopped for, which the task that failed may not have lived to give back."""
+        if self.progress.exists(_STOP):
+            kind, message = self.progress.read_json(_STOP)["failure"]
+            raise getattr(errors, kind)(message)
+
 
 def apply_on_spark(
     context: SparkContext,
@@ -94,11 +105,11 @@ def apply_on_spark(
     reporter = Reporter(rows, len(works), storage, name, every=every, rows_held=held)
     reporter.keep()
     logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, rows, len(works), len(tasks))
-    count = SkipCount(kit.policy() if has_limits(work) else "fail", work.rows, station.skipped)
-    reports = _run_stage(context, station, tasks, reporter, count, 0)
+    limits: Policy = kit.policy() if has_limits(work) else "fail"
+    reports = _run_stage(context, station, tasks, reporter, limits, 0)
     rest = [(whole_unit(item),) for item in split_fragments(tasks)]
     if rest:
-        reports += _run_stage(context, station, rest, reporter, count, len(tasks))
+        reports += _run_stage(context, station, rest, reporter, limits, len(tasks))
     reporter.rows_done = sum(report.rows_run for report in reports)
     reporter.ready = sum(report.staged for report in reports)
     reporter.rows_ready = sum(item.rows for item in works)
@@ -119,7 +130,7 @@ def _run_stage(
     station: Station,
     tasks: Sequence[Sequence[Unit]],
     reporter: Reporter,
-    count: SkipCount,
+    limits: Policy,
     first: int,
 ) -> list[UnitReport]:
     """Run tasks as one Spark job, several to a partition when a slot has several threads, and report meanwhile."""
@@ -131,63 +142,52 @@ def _run_stage(
         for at in range(0, len(tasks), threads)
     ]
     run = _Partition(station)
-    outcomes: list[_Outcome] = []
+    reports: list[UnitReport] = []
     failure: list[BaseException] = []
 
     def collect() -> None:
         try:
-            outcomes.extend(context.parallelize(groups, len(groups)).mapPartitions(run).collect())
+            reports.extend(context.parallelize(groups, len(groups)).mapPartitions(run).collect())
         except BaseException as error:
             failure.append(error)
 
     done_before = reporter.rows_done
     thread = threading.Thread(target=collect, name="geneva-collect", daemon=True)
     thread.start()
-    watcher = _Watcher(station.progress, reporter, count, done_before)
+    count = SkipCount(limits, station.work.rows, station.skipped)
+    watcher = _Watcher(station, reporter, count, done_before)
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
         watcher.look()
     if failure:
         raise _explained(failure[0], station.work)
-    for outcome in outcomes:
-        if outcome.failure is not None:
-            kind, message = outcome.failure
-            raise getattr(errors, kind)(message)
-    for outcome in outcomes:
-        count.add(outcome.skipped)
-    return [report for outcome in outcomes for report in outcome.reports]
+    station.raise_failure()
+    # A try of a task that was killed gave up rows that the try after it did not see; only the records have them all.
+    SkipCount(limits, station.work.rows, skipped_before(station.location, station.work)).check()
+    return reports
 
 
 _DIED = ("Python worker exited unexpectedly", "ExecutorLostFailure", "Crash detected")
 
 
 def _explained(error: BaseException, work: Work) -> BaseException:
-    """What Spark says when a worker dies again and again tells nobody what to do."""
+    """Say what to do when a worker died in every try of a task, which Spark's own message does not."""
     if not any(sign in str(error) for sign in _DIED):
         return error
+    advice = (
+        "The policy finds rows that kill the UDF's own process; what died is the worker or the executor around it, as "
+        "when a container ends for its memory. Give a smaller batch_size, or Spark more memory, or let the UDF limit "
+        "itself with resource.setrlimit, so that the row raises MemoryError."
+        if UdfDefinition.from_json(work.udf).on_error != "fail"
+        else 'With @udf(on_error="skip") the UDF runs in a process of its own, and the rows that kill it are found and '
+        "listed; with less memory to a call, give a smaller batch_size, or Spark more memory."
+    )
     crashed = UdfCrashed(
         f"A process that ran UDF {work.udf_name!r} died in every try of a task: it may have crashed, or used more "
-        'memory than there is. What was checkpointed is kept. With @udf(on_error="skip") the UDF runs in a process of '
-        "its own, and the rows that kill it are found and listed; with less memory to a call, give a smaller "
-        "batch_size, or Spark more memory."
+        f"memory than there is. What was checkpointed is kept. {advice}"
     )
     crashed.__cause__ = error
     return crashed
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """What a Spark task did; a UDF's own failure comes back as a value, so that Spark does not run it three more times.
-
-    Args:
-        reports: the units that were done.
-        skipped: rows it gave up, by rule.
-        failure: name of the error's class and its message, or None.
-    """
-
-    reports: list[UnitReport]
-    skipped: Mapping[int, int] = field(default_factory=dict)
-    failure: tuple[str, str] | None = None
 
 
 class _StopRequested(Exception):
@@ -200,11 +200,11 @@ class _Partition:
 
     station: Station
 
-    def __call__(self, groups: Iterable[tuple[int, list[Unit]]]) -> Iterable[_Outcome]:
+    def __call__(self, groups: Iterable[tuple[int, list[Unit]]]) -> Iterable[UnitReport]:
         for number, units in groups:
-            yield self._run(number, units)
+            yield from self._run(number, units)
 
-    def _run(self, number: int, units: list[Unit]) -> _Outcome:
+    def _run(self, number: int, units: list[Unit]) -> list[UnitReport]:
         station = self.station
         rows = sum(unit.rows for unit in units)
         name = f"task-{number:06}.json"
@@ -218,11 +218,11 @@ class _Partition:
             reports = run_units(do, units, reporter, station.work.sizing.intra_applier_concurrency)
             reporter.tick(force=True)
         except _StopRequested:
-            return _Outcome([], reporter.skipped())
+            return []
         except GenevaError as error:
-            station.progress.write_json(_STOP, {"task": number})
-            return _Outcome([], failure=(type(error).__name__, str(error)))
-        return _Outcome(reports, reporter.skipped())
+            station.stop(error)
+            return []
+        return reports
 
     def _look_around(self, _line: str) -> None:
         """Tasks report by file and leave the talking to the driver; each time, they see whether another one failed."""
@@ -247,8 +247,8 @@ def _see_own_gpus() -> None:
 class _Watcher:
     """Adds the tasks' progress files up for the driver's reporter, and stops tasks that give up too many rows."""
 
-    def __init__(self, folder: Storage, reporter: Reporter, count: SkipCount, done_before: int) -> None:
-        self.folder = folder
+    def __init__(self, station: Station, reporter: Reporter, count: SkipCount, done_before: int) -> None:
+        self.station = station
         self.reporter = reporter
         self.count = count
         self.done_before = done_before
@@ -260,11 +260,11 @@ class _Watcher:
         self._next = time.monotonic() + _TASK_REPORT_SECONDS
         rows = ready = rows_ready = 0
         skipped: Counter[int] = Counter()
-        for name in self.folder.list_files():
+        for name in self.station.progress.list_files():
             if name == _STOP:
                 continue
             try:
-                document = self.folder.read_json(name)
+                document = self.station.progress.read_json(name)
             except (FileNotFoundError, ValueError):
                 continue
             rows += document["rows_done"]
@@ -278,5 +278,4 @@ class _Watcher:
         try:
             self.count.check(skipped)
         except UdfError as error:
-            # The tasks' own counts say so again when they have ended.
-            self.folder.write_json(_STOP, {"because": str(error)})
+            self.station.stop(error)

@@ -51,11 +51,15 @@ def test_failed_rows_of_a_view_are_listed_as_rows_of_its_source(spark: object, t
     assert {shard.stage for shard in job.shards} == {"committed"}
 
 
-def test_limits_count_over_all_tasks_of_a_job(spark: object, tmp_path: Path) -> None:
-    table = make_table(tmp_path, picky.limited)
+def test_limits_count_over_all_tasks_of_a_job_and_all_tries_of_a_task(spark: object, tmp_path: Path) -> None:
+    died = tmp_path / "died"
+    data = pa.table({"x": pa.array(range(10_000)), "died": [str(died)] * 10_000})
+    table = airflow_geneva.connect(tmp_path / "db").create_table("numbers", data, max_rows_per_file=2_000)
+    table.add_columns({"y": picky.limited})
     version = table.version
-    with pytest.raises(JobFailed, match="at most 4 rows"):
-        table.backfill("y", task_size=2_000)
+    with pytest.raises(JobFailed, match=r"at most 9 rows.* 10 failed"):
+        table.backfill("y", task_size=2_000, checkpoint_size=1_000)
+    assert died.exists(), "the try after it did not run the row that was given up before"
     assert table.version == version
 
 

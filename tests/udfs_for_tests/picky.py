@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,8 +31,13 @@ def deadly(x: pa.Int64Array) -> pa.Array:
     return pc.multiply(x, 2)
 
 
-@udf(data_type=pa.int64(), on_error=[Skip(ValueError, max_count=4)], version="1")
-def limited(x: int) -> int:
+@udf(data_type=pa.int64(), on_error=[Skip(ValueError, max_count=9)], version="1")
+def limited(x: int, died: str) -> int:
+    """At row 1,500 kills the worker that runs it, once."""
+    if x == 1_500 and not Path(died).exists():
+        Path(died).touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        signal.pause()
     return skipping(x)  # type: ignore[no-any-return]
 
 
