@@ -97,6 +97,19 @@ class _Pending:
         self.steps, self.rows, self.bytes, self.since = [], 0, 0, time.monotonic()
 
 
+@dataclass
+class Widths:
+    """How wide the rows of a job are, as far as the units of one task saw.
+
+    Args:
+        reads: of its inputs.
+        outputs: of its values.
+    """
+
+    reads: ReadSize | None = None
+    outputs: FittingRows | None = None
+
+
 class Applier:
     """Runs one UDF over fragments of one table version.
 
@@ -108,6 +121,7 @@ class Applier:
         udf: the loaded UDF whose sizes count, if there is one.
         mapper: calls the UDF on a batch.
         skipped: counts the rows that are given up.
+        widths: what the task knows from the units before this one.
         on_rows: told the number of rows after every step, for progress.
     """
 
@@ -120,6 +134,7 @@ class Applier:
         udf: UDF | None,
         mapper: Callable[[pa.RecordBatch], Mapped],
         skipped: SkipCount,
+        widths: Widths,
         on_rows: Callable[[int], None] = lambda rows: None,
     ) -> None:
         sizing = work.sizing
@@ -134,7 +149,9 @@ class Applier:
         self.row_by_row = udf is not None and udf.form == "scalar"
         self.batch_size = sizing.batch_size or (udf.batch_size if udf else None)
         self.interval = sizing.checkpoint_interval
-        self.fitting = FittingRows(sizing.batch_bytes, fixed_width(udf.data_type) if udf and not work.source else None)
+        width = fixed_width(udf.data_type) if udf and not work.source else None
+        self.fitting = widths.outputs = widths.outputs or FittingRows(sizing.batch_bytes, width)
+        self.widths = widths
         self.sizer, self.most = bounds(
             sizing.checkpoint_size or (udf.checkpoint_size if udf else None),
             sizing.min_checkpoint_size or (udf.min_checkpoint_size if udf else None),
@@ -179,7 +196,9 @@ class Applier:
             pending.errors.write()
 
     def _read(self, fragment: FragmentWork, live: Ranges, run: Ranges) -> Iterator[Rows]:
-        size = ReadSize.of(self.dataset, self.reads, self.work.sizing.batch_bytes, self.batch_size)
+        limit = self.work.sizing.batch_bytes
+        size = self.widths.reads or ReadSize.of(self.dataset, self.reads, limit, self.batch_size)
+        self.widths.reads = size
         for window in windows(run):
             yield from read_rows(self.dataset, fragment.files, live, window, self.reads, self.work.where, size)
 
@@ -205,7 +224,8 @@ class Applier:
         size = self.sizer.rows
         if self.batch_size is not None:
             size = min(size, self.batch_size) if self.row_by_row else self.batch_size
-        size = min(size, self.fitting.rows)
+        # A number that was asked for is worth more than the care for values that suddenly are much wider.
+        size = min(size, self.fitting.careful_rows if self.batch_size is None else self.fitting.rows)
         if self.most is not None:
             size = min(size, max(self.most - pending.rows, 1))
         return size

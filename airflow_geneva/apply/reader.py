@@ -13,8 +13,10 @@ import pyarrow as pa
 from airflow_geneva.apply.sizing import joint_width
 from airflow_geneva.checkpoint.fragment import RowIds
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
+from airflow_geneva.lance_io.arrays import single_batch
+from airflow_geneva.lance_io.engine_errors import is_overflow
 from airflow_geneva.plan.manifest import FragmentFiles, open_fragment
-from airflow_geneva.task_memory import FittingRows
+from airflow_geneva.task_memory import FittingRows, TooWide
 
 if TYPE_CHECKING:
     import lance
@@ -66,7 +68,7 @@ class ReadSize:
 
     Args:
         fitting: how many rows of the columns fit into the bytes of a batch; learns from what is read.
-        most: most rows.
+        most: most rows of a batch.
     """
 
     fitting: FittingRows
@@ -93,7 +95,8 @@ class ReadSize:
 
     @property
     def rows(self) -> int:
-        return min(self.fitting.rows, self.most)
+        """Rows that are decoded at once."""
+        return min(self.fitting.careful_rows, self.most)
 
 
 def windows(wanted: Ranges) -> list[tuple[int, int]]:
@@ -136,36 +139,86 @@ def read_rows(
         wanted = wanted if isinstance(columns, Mapping) else {name: f"`{name}`" for name in names}
         wanted = {**wanted, SELECTED: f"({where})"}
     fragment = open_fragment(dataset, files.id)
-    position = start
-    left = count
-    growing = size.fitting.width is None
+    position, left = start, count
+    joined = _Joined(size.fitting.limit, size.most)
     while left:
         rows = size.rows
+        part = (before + count - left, min(rows, left) if size.fitting.growing else left)
+        try:
+            for batch in _batches(fragment, wanted, part, rows, size.fitting.limit):
+                left -= batch.num_rows
+                size.fitting.record(batch.num_rows, batch.nbytes)
+                for full in joined.add(batch):
+                    found = _rows(full, position, None, names)
+                    position = found.end
+                    yield found
+                if not rows <= 2 * size.rows <= 4 * rows:
+                    break
+        except TooWide:
+            size.fitting.halve()
+    yield _rows(joined.take(), position, end, names)
+
+
+def _batches(
+    fragment: lance.LanceFragment, wanted: Any, part: tuple[int, int], rows: int, limit: int
+) -> Iterator[pa.RecordBatch]:
+    try:
         # pylance's `batch_size_bytes` cuts batches only once they are decoded; what bounds its memory are rows.
         scanner = fragment.scanner(
             columns=wanted,
-            offset=before + count - left,
-            limit=min(rows, left) if growing and rows < size.most else left,
+            offset=part[0],
+            limit=part[1],
             batch_size=rows,
             batch_readahead=_READ_AHEAD,
-            io_buffer_size=size.fitting.limit,
+            io_buffer_size=limit,
             with_row_id=True,
             with_row_address=True,
             blob_handling="all_binary",
         )
-        for batch in scanner.to_batches():
-            if batch.num_rows == 0:
-                continue
-            left -= batch.num_rows
-            offsets = batch.column("_rowaddr").to_numpy().view(np.int64) & 0xFFFFFFFF
-            until = end if left == 0 else int(offsets[-1]) + 1
-            selected = None
-            if where is not None:
-                selected = batch.column(SELECTED).fill_null(False).to_numpy(zero_copy_only=False)
-            kept = batch.select(names)
-            size.fitting.record(batch.num_rows, batch.nbytes)
-            yield Rows(position, until, offsets, batch.column("_rowid").to_numpy(), kept, selected)
-            position = until
-            if not rows <= 2 * size.rows <= 4 * rows:
-                break
-        growing = size.rows > rows
+        yield from (batch for batch in scanner.to_batches() if batch.num_rows)
+    except BaseException as error:
+        if rows > 1 and is_overflow(error):
+            raise TooWide from error
+        raise
+
+
+class _Joined:
+    """Batches that become one as long as they fit together; what is decoded at once is less.
+
+    Args:
+        limit: bytes of one.
+        most: rows of one.
+    """
+
+    def __init__(self, limit: int, most: int) -> None:
+        self.limit = limit
+        self.most = most
+        self._parts: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Append rows; gives what is full before they are there."""
+        if batch.num_rows > 1 and batch.nbytes > self.limit:
+            half = batch.num_rows // 2
+            yield from self.add(batch[:half])
+            yield from self.add(batch[half:])
+            return
+        if self._parts and (self._rows + batch.num_rows > self.most or self._bytes + batch.nbytes > self.limit):
+            yield self.take()
+        self._parts.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += batch.nbytes
+
+    def take(self) -> pa.RecordBatch:
+        """What was joined last."""
+        parts, self._parts, self._rows, self._bytes = self._parts, [], 0, 0
+        return parts[0] if len(parts) == 1 else single_batch(pa.Table.from_batches(parts))
+
+
+def _rows(batch: pa.RecordBatch, start: int, end: int | None, names: list[str]) -> Rows:
+    offsets = batch.column("_rowaddr").to_numpy().view(np.int64) & 0xFFFFFFFF
+    selected = None
+    if SELECTED in batch.schema.names:
+        selected = batch.column(SELECTED).fill_null(False).to_numpy(zero_copy_only=False)
+    until = int(offsets[-1]) + 1 if end is None else end
+    return Rows(start, until, offsets, batch.column("_rowid").to_numpy(), batch.select(names), selected)

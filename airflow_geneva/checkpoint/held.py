@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import numpy as np
 import pyarrow as pa
@@ -284,15 +285,19 @@ def _moved(piece: HeldPiece, lookup: tuple[Offsets, RowIds]) -> HeldPiece:
     return replace(piece, offsets=offsets[hit], positions=positions, row_ids=live_ids[hit])
 
 
-def read_values(store: CheckpointStore, piece: HeldPiece) -> pa.Array:
+def read_values(store: CheckpointStore, piece: HeldPiece, room: float = inf) -> pa.Array:
     """Values of a piece of a range checkpoint, in the order of its offsets.
 
+    Args:
+        room: bytes that they may take.
+
     Raises:
+        TooWide: they take more.
         BrokenFile: the checkpoint is damaged, gone, or holds other rows than when it was found: another job that read
             the table at another version may write the same key.
     """
     try:
-        batch = store.read(piece.source, [VALUE, ROW_ID], piece.positions)
+        batch = store.read(piece.source, [VALUE, ROW_ID], piece.positions, room)
     except KeyError as error:
         raise BrokenFile(piece.source) from error
     if not np.array_equal(batch.column(ROW_ID).to_numpy(zero_copy_only=False), piece.row_ids):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +41,17 @@ class CheckpointStore(ABC):
     @abstractmethod
     def __delitem__(self, key: str) -> None: ...
 
-    def read(self, key: str, columns: Sequence[str], rows: Positions | None = None) -> pa.RecordBatch:
+    def read(
+        self, key: str, columns: Sequence[str], rows: Positions | None = None, room: float = inf
+    ) -> pa.RecordBatch:
         """Some columns of a batch, whole or at some rows.
+
+        Args:
+            room: bytes that the rows may take.
 
         Raises:
             KeyError: nothing usable is stored under the key, or it has no such rows.
+            TooWide: the rows take more bytes; not of those that are in memory anyway.
         """
         return some_of(key, self[key], columns, rows)
 
@@ -124,9 +131,11 @@ class LanceCheckpointStore(CheckpointStore):
         except KeyError:
             return self._packed(key)
 
-    def read(self, key: str, columns: Sequence[str], rows: Positions | None = None) -> pa.RecordBatch:
+    def read(
+        self, key: str, columns: Sequence[str], rows: Positions | None = None, room: float = inf
+    ) -> pa.RecordBatch:
         try:
-            return self._checked(key, self._file(key).read(columns, rows), rows is None)
+            return self._checked(key, self._file(key).read(columns, rows, room), rows is None)
         except KeyError:
             return some_of(key, self._packed(key), columns, rows)
 

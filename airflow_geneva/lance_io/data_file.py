@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +21,16 @@ from airflow_geneva.errors import StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.arrays import single_batch, without_slices
 from airflow_geneva.lance_io.blob_file import BlobFileWriter
-from airflow_geneva.lance_io.engine_errors import EngineError, as_it_is, engine_errors, is_out_of_reach, is_panic
+from airflow_geneva.lance_io.engine_errors import (
+    EngineError,
+    as_it_is,
+    engine_errors,
+    is_out_of_reach,
+    is_overflow,
+    is_panic,
+)
 from airflow_geneva.lance_io.storable import reason_against
+from airflow_geneva.task_memory import TooWide, rows_at_once
 from airflow_geneva.uri import is_local, join
 
 if TYPE_CHECKING:
@@ -31,6 +40,7 @@ if TYPE_CHECKING:
 Positions = npt.NDArray[np.int64]
 
 _LAST_BYTES = b"LANC"
+_READ_AHEAD = 2
 _OF_VALUES = ("LanceError(Schema)", "LanceError(Arrow)")
 _JSON = b"lance.json"
 _EXTENSION = b"ARROW:extension:name"
@@ -190,18 +200,30 @@ class LanceFile:
 
         return LanceFile(open_reader, broken)
 
-    def read(self, columns: Sequence[str] | None = None, rows: Positions | None = None) -> pa.RecordBatch:
+    def read(
+        self, columns: Sequence[str] | None = None, rows: Positions | None = None, room: float = inf
+    ) -> pa.RecordBatch:
         """Rows in the order of their positions; raises what `broken` makes.
 
         Args:
             columns: the columns to read; None: all.
             rows: positions in any order; None: all.
+            room: bytes that they may take.
+
+        Raises:
+            TooWide: they take more.
         """
-        with engine_errors(lambda error: _out_of_reach(error) or self.broken(error)):
+
+        def become(error: BaseException) -> Exception:
+            if rows is not None and len(rows) > 1 and is_overflow(error):
+                return TooWide()
+            return _out_of_reach(error) or self.broken(error)
+
+        with engine_errors(become):
             reader = self.open_reader(None if columns is None else list(columns))
             if rows is None:
                 return _decoded(reader, reader.read_all(batch_size=1 << 24).to_table())
-            return _at_positions(reader, rows)
+            return _at_positions(reader, rows, room)
 
     def count_rows(self) -> int | None:
         """How many rows it has; None when it is damaged or gone."""
@@ -218,16 +240,29 @@ def _out_of_reach(error: BaseException) -> StorageError | None:
     return StorageError(f"{error}. Check the store, permissions and the limits of this process, then run again.")
 
 
-def _at_positions(reader: LanceFileReader, positions: Positions) -> pa.RecordBatch:
+def _at_positions(reader: LanceFileReader, positions: Positions, room: float) -> pa.RecordBatch:
     """Rows of a file in the order of their positions; nothing else of the file is kept."""
     count = len(positions)
     steps = np.diff(positions)
+    size = max(1, count if room == inf else min(count, rows_at_once(int(room))))
     if count and (steps == 1).all():
-        return _decoded(reader, reader.read_range(int(positions[0]), count, batch_size=count).to_table())
-    if (steps > 0).all():
-        return _decoded(reader, reader.take_rows(positions.tolist(), batch_size=max(count, 1)).to_table())
-    ascending, back = np.unique(positions, return_inverse=True)
-    return _at_positions(reader, ascending).take(pa.array(back))
+        results = reader.read_range(int(positions[0]), count, batch_size=size, batch_readahead=_READ_AHEAD)
+    elif (steps > 0).all():
+        results = reader.take_rows(positions.tolist(), batch_size=size, batch_readahead=_READ_AHEAD)
+    else:
+        ascending, back = np.unique(positions, return_inverse=True)
+        return _at_positions(reader, ascending, room).take(pa.array(back))
+    return _decoded(reader, _within(results.to_batches(), room))
+
+
+def _within(batches: pa.RecordBatchReader, room: float) -> pa.Table:
+    found: list[pa.RecordBatch] = []
+    for batch in batches:
+        found.append(batch)
+        size = sum(part.nbytes for part in found)
+        if size > room:
+            raise TooWide(sum(part.num_rows for part in found), size)
+    return pa.Table.from_batches(found, schema=batches.schema)
 
 
 def _decoded(reader: LanceFileReader, table: pa.Table) -> pa.RecordBatch:

@@ -63,6 +63,11 @@ def is_out_of_reach(error: BaseException) -> bool:
     return _AWAY.search(str(error)) is not None
 
 
+def is_overflow(error: BaseException) -> bool:
+    """Whether pylance's exception says that the values of a batch take more bytes than Arrow's offsets can say."""
+    return is_engine_error(error) and "overflow" in str(error).lower()
+
+
 def is_panic(error: BaseException) -> bool:
     """Whether pylance's native code panicked: on some damaged files, with what `except Exception` does not catch."""
     return type(error).__module__ == "pyo3_runtime"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.apply.compute import Applier, Computed
+from airflow_geneva.apply.compute import Applier, Computed, Widths
 from airflow_geneva.apply.given_up import SkipCount
 from airflow_geneva.apply.guarded import open_mapper
 from airflow_geneva.checkpoint.fragment import Runs, join_runs, unrolled
@@ -37,11 +37,13 @@ class Tool:
         udf: the UDF in this process.
         source: what its mapper is opened from.
         skipped: counts the rows that are given up.
+        widths: how wide the rows are that its units saw.
     """
 
     udf: UDF
     source: UDF | UdfParcel
     skipped: SkipCount
+    widths: Widths = field(default_factory=Widths)
 
     @staticmethod
     def of(udf: UDF, work: Work, before: Mapping[int, int], parcel: UdfParcel | None = None) -> Tool:
@@ -91,7 +93,9 @@ def run_unit(bench: Bench, unit: Unit, tool: Tool, on_rows: Callable[[int], None
     with open_mapper(tool.source, bench.work.inputs) as mapper:
         counted = RowCount(on_rows)
         work = bench.work
-        applier = Applier(bench.dataset, bench.store, bench.job, work, tool.udf, mapper, tool.skipped, counted)
+        applier = Applier(
+            bench.dataset, bench.store, bench.job, work, tool.udf, mapper, tool.skipped, tool.widths, counted
+        )
         return _run_unit(bench, unit, applier, counted)
 
 

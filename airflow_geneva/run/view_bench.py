@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ from airflow_geneva.plan.manifest import row_ids
 from airflow_geneva.plan.staging import view_file_gives_rows, view_file_is_whole
 from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import Storage
-from airflow_geneva.write.pieces import WINDOW_ROWS, PieceReader
+from airflow_geneva.write.pieces import WINDOW_ROWS, PieceReader, as_many_as_fit
 from airflow_geneva.write.view_rows import ViewRowsWriter, read_view_rows
 
 if TYPE_CHECKING:
@@ -103,8 +103,10 @@ class ViewBench:
         reader = PieceReader(
             held.pieces,
             self.work.sizing.batch_bytes,
-            lambda part: (
-                read_view_rows(self.view, part.source, part.positions) if part.staged else read_values(self.store, part)
+            lambda part, room: (
+                read_view_rows(self.view, part.source, part.positions, room)
+                if part.staged
+                else read_values(self.store, part, room)
             ),
         )
         at = 0
@@ -112,7 +114,7 @@ class ViewBench:
             start = int(due[at])
             until = min(at + WINDOW_ROWS, len(due))
             end = reader.end_of_window(start, int(due[until - 1]) + 1)
-            parts = list(reader.read(start, end))
+            parts, rows = as_many_as_fit(partial(reader.read, start), end - start)
             offsets = np.concatenate([part.offsets for part, _ in parts])
             order = np.argsort(offsets, kind="stable")
             ids = np.concatenate([part.row_ids for part, _ in parts])[order]
@@ -120,7 +122,7 @@ class ViewBench:
             values = pa.concat_arrays([fitted(values, kind) for _, values in parts])
             writer.put(values.take(pa.array(order)), ids)
             runs.append(runs_of(offsets[order], ids))
-            at = int(np.searchsorted(due, end))
+            at = int(np.searchsorted(due, start + rows))
         return self.record(fragment, writer, join_runs(runs), held.by_job, held.failed)
 
     def record(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from airflow_geneva.apply.compute import Applier
+from airflow_geneva.apply.compute import Applier, Widths
 from airflow_geneva.apply.given_up import SkipCount
 from airflow_geneva.apply.outcome import Mapped, RowFailure
 from airflow_geneva.apply.outputs import OutputComputer
@@ -38,11 +38,13 @@ class ViewTool:
         definition: the view's query.
         udfs: by column, the UDF in this process.
         skipped: counts the rows that are given up.
+        widths: how wide the rows are that its units saw.
     """
 
     definition: ViewDefinition
     udfs: Mapping[str, UDF]
     skipped: SkipCount
+    widths: Widths = field(default_factory=Widths)
 
     @staticmethod
     def of(definition: ViewDefinition, udfs: Mapping[str, UDF], work: Work, before: Mapping[int, int]) -> ViewTool:
@@ -129,7 +131,15 @@ def run_view_unit(
     with OutputComputer(tool.definition.columns, tool.sources) as computer:
         counted = RowCount(on_rows)
         applier = Applier(
-            bench.source, bench.store, bench.job, bench.work, tool.shape, _Rows(computer, tool), tool.skipped, counted
+            bench.source,
+            bench.store,
+            bench.job,
+            bench.work,
+            tool.shape,
+            _Rows(computer, tool),
+            tool.skipped,
+            tool.widths,
+            counted,
         )
         applier.reads = computer.projection
         return _run(bench, unit, applier, counted)

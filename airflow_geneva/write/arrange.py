@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,8 @@ import pyarrow as pa
 from airflow_geneva.checkpoint.fragment import StagedFragment
 from airflow_geneva.checkpoint.ranges import Offsets
 from airflow_geneva.row_order import RowIdArray, shuffle_hashes
-from airflow_geneva.write.pieces import WINDOW_ROWS, FittingSources
+from airflow_geneva.task_memory import room
+from airflow_geneva.write.pieces import WINDOW_ROWS, FittingSources, as_many_as_fit
 from airflow_geneva.write.view_rows import ViewRowsWriter, read_source_ids, read_view_rows
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ def arrange(
         # Rows of one source row stay in their order: sorting by keys is stable.
         order = np.lexsort((every, shuffle_hashes(shuffle_seed, every)))
     firsts = np.concatenate(([0], np.cumsum(lengths)))
-    fitting = FittingSources(len(staged), limit)
+    widths = FittingSources(len(staged), limit)
     files = []
     size = most or rows
     for start in range(0, rows, size):
@@ -59,9 +61,10 @@ def arrange(
         while at < len(chosen):
             window = chosen[at : at + WINDOW_ROWS]
             sources = np.searchsorted(firsts, window, side="right") - 1
-            window = window[: fitting.rows(sources)]
-            writer.put(_rows(view, staged, firsts, window, fitting), every[window].view(np.uint64))
-            at += len(window)
+            read = partial(_rows, view, staged, firsts, window, widths)
+            found, count = as_many_as_fit(read, widths.rows(sources))
+            writer.put(found, every[window[:count]].view(np.uint64))
+            at += count
         files.append((writer.finish(), len(chosen)))
     return files
 
@@ -71,17 +74,21 @@ def _rows(
     staged: Sequence[StagedFragment],
     firsts: Offsets,
     window: Offsets,
-    fitting: FittingSources,
+    widths: FittingSources,
+    count: int,
 ) -> pa.StructArray:
-    """Rows by their place among all staged ones."""
+    """The first rows of a window by their place among all staged ones."""
+    window = window[:count]
+    left = room(widths.limit, count)
     sorting = np.argsort(window, kind="stable")
     places = window[sorting]
     cuts = np.searchsorted(places, firsts)
     parts = []
     for number, (fragment, low, high) in enumerate(zip(staged, cuts[:-1], cuts[1:], strict=True)):
         if low < high:
-            parts.append(read_view_rows(view, fragment.file, places[low:high] - firsts[number]))
-            fitting.record(number, parts[-1])
+            read = partial(read_view_rows, view, fragment.file, places[low:high] - firsts[number])
+            parts.append(widths.read(number, read, left))
+            left -= parts[-1].nbytes
     back = np.empty(len(window), np.int64)
     back[sorting] = np.arange(len(window))
     return pa.concat_arrays(parts).take(pa.array(back))

@@ -16,8 +16,8 @@ from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.lance_io.arrays import fitted
 from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.plan.manifest import FragmentFiles
-from airflow_geneva.task_memory import FittingRows
-from airflow_geneva.write.pieces import WINDOW_ROWS, PieceReader
+from airflow_geneva.task_memory import FittingRows, TooWide, room
+from airflow_geneva.write.pieces import WINDOW_ROWS, PieceReader, as_many_as_fit
 
 if TYPE_CHECKING:
     import lance
@@ -58,43 +58,59 @@ def assemble(
     reader = PieceReader(
         pieces,
         limit,
-        lambda part: (
-            read_staged_rows(dataset, part.source, part.positions) if part.staged else read_values(store, part)
+        lambda part, room: (
+            read_staged_rows(dataset, part.source, part.positions, room)
+            if part.staged
+            else read_values(store, part, room)
         ),
     )
     most = min(WINDOW_ROWS, size.fitting.rows) if size.fitting.width is not None else WINDOW_ROWS
     start = 0
-    while start < files.physical_rows:
-        end = reader.end_of_window(start, min(start + most, files.physical_rows), kept, old.bytes_a_row)
+
+    def window(count: int) -> pa.Array:
+        end = start + count
         sources: list[pa.Array] = []
-        at = np.full(end - start, -1, np.int64)
+        at = np.full(count, -1, np.int64)
         taken = 0
-        for part, values in reader.read(start, end):
+        left = room(limit, count)
+        for part, values in reader.read(start, count):
             at[part.offsets - start] = np.arange(taken, taken + len(values))
             sources.append(values)
             taken += len(values)
-        for window in windows(kept.within(start, end)):
-            for rows in read_rows(dataset, files, live, window, [column], None, size):
+            left -= values.nbytes
+        for wanted in windows(kept.within(start, end)):
+            for rows in read_rows(dataset, files, live, wanted, [column], None, size):
                 values = rows.columns.column(0)
                 free = at[rows.offsets - start] < 0
                 if not free.all():
                     values = values.filter(pa.array(free))
                 old.record(len(values), values.nbytes)
+                left -= values.nbytes
+                if left < 0:
+                    raise TooWide
                 at[rows.offsets[free] - start] = np.arange(taken, taken + len(values))
                 sources.append(values)
                 taken += len(values)
-        if sources:
-            combined = pa.concat_arrays([fitted(source, data_type) for source in sources])
-            yield combined.take(pa.array(at, mask=at < 0))
-        else:
-            yield pa.nulls(end - start, data_type)
-        start = end
+        if not sources:
+            return pa.nulls(count, data_type)
+        combined = pa.concat_arrays([fitted(source, data_type) for source in sources])
+        return combined.take(pa.array(at, mask=at < 0))
+
+    while start < files.physical_rows:
+        end = reader.end_of_window(start, min(start + most, files.physical_rows), kept, old.bytes_a_row)
+        values, rows = as_many_as_fit(window, end - start)
+        start += rows
+        yield values
 
 
-def read_staged_rows(dataset: lance.LanceDataset, file: str, positions: Offsets) -> pa.Array:
+def read_staged_rows(dataset: lance.LanceDataset, file: str, positions: Offsets, room: float) -> pa.Array:
     """Some values of a staged data file.
 
+    Args:
+        room: bytes that they may take.
+
     Raises:
+        TooWide: they take more.
         BrokenFile: it is damaged or gone.
     """
-    return LanceFile.of_table(dataset, file, lambda error: BrokenFile(file)).read(rows=positions).column(0)
+    return LanceFile.of_table(dataset, file, lambda error: BrokenFile(file)).read(rows=positions, room=room).column(0)

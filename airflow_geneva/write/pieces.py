@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +13,31 @@ import pyarrow as pa
 
 from airflow_geneva.checkpoint.held import HeldPiece
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
-from airflow_geneva.task_memory import FittingRows
+from airflow_geneva.task_memory import FittingRows, TooWide, room
 
 _NONE = Ranges.empty()
 
 WINDOW_ROWS = 65_536
 """Most rows that are put together at once, however narrow they are."""
+
+
+Made = TypeVar("Made")
+
+
+def as_many_as_fit(make: Callable[[int], Made], rows: int) -> tuple[Made, int]:
+    """What is made of as many of the next rows as fit, and how many these are.
+
+    Args:
+        make: raises `TooWide` when several rows do not fit.
+        rows: how many fit if they are as wide as those before them.
+    """
+    while True:
+        try:
+            return make(rows), rows
+        except TooWide:
+            if rows == 1:
+                raise
+            rows //= 2
 
 
 class FittingSources:
@@ -43,10 +64,24 @@ class FittingSources:
         widths = np.array([*(found.bytes_a_row if found else widest for found in self._files), *more])
         return max(1, int(np.searchsorted(np.cumsum(widths[files]), self.limit, side="right")))
 
-    def record(self, number: int, values: pa.Array) -> None:
-        """Learn from rows of a file."""
+    def read(self, number: int, read: Callable[[float], pa.Array], room: float) -> pa.Array:
+        """Read rows of a file and learn from them.
+
+        Args:
+            read: reads them if they take no more than the given bytes.
+            room: the bytes.
+
+        Raises:
+            TooWide: they take more.
+        """
         found = self._files[number] = self._files[number] or FittingRows(self.limit)
+        try:
+            values = read(room)
+        except TooWide as wide:
+            found.record(wide.rows, wide.size)
+            raise
         found.record(len(values), values.nbytes)
+        return values
 
 
 class PieceReader:
@@ -55,10 +90,11 @@ class PieceReader:
     Args:
         pieces: computed rows, no row twice.
         limit: bytes of a window.
-        read: gives the values of a part of a piece, in the order of its offsets.
+        read: gives the values of a part of a piece, in the order of its offsets, if they take no more than the given
+            bytes.
     """
 
-    def __init__(self, pieces: Sequence[HeldPiece], limit: int, read: Callable[[HeldPiece], pa.Array]) -> None:
+    def __init__(self, pieces: Sequence[HeldPiece], limit: int, read: Callable[[HeldPiece, float], pa.Array]) -> None:
         self._pieces = [piece for piece in pieces if len(piece.offsets)]
         self._firsts = np.array([piece.offsets[0] for piece in self._pieces], np.int64)
         self._lasts = np.array([piece.offsets[-1] for piece in self._pieces], np.int64)
@@ -82,24 +118,27 @@ class PieceReader:
         fitting = self._fitting.rows(files[order], width)
         return end if fitting == len(order) else int(offsets[order[fitting]])
 
-    def read(self, start: int, end: int) -> Iterator[tuple[HeldPiece, pa.Array]]:
-        """The parts of the pieces that lie in ``[start, end)``, with their values.
+    def read(self, start: int, count: int) -> list[tuple[HeldPiece, pa.Array]]:
+        """The parts of the pieces that lie in a window, with their values.
 
         Raises:
-            KeyError: a file behind a piece is gone; names its source.
+            BrokenFile: a file behind a piece is damaged or gone.
+            TooWide: they do not fit, and are more than one.
         """
-        for number, _ in self._parts(start, end):
+        left, found = room(self._fitting.limit, count), []
+        for number, _ in self._parts(start, start + count):
             piece = self._pieces[number]
-            low, high = np.searchsorted(piece.offsets, [start, end])
+            low, high = np.searchsorted(piece.offsets, [start, start + count])
             part = replace(
                 piece,
                 offsets=piece.offsets[low:high],
                 positions=piece.positions[low:high],
                 row_ids=piece.row_ids[low:high],
             )
-            values = self._read(part)
-            self._fitting.record(number, values)
-            yield part, values
+            values = self._fitting.read(number, partial(self._read, part), left)
+            left -= values.nbytes
+            found.append((part, values))
+        return found
 
     def _parts(self, start: int, end: int) -> Iterator[tuple[int, Offsets]]:
         """The pieces with rows in a window, by number, and the offsets of these rows."""

@@ -65,17 +65,19 @@ class ViewRowsWriter:
         return self._file.finish()
 
 
-def read_view_rows(view: lance.LanceDataset, file: str, positions: Offsets) -> pa.StructArray:
+def read_view_rows(view: lance.LanceDataset, file: str, positions: Offsets, room: float) -> pa.StructArray:
     """Rows of a staged file, without the system columns.
 
     Args:
         file: its name below ``data/``.
         positions: which rows, in any order.
+        room: bytes that they may take.
 
     Raises:
+        TooWide: they take more.
         BrokenFile: it is damaged or gone.
     """
-    batch = LanceFile.of_table(view, file, lambda error: BrokenFile(file)).read(rows=positions)
+    batch = LanceFile.of_table(view, file, lambda error: BrokenFile(file)).read(rows=positions, room=room)
     return pa.StructArray.from_arrays(batch.columns[2:], fields=list(batch.schema)[2:])
 
 

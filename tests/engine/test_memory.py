@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from lance.file import LanceFileReader
+from lance.fragment import LanceFragment
 
 from airflow_geneva import Table, connect, udf
 from airflow_geneva.apply import compute
@@ -122,6 +125,10 @@ class Sizes:
     read: list[int] = field(default_factory=list)
     put: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
+
+    def clear(self) -> None:
+        for found in (self.read, self.put, self.kept):
+            found.clear()
 
     def assert_within(self, budget: int) -> None:
         slack = 20 * ROWS  # row ids, offsets and validity
@@ -254,3 +261,79 @@ def test_rows_without_a_value_are_written_within_the_budget_too(tmp_path: Path, 
     assert result.rows_computed == 2
     sizes.assert_within(BUDGET)
     assert [row["id"] for row in table.to_arrow().to_pylist() if row["y"]] == [700, 1_990]
+
+
+SHORT, LONG, LONG_WIDTH = 1_000, 60, 100_000
+
+
+@udf(data_type=pa.string(), version="1", name="same")
+def same(text: pa.StringArray) -> pa.Array:
+    return text
+
+
+@pytest.fixture
+def jump(tmp_path: Path) -> Table:
+    """One fragment of rows without a text, and then of long ones, which are as short in its file."""
+    text = [None] * SHORT + [f"{number:08}" * (LONG_WIDTH // 8) for number in range(LONG)]
+    return connect(tmp_path).create_table("docs", pa.table({"id": pa.array(range(SHORT + LONG)), "text": text}))
+
+
+@pytest.mark.parametrize("way", ["streamed", "resumed", "every other row", "the second half", "view", "shuffled"])
+def test_rows_that_are_suddenly_wide_are_held_within_the_budget(jump: Table, sizes: Sizes, way: str) -> None:
+    settings: Any = {"runner": "inline", "task_memory_bytes": BUDGET}
+    if way in ("view", "shuffled"):
+        query = jump.query().select(["id", "text"])
+        view = (query.shuffle(seed=1) if way == "shuffled" else query).create_materialized_view(name="v")
+        sizes.clear()
+        view.refresh(**settings)
+        rows = view.to_arrow().sort_by("id")
+    else:
+        jump.add_columns({"text2": (same, ["text"])})
+        sizes.clear()
+        if way == "resumed":
+
+            @udf(data_type=pa.string(), version="1", name="same")
+            def breaks(text: pa.StringArray) -> pa.Array:
+                if f"{LONG // 2:08}" * (LONG_WIDTH // 8) in text.to_pylist():
+                    raise ValueError("no")
+                return text
+
+            with pytest.raises(JobFailed):
+                jump.backfill("text2", udf=breaks, **settings)
+        if way in ("every other row", "the second half"):
+            where = "id % 2 = 0" if way == "every other row" else f"id >= {SHORT}"
+            jump.backfill("text2", udf=same, where=where, **settings)
+        jump.backfill("text2", udf=same, **settings)
+        rows = jump.to_arrow()
+        assert rows["text2"] == rows["text"]
+    assert rows["text"].to_pylist() == jump.to_arrow()["text"].to_pylist()
+    row = LONG_WIDTH + 20 * SHORT
+    assert max(sizes.read) <= batch_bytes(BUDGET) + row
+    assert max(sizes.put) <= 2 * batch_bytes(BUDGET) + row
+    assert max(sizes.kept, default=0) <= checkpoint_bytes(BUDGET) + row
+
+
+def test_rows_that_pylance_cannot_decode_at_once_are_read_in_smaller_parts(
+    texts: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = []
+
+    def refuses(owner: Any, name: str, count: Callable[..., int]) -> None:
+        original = getattr(owner, name)
+
+        def refusing(*arguments: Any, **more: Any) -> Any:
+            if count(*arguments, **more) > 3:
+                failed.append(name)
+                raise OSError("Invalid argument error: Offset overflow error: 2147490000")
+            return original(*arguments, **more)
+
+        monkeypatch.setattr(owner, name, refusing)
+
+    texts.add_columns({"y": upper})
+    refuses(LanceFragment, "scanner", lambda fragment, batch_size=0, **more: batch_size)
+    refuses(LanceFileReader, "read_range", lambda reader, start, count, **more: count)
+    for where in ("id % 2 = 0", "id < 200", None):
+        texts.backfill("y", udf=upper, where=where, runner="inline")
+    assert set(failed) == {"scanner", "read_range"}
+    rows = texts.to_arrow()
+    assert rows["y"].to_pylist() == [text.upper() for text in rows["text"].to_pylist()]
