@@ -130,24 +130,20 @@ def test_making_the_wrapper_again_changes_nothing(bare: Path, tmp_path: Path) ->
 def test_spark_runs_on_the_java_of_the_python_package(bare: Path, tmp_path: Path) -> None:
     environment = {**os.environ, **java_environment(tmp_path / "java")}
     submit = str(Path(sys.executable).parent / "spark-submit")
-    told = subprocess.run([submit, "--version"], env=environment, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
-    assert f"version {NEWEST_SPARK}" in told.stderr
     java = find_java()
     assert java is not None
-    assert re.search(rf"VM, {java.version}\b", told.stderr), told.stderr
-
     job = tmp_path / "job.py"
     job.write_text(
         "from pyspark.sql import SparkSession\n"
         "spark = SparkSession.builder.getOrCreate()\n"
         "print('sum', spark.sparkContext.parallelize(range(10), 2).map(lambda n: n * n).sum())\n"
+        "print('java', spark._jvm.java.lang.System.getProperty('java.specification.version'))\n"
     )
     options = ["--master", "local[1]", "--conf", "spark.ui.enabled=false", "--conf", f"spark.local.dir={tmp_path}"]
     options += ["--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.driver.host=127.0.0.1"]
     ran = subprocess.run([submit, *options, str(job)], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    assert "sum 285" in ran.stdout.splitlines()
+    assert {"sum 285", f"java {java.version}"} <= set(ran.stdout.splitlines())
 
 
 def test_spark_whose_parts_are_of_one_version_is_fine() -> None:

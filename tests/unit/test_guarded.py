@@ -518,7 +518,7 @@ def test_exactly_the_bad_rows_fail(function: UDF, values: list[int]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     st.sampled_from(FORMS),
     st.integers(1, 50),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from airflow_geneva.checkpoint.ranges import Ranges
@@ -24,12 +26,14 @@ def assert_partition(shards: tuple[Shard, ...], fragments: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fragments", "shards"), [(0, 0), (1, 1), (4_096, 1), (4_097, 2), (100_000, 25), (300_000, 64)]
+    ("fragments", "shards", "commits"),
+    [(0, 0, 0), (1, 1, 1), (4_000, 1, 63), (4_096, 1, 64), (4_097, 2, 100), (100_000, 25, 100), (300_000, 64, 100)],
 )
-def test_unasked_there_are_few_shards(fragments: int, shards: int) -> None:
+def test_unasked_there_are_few_shards_and_about_a_hundred_commits(fragments: int, shards: int, commits: int) -> None:
     made = cut_shards([work(at) for at in range(fragments)], None)
     assert len(made) == shards
     assert_partition(made, fragments)
+    assert fewest_commits(made) <= commits
 
 
 @pytest.mark.parametrize(("fragments", "size", "shards"), [(10, 3, 4), (10, 100, 1), (1_024, 1, 1_024), (0, 1, 0)])
@@ -49,13 +53,13 @@ def test_more_shards_than_airflow_maps_are_refused_with_the_size_that_fits() -> 
     assert len(cut_shards([work(at) for at in range(1_025)], 2)) == 513
 
 
-@pytest.mark.parametrize(
-    ("fragments", "size", "most"), [(4_000, None, 63), (100_000, None, 100), (300_000, None, 100), (50_000, 100, 500)]
-)
-def test_unasked_a_backfill_makes_about_a_hundred_commits_at_most(fragments: int, size: int | None, most: int) -> None:
-    shards = cut_shards([work(at) for at in range(fragments)], size)
+def test_of_many_small_shards_each_is_a_commit() -> None:
+    assert fewest_commits(cut_shards([work(at) for at in range(50_000)], 100)) == 500
+
+
+def fewest_commits(shards: Sequence[Shard]) -> int:
     counts = [len(shard.fragments) for shard in shards]
-    assert sum(-(-count // fragments_per_commit(count, len(shards))) for count in counts) <= most
+    return sum(-(-count // fragments_per_commit(count, len(shards))) for count in counts)
 
 
 def test_a_commit_covers_64_fragments_where_there_are_few() -> None:
