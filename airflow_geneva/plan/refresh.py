@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from airflow_geneva.blobs import is_blob
 from airflow_geneva.checkpoint.held import KeyIndex
 from airflow_geneva.checkpoint.keys import md5
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
@@ -227,6 +228,8 @@ def _work(
         agreement=md5(version),
         source=source.uri,
         explode=definition.explode,
+        plain_blobs=(definition.shuffle_seed is not None or request.max_rows_per_fragment is not None)
+        and any(is_blob(field) for field in reflected.dataset.schema),
         query=replace(definition, columns=tuple(_as_planned(c, udfs) for c in definition.columns)).to_json(),
     )
 

@@ -59,5 +59,6 @@ def view_file_is_whole(view: lance.LanceDataset, staged: StagedFragment) -> bool
 
 
 def view_file_gives_rows(view: lance.LanceDataset, work: Work, staged: StagedFragment) -> bool:
-    """Whether single source rows can be read out of a staged file: not once lists in it have become rows."""
-    return work.explode is None and view_file_is_whole(view, staged)
+    """Whether single source rows can be read out of a staged file: not once lists in it have become rows, nor blobs."""
+    blobs = not work.plain_blobs and any(is_blob(field) for field in view.schema)
+    return work.explode is None and not blobs and view_file_is_whole(view, staged)

@@ -97,6 +97,7 @@ class Work:
         makers: other versions whose values stay in the column as if they were this one's.
         source: of a refresh, the table that is read; "" where the table itself is.
         explode: of a refresh, the column of lists whose elements become rows of their own.
+        plain_blobs: of a refresh, whether staged files hold blobs as plain bytes, because they are read back.
         query: of a refresh, the view's definition with the code versions planned, as JSON text.
         codes: of a refresh, how to load the modules of its UDFs that travel with it, each once.
     """
@@ -123,6 +124,7 @@ class Work:
     makers: tuple[str, ...] = ()
     source: str = ""
     explode: str | None = None
+    plain_blobs: bool = False
     query: str = ""
     codes: tuple[CodeRef, ...] = ()
 
@@ -130,6 +132,8 @@ class Work:
     def identity(self) -> WorkIdentity:
         # A job that starts over computes under a filter-like tag of its own, so that it resumes its own work only.
         tag = f"{self.where or ''}\0only:{self.job_id}" if self.ignore_checkpoints else self.where
+        if self.plain_blobs:
+            tag = f"{tag or ''}\0plain blobs"
         return WorkIdentity(self.udf_name, self.udf_version, self.column, tag, self.table)
 
     def trust(self, *versions: str) -> Trust:

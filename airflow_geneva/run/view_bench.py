@@ -97,7 +97,7 @@ class ViewBench:
         Raises:
             BrokenFile: a checkpoint or staged file is damaged, or gone since it was found.
         """
-        writer = ViewRowsWriter(self.view, self.work.explode)
+        writer = ViewRowsWriter(self.view, self.work.explode, self.work.plain_blobs)
         due = fragment.due.offsets()
         runs: list[Runs] = []
         reader = PieceReader(

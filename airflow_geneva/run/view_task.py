@@ -169,7 +169,7 @@ def _run(bench: ViewBench, unit: Unit, applier: Applier, counted: RowCount) -> U
 
 def _stream(bench: ViewBench, applier: Applier, fragment: FragmentWork, live: Ranges) -> None:
     """Compute the rows straight into their data file."""
-    writer = ViewRowsWriter(bench.view, bench.work.explode)
+    writer = ViewRowsWriter(bench.view, bench.work.explode, bench.work.plain_blobs)
     runs: list[Runs] = []
     failed: list[Ranges] = []
     for step in applier.compute(fragment, live, fragment.due, keep_last=False):

@@ -27,12 +27,16 @@ class ViewRowsWriter:
     Args:
         view: the view; the file will lie in its ``data/``.
         explode: the column of lists whose elements become rows of their own, or None.
+        plain: blobs are written as bytes, to be read back: of blobs a file by itself only says where they lie.
     """
 
-    def __init__(self, view: lance.LanceDataset, explode: str | None = None) -> None:
+    def __init__(self, view: lance.LanceDataset, explode: str | None = None, plain: bool = False) -> None:
         self.explode = explode
         # Columns that others added to the view are not the query's: they are NULL in new rows.
         self.schema = pa.schema([view.schema.field(name) for name in own_columns(view.schema)])
+        if plain:
+            fields = (pa.field(field.name, pa.large_binary()) if is_blob(field) else field for field in self.schema)
+            self.schema = pa.schema(fields)
         self.rows = 0
         self._file = DataFileWriter(view, self.schema)
 

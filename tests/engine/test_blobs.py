@@ -122,3 +122,15 @@ def test_a_blob_input_of_the_same_size_and_place_is_a_new_input(make_table: Make
     table.lance.merge_insert("id").when_matched_update_all().execute(data)
     table.backfill("n", udf=first, runner="inline")
     assert table.to_arrow()["n"].to_pylist() == [98]
+
+
+@pytest.mark.parametrize("cut", [None, 15], ids=["shuffled", "cut too"])
+def test_a_shuffled_view_holds_the_blobs_of_its_source(table: Table, cut: int | None) -> None:
+    table.backfill("p", udf=draw, runner="inline")
+    view = table.query().select(["x", "p"]).shuffle(seed=1).create_materialized_view(name="v")
+    result = view.refresh(runner="inline", max_rows_per_fragment=cut)
+    assert (result.state, result.rows_computed) == ("DONE", 40)
+    rows = view.lance.scanner(columns=["x", "p"], blob_handling="all_binary").to_table().to_pylist()
+    assert [row for row in rows if row["p"] != drawn(row["x"])] == []
+    assert len(rows) == 40
+    assert view.lance.take_blobs("p", indices=[next(at for at, row in enumerate(rows) if row["p"])])
