@@ -44,6 +44,7 @@ from pathlib import Path
 from airflow.sdk import DAG, task
 from airflow.timetables.interval import CronDataIntervalTimetable
 
+from airflow_geneva import faults
 from airflow_geneva.task_groups import BackfillTaskGroup, RefreshTaskGroup
 
 FOLDER = Path({folder!r})
@@ -62,6 +63,14 @@ def hold(context):
     while (FOLDER / f"{{name}}.hold").exists():
         (FOLDER / f"{{name}}.held.{{os.getpid()}}").touch()
         time.sleep(0.05)
+
+
+def die_once(context):
+    '''Make this very process die at the point that lies ready for its task.'''
+    order = FOLDER / f"{{context['ti'].dag_id}}.{{context['ti'].task_id}}.die"
+    if order.exists():
+        faults._ARMED = order.read_text()
+        order.unlink()
 
 
 def backfill(table, group_id="backfill", **settings):
@@ -106,6 +115,9 @@ with DAG("timeout", schedule=None):
     spark = {{"execution_timeout": timedelta(hours=1), "durable": True}}
     at_first = "{{{{ 0 if ti.try_number == 1 else 1000 }}}}"
     backfill("timeout", inline_below_rows=at_first, concurrency=1, spark_submit=spark)
+
+with DAG("killed", schedule=None, default_args={{**AGAIN, "retries": 3, "on_execute_callback": die_once}}):
+    backfill("killed", inline_below_rows=0, concurrency=1, commit_granularity=1)
 
 for killed in ("lost", "ended", "running", "host"):
     with DAG(killed, schedule=None, default_args=AGAIN if killed == "lost" else {{}}):

@@ -27,7 +27,7 @@ DAYS = [date(2026, 1, day) for day in (1, 2)]
 APPLY, COMMIT = "backfill.shards.apply", "backfill.shards.commit"
 TABLES = [
     "dates", "days", "twice", "first", "high", "low", "paused", "plan_success", "commit_success", "commit_failed",
-    "finish_failed", "finish_success", "timeout", "lost", "ended", "running", "host",
+    "finish_failed", "finish_success", "timeout", "killed", "lost", "ended", "running", "host",
 ]  # fmt: skip
 
 SETTINGS = {
@@ -75,6 +75,12 @@ class Site:
 
     def release(self, dag_id: str, task_id: str) -> None:
         (self.folder / f"{dag_id}.{task_id}.hold").unlink()
+
+    def die_at(self, dag_id: str, **points: str) -> None:
+        """Let the process of a task die at a fault point, once."""
+        for stage, point in points.items():
+            task_id = {"apply": APPLY, "commit": COMMIT}.get(stage, f"backfill.{stage}")
+            (self.folder / f"{dag_id}.{task_id}.die").write_text(point)
 
     def start_scheduler(self) -> None:
         self.stack.start("scheduler")

@@ -181,7 +181,7 @@ def test_an_apply_that_exceeds_its_time_ends_spark_and_goes_on_from_its_checkpoi
 ) -> None:
     run = begun["timeout"]
     site.reach("timeout")
-    [spark] = [process for process in site.stack.below() if "SparkSubmit" in command_line(process)]
+    [spark] = drivers(site)
     family = [spark, *spark.children(recursive=True)]
     assert scratch(site)
     task = spark.parent()
@@ -201,6 +201,33 @@ def test_an_apply_that_exceeds_its_time_ends_spark_and_goes_on_from_its_checkpoi
     assert site.visible("timeout") == ROWS
     assert [row for row, times in site.calls("timeout").items() if times > 1 and row < KEPT] == []
     assert scratch(site) == []
+
+
+def test_every_task_is_killed_once_and_the_run_ends_as_if_none_had_been(site: Site) -> None:
+    site.die_at("killed", plan="plan.saved", commit="commit.after", finish="finish.end")
+    site.shut("killed")
+    run = site.stack.trigger("killed")
+    site.reach("killed")
+    [driver] = drivers(site)
+    task = driver.parent()
+    assert task is not None
+    task.kill()
+    # The driver outlives its task, and goes on beside the retry.
+    site.reach("killed", 2)
+    assert driver.is_running()
+    site.open("killed")
+    site.succeeds("killed", run)
+    tries = {task["task_id"].rsplit(".", 1)[-1]: task["try_number"] for task in site.stack.tasks("killed", run)}
+    assert tries == {"plan": 2, "apply": 2, "commit": 2, "finish": 2}
+    assert psutil.wait_procs([driver], timeout=START_SECONDS)[1] == []
+    (job,) = site.database.jobs(table="killed")
+    assert (job.state, job.rows_left, job.rows_computed + job.rows_reused) == ("DONE", 0, ROWS)
+    assert len(job.commits) == 2
+    # The retry took over what was kept; what stood at the gate, and what came after it, both may have run.
+    assert set(site.calls("killed")) == set(range(ROWS))
+    assert_it_went_on(site, "killed")
+    [told] = site.told("killed")
+    assert (told["to_version"], told["rows_left"]) == (max(job.commits), 0)
 
 
 def test_dates_at_once_are_right_and_announced_without_a_gap(site: Site) -> None:
@@ -276,6 +303,11 @@ def assert_it_went_on(site: Site, table: str) -> None:
     assert site.visible(table) == ROWS
     assert len(site.announced(table)) == 1
     assert [row for row, times in site.calls(table).items() if times > 1 and row < KEPT] == []
+
+
+def drivers(site: Site) -> list[psutil.Process]:
+    """The spark-submits below Airflow that have not lost their task."""
+    return [process for process in site.stack.below() if "SparkSubmit" in command_line(process)]
 
 
 def command_line(process: psutil.Process) -> str:
