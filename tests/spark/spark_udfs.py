@@ -59,9 +59,10 @@ def dies_once_at_700(x: int, log: str) -> int:
     return x * 2
 
 
-@udf(data_type=pa.struct({"installed": pa.bool_(), "gpus": pa.string()}), timeout=60)
-def surroundings(x: int) -> dict[str, object]:
+@udf(data_type=pa.struct({"double": pa.int64(), "installed": pa.bool_(), "gpus": pa.string()}), timeout=60)
+def surroundings(x: int, log: str) -> dict[str, object]:
     """Whether the package is installed, and the GPUs in sight; the timeout asks for a process of its own."""
     import airflow_geneva
 
-    return {"installed": ".zip" not in airflow_geneva.__file__, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    installed, gpus = ".zip" not in airflow_geneva.__file__, os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {"double": slow(x, log), "installed": installed, "gpus": gpus}

@@ -1,4 +1,4 @@
-"""The Spark application on a real standalone master with two workers that do not have this package."""
+"""A real standalone master with two workers that do not have this package: the application, and the task group."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ from airflow_geneva.plan.document import load_plan
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.run.job import commit_shard, finish_job, start_job
 from airflow_geneva.run.spark_session import package_zip
-from tests.spark.spark_udfs import slow, surroundings
+from tests.airflow.conftest import Desk
+from tests.airflow.driving import Driver
+from tests.airflow.test_backfill_group import make_dag, texts
+from tests.spark.spark_udfs import surroundings
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 
 SPARK = Path(pyspark.__file__).parent
 GPUS = ("3", "5")  # what Spark believes its two workers to have
@@ -127,26 +130,42 @@ def test_workers_without_the_package_compute_and_stage_and_the_caller_commits(
     log = str(tmp_path / "log")
     data = pa.table({"x": pa.array(range(2_000)), "log": pa.array([log] * 2_000)})
     table = airflow_geneva.connect(tmp_path / "db").create_table("numbers", data, max_rows_per_file=250)
-    table.add_columns({"y": slow, "where": surroundings})
-    for column, udf in (("y", slow), ("where", surroundings)):
-        plan = plan_request(table.location, BackfillRequest(column, sizing={"concurrency": 2}), udf, None)
-        plan, saved = start_job(plan, table.location, ship_code=True)
-        job = table.location.checkpoints.folder("jobs", plan.work.job_id)
-        code = tmp_path / f"{column}.zip"
-        code.write_bytes(job.read_bytes(str(plan.work.code.zip)))
-        outcome = submit(master, bare_python, tmp_path, load_plan(job, saved.fingerprint), job.root, code)
-        assert (outcome["rows_run"], outcome["fragments_staged"]) == (2_000, 8)
-        if column == "y":
-            shares = [int(share) for share in re.findall(r"\((\d+) %\)", str(outcome["log"]))]
-            assert shares == sorted(shares), "progress never goes back"
-            assert len(shares) > 1, "progress shows while Spark works"
-            assert shares[-1] == 100
-        assert table.to_arrow().column(column).null_count == 2_000, "only the commit makes it visible"
-        shard = saved.load_shard(job, 0)
-        result = finish_job(table.location, saved, [commit_shard(table.location, saved, shard)])
-        assert (result.state, result.rows_computed) == ("DONE", 2_000)
-    values = table.to_arrow()
-    assert values.column("y").to_pylist() == [2 * x for x in range(2_000)]
-    seen = {(where["installed"], where["gpus"]) for where in values.column("where").to_pylist()}
+    table.add_columns({"y": surroundings})
+    plan = plan_request(table.location, BackfillRequest("y", sizing={"concurrency": 2}), surroundings, None)
+    plan, saved = start_job(plan, table.location, ship_code=True)
+    job = table.location.checkpoints.folder("jobs", plan.work.job_id)
+    code = tmp_path / "code.zip"
+    code.write_bytes(job.read_bytes(str(plan.work.code.zip)))
+    outcome = submit(master, bare_python, tmp_path, load_plan(job, saved.fingerprint), job.root, code)
+    assert (outcome["rows_run"], outcome["fragments_staged"]) == (2_000, 8)
+    shares = [int(share) for share in re.findall(r"\((\d+) %\)", str(outcome["log"]))]
+    assert shares == sorted(shares), "progress never goes back"
+    assert len(shares) > 1, "progress shows while Spark works"
+    assert shares[-1] == 100
+    assert table.to_arrow().column("y").null_count == 2_000, "only the commit makes it visible"
+    result = finish_job(table.location, saved, [commit_shard(table.location, saved, saved.load_shard(job, 0))])
+    assert (result.state, result.rows_computed) == ("DONE", 2_000)
+    values = table.to_arrow().column("y").to_pylist()
+    assert [value["double"] for value in values] == [2 * x for x in range(2_000)]
+    seen = {(value["installed"], value["gpus"]) for value in values}
     assert seen == {(False, gpu) for gpu in GPUS}, "workers used what was shipped, and each its own GPU"
     assert sorted(int(line) for line in Path(log).read_text().split()) == list(range(2_000))
+
+
+def test_a_standalone_cluster_whose_workers_do_not_have_the_package_computes_a_shard(
+    desk: Desk, master: str, bare_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": master}))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    conf = {
+        "spark.pyspark.python": bare_python,
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.memory": "512m",
+    }
+    desk.append("ab")
+    desk.define(n="length")
+    given = {"concurrency": 2, "spark_submit": {"conf": conf}}
+    run = Driver.trigger(make_dag(desk, inline_below_rows=0, shard_size=None, **given)).go()
+    assert run.state == "success", run.errors
+    assert desk.calls() == texts("ab")
+    assert desk.values() == dict.fromkeys(texts("ab"), 3)
