@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
 DAGS = HOURLY, ON_NEW_DATA, ON_THE_VIEW = ("hourly_refresh", "refresh_on_new_data", "refresh_verses_of_light")
 QUICKER = {
-    # The examples as they are shown, but for the clock: an hour is 20 seconds, and five minutes are ten.
-    "hourly_refresh.py": ('schedule="@hourly"', 'schedule="* * * * * */20"'),
-    "refresh_on_new_data.py": ("poke_interval=300", "poke_interval=10"),
+    # The examples as they are shown, but for the clock: an hour is ten seconds, and five minutes are three.
+    "hourly_refresh.py": ('schedule="@hourly"', 'schedule="* * * * * */10"'),
+    "refresh_on_new_data.py": ("poke_interval=300", "poke_interval=3"),
     "chained_views.py": ("", ""),
 }
 
@@ -93,7 +93,7 @@ class Site:
             states = {run["state"] for dag_id in DAGS for run in self.runs(dag_id)}
             in_vain = "failed" in states or time.monotonic() > until
             assert not in_vain, f"{what} did not come\n{self.stack.logs()}"
-            time.sleep(1)
+            time.sleep(0.5)
 
     def is_sensor_waiting(self) -> bool:
         """Whether the sensor is off its slot until it looks again."""

@@ -246,14 +246,16 @@ def test_the_demo_computes_everything_then_nothing_then_what_is_new_and_its_view
 @pytest.mark.airflow
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_demo_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
+def test_a_demo_that_is_stopped_leaves_no_process(tmp_path: Path, new_airflow_db: Path) -> None:
     """It is stopped while Spark is starting: scheduler, task, JVM and its driver are all there."""
     home = DemoHome(tmp_path)
     program = (
-        "import sys, signal; from pathlib import Path; from rich.console import Console\n"
+        "import shutil, sys, signal; from pathlib import Path; from rich.console import Console\n"
         f"sys.path.insert(0, {str(DAGS)!r})\n"
         "from dags_examples.demo.__main__ import run_demo; from dags_examples.demo.stack import DemoHome\n"
-        "from dags_examples.demo.verses import read_books\n"
+        "from dags_examples.demo.verses import read_books; from dags_examples.demo import stack\n"
+        f"database = lambda home, _: shutil.copyfile({str(new_airflow_db)!r}, home.airflow / 'airflow.db')\n"
+        "stack._migrate = database\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"run_demo(DemoHome(Path({str(tmp_path)!r})), read_books()[-4:], 2, 'any', Console())\n"
     )

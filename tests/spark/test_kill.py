@@ -23,12 +23,13 @@ KILLS = int(os.environ.get("GENEVA_KILLS", "10" if os.environ.get("GENEVA_SOAK")
 ROWS = 1_000 * KILLS
 SECONDS_A_ROW = 0.004
 INTERVAL = 0.2
+SLOTS = 2
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow]
 
 
-def start(database: Path, runner: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.spark.kill_me", str(database), runner]
+def start(database: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.spark.kill_me", str(database)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     )  # fmt: skip
@@ -52,23 +53,17 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-@pytest.mark.parametrize(
-    ("runner", "targets"),
-    [("inline", ["driver"]), pytest.param("spark", ["driver", "jvm", "worker"], marks=pytest.mark.spark)],
-)
-def test_whatever_is_killed_whenever_the_result_is_right_and_little_runs_twice(
-    runner: str, targets: list[str], tmp_path: Path
-) -> None:
-    chance = random.Random(f"{runner}-{KILLS}")
+def test_whatever_is_killed_whenever_the_result_is_right_and_little_runs_twice(tmp_path: Path) -> None:
+    targets = ["driver", "jvm", "worker"]
+    chance = random.Random(f"spark-{KILLS}")
     log = str(tmp_path / "log")
     data = pa.table({"x": pa.array(range(ROWS)), "log": pa.array([log] * ROWS)})
     database = airflow_geneva.connect(tmp_path / "db")
     table = database.create_table("numbers", data, max_rows_per_file=500)
     table.add_columns({"y": slow})
-    running = 1 if runner == "inline" else 2
     killed = 0
     for attempt in range(KILLS * 3):
-        process = start(tmp_path / "db", runner)
+        process = start(tmp_path / "db")
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         if killed == KILLS:
@@ -103,6 +98,6 @@ def test_whatever_is_killed_whenever_the_result_is_right_and_little_runs_twice(
     again = sum(count - 1 for count in runs.values())
     # A worker's death is followed by the end of the whole run, so that each round may cost two intervals a task.
     step = INTERVAL * 1.5 / SECONDS_A_ROW + 100
-    assert again <= 2 * killed * running * step, f"{again} rows ran twice after {killed} kills"
-    print(f"{runner}: {killed} kills, {len(runs)} rows, {again} ran twice")
+    assert again <= 2 * killed * SLOTS * step, f"{again} rows ran twice after {killed} kills"
+    print(f"{killed} kills, {len(runs)} rows, {again} ran twice")
     assert table.plan_backfill("y", udf=slow).rows_pending == 0
