@@ -13,6 +13,7 @@ import pyarrow as pa
 from airflow_geneva.apply.sizing import joint_width
 from airflow_geneva.checkpoint.fragment import RowIds
 from airflow_geneva.checkpoint.ranges import Offsets, Ranges
+from airflow_geneva.errors import StorageError
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.engine_errors import is_overflow
 from airflow_geneva.plan.manifest import FragmentFiles, open_fragment
@@ -127,6 +128,9 @@ def read_rows(
             to give it, an SQL expression or a quoted column.
         where: filter to be evaluated by row, not applied.
         size: rows per batch; follows the bytes that were read.
+
+    Raises:
+        StorageError: the fragment holds fewer rows than its metadata says.
     """
     start, end = window
     before = len(live.within(0, start))
@@ -142,7 +146,7 @@ def read_rows(
     position, left = start, count
     joined = _Joined(size.fitting.limit, size.most)
     while left:
-        rows = size.rows
+        rows, missing = size.rows, left
         part = (before + count - left, min(rows, left) if size.fitting.growing else left)
         try:
             for batch in _batches(fragment, wanted, part, rows, size.fitting.limit):
@@ -156,6 +160,12 @@ def read_rows(
                     break
         except TooWide:
             size.fitting.halve()
+        else:
+            if left == missing:
+                raise StorageError(
+                    f"Fragment {files.id} holds {count - left} live rows at offsets {start} to {end}, but its metadata "
+                    f"says {count}. A file of the table is damaged: restore a version before it."
+                )
     yield _rows(joined.take(), position, end, names)
 
 

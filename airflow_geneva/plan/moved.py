@@ -86,7 +86,7 @@ def known_by_value(
         ids = batch.column("_rowid").to_numpy()[wanted].tolist()
         at = 0
         while at < len(ids):
-            chosen = ids[at : at + min(fitting.rows, _BATCH_ROWS)]
+            chosen = ids[at : at + min(fitting.careful_rows, _BATCH_ROWS)]
             rows = single_batch(dataset._take_rows(chosen, columns=columns))
             fitting.record(rows.num_rows, rows.nbytes)
             at += len(chosen)

@@ -11,10 +11,14 @@ import pytest
 from lance.file import LanceFileReader
 
 from airflow_geneva import connect
+from airflow_geneva.apply.reader import ReadSize, read_rows
+from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.errors import StorageError
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.location import TableLocation
 from airflow_geneva.plan.fragment_work import FragmentWork
+from airflow_geneva.plan.manifest import Columns, read_manifest
 from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.plan.values import Sizing, Work
 from airflow_geneva.run import refresh as refreshing
@@ -239,3 +243,13 @@ def test_a_swap_in_another_order_leaves_what_cannot_be_read_and_the_next_one_has
     assert target.run().state == "DONE"
     assert len(trace) == 105
     assert_complete(target)
+
+
+def test_a_fragment_with_fewer_rows_than_its_metadata_says_is_an_error_and_no_endless_loop(
+    make_table: MakeTable,
+) -> None:
+    dataset = make_table(10, per_fragment=10).lance
+    files = read_manifest(dataset, Columns((), (), (-1,)))[0]
+    reading = read_rows(dataset, files, Ranges.of(0, 20), (0, 20), ["x"], None, ReadSize.of(dataset, ["x"], 1 << 20))
+    with pytest.raises(StorageError, match="holds 10 live rows at offsets 0 to 20, but its metadata says 20"):
+        list(reading)
