@@ -167,6 +167,10 @@ print(start_in_background(plan, table.location, slow, "inline", Stopwatch()).job
 """
 
 
+@pytest.mark.skipif(
+    (3, 12, 0) <= sys.version_info[:3] <= (3, 12, 2),
+    reason="Python 3.12.0 to 3.12.2 start no thread once the main thread has ended (gh-113964)",
+)
 def test_a_program_that_ends_waits_for_its_background_job_and_says_so(make_table: MakeTable, tmp_path: Path) -> None:
     @udf(data_type=pa.int64(), version="1")
     def slow(x: int) -> int:
