@@ -113,7 +113,7 @@ def check_airflow() -> Finding:
     missing = [name for name, version in versions.items() if version is None]
     if missing:
         return Finding(
-            "Airflow", f"not installed: {', '.join(missing)}", pip("install", "apache-airflow>=3.1", provider)
+            "Airflow", f"not installed: {', '.join(missing)}", pip("install", "apache-airflow>=3.1.1", provider)
         )
     return Finding("Airflow", f"{versions[airflow]}, Spark provider {versions[provider]}")
 
