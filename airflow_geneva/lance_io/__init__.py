@@ -1,1 +1,1 @@
-"""The only door to pylance: its errors, its files."""
+"""The only package that uses pylance's files, transactions and errors directly."""

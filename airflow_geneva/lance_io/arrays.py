@@ -1,4 +1,4 @@
-"""The same values in another form: not sliced, of another layout, or in one batch."""
+"""Convert Arrow values without changing them: copy slices, change the layout, combine batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ROWS_PER_FILE = 1 << 20
 
 
 def single_batch(table: pa.Table) -> pa.RecordBatch:
-    """The rows of a table as one record batch, schema metadata kept."""
+    """Combine a table into one record batch and keep its schema metadata."""
     combined = table.combine_chunks().to_batches()
     if len(combined) == 1:
         return combined[0]
@@ -21,20 +21,22 @@ def single_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def unsliced(values: pa.Array) -> pa.Array:
-    """Values as pylance can write them: copied where a nested array begins inside of its buffers, else as they are."""
+    """Copy a nested array that starts inside its buffers, because pylance cannot write it; return others unchanged."""
     return pa.concat_arrays([values]) if _parts(values) and _is_sliced(values) else values
 
 
 def without_slices(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows as pylance can write them."""
+    """Apply `unsliced` to every column of a batch."""
     return pa.record_batch([unsliced(column) for column in batch.columns], schema=batch.schema)
 
 
 def cut_for_files(table: pa.Table, rows_per_file: int | None) -> pa.Table:
-    """Rows in batches that pylance need not cut where a new file begins: it cannot write what it cuts either.
+    """Split a table into batches that end where pylance starts a new file.
+
+    pylance cannot write a batch that it has to slice itself.
 
     Args:
-        rows_per_file: most rows of a file; None: pylance's own number.
+        rows_per_file: most rows in a file; None: pylance's default.
     """
     size = rows_per_file or _ROWS_PER_FILE
     parts = (table.slice(start, size) for start in range(0, len(table), size))
@@ -43,7 +45,7 @@ def cut_for_files(table: pa.Table, rows_per_file: int | None) -> pa.Table:
 
 
 def _is_sliced(values: pa.Array) -> bool:
-    # That values end before their buffers do is no trouble to pylance.
+    # pylance handles values that end before their buffers do.
     if values.offset:
         return True
     if len(values) and hasattr(values, "offsets") and values.offsets[0].as_py():
@@ -65,15 +67,15 @@ def _parts(values: pa.Array) -> list[pa.Array]:
 
 
 def to_storage(values: pa.Array) -> pa.Array:
-    """The same buffers without the extension types, which not every process knows."""
+    """Remove extension types, which not every process has registered, and keep the buffers."""
     return _retyped(values, storage_type(values.type))
 
 
 def fitted(values: pa.Array, data_type: pa.DataType) -> pa.Array:
-    """Values as an array of another type that holds the same: extension types are put on, and layouts changed.
+    """Convert an array to another type that holds the same values, for example to an extension type or another layout.
 
     Raises:
-        pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError: the type does not hold them.
+        pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError: the type cannot hold the values.
     """
     if values.type == data_type:
         return _retyped(values, data_type)
@@ -82,13 +84,13 @@ def fitted(values: pa.Array, data_type: pa.DataType) -> pa.Array:
 
 
 def _retyped(values: pa.Array, data_type: pa.DataType) -> pa.Array:
-    # Types are equal whatever the items of a list or map are called, and pylance insists on the names.
+    # Arrow ignores the names of list and map items when it compares types; pylance does not.
     same = values.type == data_type and str(values.type) == str(data_type)
     return values if same else pa.array(_Retyped(values, data_type))
 
 
 class _Retyped:
-    """The buffers of an array under a type of the same storage, to be taken up by :func:`pyarrow.array`."""
+    """Give :func:`pyarrow.array` the buffers of an array with another type of the same storage."""
 
     def __init__(self, values: pa.Array, data_type: pa.DataType) -> None:
         self.values = values

@@ -1,4 +1,4 @@
-"""Data files with blobs, which only `write_fragments` can write, and which it writes while batches come."""
+"""Write data files with blob columns; only pylance's `write_fragments` can do it, and it reads from a stream."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _Batches: TypeAlias = "SimpleQueue[pa.RecordBatch | Exception | None]"
 
 
 class BlobFileWriter:
-    """A data file that a thread writes; it holds the batch that is being written and one more.
+    """Writes a data file in a background thread; holds at most two batches in memory.
 
     Args:
-        dataset: the table; the file will lie in its ``data/``.
-        schema: its columns in the file.
+        dataset: the table; the file goes into its ``data/`` folder.
+        schema: the columns of the file.
     """
 
     def __init__(self, dataset: lance.LanceDataset, schema: pa.Schema) -> None:
         self._batches: _Batches = SimpleQueue()
         self._room = threading.Semaphore()
         self._file: Future[str] = Future()
-        # The thread does not hold this writer: once nothing does, what was begun is given up.
-        weakref.finalize(self, self._batches.put, RuntimeError("the file was given up"))
+        # The thread has no reference to this writer. When the writer is garbage collected, the thread stops.
+        weakref.finalize(self, self._batches.put, RuntimeError("the writer was dropped before it was closed"))
         arguments = (dataset, schema, self._batches, self._room, self._file)
         threading.Thread(target=_write, args=arguments, name="geneva-blobs", daemon=True).start()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows, as soon as the rows before them are being written; raises what pylance raised."""
+        """Append rows once the thread has taken the rows before them; raises what pylance raised."""
         self._room.acquire()
         if self._file.done():
             self._room.release()

@@ -1,4 +1,4 @@
-"""Lance files: the one place where values enter them, and the one where values leave them."""
+"""Write and read Lance files; all values of checkpoints and staged data files pass through here."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _EXTENSION = b"ARROW:extension:name"
 
 
 class FileWriter:
-    """A Lance file that takes batches; nothing is published before :meth:`close`.
+    """Writes batches to a Lance file; readers see nothing before :meth:`close`.
 
     Args:
-        what: the file in words, for messages.
-        path: where it will lie.
+        what: description of the file, for error messages.
+        path: where to write it.
         open_writer: opens pylance's writer.
 
     Raises:
@@ -61,7 +61,7 @@ class FileWriter:
     def __init__(self, what: str, path: str, open_writer: Callable[[], LanceFileWriter]) -> None:
         self.what = what
         self.path = path
-        # Not as a context manager: that would publish the partial file when the body raises.
+        # pylance's context manager would publish the partial file when the body raises.
         self._writer = self._guard(open_writer, None)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -80,11 +80,11 @@ class FileWriter:
 
 
 class DataFileWriter:
-    """A new data file of a table, which is no part of the table before a commit names it; takes batches in order.
+    """Writes batches to a new data file; the file becomes part of the table when a commit names it.
 
     Args:
-        dataset: the table; the file will lie in its ``data/``.
-        schema: its columns in the file.
+        dataset: the table; the file goes into its ``data/`` folder.
+        schema: the columns of the file.
 
     Raises:
         StorageError: the store is full, read-only or unreachable, or pylance cannot write the values.
@@ -134,12 +134,12 @@ class DataFileWriter:
 
 
 def write_error(what: str, error: BaseException, batch: pa.RecordBatch | None) -> StorageError:
-    """The error that says why a Lance file could not be written.
+    """Build the error that says why a Lance file could not be written.
 
     Args:
-        what: the file in words.
+        what: description of the file.
         error: pylance's error.
-        batch: the rows that were being written, if there were any.
+        batch: the rows that were being written, or None.
     """
     columns = () if batch is None or isinstance(error, OSError) else zip(batch.schema, batch.columns, strict=True)
     bad = [f"{field.name!r} ({field.type})" for field, column in columns if reason_against(column)]
@@ -149,19 +149,19 @@ def write_error(what: str, error: BaseException, batch: pa.RecordBatch | None) -
         )
     values = f"the values of {', '.join(bad)}" if bad else "these values"
     return StorageError(
-        f"Cannot write {what}: pylance cannot store {values}: {error}. Another try will fail in the same way. Give the "
+        f"Cannot write {what}: pylance cannot store {values}: {error}. A retry will fail in the same way. Give the "
         "column another Arrow type."
     )
 
 
 def check_finished(path: str) -> None:
-    """Make sure that a Lance file is there to its last byte, and remove it if it is not.
+    """Check that a Lance file is complete, and remove it if it is not.
 
-    On a local disk Lance reports no error when the last bytes did not fit: the disk is full, or a quota is used up.
-    Object stores take a file whole or not at all.
+    On a full local disk or an exhausted quota, Lance reports no error for the last bytes. An object store always stores
+    a file completely or not at all.
 
     Raises:
-        OSError: the file was cut short.
+        OSError: the file is truncated.
     """
     if not is_local(path):
         return
@@ -170,17 +170,17 @@ def check_finished(path: str) -> None:
         whole = file.read() == _LAST_BYTES
     if not whole:
         os.unlink(path)
-        raise OSError(errno.ENOSPC, "the file was cut short, the disk is full or a limit is reached")
+        raise OSError(errno.ENOSPC, "the file is truncated: the disk is full or a quota is reached")
 
 
 @dataclass(frozen=True)
 class LanceFile:
-    """A finished Lance file, whose values come out as they do of a table.
+    """Reads a finished Lance file; values have the same form as in a table.
 
     Args:
-        open_reader: opens pylance's reader of some columns, None for all.
-        broken: makes the error to raise when it is damaged or gone, out of pylance's. What is merely out of reach
-            now is a `StorageError`, and never counts as gone.
+        open_reader: opens pylance's reader for the given columns; None: all columns.
+        broken: converts pylance's error about a damaged or missing file. A store that is unavailable raises a
+            `StorageError` instead.
     """
 
     open_reader: Callable[[list[str] | None], LanceFileReader]
@@ -190,7 +190,7 @@ class LanceFile:
     def of_table(
         dataset: lance.LanceDataset, name: str, broken: Callable[[BaseException], Exception] = as_it_is
     ) -> LanceFile:
-        """A data file, part of a table or only staged, by its name below ``data/``."""
+        """Open a committed or staged data file by its name below ``data/``."""
 
         def open_reader(columns: list[str] | None) -> LanceFileReader:
             from lance.file import LanceFileReader
@@ -203,15 +203,15 @@ class LanceFile:
     def read(
         self, columns: Sequence[str] | None = None, rows: Positions | None = None, room: float = inf
     ) -> pa.RecordBatch:
-        """Rows in the order of their positions; raises what `broken` makes.
+        """Read rows in the order of their positions; a damaged or missing file raises the error of `broken`.
 
         Args:
             columns: the columns to read; None: all.
             rows: positions in any order; None: all.
-            room: bytes that they may take.
+            room: most bytes that the rows may take.
 
         Raises:
-            TooWide: they take more.
+            TooWide: the rows take more.
         """
 
         def become(error: BaseException) -> Exception:
@@ -226,7 +226,7 @@ class LanceFile:
             return _at_positions(reader, rows, room)
 
     def count_rows(self) -> int | None:
-        """How many rows it has; None when it is damaged or gone."""
+        """Count the rows; None if the file is damaged or missing."""
         try:
             with engine_errors(lambda error: _out_of_reach(error) or as_it_is(error)):
                 return int(self.open_reader(None).num_rows())
@@ -241,7 +241,7 @@ def _out_of_reach(error: BaseException) -> StorageError | None:
 
 
 def _at_positions(reader: LanceFileReader, positions: Positions, room: float) -> pa.RecordBatch:
-    """Rows of a file in the order of their positions; nothing else of the file is kept."""
+    """Read rows in the order of their positions, without holding other rows of the file."""
     count = len(positions)
     steps = np.diff(positions)
     size = max(1, count if room == inf else min(count, rows_at_once(int(room))))
@@ -266,7 +266,7 @@ def _within(batches: pa.RecordBatchReader, room: float) -> pa.Table:
 
 
 def _decoded(reader: LanceFileReader, table: pa.Table) -> pa.RecordBatch:
-    """Rows of a file with JSON as text again: files hold it in a binary form that pylance decodes for tables only."""
+    """Convert JSON columns back to text: files hold a binary form that pylance decodes only when it reads a table."""
     batch = single_batch(table)
     if not any(pt.is_large_binary(leaf) for field in batch.schema for leaf in leaf_types(field.type)):
         return batch

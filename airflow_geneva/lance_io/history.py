@@ -1,4 +1,4 @@
-"""What the commits of a table did, read from the newest back."""
+"""Read the commits of a table, newest first."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Commit:
     """One commit.
 
     Args:
-        version: the table version that it wrote.
-        operation: what it did, one of ``lance.LanceOperation``; None where Lance does not say.
-        properties: the transaction properties that its author gave it.
-        gone: the version was cleaned up, so that nothing is known about it.
+        version: the table version that the commit wrote.
+        operation: the operation, one of ``lance.LanceOperation``; None if Lance recorded none.
+        properties: the transaction properties that the writer set.
+        gone: the version was cleaned up, so nothing is known about the commit.
     """
 
     version: int
@@ -35,7 +35,7 @@ class Commit:
 
 
 def read_commit(dataset: lance.LanceDataset, version: int) -> Commit:
-    """The commit that wrote a version."""
+    """Read the commit that wrote a version."""
     try:
         with engine_errors():
             transaction = dataset.read_transaction(version)
@@ -47,9 +47,9 @@ def read_commit(dataset: lance.LanceDataset, version: int) -> Commit:
 
 
 def commits_back(dataset: lance.LanceDataset, newest: int, oldest: int = 1) -> Iterator[Commit]:
-    """The commits of some versions, from the newest back to the oldest.
+    """Read the commits of a range of versions, newest first.
 
-    On an object store the first are read one by one, as most questions end there, and then ever more at a time.
+    On an object store, the number of parallel reads doubles from one: most callers need only the first commits.
     """
     most, at_once = 1 if is_local(dataset.uri) else _MOST_AT_ONCE, 1
     while newest >= oldest:
@@ -58,6 +58,6 @@ def commits_back(dataset: lance.LanceDataset, newest: int, oldest: int = 1) -> I
             yield read_commit(dataset, newest)
         else:
             with ThreadPoolExecutor(len(versions)) as pool:
-                # pylance refuses two such reads of one object at the same time.
+                # pylance refuses two concurrent reads of one dataset object, so each thread gets a copy.
                 yield from list(pool.map(lambda version: read_commit(copy.copy(dataset), version), versions))
         newest, at_once = newest - len(versions), min(2 * at_once, most)

@@ -1,4 +1,4 @@
-"""Which Arrow types pylance can store, found out by storing a sample in memory."""
+"""Find out which Arrow types pylance can store, by storing a sample in memory."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _FILLED, _NULL, _EMPTY, _HOLES = range(4)
 
 
 def check_storable(fields: Iterable[pa.Field], version: str, what: str) -> None:
-    """Refuse columns of types that pylance cannot write and read again, NULL on every level included.
+    """Refuse columns whose types pylance cannot write and read back, with NULL on every level.
 
     Args:
         fields: the columns.
         version: the data storage version of their table.
-        what: the table or view in words, for messages.
+        what: description of the table or view, for error messages.
 
     Raises:
         InvalidInput: names the column, its type, and pylance's reason.
     """
     for field in fields:
-        # Lance's own types cannot be hashed.
+        # Lance's extension types are not hashable, so the cache key is the serialized schema.
         schema = pa.schema([field.remove_metadata()]).serialize().to_pybytes()
         reason = None if is_blob(field) else _reason_against_type(schema, version)
         if reason:
@@ -48,11 +48,11 @@ def _reason_against_type(schema: bytes, version: str) -> str | None:
         back = _stored(values, version)
     except EngineError as error:
         return _own_words(error)
-    return None if back.to_pylist() == values.to_pylist() else f"storage version {version} gives other values back"
+    return None if back.to_pylist() == values.to_pylist() else f"storage version {version} returns other values"
 
 
 def reason_against(values: pa.Array) -> str | None:
-    """Why pylance cannot store values, in its own words; None when it can."""
+    """Return pylance's reason for not storing values; None if it can store them."""
     try:
         _stored(values, "2.2")
     except EngineError as error:
@@ -82,7 +82,7 @@ def _sample(data_type: pa.DataType) -> pa.Array:
 
 
 def _value(data_type: pa.DataType, kind: int) -> Any:
-    """A value with its parts filled, empty, or NULL in places."""
+    """Make a value whose parts are filled, empty, or NULL in places."""
     if kind == _NULL or pt.is_null(data_type):
         return None
     if pt.is_struct(data_type):

@@ -1,1 +1,1 @@
-"""One dense data file per fragment."""
+"""Write one dense data file per fragment."""

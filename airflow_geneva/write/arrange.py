@@ -1,4 +1,4 @@
-"""Put staged rows of a view into the order and the fragments that were asked for."""
+"""Rewrite the staged rows of a view in the requested order and fragment size."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def arrange(
     most: int | None,
     limit: int,
 ) -> list[tuple[str, int]]:
-    """Write staged rows anew; names and rows of the files.
+    """Rewrite staged rows; return the name and the row count of each new file.
 
     Args:
         staged: files of view rows.
-        shuffle_seed: orders the rows by their hash; None: as they lie.
-        most: rows a file; None: all in one.
-        limit: bytes of rows that are held at once.
+        shuffle_seed: seed of the hash that the rows are sorted by; None: keep the order.
+        most: rows per file; None: one file.
+        limit: most bytes of rows to hold at once.
 
     Raises:
-        BrokenFile: a staged file is damaged or gone.
+        BrokenFile: a staged file is damaged or missing.
         StorageError: the store is full, read-only or unreachable.
     """
-    # Not the row ids of the checkpoint: lists may have become rows.
+    # Read the ids from the files, not from the checkpoint: explode may have made several rows of one source row.
     ids = [read_source_ids(view, fragment.file) for fragment in staged]
     lengths = [len(part) for part in ids]
     rows = sum(lengths)
@@ -48,7 +48,7 @@ def arrange(
     order: Offsets = np.arange(rows)
     every: RowIdArray = np.concatenate(ids)
     if shuffle_seed is not None:
-        # Rows of one source row stay in their order: sorting by keys is stable.
+        # lexsort is stable, so rows of one source row keep their order.
         order = np.lexsort((every, shuffle_hashes(shuffle_seed, every)))
     firsts = np.concatenate(([0], np.cumsum(lengths)))
     widths = FittingSources(len(staged), limit)
@@ -77,7 +77,12 @@ def _rows(
     widths: FittingSources,
     count: int,
 ) -> pa.StructArray:
-    """The first rows of a window by their place among all staged ones."""
+    """Read the first rows of a window.
+
+    Args:
+        firsts: position of each file's first row among all staged rows.
+        window: positions of the rows among all staged rows.
+    """
     window = window[:count]
     left = room(widths.limit, count)
     sorting = np.argsort(window, kind="stable")

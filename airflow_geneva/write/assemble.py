@@ -1,4 +1,4 @@
-"""Put a fragment's column together from checkpoints and old values, window by window."""
+"""Build a fragment's column from checkpoints and old values, window by window."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def assemble(
     pieces: tuple[HeldPiece, ...],
     limit: int,
 ) -> Iterator[pa.Array]:
-    """Values of the whole fragment in physical layout, in order.
+    """Yield the values of the whole fragment in physical layout.
 
-    Rows that a piece holds get its value, other live rows keep their old one, deleted rows are NULL.
+    Rows in a piece get its value, other live rows keep their old value, and deleted rows are NULL.
 
     Args:
         dataset: the table at the version to read old values from.
@@ -42,10 +42,10 @@ def assemble(
         live: its live offsets.
         column: the output column.
         pieces: computed rows, no row twice.
-        limit: bytes of values that are put together at once.
+        limit: most bytes of values to hold at once.
 
     Raises:
-        BrokenFile: the file behind a piece is damaged or gone.
+        BrokenFile: the file of a piece is damaged or missing.
     """
     data_type = dataset.schema.field(column).type
     if is_blob_type(data_type):
@@ -104,13 +104,13 @@ def assemble(
 
 
 def read_staged_rows(dataset: lance.LanceDataset, file: str, positions: Offsets, room: float) -> pa.Array:
-    """Some values of a staged data file.
+    """Read values of a staged data file.
 
     Args:
-        room: bytes that they may take.
+        room: most bytes that the values may take.
 
     Raises:
-        TooWide: they take more.
-        BrokenFile: it is damaged or gone.
+        TooWide: the values take more.
+        BrokenFile: the file is damaged or missing.
     """
     return LanceFile.of_table(dataset, file, lambda error: BrokenFile(file)).read(rows=positions, room=room).column(0)

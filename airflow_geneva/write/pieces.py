@@ -1,4 +1,4 @@
-"""Computed rows of one fragment, read from the files they lie in window by window."""
+"""Read the computed rows of one fragment from several files, window by window."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from airflow_geneva.task_memory import FittingRows, TooWide, room
 _NONE = Ranges.empty()
 
 WINDOW_ROWS = 65_536
-"""Most rows that are put together at once, however narrow they are."""
+"""Most rows in a window, however narrow they are."""
 
 
 Made = TypeVar("Made")
 
 
 def as_many_as_fit(make: Callable[[int], Made], rows: int) -> tuple[Made, int]:
-    """What is made of as many of the next rows as fit, and how many these are.
+    """Call `make` with as many rows as fit; return its result and the number of rows.
 
     Args:
-        make: raises `TooWide` when several rows do not fit.
-        rows: how many fit if they are as wide as those before them.
+        make: takes a number of rows; raises `TooWide` if several rows do not fit.
+        rows: how many rows fit if they are as wide as the rows before them.
     """
     while True:
         try:
@@ -41,38 +41,38 @@ def as_many_as_fit(make: Callable[[int], Made], rows: int) -> tuple[Made, int]:
 
 
 class FittingSources:
-    """How many rows out of several files fit into some bytes; each file's rows have a width of their own.
+    """Estimates how many rows of several files fit into a byte limit; rows of each file have their own width.
 
     Args:
         count: number of files.
-        limit: the bytes.
+        limit: most bytes.
     """
 
     def __init__(self, count: int, limit: int) -> None:
         self.limit = limit
-        # Until rows of a file were seen, they are taken to be as wide as the widest of the other files.
+        # Rows of an unread file are assumed to be as wide as the widest rows of the other files.
         self._files: list[FittingRows | None] = [None] * count
 
     def rows(self, files: npt.NDArray[np.int64], *more: float) -> int:
-        """How many of the first rows fit, at least one.
+        """Return how many of the first rows fit, at least one.
 
         Args:
-            files: the number of each row's file.
-            more: bytes a row of other files, which are numbered after these.
+            files: for each row, the number of its file.
+            more: bytes per row of further files, numbered after these.
         """
         widest = max((found.bytes_a_row for found in self._files if found), default=FittingRows(self.limit).bytes_a_row)
         widths = np.array([*(found.bytes_a_row if found else widest for found in self._files), *more])
         return max(1, int(np.searchsorted(np.cumsum(widths[files]), self.limit, side="right")))
 
     def read(self, number: int, read: Callable[[float], pa.Array], room: float) -> pa.Array:
-        """Read rows of a file and learn from them.
+        """Read rows of a file and record their width.
 
         Args:
-            read: reads them if they take no more than the given bytes.
-            room: the bytes.
+            read: reads the rows if they take no more than the given bytes.
+            room: most bytes.
 
         Raises:
-            TooWide: they take more.
+            TooWide: the rows take more.
         """
         found = self._files[number] = self._files[number] or FittingRows(self.limit)
         try:
@@ -85,12 +85,12 @@ class FittingSources:
 
 
 class PieceReader:
-    """Reads pieces of one fragment by windows of its physical offsets.
+    """Reads the pieces of one fragment in windows of physical offsets.
 
     Args:
         pieces: computed rows, no row twice.
-        limit: bytes of a window.
-        read: gives the values of a part of a piece, in the order of its offsets, if they take no more than the given
+        limit: most bytes of a window.
+        read: reads the values of a part of a piece, in the order of its offsets, if they take no more than the given
             bytes.
     """
 
@@ -102,12 +102,12 @@ class PieceReader:
         self._fitting = FittingSources(len(self._pieces), limit)
 
     def end_of_window(self, start: int, end: int, others: Ranges = _NONE, width: float = 0.0) -> int:
-        """Where a window from ``start`` on ends, so that its rows fit.
+        """Return the end of a window from ``start`` so that its rows fit.
 
         Args:
-            end: where it ends at the latest.
-            others: rows from elsewhere that the window holds too.
-            width: bytes that each of these takes.
+            end: latest end of the window.
+            others: further rows of the window, from another source.
+            width: bytes of each of these.
         """
         parts = [*self._parts(start, end), (len(self._pieces), others.within(start, end).offsets())]
         if not sum(len(part) for _, part in parts):
@@ -119,11 +119,11 @@ class PieceReader:
         return end if fitting == len(order) else int(offsets[order[fitting]])
 
     def read(self, start: int, count: int) -> list[tuple[HeldPiece, pa.Array]]:
-        """The parts of the pieces that lie in a window, with their values.
+        """Read the parts of the pieces that lie in a window, with their values.
 
         Raises:
-            BrokenFile: a file behind a piece is damaged or gone.
-            TooWide: they do not fit, and are more than one.
+            BrokenFile: the file of a piece is damaged or missing.
+            TooWide: there are several rows and they do not fit.
         """
         left, found = room(self._fitting.limit, count), []
         for number, _ in self._parts(start, start + count):
@@ -141,7 +141,7 @@ class PieceReader:
         return found
 
     def _parts(self, start: int, end: int) -> Iterator[tuple[int, Offsets]]:
-        """The pieces with rows in a window, by number, and the offsets of these rows."""
+        """Yield the number of each piece with rows in a window, and the offsets of these rows."""
         for number in np.flatnonzero((self._firsts < end) & (self._lasts >= start)).tolist():
             offsets = self._pieces[number].offsets
             low, high = np.searchsorted(offsets, [start, end])

@@ -1,4 +1,4 @@
-"""Write the data file of one column of one fragment, to be committed later."""
+"""Write the data file of one column of one fragment; a later commit adds it to the table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OFFSET_BYTES = 8.0
 
 
 def lay_out(values: pa.Array, offsets: Offsets, start: int, end: int) -> pa.Array:
-    """Values in physical layout: one slot per offset of ``[start, end)``, NULL where there is no value.
+    """Lay values out physically: one slot per offset of ``[start, end)``, NULL where there is no value.
 
     Args:
         values: one per offset.
@@ -35,10 +35,10 @@ def lay_out(values: pa.Array, offsets: Offsets, start: int, end: int) -> pa.Arra
 
 
 class StagedWriter:
-    """A data file that takes one column's values in physical order; nothing is published before :meth:`finish`.
+    """Writes one column's values in physical order to a data file; readers see nothing before :meth:`finish`.
 
     Args:
-        dataset: the table; the file will lie in its ``data/``.
+        dataset: the table; the file goes into its ``data/`` folder.
         column: the output column.
     """
 
@@ -59,11 +59,11 @@ class StagedWriter:
         self._file.put(pa.record_batch([values], schema=self.schema))
 
     def spread(self, values: pa.Array, offsets: Offsets, start: int, end: int, limit: int) -> None:
-        """Append the slots of ``[start, end)``: values at some offsets, NULL elsewhere.
+        """Append the slots of ``[start, end)``: values at the given offsets, NULL elsewhere.
 
         Args:
             values, offsets: as in `lay_out`.
-            limit: bytes that the NULL slots of one batch may take, which those of some types do.
+            limit: most bytes per batch; NULL slots of some types take memory too.
 
         Raises:
             StorageError: the store is full, read-only or unreachable.

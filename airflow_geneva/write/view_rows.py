@@ -1,4 +1,4 @@
-"""Write new rows of a view, to be swapped in later."""
+"""Write new rows of a view to a data file; a later swap adds them to the view."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 
 
 class ViewRowsWriter:
-    """A data file with the columns of a view's query; nothing is published before :meth:`finish`.
+    """Writes rows of a view's query to a data file; readers see nothing before :meth:`finish`.
 
     Args:
-        view: the view; the file will lie in its ``data/``.
-        explode: the column of lists whose elements become rows of their own, or None.
-        plain: blobs are written as bytes, to be read back: of blobs a file by itself only says where they lie.
+        view: the view; the file goes into its ``data/`` folder.
+        explode: the list column whose elements become separate rows, or None.
+        plain: write blobs as plain bytes, so that they can be read back: in a blob column, a data file holds only
+            references.
     """
 
     def __init__(self, view: lance.LanceDataset, explode: str | None = None, plain: bool = False) -> None:
         self.explode = explode
-        # Columns that others added to the view are not the query's: they are NULL in new rows.
+        # Users may add columns to a view. They are not part of the query, and new rows hold NULL in them.
         self.schema = pa.schema([view.schema.field(name) for name in own_columns(view.schema)])
         if plain:
             fields = (pa.field(field.name, pa.large_binary()) if is_blob(field) else field for field in self.schema)
@@ -44,7 +45,7 @@ class ViewRowsWriter:
         """Append rows.
 
         Args:
-            values: the view's own columns, one struct a row.
+            values: the view's own columns, one struct per row.
             ids: row ids of the source rows.
 
         Raises:
@@ -70,26 +71,26 @@ class ViewRowsWriter:
 
 
 def read_view_rows(view: lance.LanceDataset, file: str, positions: Offsets, room: float) -> pa.StructArray:
-    """Rows of a staged file, without the system columns.
+    """Read rows of a staged file, without the system columns.
 
     Args:
         file: its name below ``data/``.
-        positions: which rows, in any order.
-        room: bytes that they may take.
+        positions: positions of the rows, in any order.
+        room: most bytes that the rows may take.
 
     Raises:
-        TooWide: they take more.
-        BrokenFile: it is damaged or gone.
+        TooWide: the rows take more.
+        BrokenFile: the file is damaged or missing.
     """
     batch = LanceFile.of_table(view, file, lambda error: BrokenFile(file)).read(rows=positions, room=room)
     return pa.StructArray.from_arrays(batch.columns[2:], fields=list(batch.schema)[2:])
 
 
 def read_source_ids(view: lance.LanceDataset, file: str) -> RowIdArray:
-    """Source row ids of all rows of a staged file.
+    """Read the source row ids of all rows of a staged file.
 
     Raises:
-        BrokenFile: it is damaged or gone.
+        BrokenFile: the file is damaged or missing.
     """
     staged = LanceFile.of_table(view, file, lambda error: BrokenFile(file))
     ids: RowIdArray = staged.read([SOURCE_ROW_ID]).column(0).to_numpy()
