@@ -1,4 +1,4 @@
-"""How often a commit is tried again when somebody else's came first."""
+"""Retry a Lance commit that lost against another writer's commit."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ _retries = ContextVar("version_conflict_max_retries", default=10)
 
 
 def is_conflict(error: OSError) -> bool:
-    """Whether a commit failed because somebody else's came first."""
+    """Whether a commit failed because another writer committed first."""
     return any(sign in str(error) for sign in _SIGNS)
 
 
 def max_retries() -> int:
-    """How often a commit is tried again: as ``GENEVA_VERSION_CONFLICT_MAX_RETRIES`` says, else as `conflict_retries`.
+    """Return how often to retry a commit.
+
+    ``GENEVA_VERSION_CONFLICT_MAX_RETRIES`` wins over `conflict_retries`.
 
     Raises:
-        InvalidInput: the variable holds no such number.
+        InvalidInput: the variable is not a whole number of 0 or more.
     """
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return _retries.get()
     if not text.isdecimal():
-        raise InvalidInput(f"{VARIABLE}={text!r} makes no sense: set it to a whole number of 0 or more, or unset it.")
+        raise InvalidInput(f"{VARIABLE}={text!r} is not valid: set it to a whole number of 0 or more, or unset it.")
     return int(text)
 
 
 @contextmanager
 def conflict_retries(most: int) -> Iterator[None]:
-    """Let commits be tried again so often inside of this block, where the environment does not say otherwise."""
+    """Set how often commits in this block are retried; the environment variable wins."""
     token = _retries.set(most)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a view shows: which refresh its rows come from, and whether others have changed them since."""
+"""Find out which refresh a view's rows come from, and whether other writers have changed them since."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ SOURCE_VERSION = "geneva.view.src_version"
 SNAPSHOT = "geneva.view.snapshot"
 PLAN = "geneva.view.plan"
 LOOKED_AT = "geneva.view.looked_at"
-"""Transaction property of a swap: the view's version that it was prepared for."""
+"""Transaction property of a swap: the view version that the refresh prepared it for."""
 SWAP_KEY = "geneva::view::swap"
-"""Schema metadata that repeats job and snapshot of the newest swap, for when its transaction is cleaned away."""
+"""Schema metadata that repeats job and snapshot of the newest swap, in case its transaction is cleaned up."""
 
 _NOTE, _INTENTS = "state/view/advanced.json", "state/view/swapping"
 
 
 @dataclass(frozen=True)
 class Swap:
-    """A swap that a view's contents descend from.
+    """The swap that a view's rows come from.
 
     Args:
-        job_id: who did it; "" when there was none.
-        source_version: the source version it reflects.
-        snapshot: key of the document about it, which no other swap has: a job that plans again may swap again.
-        plan: fingerprint of the plan it carried out.
-        changed: what others did to the rows since, "" for nothing: then nobody knows what the view shows.
-        placeholders: whether there may be rows that are not set.
+        job_id: the job that committed the swap; "" if there was no swap.
+        source_version: the source version that the swap reflects.
+        snapshot: key of the swap's snapshot. It is unique per swap, because a job that plans again may swap again.
+        plan: fingerprint of the plan that the swap completed.
+        changed: what other writers did to the rows since; "" for nothing. Otherwise the view's content is unknown.
+        placeholders: whether the view may have rows that are not set.
     """
 
     job_id: str = ""
@@ -55,7 +55,7 @@ class Swap:
 
     @property
     def identity(self) -> str:
-        """Names the rows as they are now: equal as long as neither a refresh nor anybody else changed them."""
+        """Identify the current rows: equal as long as no refresh and no other writer changed them."""
         return f"{self.snapshot} {self.changed}" if self.changed else self.snapshot
 
 
@@ -63,15 +63,15 @@ _UNKNOWN = Swap(changed="unknown")
 
 
 def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
-    """The swap whose rows a version of a view shows; a restore is followed."""
+    """Find the swap whose rows a version of a view shows; follow restores."""
     import lance
 
     changed, placeholders = "", False
     commits = commits_back(dataset, int(dataset.version))
-    # However far back: what others did in between would else stay unseen.
+    # Read back to the newest swap, however far: every commit since then may have changed rows.
     while (commit := next(commits, None)) is not None:
         swap = _swap_of(commit)
-        # Lance puts a commit on top of those that came since it was prepared, and says that it read them.
+        # Lance rebases a commit on those that came after its preparation, and records that it had read them.
         since = int(commit.properties[LOOKED_AT]) + 1 if swap else 0
         others = reversed([*commits_back(dataset, commit.version - 1, since)]) if swap else [commit]
         for other in others:
@@ -87,7 +87,7 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
 
 
 def _swap_of(commit: Commit) -> Swap | None:
-    """The swap that a commit is; None for any other commit."""
+    """Read a commit as a swap; None for any other commit."""
     said = commit.properties
     if SOURCE_VERSION not in said:
         return None
@@ -95,7 +95,11 @@ def _swap_of(commit: Commit) -> Swap | None:
 
 
 def _changes(dataset: lance.LanceDataset, commit: Commit) -> str | None:
-    """What a commit did to the rows: "" nothing, "?" it may have added rows that are not set; None when it is gone."""
+    """Say what a commit did to the rows.
+
+    Returns:
+        "" for nothing, "?" if it may have added rows that are not set, None if the commit was cleaned up.
+    """
     import lance
 
     made, version, operation = lance.LanceOperation, commit.version, commit.operation
@@ -119,7 +123,7 @@ def _changes(dataset: lance.LanceDataset, commit: Commit) -> str | None:
 
 
 def _appended_set_rows(dataset: lance.LanceDataset, version: int, operation: Any) -> bool | None:
-    """Whether rows of an append are set; None when they cannot be read any more."""
+    """Whether an append added rows that are set; None if they can no longer be read."""
     paths = {file.path for fragment in operation.fragments for file in fragment.files}
     try:
         with engine_errors():
@@ -132,7 +136,7 @@ def _appended_set_rows(dataset: lance.LanceDataset, version: int, operation: Any
 
 
 def _own_fields(dataset: lance.LanceDataset) -> set[int]:
-    """Fields of the columns that the view's query computes, in contrast to those that others added to the table."""
+    """Field ids of the columns that the view's query computes; columns that users added to the table do not count."""
     names = own_columns(dataset.schema)
     return set(_ids(field for field in dataset.lance_schema.fields() if field.name() in names))
 
@@ -144,7 +148,7 @@ def _ids(fields: Any) -> Iterator[int]:
 
 
 def _noted(location: TableLocation, dataset: lance.LanceDataset, changed: str) -> Swap:
-    """What the schema metadata says, unless a swap that was begun later may be the one that is shown."""
+    """Read the swap from the schema metadata; unknown if a later swap may have been committed."""
     metadata = dataset.schema.metadata or {}
     job_id, snapshot = _mirrored(dataset)
     if not job_id or read_intents(location) - {snapshot}:
@@ -158,40 +162,40 @@ def _mirrored(dataset: lance.LanceDataset) -> tuple[str, str]:
 
 
 def named_by_swap(dataset: lance.LanceDataset, version: int) -> str:
-    """The snapshot that a version's own transaction names; "" when it is no swap."""
+    """Return the snapshot that a version's transaction names; "" if it is not a swap."""
     transaction = dataset.read_transaction(version)
     return str(((transaction.transaction_properties if transaction else None) or {}).get(SNAPSHOT, ""))
 
 
 def named_by_metadata(dataset: lance.LanceDataset) -> str:
-    """The snapshot that the schema metadata of a version names, or ""."""
+    """Return the snapshot that the schema metadata of a version names, or ""."""
     return _mirrored(dataset)[1]
 
 
 def write_intent(location: TableLocation, snapshot: str) -> None:
-    """Remember a swap that is about to be committed, by its snapshot."""
+    """Record, by its snapshot, a swap that the job is about to commit."""
     location.checkpoints.write_json(f"{_INTENTS}/{snapshot}.json", {})
 
 
 def read_intents(location: TableLocation) -> set[str]:
-    """Snapshots of the swaps that were begun: the newest one, and others of which nobody said how they ended."""
+    """Return the snapshots of swaps that jobs began: the newest swap, and others whose outcome is not recorded."""
     return {name.removesuffix(".json") for name in location.checkpoints.list_folder(_INTENTS)[1]}
 
 
 def drop_intents(location: TableLocation, snapshots: Iterable[str]) -> None:
-    """Forget swaps that were followed by another one, or cannot be committed any more."""
+    """Delete the records of swaps that another swap followed, or that can no longer be committed."""
     for snapshot in snapshots:
         location.checkpoints.delete(f"{_INTENTS}/{snapshot}.json")
 
 
 @dataclass(frozen=True)
 class Note:
-    """Says that a swap also reflects a later source version, in which nothing of the view changed.
+    """States that a swap also reflects a later source version, which changed no row of the view.
 
     Args:
-        swap: snapshot of the swap it is about; for any other it does not count.
-        source_version: the source version.
-        snapshot: key of the document about it.
+        swap: snapshot of the swap that the note is about; the note does not count for any other swap.
+        source_version: the later source version.
+        snapshot: key of the snapshot at that version.
     """
 
     swap: str
@@ -200,17 +204,20 @@ class Note:
 
 
 def advance(location: TableLocation, note: Note) -> None:
-    """Advance a view beside its table; writes no version. What only the note before this one named is removed."""
+    """Record a later source version for a view without writing a table version.
+
+    Removes the previous note's snapshot if nothing else names it.
+    """
     before = read_note(location)
     location.checkpoints.write_json(_NOTE, asdict(note))
     fault_point("advance.written")
-    # Whoever has read the note and not yet what it names reads it again, see `ViewContents.snapshot`.
+    # A reader that has the old note but not yet its snapshot reads the note again, see `ViewContents.snapshot`.
     if before is not None and before.snapshot not in {note.snapshot, note.swap, *read_intents(location)}:
         remove_snapshot(location.checkpoints, before.snapshot)
 
 
 def read_note(location: TableLocation) -> Note | None:
-    """The note beside a view, if there is one."""
+    """Read the note beside a view, if there is one."""
     try:
         return Note(**location.checkpoints.read_json(_NOTE))
     except (FileNotFoundError, ValueError, TypeError):
@@ -218,7 +225,7 @@ def read_note(location: TableLocation) -> Note | None:
 
 
 class ViewContents:
-    """What a version of a view shows; read as far as it is asked for.
+    """What a version of a view shows; parts are read on demand.
 
     Args:
         location: the view.
@@ -232,17 +239,20 @@ class ViewContents:
 
     @property
     def swap(self) -> str:
-        """Names what is shown; another refresh, or anybody who changes rows, changes it."""
+        """Identify what the view shows; a refresh or any other change of rows changes it."""
         return self.newest.identity
 
     @property
     def changed(self) -> str:
-        """What others did to the view's rows since its newest swap; "" for nothing."""
+        """What other writers did to the view's rows since its newest swap; "" for nothing."""
         return self.newest.changed
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
-        """What it reflects; None before the first refresh, when the document is lost, and when others changed it."""
+        """The source as the view reflects it.
+
+        None before the first refresh, if the document is lost, and if other writers changed the rows.
+        """
         if self.newest.changed:
             return None
         note = read_note(self.location)

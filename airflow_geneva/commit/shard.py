@@ -1,4 +1,4 @@
-"""Make a shard's fragments visible, some of them in each Lance commit."""
+"""Commit a shard's staged data files, a group of fragments per Lance commit."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("airflow_geneva.commit")
 
-# The time that Lance takes for a read of row ids grows with their square where rows were deleted.
+# Where rows were deleted, Lance's time for a read of row ids grows with the square of their number.
 _IDS_A_READ = 10_000
-# About a second; of more rows than this, those that were deleted count as left, and the next plan knows better.
+# About a second. Beyond this number, deleted rows count as left; the next plan finds out that they are gone.
 _MOST_LOOKED_UP = 1_000_000
 _MOST_WARNED = 5
 SECONDS_A_COMMIT = 10.0
-"""How long readers wait for the next commit of a shard that is computed, unless its commits would be too many."""
+"""Target time between two commits of a computed shard; longer if the shard would need too many commits."""
 
 
 class ShardCommitter:
@@ -49,8 +49,8 @@ class ShardCommitter:
         checkpoints: the table's ``_checkpoints`` folder.
         work: the job.
         columns: the relevant columns by field id, as planned.
-        planned: the table at the planned version, which knows the column by the name that staged files give it.
-        fingerprint: of the plan.
+        planned: the table at the planned version, where the column has the name that the staged files use.
+        fingerprint: fingerprint of the plan.
         shards: number of shards of the plan.
     """
 
@@ -86,19 +86,19 @@ class ShardCommitter:
         missing: Sequence[tuple[int, str]],
         on_group: Callable[[int, int, tuple[int, ...]], None] = lambda fragments, rows, versions: None,
     ) -> ShardResult:
-        """Commit what fits, and say what was left.
+        """Commit the candidates that fit, and report those that do not.
 
         Args:
             shard: the shard.
             candidates: its fragments that have a staged file.
-            missing: (fragment id, why) of the others.
-            on_group: told after every Lance commit how many fragments and due rows are visible by now, and the table
+            missing: fragment id and reason of the others.
+            on_group: called after every Lance commit with the number of visible fragments and due rows, and the table
                 versions written.
 
         Raises:
-            CommitConflict: others kept changing the table for longer than the retries allow.
+            CommitConflict: other writers changed the table at every retry.
             StorageError: the table's folder is full, read-only or unreachable.
-            TableRemade: the table was dropped and made again; what was committed to the new one is taken back.
+            TableRemade: the table was dropped and created again; a commit to the new table is undone.
         """
         rows = {work.id: work.rows for work in shard.fragments}
         self._left.extend((fragment, rows[fragment], why) for fragment, why in missing)
@@ -119,7 +119,7 @@ class ShardCommitter:
         # An earlier job may have computed rows that were deleted before this one was planned.
         everyone = sum(len(c.staged.computed & c.work.due) for c in self._done)
         failed = sum(len(c.staged.failures.all & c.work.due) for c in self._done)
-        # Rows that were deleted since count as computed, whether their fragment is still there or went with them.
+        # Rows that were deleted since the plan count as computed, whether or not their fragment still exists.
         for candidate, gone in self._gone:
             everyone += len(gone)
             ours += len(gone) if {job for job, _ in candidate.staged.by_job} == {self.work.job_id} else 0
@@ -138,7 +138,7 @@ class ShardCommitter:
         )
 
     def _without_repeated_failures(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Write down what failed once more where nothing else was to do: the values stay as they are, so no commit."""
+        """Record fragments in which only known failures failed again: their values stay, so no commit is needed."""
         repeated = [candidate for candidate in candidates if candidate.only_failed_again(self.work.udf_version)]
         facts = [
             replace(_fact(c.work.files.signature, p.what, rows, c.work.files.physical_rows, self.work.version),
@@ -169,7 +169,7 @@ class ShardCommitter:
                         self._leave(dataset, candidate, why)
                 return
             if self.work.sizing.commit_granularity is None and len(group) > FRAGMENTS_PER_COMMIT:
-                # The fewer fragments a commit is about, the less others come between.
+                # A commit with fewer fragments conflicts less often.
                 half = -(-len(group) // 2)
                 self._commit_group(group[:half])
                 self._commit_group(group[half:])
@@ -178,14 +178,14 @@ class ShardCommitter:
             logger.info("Commit conflict at version %s, try %s of %s.", dataset.version, attempt + 1, attempts)
             time.sleep(wait)
         raise CommitConflict(
-            f"Others changed table {self.work.table_name!r} at every one of {attempts + 1} tries to commit column "
-            f"{self.work.column!r}. Nothing is lost: run the task again when it is quieter, or {MORE_RETRIES}."
+            f"Other writers changed table {self.work.table_name!r} at every one of {attempts + 1} tries to commit "
+            f"column {self.work.column!r}. Nothing is lost: run the task again at a quieter time, or {MORE_RETRIES}."
         )
 
     def _computed_by_others(
         self, manifest: Mapping[int, FragmentFiles], left: Sequence[Candidate]
     ) -> list[Candidate]:  # fmt: skip
-        """Those for which another job has committed values of the same version meanwhile."""
+        """Return the candidates for which another job has committed values of the same UDF version meanwhile."""
         if not left:
             return []
         state = load_state(self.checkpoints, self.work.field_id)
@@ -206,7 +206,7 @@ class ShardCommitter:
         verdict: Verdict,
         output: tuple[int, ...],
     ) -> bool:
-        """Try one commit at the version that was verified; False on a conflict."""
+        """Try to commit at the verified version; return False on a conflict."""
         import lance
         from lance.fragment import DataFile
 
@@ -215,7 +215,7 @@ class ShardCommitter:
             operation.DataReplacementGroup(c.work.id, DataFile.create(self.planned, c.staged.file))
             for c in verdict.fitting
         ]
-        # Facts about files that never become part of the table match nothing, so they may be written first.
+        # Write the facts first: if the commit fails, they name files outside the table and match nothing.
         append_ledger(self.checkpoints, self.work.field_id, self.work.job_id, self._facts(dataset, manifest, verdict))
         transaction = lance.Transaction(
             read_version=dataset.version,
@@ -240,7 +240,7 @@ class ShardCommitter:
         return True
 
     def _settle(self, committed: lance.LanceDataset, verdict: Verdict, output: tuple[int, ...]) -> None:
-        """Look at what was committed: an input replaced in place raises no conflict, so it is found here."""
+        """Check the committed version: Lance reports no conflict when another writer replaced an input in place."""
         manifest = read_manifest(committed, self.columns, {c.work.id for c in verdict.fitting})
         for candidate in verdict.fitting:
             now = manifest.get(candidate.work.id)
@@ -248,10 +248,10 @@ class ShardCommitter:
             if now is not None and now.signature == expected:
                 self._done.append(candidate)
             else:
-                self._leave(committed, candidate, "its inputs were replaced while it was committed")
+                self._leave(committed, candidate, "another writer replaced its inputs during the commit")
 
     def _leave(self, dataset: lance.LanceDataset, candidate: Candidate, why: str) -> None:
-        """Leave a fragment to the next run, except for rows that nobody can compute any more."""
+        """Leave a fragment for the next run, without its deleted rows, which no run can compute."""
         self._looked_up += candidate.work.rows
         gone = Ranges.empty()
         if self._looked_up <= _MOST_LOOKED_UP and fields_present(dataset, self.columns.output):
@@ -281,14 +281,14 @@ class ShardCommitter:
             if self.work.where is not None:
                 what = looked_at(md5(self.work.where), self.work.udf_version)
                 seen = candidate.staged.looked_at - candidate.staged.failures.all
-                # As planned, not as now: somebody may have replaced the filter's columns in between.
+                # Use the planned files: another writer may have replaced the filter's columns since.
                 signature = candidate.work.files.where_signature(output)
                 facts.append(_fact(signature, what, seen, now.physical_rows, dataset.version))
         return facts
 
 
 def _deleted_rows(dataset: lance.LanceDataset, candidate: Candidate) -> Ranges:
-    """Physical offsets of a fragment's computed and due rows that are nowhere in the table any more."""
+    """Physical offsets of a fragment's computed and due rows that the table no longer has."""
     if not dataset.has_stable_row_ids:
         return Ranges.empty()
     offsets, ids = unrolled(candidate.staged.runs)
@@ -305,7 +305,10 @@ def _fact(signature: str, what: str, rows: Ranges, physical_rows: int, at: int, 
 
 
 def _live_under(candidate: Candidate, provenance: Provenance, rows: Ranges) -> str | None:
-    """The deletion file under which computed rows, with those that are given up for good, are all that live."""
+    """Return the deletion file under which the rows are all live rows; rows that failed in all runs count as covered.
+
+    None if live rows remain besides them.
+    """
     if provenance.failures:
         return None
     given_up = Provenance(provenance.version, failures=MOST_RUNS)

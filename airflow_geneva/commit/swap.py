@@ -1,4 +1,4 @@
-"""Swap a view's new rows in and its old ones out, in one commit."""
+"""Replace a view's old rows with new ones in one commit."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ def swap_rows(
     files: Sequence[tuple[str, int]],
     save: Callable[[], str],
 ) -> tuple[int | None, str]:
-    """Take rows out of a view and put new ones in.
+    """Remove rows from a view and add new ones.
 
     Args:
-        plan: fingerprint of the plan, by which a swap that was done already is known.
-        swap: what goes, and on what the view has to show for it; placeholders go in any case.
-        files: names and rows of the staged data files.
-        save: writes the document about what the view reflects afterwards, and gives its key; asked only when needed.
+        plan: fingerprint of the plan; identifies a swap that an earlier try committed.
+        swap: the rows to remove, and the view state that the swap requires; placeholders are always removed.
+        files: names and row counts of the staged data files.
+        save: writes the snapshot of the view after the swap and returns its key; called only if needed.
 
     Returns:
-        The version written, or the one this job wrote before, or None; and why nothing was written.
+        The version written by this call or by an earlier try, or None; and the reason if nothing was written.
 
     Raises:
-        CommitConflict: others kept changing the view for longer than the retries allow.
-        TableRemade: the view was dropped and made again; what was committed to the new one is taken back.
+        CommitConflict: other writers changed the view at every retry.
+        TableRemade: the view was dropped and created again; a commit to the new table is undone.
     """
     import lance
     from lance.fragment import DataFile, FragmentMetadata
@@ -89,7 +89,7 @@ def swap_rows(
             if done:
                 return done, ""
             drop_intents(location, [snapshot] if snapshot else ())
-            others = f"others changed the view's rows meanwhile ({newest.changed})" if newest.changed else ""
+            others = f"other writers changed the view's rows meanwhile ({newest.changed})" if newest.changed else ""
             return None, others or "another refresh replaced the view's rows meanwhile"
         removed, updated, anchor = _rows_out(dataset, swap.gone, newest.placeholders)
         new = [FragmentMetadata(id=0, files=[DataFile.create(dataset, n)], physical_rows=rows) for n, rows in files]
@@ -104,7 +104,7 @@ def swap_rows(
             read_version=dataset.version,
             operation=lance.LanceOperation.Update(
                 removed_fragment_ids=removed,
-                # Two swaps without a fragment in common would both be committed, so the lowest one is in all of them.
+                # Lance commits two swaps that share no fragment, so every swap includes the lowest fragment.
                 updated_fragments=updated + anchor,
                 new_fragments=new,
                 fields_modified=[],
@@ -132,20 +132,19 @@ def swap_rows(
             continue
         fault_point("swap.after")
         work.written.settle(location.options, swapped, transaction)
-        # Two swaps conflict: what was begun before this one came before it, or does not come any more.
+        # Two swaps conflict: one that began earlier was committed earlier or can no longer be committed.
         drop_intents(location, begun)
         return int(swapped.version), ""
     raise CommitConflict(
-        f"Others changed view {work.table_name!r} at every one of {attempts + 1} tries to swap its rows. Nothing is "
-        f"lost: run the task again when it is quieter, or {MORE_RETRIES}."
+        f"Other writers changed view {work.table_name!r} at every one of {attempts + 1} tries to swap its rows. "
+        f"Nothing is lost: run the task again at a quieter time, or {MORE_RETRIES}."
     )
 
 
 def carried_out(dataset: lance.LanceDataset, plan: str) -> int | None:
-    """The version that carried a plan out, among the newest thousand that there are to read.
+    """Find the version whose swap completed a plan, among the newest thousand readable versions.
 
-    What lies further back counts as lost to others: the job then says that its rows are left, and the next plan finds
-    out that they are not.
+    An older swap is not found: the job then reports its rows as left, and the next plan finds out that they are not.
     """
     newest = int(dataset.version)
     for commit in commits_back(dataset, newest, max(newest - _MOST_VERSIONS, 0) + 1):
@@ -157,14 +156,14 @@ def carried_out(dataset: lance.LanceDataset, plan: str) -> int | None:
 
 
 def _with_a_fragment(location: TableLocation, planned: PlannedTable, wanted: bool) -> lance.LanceDataset:
-    """Open a view; give it a placeholder to take out if it has no fragment by which two swaps could meet."""
+    """Open a view; if it is empty, append a placeholder, so that two concurrent swaps share a fragment and conflict."""
     import lance
     from lance.file import LanceFileWriter
     from lance.fragment import DataFile, FragmentMetadata
 
     dataset = location.open()
     if wanted and not dataset.get_fragments():
-        # Not by an append of rows, which would have to name the columns that others added and do not let be NULL.
+        # Write the data file directly: an append of rows would need values for non-nullable columns that users added.
         name = f"{uuid.uuid4().hex}.lance"
         url, options = join(dataset.uri, "data", name), dataset._storage_options
         with LanceFileWriter(
@@ -182,10 +181,10 @@ def _with_a_fragment(location: TableLocation, planned: PlannedTable, wanted: boo
 
 
 def _rows_out(dataset: lance.LanceDataset, gone: Ranges, placeholders: bool) -> tuple[list[int], list[Any], list[Any]]:
-    """Fragments that go whole, those that lose rows, and the lowest of all if it stays as it is.
+    """Return the fragments to remove, those that lose rows, and the lowest fragment if it stays unchanged.
 
     Args:
-        placeholders: whether there may be rows that are not set.
+        placeholders: whether the view may have rows that are not set.
     """
     fragments = {fragment.fragment_id: fragment for fragment in dataset.get_fragments()}
     if gone == EVERYTHING:
@@ -210,11 +209,11 @@ def _rows_out(dataset: lance.LanceDataset, gone: Ranges, placeholders: bool) -> 
 def _rows_by_fragment(
     dataset: lance.LanceDataset, gone: Ranges, placeholders: bool
 ) -> tuple[dict[int, list[Offsets]], Counter[int]]:
-    """By fragment, the source row ids of rows that go, and how many other ones are not set."""
+    """Return, by fragment, the source row ids of the rows to remove, and the number of other rows that are not set."""
     out: dict[int, list[Offsets]] = {}
     unset: Counter[int] = Counter()
     columns = [SOURCE_ROW_ID, IS_SET] if placeholders else [SOURCE_ROW_ID]
-    # One scan: of many small fragments it takes a fraction of what a scan of each does.
+    # One scan over all fragments is much faster than one scan per small fragment.
     for batch in dataset.scanner(columns=columns, with_row_address=True).to_batches():
         ids = batch.column(SOURCE_ROW_ID).fill_null(-1).to_numpy()
         places = (batch.column("_rowaddr").to_numpy() >> 32).astype(np.int64)
@@ -229,7 +228,7 @@ def _rows_by_fragment(
 
 
 def mirror_swap(location: TableLocation) -> None:
-    """Repeat in the schema metadata what the newest swap says, if it is not there already."""
+    """Copy the newest swap's transaction properties into the schema metadata, unless they are there already."""
     import lance
 
     dataset = location.open()
@@ -252,5 +251,5 @@ def mirror_swap(location: TableLocation) -> None:
         except EngineError as error:
             logger.warning("The view's metadata could not be brought up to date: %s", error)
         else:
-            # Who died right after the newest swap did not forget the one before it.
+            # A job that died right after the newest swap left the record of the swap before it.
             drop_intents(location, {before} - {"", newest.snapshot})

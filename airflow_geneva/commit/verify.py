@@ -1,4 +1,4 @@
-"""Check, at the newest version, that staged files still fit: Lance itself checks nothing (``DataReplacement``)."""
+"""Check at the newest version that staged files still fit; Lance does not check a ``DataReplacement``."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Candidate:
     staged: StagedFragment
 
     def outcome(self, version: str) -> dict[Provenance, Ranges]:
-        """What is known about the fragment's rows once its file is in the table.
+        """Return the provenance of the fragment's rows after its file is committed.
 
         Args:
-            version: the UDF version that computed it.
+            version: the UDF version that computed the file.
         """
         staged = self.staged
         found = {provenance: rows - staged.computed for provenance, rows in self.work.kept}
@@ -42,7 +42,7 @@ class Candidate:
         return found
 
     def only_failed_again(self, version: str) -> bool:
-        """Whether the UDF failed on all rows it ran on, as it did before: their values are NULL already.
+        """Whether the UDF failed only on rows that it failed on before, so that their values are NULL already.
 
         Args:
             version: the UDF version.
@@ -56,18 +56,18 @@ class Candidate:
         )
 
     def output(self, field_id: int) -> tuple[tuple[int, int, str], ...]:
-        """The output files the fragment will have."""
+        """The output files that the fragment will have."""
         return ((field_id, -1, self.staged.file),)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which candidates may be committed at a version.
+    """Which candidates can be committed at a version.
 
     Args:
-        fitting: those that fit.
-        done: those whose file is in the table already, from an earlier try of this very commit.
-        left: (fragment id, why) of the others.
+        fitting: candidates that fit.
+        done: candidates whose file is in the table already, from an earlier try of the same commit.
+        left: the other candidates, each with the reason.
     """
 
     fitting: tuple[Candidate, ...]
@@ -81,7 +81,7 @@ def verify(
     candidates: Iterable[Candidate],
     output_fields: tuple[int, ...],
 ) -> Verdict:
-    """Hold every candidate against the newest version.
+    """Compare every candidate with the newest version.
 
     Args:
         dataset: the table at its newest version.
@@ -117,8 +117,8 @@ def _reason(
     if now.inputs != planned.inputs or now.physical_rows != planned.physical_rows:
         return "its inputs were replaced"
     if now.output != staged.output_files:
-        return "somebody else wrote the column"
+        return "another writer wrote the column"
     live = live_offsets(dataset, now)
     if not staged_fits(dataset, staged, now, live, candidate.work.due & live, output_fields, staged.looked_at):
-        return "its staged file no longer fits (rows came back, the column was replaced, or the file is gone)"
+        return "its staged file no longer fits (rows were restored, the column was replaced, or the file is missing)"
     return ""

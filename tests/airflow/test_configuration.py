@@ -151,7 +151,7 @@ def test_tasks_read_every_option_that_airflow_describes() -> None:
 
 def test_a_wrong_value_of_the_seeds_variable_stops_the_plan_too(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENEVA_VERSION_CONFLICT_MAX_RETRIES", "often")
-    assert "GENEVA_VERSION_CONFLICT_MAX_RETRIES='often' makes no sense" in go(desk).error("backfill.plan")
+    assert "GENEVA_VERSION_CONFLICT_MAX_RETRIES='often' is not valid" in go(desk).error("backfill.plan")
 
 
 # One process for all: Airflow takes seconds to start.

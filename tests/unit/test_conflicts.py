@@ -34,5 +34,5 @@ def test_the_environment_goes_first_where_it_says_something(
 @pytest.mark.parametrize("text", ["often", "-1", "2.5"])
 def test_what_makes_no_sense_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(VARIABLE, text)
-    with pytest.raises(InvalidInput, match=f"{VARIABLE}='{text}' makes no sense: set it to a whole number"):
+    with pytest.raises(InvalidInput, match=f"{VARIABLE}='{text}' is not valid: set it to a whole number"):
         max_retries()
