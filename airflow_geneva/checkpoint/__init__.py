@@ -1,1 +1,1 @@
-"""What has been computed: the store, its keys, and the state of a column."""
+"""Record what has been computed: the checkpoint store, its keys, and the state of a column."""

@@ -1,4 +1,4 @@
-"""Checksums of stored batches: pylance's files have none, and most flipped bits give other values without an error."""
+"""Add and verify checksums of stored batches: Lance files have none, and most flipped bits read as other values."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ _METADATA = ""
 
 
 def with_checksums(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch with checksums of its metadata and its columns, of types that are read back as they were written."""
+    """Add checksums of a batch's metadata, and of columns that Lance reads back in the form that was written."""
     metadata = dict(batch.schema.metadata or {})
     sums = {name: _column(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     return batch.replace_schema_metadata({**metadata, _KEY: json.dumps({**sums, _METADATA: _metadata(metadata)})})
 
 
 def without_checksums(batch: pa.RecordBatch, whole: bool) -> pa.RecordBatch:
-    """A batch as it was before :func:`with_checksums`, some of its columns perhaps.
+    """Verify and remove the checksums; the batch may hold only some columns.
 
     Args:
-        whole: whether it has all rows, so that its columns can be checked.
+        whole: whether the batch has all rows, so that its columns can be verified.
 
     Raises:
-        ValueError: something is not what was stored.
+        ValueError: a checksum does not match.
     """
     metadata = dict(batch.schema.metadata or {})
-    if _KEY not in metadata:  # from before there were any
+    if _KEY not in metadata:  # written by a version without checksums
         return batch
     sums = json.loads(metadata.pop(_KEY))
     if not isinstance(sums, dict) or sums.get(_METADATA) != _metadata(metadata):
-        raise ValueError("its metadata is not what was stored")
+        raise ValueError("the checksum of its metadata does not match")
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if name not in sums or (whole and sums[name] is not None and sums[name] != _column(column)):
-            raise ValueError(f"column {name} is not what was stored")
+            raise ValueError(f"the checksum of column {name} does not match")
     return batch.replace_schema_metadata(metadata or None)
 
 
@@ -51,7 +51,7 @@ def _column(array: pa.Array) -> int | None:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether values of a type are read back in the very form in which they were written."""
+    """Whether Lance reads values of a type back in the form in which they were written."""
     tests = pa.types
     if tests.is_struct(kind):
         return all(_is_plain(field.type) for field in kind)
@@ -65,7 +65,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _array(array: pa.Array, crc: int) -> int:
-    """The checksum of values, whatever lies in slots that are NULL, and wherever the array begins in its buffers."""
+    """Compute a checksum that ignores the content of NULL slots and the array's offset in its buffers."""
     crc = zlib.crc32(bytes([array.type.id, *len(array).to_bytes(8, "little")]), crc)
     if array.null_count:
         crc = zlib.crc32(_bits(array.is_valid()), crc)

@@ -1,4 +1,4 @@
-"""The two kinds of checkpoint: a range of computed rows, and a fragment whose data file is staged."""
+"""The two kinds of checkpoint: a range of computed rows, and a fragment with a staged data file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_geneva.checkpoint.store import CheckpointStore
 RowIds = npt.NDArray[np.uint64]
 
 Runs = npt.NDArray[np.int64]
-"""Rows in run-length form, of shape (n, 3): physical offset and row id of the first row of a run, and how many."""
+"""Rows in run-length form, of shape (n, 3): physical offset and row id of a run's first row, and the run's length."""
 
 VALUE, OFFSET, ROW_ID = "value", "_offset", "_rowid"
 
@@ -30,14 +30,14 @@ _SPAN = pa.struct([("start", pa.uint32()), ("end", pa.uint32())])
 def range_batch(
     values: pa.Array, offsets: Offsets, ids: RowIds, looked_at: Ranges, failures: Failures, agreement: str = ""
 ) -> pa.RecordBatch:
-    """The content of a range checkpoint.
+    """Build the content of a range checkpoint.
 
     Args:
         values: output values, one per computed row.
         offsets: their physical offsets, ascending.
         ids: their row ids.
-        looked_at: every row the range stands for, those a filter did not select included.
-        failures: the job that ran the UDF, and the rows it gave up, whose value is NULL.
+        looked_at: every row that the range covers, including rows that the filter did not select.
+        failures: the job that ran the UDF, and the rows that failed; their value is NULL.
         agreement: see :class:`airflow_geneva.checkpoint.trust.Trust`.
     """
     values = as_bytes(values)
@@ -49,7 +49,7 @@ def range_batch(
 
 @dataclass(frozen=True)
 class RangeContent:
-    """What a range checkpoint says, its values aside."""
+    """The content of a range checkpoint without its values."""
 
     offsets: Offsets
     row_ids: RowIds
@@ -59,7 +59,7 @@ class RangeContent:
 
 
 def read_range(store: CheckpointStore, key: str) -> RangeContent | None:
-    """Read a range checkpoint without its values; None when it is damaged or gone."""
+    """Read a range checkpoint without its values; None if it is damaged or missing."""
     try:
         batch = store.read(key, [OFFSET, ROW_ID])
         metadata = batch.schema.metadata or {}
@@ -74,21 +74,21 @@ def read_range(store: CheckpointStore, key: str) -> RangeContent | None:
 
 @dataclass(frozen=True, eq=False)
 class StagedFragment:
-    """A finished data file that waits to be committed.
+    """A finished data file that is not committed yet.
 
     Args:
         file: its name below the table's ``data/``.
-        src_data_files: paths of the input and filter files it was computed from.
-        output_field_ids: field ids it was written for.
-        output_files: the output's data files whose old values it carries, as ``[field id, base, path]``.
-        deletion: identity of the deletion file it was built under.
-        live: the rows that were alive then.
+        src_data_files: paths of the input and filter files that it was computed from.
+        output_field_ids: field ids that it was written for.
+        output_files: data files of the output whose old values it copies, as ``[field id, base, path]``.
+        deletion: identity of the fragment's deletion file when it was built.
+        live: the rows that were live then.
         physical_rows: rows in the file.
         runs: computed rows.
-        looked_at: every row that was due, those a filter did not select included.
-        by_job: rows computed, by job.
-        failures: the job that staged it, and the rows it gave up; they are among the computed ones, with NULL.
-        taken: computed rows that were taken over from another version of the UDF, by that version.
+        looked_at: every row that was due, including rows that the filter did not select.
+        by_job: number of computed rows, by job.
+        failures: the job that staged it, and the rows that failed; they count as computed, with NULL.
+        taken: computed rows whose values come from another version of the UDF, by that version.
         agreement: see :class:`airflow_geneva.checkpoint.trust.Trust`.
         dense: the file holds the computed rows only, one after another, as new rows of a view.
     """
@@ -110,7 +110,7 @@ class StagedFragment:
 
     @property
     def computed(self) -> Ranges:
-        """Physical offsets whose value in the file came out of the UDF."""
+        """Physical offsets whose value in the file was computed by the UDF."""
         return _computed(self.runs)
 
     @property
@@ -138,7 +138,7 @@ class StagedFragment:
         columns["rows_among"] = pa.array([bits])
         computed = self.computed
         for name, rows in {"live": self.live, "looked_at": self.looked_at}.items():
-            # Often just the computed ones, which may be in very many pieces.
+            # Often equal to the computed rows, which may be very many runs; NULL then means "the same".
             columns[name] = (
                 pa.nulls(1, pa.list_(_SPAN)) if rows == computed else _one_list(_SPAN, [rows.starts, rows.ends])
             )
@@ -176,7 +176,7 @@ def _computed(runs: Runs) -> Ranges:
 
 
 def _one_list(item: pa.StructType, columns: Iterable[npt.NDArray[np.int64]]) -> pa.Array:
-    """A list column of one row, its structs given field by field."""
+    """Build a list column of one row from the fields of its structs."""
     arrays = [pa.array(values).cast(part.type) for values, part in zip(columns, item, strict=True)]
     return pa.ListArray.from_arrays([0, len(arrays[0])], pa.StructArray.from_arrays(arrays, fields=list(item)))
 
@@ -186,7 +186,7 @@ def _from_list(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def read_staged(store: CheckpointStore, key: str) -> StagedFragment | None:
-    """Read a fragment checkpoint; None when it is damaged, gone, or of a form without ``src_data_files``."""
+    """Read a fragment checkpoint; None if it is damaged, missing, or of a format without ``src_data_files``."""
     try:
         return StagedFragment.from_batch(store[key])
     except (KeyError, ValueError, IndexError, TypeError):
@@ -194,7 +194,7 @@ def read_staged(store: CheckpointStore, key: str) -> StagedFragment | None:
 
 
 def runs_of(offsets: Offsets, ids: RowIds) -> Runs:
-    """Run-length form of rows with ascending offsets: a run goes on wherever offset and row id both go up by one."""
+    """Encode rows with ascending offsets as runs: within a run, offset and row id both increase by one."""
     signed = ids.view(np.int64)
     if len(offsets) == 0:
         return np.empty((0, 3), np.int64)
@@ -204,7 +204,7 @@ def runs_of(offsets: Offsets, ids: RowIds) -> Runs:
 
 
 def unrolled(runs: Runs) -> tuple[Offsets, RowIds]:
-    """Offsets and row ids of rows in run-length form."""
+    """Decode runs to offsets and row ids."""
     lengths = runs[:, 2]
     before = np.cumsum(lengths) - lengths
     within = np.arange(int(lengths.sum()), dtype=np.int64)
@@ -213,7 +213,7 @@ def unrolled(runs: Runs) -> tuple[Offsets, RowIds]:
 
 
 def join_runs(groups: Sequence[Runs]) -> Runs:
-    """Runs of several pieces as one, by offset, merged where one goes on where the last one ended."""
+    """Merge several groups of runs, sorted by offset; adjacent runs become one."""
     if not groups:
         return np.empty((0, 3), np.int64)
     runs = np.concatenate(groups)
@@ -224,7 +224,7 @@ def join_runs(groups: Sequence[Runs]) -> Runs:
     parted = runs[1:, 0] != runs[:-1, 0] + runs[:-1, 2]
     parted |= runs[1:, 1] != runs[:-1, 1] + runs[:-1, 2]
     if parted.all():
-        # As it is where every other row was computed.
+        # Nothing to merge, for example if every second row was computed.
         return runs
     starts = np.concatenate(([0], np.flatnonzero(parted) + 1))
     joined = runs[starts].copy()
@@ -233,9 +233,9 @@ def join_runs(groups: Sequence[Runs]) -> Runs:
 
 
 def packed(runs: Runs) -> tuple[Runs, bytes]:
-    """Runs to be stored: where many lie close together, longer stretches and a bit for each place, set if it is in one.
+    """Pack runs for storage: replace many close runs by a few longer spans and a bitmap of the offsets in them.
 
-    Every other row of a table would take 16 bytes a row otherwise.
+    Without it, a checkpoint of every second row would take 16 bytes per row.
     """
     if len(runs) == 0:
         return runs, b""
@@ -253,7 +253,7 @@ def packed(runs: Runs) -> tuple[Runs, bytes]:
 
 
 def unpacked(stretches: Runs, bits: bytes) -> Runs:
-    """The runs that :func:`packed` was given."""
+    """Restore the runs that :func:`packed` packed."""
     if not bits:
         return stretches
     before = _before(stretches)
@@ -262,7 +262,7 @@ def unpacked(stretches: Runs, bits: bytes) -> Runs:
     begins, ends = chosen.copy(), chosen.copy()
     begins[1:] &= ~chosen[:-1]
     ends[:-1] &= ~chosen[1:]
-    # Where a stretch ends, row ids do not go on.
+    # A run never continues across the end of a span, because the row ids do not.
     begins[before] = chosen[before]
     ends[before[1:] - 1] = chosen[before[1:] - 1]
     starts = np.flatnonzero(begins)

@@ -1,4 +1,4 @@
-"""Which rows of a fragment are already computed somewhere in the store, and their values."""
+"""Find the rows of a fragment that the checkpoint store already has, and read their values."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from airflow_geneva.errors import StorageError
 
 
 class BrokenFile(StorageError):
-    """A checkpoint or staged data file gives no values: it is damaged or gone, or another job replaced it.
+    """A checkpoint or staged data file cannot be read: it is damaged or missing, or another job replaced it.
 
     Attributes:
         source: key of the checkpoint, or name of the data file.
     """
 
     def __init__(self, source: str) -> None:
-        super().__init__(f"{source} is damaged or gone. Run again: the rows in it are computed again.")
+        super().__init__(f"{source} is damaged or missing. Run again: the rows in it are computed again.")
         self.source = source
 
 
 RowIdLookup = Callable[[], tuple[Offsets, RowIds]]
-"""Gives the live rows of the fragment at hand: physical offsets and row ids, in physical order."""
+"""Returns the live rows of the fragment: physical offsets and row ids, in physical order."""
 
 
 @dataclass(frozen=True)
 class Ancestor:
-    """A fragment that another one was compacted from.
+    """A fragment that a compaction merged into another one.
 
     Args:
         place: its (srcfiles, fragment id).
-        rows: physical offsets, in the compacted fragment, of the rows that came from it as they were; a row that was
-            updated before the compaction has the same id and other values.
+        rows: physical offsets, in the new fragment, of rows that are unchanged since they were in this fragment. A row
+            that was updated before the compaction keeps its id but has other values, and is not among them.
     """
 
     place: tuple[str, int]
@@ -57,18 +57,18 @@ class Ancestor:
 
 @dataclass(frozen=True, eq=False)
 class HeldPiece:
-    """Computed rows of one fragment that lie in one file.
+    """Computed rows of one fragment in one file.
 
     Args:
-        key: of the checkpoint that told of them.
-        source: the same key, of a range checkpoint; of a fragment checkpoint, the name of its staged data file.
+        key: key of the checkpoint.
+        source: for a range checkpoint, its key; for a fragment checkpoint, the name of its staged data file.
         staged: whether ``source`` is a staged data file.
-        offsets: physical offsets in the fragment at hand, ascending.
-        positions: where in the file their values are.
+        offsets: physical offsets in the fragment, ascending.
+        positions: positions of their values in the file.
         row_ids: their row ids.
-        job_id: the job that computed them ("" when several did).
+        job_id: the job that computed them; "" if several did.
         version: the UDF version that computed them.
-        failed: those the job gave up, by offset in the fragment at hand; their value is NULL.
+        failed: physical offsets of rows that failed; their value is NULL.
     """
 
     key: str
@@ -94,11 +94,11 @@ class HeldPiece:
 
 @dataclass(frozen=True)
 class Held:
-    """Everything usable that the store has for one fragment.
+    """All usable rows that the store has for one fragment.
 
     Args:
         pieces: computed rows, no row twice.
-        looked_at: rows of this very fragment known to need no further look under the filter.
+        looked_at: rows of the fragment for which the filter is already evaluated.
     """
 
     pieces: tuple[HeldPiece, ...]
@@ -106,7 +106,7 @@ class Held:
 
     @property
     def failed(self) -> Ranges:
-        """Computed rows that the job gave up."""
+        """Computed rows on which the UDF failed."""
         return Ranges.union(piece.failed for piece in self.pieces)
 
     @property
@@ -118,7 +118,7 @@ class Held:
         return counts
 
     def taken(self, version: str) -> tuple[tuple[str, Ranges], ...]:
-        """Rows that other versions than the given one computed, by version."""
+        """Rows that UDF versions other than the given one computed, by version."""
         makers = sorted({piece.version for piece in self.pieces} - {version})
         return tuple(
             (maker, Ranges.union(Ranges.from_offsets(p.offsets) for p in self.pieces if p.version == maker))
@@ -131,17 +131,17 @@ class Held:
 
     @property
     def done(self) -> Ranges:
-        """Rows for which nothing is left to run."""
+        """Rows that need no UDF call."""
         return self.computed | self.looked_at
 
 
 class KeyIndex:
-    """The keys that a job trusts, listed once, by fragment.
+    """The checkpoint keys that a job may reuse, listed once, by fragment.
 
     Args:
         store: the checkpoint store.
-        trust: whose checkpoints are used.
-        places: the (srcfiles, fragment id) of interest, or None for all; a few are listed faster than all.
+        trust: which checkpoints the job reuses.
+        places: the (srcfiles, fragment id) pairs to list; None: all, which takes longer.
     """
 
     def __init__(self, store: CheckpointStore, trust: Trust, places: Iterable[tuple[str, int]] | None = None) -> None:
@@ -152,7 +152,7 @@ class KeyIndex:
         self._last: tuple[str, StagedFragment | None] = ("", None)
         sources = None if places is None else {source for source, _ in places}
         for prefix, _ in trust.prefixes:
-            # Texts that end at a folder's edge, so that no other folder is listed.
+            # These prefixes end at a folder boundary, so the store lists no other folder.
             wanted = (
                 [f"{prefix}_srcfiles-"]
                 if sources is None
@@ -170,22 +170,22 @@ class KeyIndex:
         return place in self._keys
 
     def places(self) -> set[tuple[str, int]]:
-        """All (srcfiles, fragment id) that have checkpoints."""
+        """All (srcfiles, fragment id) pairs that have checkpoints."""
         return set(self._keys)
 
     def keys_at(self, place: tuple[str, int]) -> list[str]:
         return self._keys.get(place, [])
 
     def is_staged(self, place: tuple[str, int]) -> bool:
-        """Whether a place has a fragment checkpoint of the job's own version."""
+        """Whether a place has a fragment checkpoint of the job's own UDF version."""
         return place in self._staged_places
 
     def staged_at(self, place: tuple[str, int]) -> StagedFragment | None:
-        """The fragment checkpoint of a place, if there is a readable one."""
+        """Read the fragment checkpoint of a place; None if there is none that is readable."""
         return self._staged(str(FragmentKey(self.trust.prefix, *place))) if self.is_staged(place) else None
 
     def _staged(self, key: str) -> StagedFragment | None:
-        # It is asked for twice in a row: whether it fits as it is, and for its rows.
+        # Callers ask twice in a row: whether the file fits as it is, then for its rows.
         if key != self._last[0]:
             self._last = key, read_staged(self.store, key)
         return self._last[1]
@@ -199,15 +199,15 @@ class KeyIndex:
         staged_usable: Callable[[StagedFragment], bool],
         tried: Tried = (),
     ) -> Held:
-        """Find computed rows among the wanted ones.
+        """Find the wanted rows that checkpoints hold.
 
         Args:
-            place: (srcfiles, id) of the fragment at hand; its checkpoints match by physical offset.
-            ancestors: fragments it was compacted from; their checkpoints match by row id.
-            wanted: physical offsets of interest.
-            row_ids: called at most once, and only when ancestors have checkpoints.
-            staged_usable: whether a staged data file is there to be read.
-            tried: wanted rows that failed before.
+            place: (srcfiles, id) of the fragment; its checkpoints match by physical offset.
+            ancestors: fragments that it was compacted from; their checkpoints match by row id.
+            wanted: physical offsets to look for.
+            row_ids: called at most once, and only if ancestors have checkpoints.
+            staged_usable: whether a staged data file can be read.
+            tried: wanted rows that failed in earlier runs.
         """
         pieces: list[HeldPiece] = []
         looked_at = Ranges.empty()
@@ -233,10 +233,10 @@ class KeyIndex:
     def _pieces(
         self, key: str, staged_usable: Callable[[StagedFragment], bool], tried: Tried | None
     ) -> tuple[list[HeldPiece], Ranges]:
-        """What a key stands for: its usable rows, a piece for each version that computed some, and all it looked at.
+        """Read the usable rows of a key, one piece per UDF version, and all rows that it covers.
 
         Args:
-            tried: rows that failed before; None for a fragment's ancestors, whose failures are tried again.
+            tried: rows that failed in earlier runs; None for an ancestor, whose failed rows always run again.
         """
         parsed = parse_key(key)
         if parsed is None:
@@ -273,7 +273,7 @@ class KeyIndex:
 
 
 def _moved(piece: HeldPiece, lookup: tuple[Offsets, RowIds]) -> HeldPiece:
-    """Follow rows by their ids into the fragment they live in now."""
+    """Map rows by their ids to their offsets in the current fragment."""
     offsets, live_ids = lookup
     order = np.argsort(piece.row_ids, kind="stable")
     if len(order) == 0:
@@ -286,15 +286,15 @@ def _moved(piece: HeldPiece, lookup: tuple[Offsets, RowIds]) -> HeldPiece:
 
 
 def read_values(store: CheckpointStore, piece: HeldPiece, room: float = inf) -> pa.Array:
-    """Values of a piece of a range checkpoint, in the order of its offsets.
+    """Read the values of a piece of a range checkpoint, in the order of its offsets.
 
     Args:
-        room: bytes that they may take.
+        room: most bytes that the values may take.
 
     Raises:
-        TooWide: they take more.
-        BrokenFile: the checkpoint is damaged, gone, or holds other rows than when it was found: another job that read
-            the table at another version may write the same key.
+        TooWide: the values take more.
+        BrokenFile: the checkpoint is damaged or missing, or its rows changed since it was found: another job that
+            reads another table version may overwrite the key.
     """
     try:
         batch = store.read(piece.source, [VALUE, ROW_ID], piece.positions, room)

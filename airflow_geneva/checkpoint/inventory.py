@@ -1,4 +1,4 @@
-"""What checkpoints lie beside a table."""
+"""List the checkpoints of a table."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _NO_FILTER = md5("")
 
 @dataclass
 class Inventory:
-    """The checkpoints below one prefix: of one UDF version, for one column, under one filter.
+    """The checkpoints below one prefix: one UDF version, one column, one filter.
 
     Args:
         prefix: the key prefix.
-        udf, version, column: as the prefix names them.
-        where: hash of the filter, or None without one.
-        fragments: number of fragments whose data file is finished.
-        ranges: number of checkpoints of ranges.
-        size_bytes: size of the checkpoints; data files are not part of it.
-        newest: when the newest was written, in seconds since the epoch.
+        udf, version, column: parsed from the prefix.
+        where: hash of the filter; None without a filter.
+        fragments: number of fragment checkpoints.
+        ranges: number of range checkpoints.
+        size_bytes: size of the checkpoints, without staged data files.
+        newest: time of the newest checkpoint, in seconds since the epoch.
     """
 
     prefix: str
@@ -43,7 +43,7 @@ def list_checkpoints(checkpoints: Storage, column: str | None = None) -> list[In
 
     Args:
         checkpoints: the table's ``_checkpoints`` folder.
-        column: list those of one column only.
+        column: list the checkpoints of this column only.
 
     Raises:
         StorageError: the folder cannot be listed.

@@ -1,4 +1,4 @@
-"""The identity of a checkpoint: which work it stands for."""
+"""The key of a checkpoint identifies the work that it holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-# No "-": every marker of a key ends in one, so a name can never look like a marker.
+# "-" is unsafe because every marker of a key ends in one: a name must not look like a marker.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.]")
 _SUFFIX = re.compile(
     r"^(?P<prefix>.*)_srcfiles-(?P<srcfiles>[0-9a-f]{32})_frag-(?P<fragment>\d+)(?P<range>_range-\d+-\d+)?$"
@@ -15,19 +15,19 @@ _NAME_LENGTH = 60
 
 
 def md5(text: str) -> str:
-    """Hex digest that names a user-given string in a key."""
+    """Hash a user-given string for use in a key."""
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def key_part(name: str) -> str:
-    """A user-given name as it may stand in a key: readable, short, without separators, and still unique."""
+    """Make a user-given name safe for a key: readable, short, without separators, and still unique."""
     clean = _UNSAFE.sub("_", name)[:_NAME_LENGTH]
     return clean if clean == name else f"{clean}.{md5(name)[:8]}"
 
 
 @dataclass(frozen=True)
 class WorkIdentity:
-    """What makes two pieces of work the same, fragments aside.
+    """Identifies a piece of work, apart from its fragments; equal identities share checkpoints.
 
     Args:
         udf: name of the UDF.
@@ -45,7 +45,7 @@ class WorkIdentity:
 
     @property
     def prefix(self) -> str:
-        """The key up to and including the uri part; what XCom calls the checkpoint prefix."""
+        """The key up to and including the uri part; XCom carries it as the checkpoint prefix."""
         return (
             f"udf-{key_part(self.udf)}_ver-{key_part(self.version)}_col-{key_part(self.column)}"
             f"_where-{md5(self.where or '')}_uri-{md5(self.uri)}"
@@ -54,7 +54,7 @@ class WorkIdentity:
 
 @dataclass(frozen=True)
 class FragmentKey:
-    """The place of one fragment's checkpoints below a prefix.
+    """Identifies one fragment's checkpoints below a prefix.
 
     Args:
         prefix: see :attr:`WorkIdentity.prefix`.
@@ -70,20 +70,20 @@ class FragmentKey:
         return f"{self.prefix}_srcfiles-{self.srcfiles}_frag-{self.fragment}"
 
     def range(self, start: int, end: int) -> str:
-        """Key of the checkpoint of physical offsets ``[start, end)``."""
+        """Return the key of the checkpoint of physical offsets ``[start, end)``."""
         return f"{self}_range-{start}-{end}"
 
 
 @dataclass(frozen=True)
 class ParsedKey:
-    """A key read back, from the right, so that names may hold any of its words."""
+    """A parsed key. Keys are parsed from the right, so names may contain the marker words."""
 
     fragment: FragmentKey
     range: tuple[int, int] | None
 
 
 def parse_key(key: str) -> ParsedKey | None:
-    """Read a fragment or range key; None for any other text."""
+    """Parse a fragment or range key; None for any other text."""
     match = _SUFFIX.match(key)
     if match is None:
         return None
@@ -97,7 +97,7 @@ _FOLDERS = ("_where-", "_srcfiles-", "_frag-", "_range-")
 
 
 def key_to_path(key: str) -> str:
-    """Lay a key out as folders, split from the right, so that names stay short and listable by prefix."""
+    """Convert a key to a path with folders, split from the right; names stay short and can be listed by prefix."""
     path, rest = "", key
     for marker in reversed(_FOLDERS):
         head, found, tail = rest.rpartition(marker)
@@ -107,5 +107,5 @@ def key_to_path(key: str) -> str:
 
 
 def path_to_key(path: str) -> str:
-    """The key that :func:`key_to_path` laid out."""
+    """Convert a path from :func:`key_to_path` back to its key."""
     return path.removesuffix(".lance").replace("/", "_")

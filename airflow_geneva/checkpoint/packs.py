@@ -1,4 +1,4 @@
-"""Many small documents of a store in one file, read from there as if each still were a file of its own."""
+"""Pack many small documents of a store into one file; each can still be read by its key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_geneva.storage import Storage
 
 FOLDER = "packed"
 MOST_PACKS = 8
-"""So many small ones are put together into one."""
+"""Number of small packs that are merged into one."""
 FULL_BYTES = 16_000_000
 _FULL = ".full."
 _LOOK_SECONDS = 30.0
@@ -26,10 +26,10 @@ _SCHEMA = pa.schema([(_KEY, pa.string()), (_VALUE, pa.large_binary())])
 
 
 class Packs:
-    """The packs in a folder, as they were when they were looked at last.
+    """The packs of a folder, as of the last listing.
 
     Args:
-        storage: the folder that the packed documents would lie in.
+        storage: the folder of the documents.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -39,22 +39,22 @@ class Packs:
         self.look()
 
     def look(self) -> None:
-        """Look again which packs there are."""
+        """List the packs again."""
         self._looked = time.monotonic()
-        # The newest first: of a document that is in several, the newest counts.
+        # Newest first: if several packs hold a document, the newest counts.
         self.names = [f"{FOLDER}/{name}" for name in reversed(self.storage.list_folder(FOLDER)[1])]
 
     def look_again(self) -> None:
-        """Look again, on an object store, where that costs a round trip, only now and then."""
+        """List the packs again; on an object store, where a listing costs a round trip, at most every 30 seconds."""
         if self.storage.local or time.monotonic() - self._looked > _LOOK_SECONDS:
             self.look()
 
     def small(self) -> list[str]:
-        """Names of the packs that others may be put together with."""
+        """Names of the packs that may be merged."""
         return [name for name in self.names if _FULL not in name]
 
     def keys(self, prefix: str = "") -> set[str]:
-        """Keys that start with a prefix."""
+        """Return the keys that start with a prefix."""
         found: set[str] = set()
         for name in self.names:
             keys = self._keys(name)
@@ -65,10 +65,10 @@ class Packs:
         return found
 
     def get(self, key: str) -> bytes | None:
-        """A packed document, as it lies there; None when there is none that can be read."""
+        """Return the bytes of a packed document; None if no readable pack has it."""
         found = self._get(key)
         if found is None:
-            # Packs are put together into one, and new ones come.
+            # Another process may have merged packs or added new ones since the last listing.
             self.look()
             found = self._get(key)
         return found
@@ -83,11 +83,11 @@ class Packs:
         return None
 
     def values(self, name: str) -> dict[str, bytes]:
-        """All documents of a pack, as they lie in it; none when it cannot be read."""
+        """Return the bytes of all documents of a pack; empty if it cannot be read."""
         return dict(self._rows(name, None))
 
     def _rows(self, name: str, rows: Positions | None) -> list[tuple[str, bytes]]:
-        """Keys and documents of a pack; none when it cannot be read."""
+        """Read keys and documents of a pack; empty if it cannot be read."""
         try:
             batch = _file(self.storage, name).read(rows=rows)
         except EngineError:
@@ -95,11 +95,11 @@ class Packs:
         return list(zip(batch.column(_KEY).to_pylist(), batch.column(_VALUE).to_pylist(), strict=True))
 
     def _keys(self, name: str) -> list[str]:
-        """Keys of a pack in order; none when it cannot be read."""
+        """Return the sorted keys of a pack; empty if it cannot be read."""
         return keys_of_pack(self.storage, name)
 
     def add(self, values: Mapping[str, bytes]) -> bool:
-        """Write a pack, and say whether its keys can be read back."""
+        """Write a pack and return whether its keys can be read back."""
         full = _FULL if sum(map(len, values.values())) >= FULL_BYTES else "."
         name = f"{FOLDER}/{time.time_ns():020}.{uuid.uuid4().hex[:12]}{full}lance"
         keys = sorted(values)
@@ -112,23 +112,23 @@ class Packs:
         return keys_of_pack(self.storage, name) == keys
 
     def drop(self, keys: Collection[str]) -> None:
-        """Write packs anew without some of their documents."""
+        """Rewrite packs without some of their documents."""
         self.look()
         for name in self.names:
             if not set(self._keys(name)).isdisjoint(keys):
                 values = self.values(name)
                 rest = {key: value for key, value in values.items() if key not in keys}
-                # One that cannot be read now may be readable later.
+                # A pack that cannot be read now may be readable later: keep it.
                 if values and (not rest or self.add(rest)):
                     self.storage.delete(name)
         self.look()
 
 
 def keys_of_pack(checkpoints: Storage, path: str) -> list[str]:
-    """Keys of the documents in a file, in order; none when it is not a pack, or cannot be read.
+    """Return the sorted keys of the documents in a file; empty if it is not a pack or cannot be read.
 
     Args:
-        path: of the file, below the folder of the store.
+        path: path of the file below the folder of the store.
     """
     try:
         return _read_keys(checkpoints, path) if is_pack(path) else []
@@ -137,7 +137,7 @@ def keys_of_pack(checkpoints: Storage, path: str) -> list[str]:
 
 
 def is_pack(path: str) -> bool:
-    """Whether a file in a store is one."""
+    """Whether a file in a store is a pack."""
     return path.split("/")[-2:-1] == [FOLDER]
 
 
@@ -152,7 +152,7 @@ def _file(storage: Storage, path: str) -> LanceFile:
 
 
 def to_bytes(batch: pa.RecordBatch) -> bytes:
-    """A document as it lies in a pack."""
+    """Serialize a document for a pack."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_batch(batch)
@@ -161,6 +161,6 @@ def to_bytes(batch: pa.RecordBatch) -> bytes:
 
 
 def from_bytes(value: bytes) -> pa.RecordBatch:
-    """The document that :func:`to_bytes` was given."""
+    """Deserialize a document from :func:`to_bytes`."""
     with pa.ipc.open_stream(value) as reader:
         return next(iter(reader))

@@ -1,4 +1,4 @@
-"""Where the value of a row comes from, and what a job could not compute."""
+"""Which UDF version computed the value of a row, and in how many runs the UDF failed on it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from airflow_geneva.checkpoint.ranges import Ranges
 
 MOST_RUNS = 3
-"""Runs in which a row may fail under one version of a UDF before it is only listed."""
+"""Number of runs in which a row may fail under one UDF version; after that, only ``errors_only`` runs it again."""
 
 Tried = tuple[tuple[int, Ranges], ...]
-"""Physical offsets of rows that failed before, by the number of runs they failed in."""
+"""Physical offsets of rows that failed in earlier runs, by the number of these runs."""
 
 
 @dataclass(frozen=True, order=True)
 class Provenance:
-    """How rows came by their value.
+    """The origin of a row's value.
 
     Args:
         version: the UDF version that the value counts as.
-        made_by: the version whose code made it, when it was taken over from that one; "" when they are the same.
-        failures: runs in which the UDF failed on the row; above 0 its value is NULL.
+        made_by: the version whose code computed the value; "" if it is `version`.
+        failures: number of runs in which the UDF failed on the row; above 0 the value is NULL.
     """
 
     version: str
@@ -31,14 +31,14 @@ class Provenance:
 
     @property
     def what(self) -> str:
-        """The text that facts carry; versions hold no colon."""
+        """The text that facts store. Versions contain no colon."""
         if self.failures:
             return f"failed:{self.failures}:{self.version}"
         return f"taken:{self.version}:{self.made_by}" if self.made_by else f"computed:{self.version}"
 
     @staticmethod
     def of(what: str) -> Provenance | None:
-        """Read the text of a fact; None when it is about something else."""
+        """Parse the text of a fact; None if the fact is about something else."""
         kind, _, rest = what.partition(":")
         if kind == "computed":
             return Provenance(rest)
@@ -49,26 +49,26 @@ class Provenance:
 
     @property
     def maker(self) -> str:
-        """The version whose code made the value."""
+        """The version whose code computed the value."""
         return self.made_by or self.version
 
     def is_value_of(self, version: str) -> bool:
-        """Whether the row holds, or counts as holding, a version's value."""
+        """Whether the value was computed by a version, or counts as that version's."""
         return not self.failures and version in (self.version, self.made_by)
 
 
 def runs_failed(known: dict[Provenance, Ranges], version: str) -> Tried:
-    """Rows that failed under a version, by the number of runs they failed in."""
+    """Return the rows that failed under a version, by the number of runs."""
     return tuple(sorted((p.failures, rows) for p, rows in known.items() if p.failures and p.version == version))
 
 
 @dataclass(frozen=True)
 class Failures:
-    """Rows that a job gave up.
+    """Rows that failed in a job.
 
     Args:
         job_id: the job.
-        rows: physical offsets, by the number of runs they have failed in, this one included.
+        rows: physical offsets, by the number of runs in which they failed, including this job.
     """
 
     job_id: str
@@ -76,11 +76,11 @@ class Failures:
 
     @staticmethod
     def next(job_id: str, failed: Ranges, tried: Tried) -> Failures:
-        """What a job's failures make of the number of runs that each row failed in before.
+        """Add a job's failures to the failures of earlier runs.
 
         Args:
-            failed: the rows that failed in this run.
-            tried: rows that failed before.
+            failed: the rows that failed in this job.
+            tried: the rows that failed in earlier runs.
         """
         found: list[tuple[int, Ranges]] = []
         first = failed
@@ -95,13 +95,13 @@ class Failures:
         return Ranges.union(rows for _, rows in self.rows)
 
     def standing(self, job_id: str, tried: Tried) -> Ranges:
-        """The rows that need not run again in a job: it was this very one that gave them up, and in this very run."""
+        """Return the rows that a job need not run again, because they failed in the same run of the same job."""
         if job_id != self.job_id:
             return Ranges.empty()
         return Ranges.union(Failures.next(job_id, rows, tried).at(runs) for runs, rows in self.rows)
 
     def at(self, runs: int) -> Ranges:
-        """The rows that have failed in so many runs."""
+        """Return the rows that failed in the given number of runs."""
         return Ranges.union(rows for number, rows in self.rows if number == runs)
 
     def dumps(self) -> str:
@@ -117,6 +117,6 @@ NO_FAILURES = Failures("", ())
 
 
 def add_rows(known: dict[Provenance, Ranges], more: Iterable[tuple[Provenance, Ranges]]) -> None:
-    """Add rows to those already known by provenance."""
+    """Add rows to a mapping, in place."""
     for provenance, rows in more:
         known[provenance] = known[provenance] | rows if provenance in known else rows

@@ -1,4 +1,4 @@
-"""What of a column's state nobody reads any more: documents that a fold covers, and facts that can never match."""
+"""Prune a column's state: documents that a fold covers, and facts that can never match again."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from airflow_geneva.storage import Storage
 _WORTH_IT = 0.25
 
 Present = Callable[[set[str]], Collection[str] | None]
-"""Given the inputs that facts name, tells all signatures that versions of the table have or may have again."""
+"""Takes the inputs that facts name; returns all signatures that versions of the table have or may have again."""
 
 
 def covered_documents(checkpoints: Storage, field_id: int, folds: Sequence[str]) -> set[str]:
-    """Ledgers and folds that a readable fold of these covers.
+    """Return the ledgers and folds that one of the given folds covers; unreadable folds do not count.
 
     Args:
         folds: keys of folds, newest first.
@@ -31,7 +31,7 @@ def covered_documents(checkpoints: Storage, field_id: int, folds: Sequence[str])
         if key in covered:
             continue
         try:
-            # Read whole: what it covers may go only if it can take its place.
+            # Read the fold completely: documents may be removed only if the fold can replace them.
             metadata = store[key].schema.metadata or {}
         except KeyError:
             continue
@@ -40,14 +40,14 @@ def covered_documents(checkpoints: Storage, field_id: int, folds: Sequence[str])
 
 
 def prune_state(checkpoints: Storage, field_id: int, existing: Collection[int], present: Present) -> int:
-    """Fold a column's documents without the facts that can never match again; returns how many were dropped.
+    """Fold a column's documents without the facts that can never match again; return the number of dropped facts.
 
-    A fact matches fragments made of the very files it was established about. Those lie in no version that exists, nor
-    come back by a restore, when no existing version has them; facts established at an existing version are kept unseen.
+    A fact matches fragments made of the same files. If no existing version has these files, no restore can bring them
+    back, and the fact never matches again. Facts recorded at an existing version are kept without this check.
 
     Args:
         existing: versions of the table that exist.
-        present: asked once, and only if there is something to drop.
+        present: called at most once, and only if there may be something to drop.
     """
     store = state_store(checkpoints, field_id)
     state = load_state(checkpoints, field_id)
@@ -61,7 +61,7 @@ def prune_state(checkpoints: Storage, field_id: int, existing: Collection[int], 
         return 0
     facts = pa.Table.from_batches(batches)
     recent = pc.is_in(facts["at"], pa.array(sorted(existing), pa.int64()))
-    # What a filter did not select is found out again by asking the filter, and no row is run for it.
+    # A dropped fact about a filter costs one more evaluation of the filter, and no UDF call.
     values, filters = _about_values(facts), pc.starts_with(facts["what"], "where:")
     about_rows = pc.or_(values, filters)
     keep = pc.or_(recent, pc.invert(about_rows))
@@ -81,7 +81,7 @@ def prune_state(checkpoints: Storage, field_id: int, existing: Collection[int], 
 
 
 def _about_values(facts: pa.Table) -> pa.ChunkedArray:
-    """Which facts are about rows that the UDF ran on, and say which inputs."""
+    """Select the facts about rows that the UDF ran on, if they name their inputs."""
     whats = facts["what"].unique()
     ran = pa.array([what for what in whats.to_pylist() if Provenance.of(what) is not None], pa.string())
     return pc.and_(pc.is_in(facts["what"], ran), pc.not_equal(facts["inputs"], ""))

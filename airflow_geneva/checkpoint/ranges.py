@@ -1,4 +1,4 @@
-"""Sets of physical row offsets, kept as sorted disjoint half-open ranges."""
+"""Sets of physical row offsets, stored as sorted disjoint half-open ranges."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Ranges:
 
     @staticmethod
     def from_pairs(pairs: Iterable[Sequence[int]]) -> Ranges:
-        """The union of half-open pairs in any order, overlapping or not."""
+        """Return the union of half-open pairs, in any order, overlapping or not."""
         items = sorted((int(a), int(b)) for a, b in pairs if b > a)
         if not items:
             return _EMPTY
@@ -54,7 +54,7 @@ class Ranges:
 
     @staticmethod
     def from_bounds(starts: Offsets, ends: Offsets) -> Ranges:
-        """The union of many half-open ranges, given as arrays in any order."""
+        """Return the union of many half-open ranges, given as arrays in any order."""
         keep = ends > starts
         if not keep.all():
             starts, ends = starts[keep], ends[keep]
@@ -70,7 +70,7 @@ class Ranges:
 
     @staticmethod
     def union(parts: Iterable[Ranges]) -> Ranges:
-        """Everything that is in one of the sets."""
+        """Return the offsets that are in at least one of the sets."""
         group = [part for part in parts if part]
         if len(group) < 2:
             return group[0] if group else _EMPTY
@@ -78,13 +78,13 @@ class Ranges:
 
     @staticmethod
     def from_offsets(offsets: npt.ArrayLike) -> Ranges:
-        """The set of the given offsets, which may come in any order and repeat."""
+        """Return the set of the given offsets, which may be in any order and repeat."""
         sorted_offsets = np.asarray(offsets, np.int64)
         if len(sorted_offsets) == 0:
             return _EMPTY
         steps = np.diff(sorted_offsets)
         if len(steps) and steps.min() <= 0:
-            # Most come in a few ascending runs, which a merge sort likes and `np.unique` does not.
+            # Most inputs are a few ascending runs, where a stable (merge) sort is faster than `np.unique`.
             sorted_offsets = np.sort(sorted_offsets, kind="stable")
             sorted_offsets = sorted_offsets[np.diff(sorted_offsets, prepend=sorted_offsets[0] - 1) != 0]
             steps = np.diff(sorted_offsets)
@@ -151,7 +151,7 @@ class Ranges:
         return self & Ranges(gap_starts[keep], gap_ends[keep])
 
     def offsets(self) -> Offsets:
-        """Every offset, ascending."""
+        """Return every offset, ascending."""
         lengths = self.ends - self.starts
         if len(lengths) == 0:
             return np.empty(0, np.int64)
@@ -159,7 +159,7 @@ class Ranges:
         return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(self.starts - before, lengths)
 
     def mask(self, offsets: Offsets) -> npt.NDArray[np.bool_]:
-        """For each given offset, whether it is in the set."""
+        """Return for each given offset whether it is in the set."""
         if not self:
             return np.zeros(len(offsets), np.bool_)
         if len(self.starts) == 1:
@@ -169,7 +169,7 @@ class Ranges:
         return (at >= 0) & (offsets < self.ends[np.maximum(at, 0)])
 
     def within(self, start: int, end: int) -> Ranges:
-        """The part of the set that lies in ``[start, end)``."""
+        """Return the part of the set in ``[start, end)``."""
         return self & Ranges.of(start, end)
 
     def covers(self, start: int, end: int) -> bool:
@@ -182,18 +182,18 @@ class Ranges:
         return not (other - self)
 
     def pairs(self) -> list[list[int]]:
-        """The ranges as a list of ``[start, end]``, for JSON."""
+        """Return the ranges as a list of ``[start, end]``, for JSON."""
         return [[start, end] for start, end in self]
 
     def to_json(self) -> list[list[int]] | str:
-        """The ranges for JSON: as pairs, or when they are very many, as text that a few bytes of a pattern fit in."""
+        """Convert to JSON: pairs, or for very many ranges a compressed text."""
         if len(self.starts) <= _MOST_PAIRS:
             return self.pairs()
         return base64.b64encode(self._packed()).decode()
 
     @staticmethod
     def from_json(document: Sequence[Sequence[int]] | str) -> Ranges:
-        """Read what `to_json` gave."""
+        """Convert back from `to_json`."""
         return _unpacked(base64.b64decode(document)) if isinstance(document, str) else Ranges.from_pairs(document)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -202,7 +202,7 @@ class Ranges:
         return _unpacked, (self._packed(),)
 
     def _packed(self) -> bytes:
-        """The set in few bytes: where ranges lie close together, a bit for each place, else steps between bounds."""
+        """Compress the set: a bitmap if ranges are close together, else the differences between bounds."""
         first, places = int(self.starts[0]), int(self.ends[-1] - self.starts[0])
         if places > _PLACES_A_RANGE * len(self.starts):
             bounds = np.stack([self.starts, self.ends], 1).ravel()
@@ -230,11 +230,11 @@ _EMPTY = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def _sweep(left: Ranges, right: Ranges, depth: int) -> Ranges:
-    """Offsets that lie in at least ``depth`` of the two sets."""
+    """Return the offsets that are in at least ``depth`` of the two sets."""
     low = min(int(left.starts[0]), int(right.starts[0]))
     places = max(int(left.ends[-1]), int(right.ends[-1])) - low
     if places <= _PLACES_A_RANGE * (len(left.starts) + len(right.starts)) and len(left.starts) > _MOST_PAIRS:
-        # Close together: counted place by place, which spares the sorting.
+        # The ranges are close together: count offset by offset instead of sorting the bounds.
         counts = np.zeros(places + 1, np.int8)
         for part in (left, right):
             counts[part.starts - low] += 1
@@ -243,7 +243,7 @@ def _sweep(left: Ranges, right: Ranges, depth: int) -> Ranges:
         return Ranges(edges[0::2] + low, edges[1::2] + low)
     points = np.concatenate((left.starts, right.starts, left.ends, right.ends))
     steps = np.concatenate((np.ones(len(left.starts) + len(right.starts)), -np.ones(len(left.ends) + len(right.ends))))
-    # At one point openings come before closings, so that touching ranges merge in a union.
+    # At equal points sort starts before ends, so that touching ranges merge in a union.
     order = np.lexsort((-steps, points))
     points, level = points[order], np.cumsum(steps[order])
     inside = level >= depth

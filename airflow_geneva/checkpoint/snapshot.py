@@ -1,7 +1,7 @@
-"""What a view holds since its newest swap: which rows of which source fragments, made of which files.
+"""Record which rows of which source fragments and data files a view reflects since a swap.
 
-Facts about a column add up; a view is replaced as a whole, so each swap has a document of its own. It is written before
-the swap and named in its transaction.
+Facts about a column accumulate, but a view's state is replaced with every swap. So each swap has one snapshot, which
+the job writes before the swap and names in the swap's transaction.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from airflow_geneva.storage import Storage
 
 @dataclass(frozen=True, eq=False)
 class SourceFragment:
-    """One fragment of a source, as a view reflects it.
+    """One fragment of the source, as a view reflects it.
 
     Args:
         signature: hash of the data files that the view reads, see :mod:`airflow_geneva.plan.manifest`.
-        deletion: identity of its deletion file then.
-        live: physical offsets of its live rows then.
+        deletion: identity of the fragment's deletion file at that version.
+        live: physical offsets of its live rows at that version.
         ids: their row ids.
-        failed: rows among them on which a UDF failed, by the number of runs.
+        failed: the rows among them on which a UDF failed, by the number of runs.
     """
 
     signature: str
@@ -51,8 +51,9 @@ class Snapshot:
         source_version: the source version that was read.
         code: the code versions of the view's UDFs, by column.
         fragments: the source's fragments.
-        matching: row ids that passed the filter, where a row's place among them decides; else empty.
-        older: other code versions, by column, that rows may still hold values of: only new rows were asked for.
+        matching: for a query with limit or offset, the row ids that the filter selected; else empty.
+        older: other code versions, by column, whose values rows may still hold, because a refresh with
+            ``on_code_change="new_rows"`` kept them.
     """
 
     source_version: int
@@ -62,10 +63,10 @@ class Snapshot:
     older: tuple[tuple[str, str], ...] = ()
 
     def state(self, version: str, inputs: str) -> ColumnState:
-        """The snapshot as facts about values of one version.
+        """Convert the snapshot to facts about values of one version.
 
         Args:
-            version: what the values count as.
+            version: the version that the values count as.
             inputs: the columns read, as facts name them.
         """
         facts: dict[str, list[Fact]] = {}
@@ -102,18 +103,18 @@ def _store(checkpoints: Storage) -> LanceCheckpointStore:
 
 
 def snapshot_file(key: str) -> str:
-    """Where a snapshot lies below the folder that it was saved in."""
+    """Return the path of a snapshot below the folder that it was saved in."""
     return f"{_FOLDER}/{key_to_path(key)}"
 
 
 def snapshot_key(name: str) -> str | None:
-    """The key of the snapshot that lies there; None when something else does."""
+    """Return the key of the snapshot at a path; None if the path is not a snapshot's."""
     start = f"{_FOLDER}/{_KIND}."
     return path_to_key(name.removeprefix(f"{_FOLDER}/")) if name.startswith(start) and name.endswith(".lance") else None
 
 
 def snapshot_job(key: str) -> str:
-    """The job that wrote a snapshot."""
+    """Return the id of the job that wrote a snapshot."""
     return key.removeprefix(f"{_KIND}.").rpartition(".")[0]
 
 
@@ -133,28 +134,28 @@ def save_snapshot(checkpoints: Storage, job_id: str, snapshot: Snapshot) -> str:
 
 
 def loose_snapshots(checkpoints: Storage) -> list[str]:
-    """Keys of the snapshots that are not packed, oldest first."""
+    """Return the keys of the snapshots that are not packed, oldest first."""
     names = checkpoints.list_folder(_FOLDER)[1]
     return sorted(key for name in names if (key := snapshot_key(f"{_FOLDER}/{name}")))
 
 
 def pack_snapshots(checkpoints: Storage) -> None:
-    """Put snapshots into one file, all but the newest: what only a note names is removed when the next one comes."""
+    """Pack all but the newest snapshots: a snapshot that only a note names is removed when the next note is written."""
     _store(checkpoints).pack(loose_snapshots(checkpoints)[:-_LOOSE])
 
 
 def packed_snapshots(checkpoints: Storage) -> set[str]:
-    """Keys of the snapshots that are packed."""
+    """Return the keys of the packed snapshots."""
     return Packs(checkpoints.folder(_FOLDER)).keys()
 
 
 def thin_packed_snapshots(checkpoints: Storage, named: Collection[str]) -> None:
-    """Drop packed snapshots that nothing names."""
+    """Remove packed snapshots that nothing names."""
     _store(checkpoints).thin(named)
 
 
 def remove_snapshot(checkpoints: Storage, key: str) -> None:
-    """Remove a snapshot that nothing names; one that is gone is fine."""
+    """Remove a snapshot that nothing names; do nothing if it is gone."""
     del _store(checkpoints)[key]
 
 
@@ -168,7 +169,7 @@ def _rows(snapshot: Snapshot) -> Iterator[tuple[str, str, str, Ranges]]:
 
 
 def load_snapshot(checkpoints: Storage, key: str) -> Snapshot | None:
-    """Read a snapshot; None when it is gone or damaged, which costs work and never correctness."""
+    """Read a snapshot; None if it is missing or damaged. Then rows are computed again, and results stay correct."""
     try:
         batch = _store(checkpoints)[key]
         metadata = batch.schema.metadata or {}

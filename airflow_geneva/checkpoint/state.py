@@ -1,8 +1,8 @@
-"""A column's state: which rows hold whose values, as facts about immutable data files.
+"""A column's state: which rows hold values of which UDF version, as facts about immutable data files.
 
 A fact says "in a fragment made of exactly these input and output files, these physical rows hold the value of this UDF
-version". Data files never change, so a fact never becomes wrong: it only stops matching. Ledgers are therefore written
-before the commit they announce, the state is their union, and a job that died needs no recovery.
+version". Data files never change, so a fact never becomes wrong: it only stops matching. A job therefore writes its
+ledger of facts before it commits. The state is the union of all ledgers, and a job that died needs no recovery.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _SEEN_KEPT = 8
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing known about every fragment with a given signature.
+    """A statement about every fragment with a given signature.
 
     Args:
         signature: hash of the relevant data files, see :mod:`airflow_geneva.plan.manifest`.
-        what: a :class:`Provenance`, or ``where:<md5>:<udf version>`` for rows that were looked at under a filter and
-            are computed if it selects them.
-        rows: physical offsets, or None for all physical rows.
-        at: table version at which the fact was established.
-        live_under: a deletion file's identity under which ``rows`` holds every live row; spares reading it.
-        inputs: field ids of the inputs the value was computed from, as text; "" when it does not matter.
+        what: text of a :class:`Provenance`; or ``where:<md5>:<udf version>`` for rows on which a job evaluated a
+            filter: it computed those that the filter selected.
+        rows: physical offsets; None: all physical rows.
+        at: table version at which the fact was recorded.
+        live_under: identity of a deletion file under which ``rows`` holds every live row, so that a plan need not
+            read the deletion file; None if unknown.
+        inputs: field ids of the inputs that the value was computed from, as text; "" if they do not matter.
     """
 
     signature: str
@@ -57,11 +58,11 @@ def looked_at(where_hash: str, version: str) -> str:
 
 
 SEEN = "seen"
-"""What a fact says that only marks a version at which the facts were complete, for comparing rows by value."""
+"""Text of a fact that marks a table version at which the facts were complete; plans compare rows by value with it."""
 
 
 def seen(version: int) -> Fact:
-    """Mark a table version as one to compare with."""
+    """Make the fact that marks a table version as one to compare with."""
     return Fact("", SEEN, None, version)
 
 
@@ -78,7 +79,7 @@ _SCHEMA = pa.schema(
 
 
 def _newest_failures(known: dict[Provenance, Ranges]) -> dict[Provenance, Ranges]:
-    """Leave out what is told about a row that failed again since: of its failures, the highest number counts."""
+    """Keep, for each row that failed in several runs, only the highest number of runs."""
     numbers = sorted({provenance.failures for provenance in known if provenance.failures}, reverse=True)
     if len(numbers) < 2:
         return known
@@ -97,7 +98,7 @@ class ColumnState:
 
     Args:
         seen: versions at which the facts were complete.
-        open_jobs: jobs that may have committed without marking a version as seen, as a job does when it ends.
+        open_jobs: jobs that may have committed but have not finished, so they marked no version as seen.
     """
 
     facts: dict[str, list[Fact]] = field(default_factory=dict)
@@ -107,7 +108,7 @@ class ColumnState:
     open_jobs: set[str] = field(default_factory=set)
 
     def known(self, signature: str, physical_rows: int) -> dict[Provenance, Ranges]:
-        """Rows of a fragment that a UDF has run on, by what came of it."""
+        """Return the rows of a fragment that a UDF ran on, by provenance."""
         found: dict[Provenance, Ranges] = {}
         for fact in self.facts.get(signature, ()):
             provenance = Provenance.of(fact.what)
@@ -116,7 +117,7 @@ class ColumnState:
         return _newest_failures(found)
 
     def wholly(self, signature: str, deletion: str, physical_rows: int) -> frozenset[Provenance]:
-        """What is known alike about every live row of a fragment; nothing if that differs between them.
+        """Return the provenance that all live rows of a fragment share; empty if they differ.
 
         Args:
             deletion: identity of the fragment's deletion file.
@@ -130,7 +131,7 @@ class ColumnState:
         return frozenset() if some - every else frozenset(every)
 
     def about(self, inputs: str) -> ColumnState:
-        """The facts about values that were computed from some inputs."""
+        """Return the state with only the facts about values that were computed from the given inputs."""
         if not self.other_inputs(inputs):
             return self
         facts = {
@@ -141,17 +142,17 @@ class ColumnState:
         return replace(self, facts=facts)
 
     def given_up(self, signature: str, version: str) -> Ranges:
-        """Rows of a fragment that failed in so many runs that they are only listed; deleted ones may be among them."""
+        """Return the rows of a fragment that failed in the maximum number of runs, deleted rows included."""
         wanted = Provenance(version, failures=MOST_RUNS).what
         rows = [fact.rows for fact in self.facts.get(signature, ()) if fact.what == wanted and fact.rows is not None]
         return Ranges.union(rows)
 
     def other_inputs(self, inputs: str) -> set[str]:
-        """Inputs, as facts name them, that values of the column were computed from besides the given ones."""
+        """Return the inputs, as facts name them, of values that were not computed from the given inputs."""
         return {fact.inputs for group in self.facts.values() for fact in group if fact.inputs} - {inputs}
 
     def looked_at(self, signature: str, where_hash: str, version: str, physical_rows: int) -> Ranges:
-        """Rows of a fragment that were looked at under a filter."""
+        """Return the rows of a fragment for which a job evaluated a filter."""
         wanted = looked_at(where_hash, version)
         found = Ranges.empty()
         for fact in self.facts.get(signature, ()):
@@ -160,9 +161,9 @@ class ColumnState:
         return found
 
     def covers_all(self, signature: str, deletion: str, version: str) -> bool:
-        """Whether every live row of such a fragment is known to be done with, without reading anything.
+        """Whether every live row of a fragment is known to be done, without reading data.
 
-        That is, computed by a version, or given up after as many runs as are tried.
+        A row is done if the version computed it, or if it failed in the maximum number of runs.
 
         Args:
             deletion: identity of the fragment's deletion file.
@@ -175,12 +176,15 @@ class ColumnState:
 
 
 def state_store(checkpoints: Storage, field_id: int) -> LanceCheckpointStore:
-    """Where the ledgers of one column lie, below ``_checkpoints``."""
+    """Open the store of one column's ledgers, below ``_checkpoints``."""
     return LanceCheckpointStore(checkpoints.folder("state", f"field-{field_id}"))
 
 
 def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
-    """Fold all ledgers of a column; damaged ones count as absent, which costs work and never correctness."""
+    """Read and combine all ledgers of a column.
+
+    Damaged ledgers count as absent: rows may be computed again, and results stay correct.
+    """
     store = state_store(checkpoints, field_id)
     keys = set(store.list_keys())
     while True:
@@ -198,7 +202,7 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
                 missed.add(key)
                 continue
             covered.update(covers)
-        # What another job folded and removed since the listing is in a fold that came after it.
+        # A ledger that another job folded and removed after the listing is in a newer fold: list and read again.
         if missed <= (now := set(store.list_keys()) if missed else set()):
             break
         keys = now
@@ -213,7 +217,7 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
             else:
                 state.facts.setdefault(fact.signature, []).append(fact)
         if key.startswith("ledger."):
-            # A plan marks the version it was made at, a finish one after those at which its commits were announced.
+            # A plan marks the version that it read; finish marks a version after those of the job's commits.
             about = announced if marks == len(state.seen) else marked
             job = key.split(".")[1]
             about[job] = max(about.get(job, 0), newest)
@@ -222,19 +226,19 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
 
 
 def append_ledger(checkpoints: Storage, field_id: int, job_id: str, facts: Sequence[Fact]) -> None:
-    """Write one immutable ledger; nothing when there is nothing to say."""
+    """Write one immutable ledger, unless there are no facts."""
     if facts:
         store = state_store(checkpoints, field_id)
         store[f"ledger.{job_id}.{uuid.uuid4().hex[:12]}"] = _batch(facts, {"job_id": job_id})
 
 
 def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
-    """Put many ledgers into one document that names them, and remove those that the fold before it named.
+    """Combine many ledgers into one document, the fold, and remove the ledgers of the previous fold.
 
-    Those of the last fold stay until the next one: should it be damaged, they say the same.
+    The ledgers of the newest fold stay until the next one, in case the fold is damaged.
 
     Returns:
-        Whether there were so many.
+        Whether there were enough ledgers to fold.
     """
     store = state_store(checkpoints, field_id)
     if len(_not_folded(store)) < _FOLD_AFTER:
@@ -243,7 +247,7 @@ def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
     facts = [fact for group in state.facts.values() for fact in group]
     facts += [seen(version) for version in sorted(set(state.seen))[-_SEEN_KEPT:]]
     if facts:
-        # With what earlier folds cover: a reader that comes to this one first does not read those.
+        # Also name what earlier folds cover, so that a reader of this fold skips them.
         covers = json.dumps(sorted(state.folded.union(state.ledgers)))
         store[new_fold_key()] = _batch(facts, {"covers": covers})
         fault_point("fold.written")
@@ -252,19 +256,19 @@ def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
 
 
 def new_fold_key() -> str:
-    """A name that sorts by time, so that the newest fold is read first, and spares reading those it covers."""
+    """Make a key that sorts by time: readers start with the newest fold and skip the documents that it covers."""
     return f"fold.{time.time_ns():020}.{uuid.uuid4().hex[:12]}"
 
 
 def _by_age(keys: Iterable[str]) -> list[str]:
-    """Folds, newest first, and then ledgers."""
+    """Sort keys: folds, newest first, then ledgers."""
     found = list(keys)
     folds = sorted((key for key in found if key.startswith("fold.")), reverse=True)
     return folds + [key for key in found if key.startswith("ledger.")]
 
 
 def _not_folded(store: LanceCheckpointStore) -> list[str]:
-    """Keys that no fold names, found without reading the facts."""
+    """Return the keys that no fold covers, without reading facts."""
     keys = store.list_keys()
     covered: set[str] = set()
     for key in _by_age(keys):

@@ -1,4 +1,4 @@
-"""A key-value store of record batches."""
+"""Key-value stores of record batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Positions = npt.NDArray[np.int64]
 
 
 class CheckpointStore(ABC):
-    """Keys to record batches; a value is there whole or not at all."""
+    """Maps keys to record batches; a value is either complete or absent."""
 
     @abstractmethod
     def __setitem__(self, key: str, value: pa.RecordBatch) -> None: ...
@@ -44,20 +44,20 @@ class CheckpointStore(ABC):
     def read(
         self, key: str, columns: Sequence[str], rows: Positions | None = None, room: float = inf
     ) -> pa.RecordBatch:
-        """Some columns of a batch, whole or at some rows.
+        """Read some columns of a batch, all rows or some.
 
         Args:
-            room: bytes that the rows may take.
+            room: most bytes that the rows may take.
 
         Raises:
-            KeyError: nothing usable is stored under the key, or it has no such rows.
-            TooWide: the rows take more bytes; not of those that are in memory anyway.
+            KeyError: the key has no usable batch, or the batch has no such rows.
+            TooWide: the rows take more bytes; not raised for a batch that is in memory anyway.
         """
         return some_of(key, self[key], columns, rows)
 
 
 def some_of(key: str, batch: pa.RecordBatch, columns: Sequence[str], rows: Positions | None) -> pa.RecordBatch:
-    """Some columns of a batch, whole or at some rows; raises a `KeyError` when it has no such rows."""
+    """Select columns of a batch, all rows or some; `KeyError` if it has no such rows."""
     batch = batch.select(list(columns))
     if rows is None:
         return batch
@@ -67,7 +67,7 @@ def some_of(key: str, batch: pa.RecordBatch, columns: Sequence[str], rows: Posit
 
 
 class InMemoryCheckpointStore(CheckpointStore):
-    """A store that lives as long as its process."""
+    """Holds batches in memory, for tests."""
 
     def __init__(self) -> None:
         self._batches: dict[str, pa.RecordBatch] = {}
@@ -89,7 +89,7 @@ class InMemoryCheckpointStore(CheckpointStore):
 
 
 class LanceCheckpointStore(CheckpointStore):
-    """One Lance file per key below a folder; damaged and half-written files count as absent.
+    """Stores one Lance file per key in a folder; damaged and incomplete files count as absent.
 
     Args:
         root: folder of the checkpoints, a path or an object-store URI.
@@ -160,7 +160,7 @@ class LanceCheckpointStore(CheckpointStore):
         self._packs_at(self._path(key)).drop({key})
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Remove many keys that are not packed; those that are gone are fine."""
+        """Remove many keys that are not packed; ignore those that are gone."""
         self.storage.delete_all([self._path(key) for key in keys])
 
     def _file(self, key: str) -> LanceFile:
@@ -173,20 +173,20 @@ class LanceCheckpointStore(CheckpointStore):
         return self._file(key).count_rows() is not None or key in self._packs_at(self._path(key)).keys(key)
 
     def list_keys(self, prefix: str | None = None) -> list[str]:
-        """Keys that start with a prefix, sorted; only the folders that can hold them are listed."""
+        """Return the sorted keys that start with a prefix; list only the folders that can hold them."""
         text = prefix or ""
         folder = key_to_path(text).removesuffix(".lance").rpartition("/")[0] if text else ""
         found = (path_to_key(name) for name in self.storage.list_files(folder) if name.endswith(".lance"))
         keys = {key for key in found if key.startswith(text)}
         if folder:
-            # After the files: what is packed meanwhile is in one of the two.
+            # List packs after files: a document that is packed in between is found in one of the two listings.
             packs = self._packs_at(folder)
             packs.look_again()
             keys |= packs.keys(text)
         return sorted(keys)
 
     def pack(self, keys: Iterable[str]) -> None:
-        """Put documents of one folder into few files, together with earlier packs once there are many small ones.
+        """Pack documents of one folder into few files; merge earlier packs once there are many small ones.
 
         Raises:
             StorageError: the store is full, read-only or unreachable.
@@ -224,10 +224,10 @@ class LanceCheckpointStore(CheckpointStore):
             write()
 
     def thin(self, kept: Collection[str]) -> None:
-        """Drop documents from the packs of the store's own folder.
+        """Remove documents from the packs of the store's own folder.
 
         Args:
-            kept: keys of those that stay.
+            kept: keys of the documents to keep.
         """
         packs = Packs(self.storage)
         packs.drop(packs.keys() - set(kept))
@@ -240,5 +240,5 @@ class LanceCheckpointStore(CheckpointStore):
 
 
 def _top(path: str) -> str:
-    """The folder that a path begins with."""
+    """Return the first folder of a path, or ""."""
     return path.split("/")[0] if "/" in path or not path.endswith(".lance") else ""

@@ -1,4 +1,4 @@
-"""Whose checkpoints a job uses, and which rows of them."""
+"""Decide which checkpoints a job reuses, and which of their rows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from airflow_geneva.checkpoint.ranges import Ranges
 
 @dataclass(frozen=True)
 class Trust:
-    """Whose checkpoints a job uses.
+    """Which checkpoints a job reuses.
 
     Args:
-        job_id: the job; only what it gave up itself need not run again.
-        prefixes: key prefixes with the UDF version they stand for; the job's own comes first.
-        agreement: digest of what versions must have in common to take values over from one another.
+        job_id: the job; rows that failed in this job do not run again in it.
+        prefixes: key prefixes with their UDF versions; the job's own comes first.
+        agreement: hash of the output type and the declared deps; a version's values are reused only if it is equal.
     """
 
     job_id: str
@@ -37,7 +37,7 @@ class Trust:
         return dict(self.prefixes)
 
     def usable_rows(self, staged: StagedFragment, version: str, tried: Tried) -> Ranges:
-        """Rows of a staged file whose values serve this job."""
+        """Return the rows of a staged file whose values this job can reuse."""
         if version != self.version:
             mine = staged.computed if staged.agreement == self.agreement else Ranges.empty()
             return mine - staged.failures.all - Ranges.union(rows for _, rows in staged.taken)
@@ -45,9 +45,9 @@ class Trust:
         return staged.computed - foreign - self.to_try_again(staged.failures, tried)
 
     def settled_rows(self, staged: StagedFragment, tried: Tried) -> Ranges:
-        """Rows for which nothing is left to do in this job once its own staged file is committed."""
+        """Return the rows that are done in this job once its own staged file is committed."""
         return staged.looked_at - (staged.computed - self.usable_rows(staged, self.version, tried))
 
     def to_try_again(self, failures: Failures, tried: Tried) -> Ranges:
-        """Rows that were given up, and not by this job in this run."""
+        """Return the rows that failed, but not in this run of this job."""
         return failures.all - failures.standing(self.job_id, tried)
