@@ -1,4 +1,4 @@
-"""What UDFs return, as an Arrow array of exactly the type that was declared."""
+"""Convert what a UDF returns to an Arrow array of exactly the declared type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from airflow_geneva.lance_io.arrays import fitted
 
 
 class OutputMismatch(TypeError):
-    """An output that does not fit the declared type; `row_index` is its place, if it is known."""
+    """An output does not fit the declared type; `row_index` is its row, if known."""
 
     def __init__(self, message: str, row_index: int | None = None) -> None:
         super().__init__(message)
@@ -24,10 +24,10 @@ class OutputMismatch(TypeError):
 
 
 def array_from_values(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
-    """Make an array of one Python or NumPy value a row; None is NULL, and so is a key that a struct's dict lacks.
+    """Convert one Python or NumPy value per row; None becomes NULL, and so does a struct field that a dict lacks.
 
     Raises:
-        OutputMismatch: a value does not fit, with the first such row.
+        OutputMismatch: a value does not fit; names the first such row.
     """
     try:
         return _convert(values, data_type)
@@ -41,16 +41,16 @@ def array_from_values(values: Sequence[Any], data_type: pa.DataType) -> pa.Array
 
 
 def array_from_result(result: Any, data_type: pa.DataType) -> pa.Array:
-    """Make an array of what an array or record-batch UDF returned: an Arrow or NumPy array, or a batch for a struct.
+    """Convert the result of an array or record-batch UDF: an Arrow or NumPy array, or a record batch for a struct.
 
     Raises:
-        OutputMismatch: it is something else, or its values do not fit the type.
+        OutputMismatch: the result is something else, or its values do not fit the type.
     """
     if isinstance(result, pa.RecordBatch) and pa.types.is_struct(data_type):
         result = result.to_struct_array()
     if isinstance(result, np.ndarray):
         if result.ndim == 0:
-            raise OutputMismatch("a NumPy array without dimensions is not one value a row")
+            raise OutputMismatch("a NumPy array without dimensions does not have one value per row")
         values: Any = result if result.ndim == 1 and result.dtype != object else list(result)
         return array_from_values(values, data_type)
     if isinstance(result, pa.ChunkedArray):
@@ -89,7 +89,7 @@ def _convert(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
     try:
         made = pa.array(values, data_type)
     except pa.ArrowException:
-        # Arrow takes NumPy arrays of one dimension only, and dates only in the unit of the column.
+        # Arrow accepts only one-dimensional NumPy arrays, and dates only in the unit of the column.
         made = pa.array([_to_python(value) for value in values], data_type)
     if isinstance(made, pa.ChunkedArray):
         raise OutputMismatch("one batch has more than 2 GB of output: set a smaller batch_size, or a large_ type")
@@ -97,7 +97,7 @@ def _convert(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
 
 
 def _stack(values: Sequence[Any], data_type: pa.DataType) -> pa.Array | None:
-    """Lists from NumPy vectors without looking at their items, or None where the values are something else."""
+    """Build lists from NumPy vectors without reading their items; None if the values are not all such vectors."""
     vectors = [value for value in values if value is not None]
     kinds = set(map(type, vectors))
     if np.ndarray not in kinds:
@@ -132,7 +132,7 @@ def _numbers(flat: np.ndarray[Any, Any], value_type: pa.DataType) -> pa.Array:
 
 
 def _look(values: Any, data_type: pa.DataType) -> None:
-    """Find what Arrow would let pass: numbers that lose their fraction, and keys that a struct does not have."""
+    """Refuse what Arrow accepts silently: numbers that lose their fraction, and keys that a struct does not have."""
     if pa.types.is_integer(data_type) or pa.types.is_temporal(data_type):
         kinds = set(map(type, values))
         if np.ndarray in kinds:
@@ -172,7 +172,7 @@ def _to_python(value: Any) -> Any:
 
 
 def _to_storage(value: Any, data_type: pa.DataType) -> Any:
-    """A Python value as what its type, extension types inside of it included, is stored as."""
+    """Convert a Python value to the storage of its type, including nested extension types."""
     if value is None:
         return None
     if isinstance(data_type, pa.BaseExtensionType):

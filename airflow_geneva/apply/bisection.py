@@ -1,4 +1,4 @@
-"""Narrow a call that fails down to the rows that make it fail."""
+"""Narrow a failing call down to the rows that make it fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_geneva.apply.policy import deciding, pause_before
 from airflow_geneva.apply.settlement import Settlement
 from airflow_geneva.on_error import Retry, Skip
 
-# A call that kills its process costs a new one, and one that does not costs little: rather many pieces than many cuts.
+# A call that kills its process costs a new process, other calls cost little: many pieces are better than many cuts.
 _PIECES = 16
 
 logger = logging.getLogger("airflow_geneva.apply")
@@ -27,7 +27,7 @@ class _Span:
 
     Args:
         start, stop: the rows, end exclusive.
-        troubles: for the last piece of a failed call, how many troubles there were when it was cut.
+        troubles: for the last piece of a failed call, the number of failed calls when it was cut.
     """
 
     start: int
@@ -40,16 +40,16 @@ class _Span:
 
 
 class Bisection:
-    """Settles the rows of a batch from the first to the last, with as few failing calls as it can.
+    """Maps the rows of a batch in order, with as few failing calls as possible.
 
-    A call of several rows that fails is cut into pieces, down to single rows. A `Retry` calls the whole batch again
-    before that, and single rows again afterwards, but nothing in between: so neither a batch nor a single row is called
-    more often than its attempts say, and a piece once. A call that fails only as a whole fails no row: the values of
-    the smaller calls are taken, and the log says so.
+    If a call of several rows fails, it is cut into pieces, down to single rows. A `Retry` rule repeats the call of the
+    whole batch before it is cut, and calls of single rows, but not of pieces in between. So the UDF is called on the
+    batch and on a single row at most as often as the rule allows, and once on each piece. If only the larger call fails
+    and all smaller ones succeed, no row fails: the values of the smaller calls are kept, and a warning is logged.
 
     Args:
         settlement: the batch.
-        call: calls the UDF on rows of it, once; a row alone at which a child dies, once more.
+        call: calls the UDF on a span of rows; repeats the call of a single row once if its worker process dies.
     """
 
     def __init__(self, settlement: Settlement, call: Callable[[int, int], pa.Array | Trouble]) -> None:
@@ -60,16 +60,16 @@ class Bisection:
         self.tries: Counter[_Span] = Counter()
 
     def run(self, first: Trouble | None = None) -> Mapped:
-        """Settle all rows; `UdfError` at the first row that fails the job.
+        """Map all rows; `UdfError` at the first row that fails the job.
 
         Args:
-            first: what a call of all rows led to, if there was one.
+            first: the failure of a call of the whole batch, if the caller made one.
         """
         whole, cut = self.todo[0], None
         while self.todo:
             span = self.todo.pop()
             if span.rows > 1 and span.troubles == self.troubles:
-                # The pieces before it were good, so this one is not: a call of it would fail again.
+                # All pieces before this one succeeded, so this one must fail: cut it without a call.
                 self._cut(span)
                 continue
             outcome, first = first or self.call(span.start, span.stop), None

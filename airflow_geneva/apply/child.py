@@ -1,7 +1,7 @@
-"""The process that runs a UDF for another one, which may kill it at any moment.
+"""The worker process that runs a UDF; its parent may kill it at any moment.
 
-It reads orders from one pipe and answers on another. A few shared bytes tell which row it is at, because a process that
-died tells nothing.
+The worker reads orders from one pipe and answers on another. It writes the current row into a few shared bytes, so that
+the parent knows the row after the worker died.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from airflow_geneva.udf import UDF
 from airflow_geneva.udf_parcel import UdfParcel
 
 MARK = struct.Struct("<qd")
-"""What is shared: the row last called, and when that call began (monotonic seconds); 0 once it has ended."""
+"""The shared bytes: the row of the last call, and when the call began (monotonic seconds); 0 after it ended."""
 
 IDLE_SECONDS = 60.0
 
@@ -52,21 +52,21 @@ _OOM_SCORE_MORE, _OOM_SCORE_MOST = 500, 1_000
 
 
 def serve(orders: int, answers: int, shared: int) -> None:
-    """Do what the parent orders until it is gone, or has been silent for a minute.
+    """Process the parent's orders until the parent is gone or sends no order for a minute.
 
     Args:
         orders, answers: pipes to read from and to write to.
-        shared: file of the mark.
+        shared: file of the shared bytes.
     """
     if sys.platform == "linux":
-        # Elsewhere a call that is running when the parent dies is finished first.
+        # On other systems the worker first finishes a running call when the parent dies.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _die_first_without_memory()
     for inherited in (orders, answers):
         os.set_inheritable(inherited, False)
     mark = mmap.mmap(shared, MARK.size)
     os.close(shared)
-    # A crash is reported by Python's traceback on stderr, and not by a core of many gigabytes.
+    # On a crash, print Python's traceback to stderr instead of writing a core file of many gigabytes.
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -74,21 +74,21 @@ def serve(orders: int, answers: int, shared: int) -> None:
         _Desk(orders, answers, mark).work()
     os.close(orders)
     os.close(answers)
-    # Threads that the UDF left behind may not keep the process.
+    # Threads that the UDF left behind must not keep the process alive.
     last = threading.Timer(_EXIT_SECONDS, os._exit, (0,))
     last.daemon = True
     last.start()
 
 
 def _die_first_without_memory() -> None:
-    """Have the kernel end this process, and not the worker or a JVM: the death of this one becomes an error record."""
+    """Make the kernel kill this process first, not the Spark or Airflow worker: its death becomes an error record."""
     with contextlib.suppress(OSError):
         score = int(_OOM_SCORE.read_text())
         _OOM_SCORE.write_text(str(min(score + _OOM_SCORE_MORE, _OOM_SCORE_MOST)))
 
 
 class _Desk:
-    """Takes orders: `open` a UDF, `load` a batch, `map` rows of it, `rest` (forget the batch), and `ping`."""
+    """Processes orders: `open` a UDF, `load` a batch, `map` rows of it, `rest` (drop the batch), and `ping`."""
 
     def __init__(self, orders: int, answers: int, mark: mmap.mmap) -> None:
         self.orders = orders
@@ -121,7 +121,7 @@ class _Desk:
         try:
             self.udf = UdfParcel(header["import_path"], header["version"], bytes(body)).open()
             _ = self.udf.function
-            # Arrow imports pandas when it makes its first array; that is not to count as the time of a call.
+            # Arrow imports pandas when it makes its first array; that must not count as time of a call.
             pa.array([None])
         except GenevaError as error:
             return {"unfit": str(error)}
@@ -131,7 +131,7 @@ class _Desk:
 
 
 class _Run:
-    """A UDF on one batch."""
+    """Runs a UDF on one batch."""
 
     def __init__(self, udf: UDF, inputs: pa.RecordBatch, answers: int, mark: mmap.mmap) -> None:
         self.udf = udf
@@ -142,14 +142,14 @@ class _Run:
         self.mapper = Mapper(udf, inputs.schema.names)
 
     def map(self, start: int, stop: int) -> None:
-        """Answer with the values of these rows, in one part or several."""
+        """Map rows and send their values, in one answer or several."""
         if self.udf.form == "scalar":
             self._map_rows(start, stop)
         else:
             self._call(start, stop)
 
     def _map_rows(self, start: int, stop: int) -> None:
-        """Go on until a row's trouble is not simply skipped: what happens to that one, the parent decides."""
+        """Map rows until one fails whose failure a `Skip` does not cover; the parent decides about that row."""
         function = self.udf.function
         columns = self.mapper.arguments(self.inputs.slice(start, stop - start))
         values: list[Any] = []
@@ -166,7 +166,7 @@ class _Run:
             try:
                 values.append(function(*arguments))
             except Exception as error:
-                # The first frame is this file's.
+                # Drop the first frame, which is this file's.
                 trace = error.__traceback__.tb_next if error.__traceback__ else None
                 values.append(None)
                 troubles[row] = Trouble.of(error, fitting(self.rules, type(error)), trace)
@@ -175,7 +175,7 @@ class _Run:
         self._answer_rows(start, values, troubles, end=True)
 
     def _answer_rows(self, start: int, values: list[Any], troubles: dict[int, Trouble], end: bool = False) -> bool:
-        """Send values, and say whether the order ends with them: because it is done, or because of one of them."""
+        """Send values; return whether the order ends: all rows are done, or the parent has to decide about one."""
         self._call_ended()
         try:
             made = array_from_values(values, self.udf.data_type)

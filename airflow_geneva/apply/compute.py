@@ -1,4 +1,4 @@
-"""Run a UDF over ranges of a fragment, and keep checkpoints of what is done."""
+"""Run a UDF over ranges of a fragment and write checkpoints of the computed rows."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ logger = logging.getLogger("airflow_geneva.apply")
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """The outcome of one step.
+    """The result of one step.
 
     Args:
-        start, end: physical offsets the step accounts for.
-        runs: rows the UDF ran on, in run-length form, because arrays of them would be the largest thing a task holds.
+        start, end: physical offsets that the step covers.
+        runs: rows that the UDF ran on, in run-length form, because plain arrays would be a task's largest object.
         values: their values.
-        looked_at: all rows of the step that were due, those a filter did not select included.
-        failed: rows that were given up; their value is NULL.
+        looked_at: all rows of the step that were due, including rows that the filter did not select.
+        failed: rows that failed under a `Skip` rule; their value is NULL.
     """
 
     start: int
@@ -82,8 +82,8 @@ class _Pending:
         return (waited and self.rows >= least) or self.bytes >= self.work.sizing.checkpoint_bytes
 
     def flush(self) -> None:
-        """Write everything since the last checkpoint as one."""
-        # Before the checkpoint that says that failed rows need not run again.
+        """Write all steps since the last checkpoint as one checkpoint."""
+        # Write the errors first: the checkpoint says that failed rows need not run again.
         self.errors.write()
         if self.steps:
             looked_at = Ranges.union(step.looked_at for step in self.steps)
@@ -99,11 +99,11 @@ class _Pending:
 
 @dataclass
 class Widths:
-    """How wide the rows of a job are, as far as the units of one task saw.
+    """The row widths of a job, as measured by the units of one task.
 
     Args:
-        reads: of its inputs.
-        outputs: of its values.
+        reads: width of the inputs.
+        outputs: width of the output.
     """
 
     reads: ReadSize | None = None
@@ -115,14 +115,14 @@ class Applier:
 
     Args:
         dataset: the table at ``work.version``.
-        store: where checkpoints go.
-        job: the job's folder, where error records go.
+        store: the store for checkpoints.
+        job: the job's folder, for error records.
         work: the job.
-        udf: the loaded UDF whose sizes count, if there is one.
+        udf: the loaded UDF, for its sizes, or None.
         mapper: calls the UDF on a batch.
-        skipped: counts the rows that are given up.
-        widths: what the task knows from the units before this one.
-        on_rows: told the number of rows after every step, for progress.
+        skipped: counts rows that failed under a `Skip` rule.
+        widths: row widths that earlier units of the task measured.
+        on_rows: called with the number of rows after every step, for progress.
     """
 
     def __init__(
@@ -168,10 +168,10 @@ class Applier:
             fragment: the fragment.
             live: its live offsets.
             run: physical offsets to run.
-            keep_last: write a checkpoint of the last steps too; not needed when the caller stages the whole fragment.
+            keep_last: write a checkpoint of the last steps too; not needed if the caller stages the whole fragment.
 
         Raises:
-            UdfError: the UDF failed, or more rows were given up than its policy allows; what was computed before is
+            UdfError: the UDF failed, or more rows failed than its error policy allows; rows computed before are
                 checkpointed.
             StorageError: a checkpoint cannot be written.
         """
@@ -188,7 +188,9 @@ class Applier:
             try:
                 pending.flush()
             except StorageError as unkept:
-                logger.warning("What was computed before the failure is lost: %s", unkept)
+                logger.warning(
+                    "Cannot write a last checkpoint, so the rows computed since the one before are lost: %s", unkept
+                )
             raise
         if keep_last:
             pending.flush()
@@ -210,7 +212,7 @@ class Applier:
         picked = None if chosen is None else np.flatnonzero(chosen)
         at, count, start, taken = 0, len(rows.offsets), rows.start, 0
         while at < count:
-            # Steps are cut by the rows that run: under a sparse filter, by the rows that are read, they would be tiny.
+            # Size steps by the rows to run, not by the rows read: with a sparse filter, steps would be tiny.
             taken += self._step_rows(pending)
             if picked is None:
                 until = min(taken, count)
@@ -224,7 +226,7 @@ class Applier:
         size = self.sizer.rows
         if self.batch_size is not None:
             size = min(size, self.batch_size) if self.row_by_row else self.batch_size
-        # A number that was asked for is worth more than the care for values that suddenly are much wider.
+        # A batch_size from the user wins over the margin for values that suddenly get much wider.
         size = min(size, self.fitting.careful_rows if self.batch_size is None else self.fitting.rows)
         if self.most is not None:
             size = min(size, max(self.most - pending.rows, 1))
@@ -259,7 +261,7 @@ class Applier:
         failed = pending.errors.add(mapped.failures, offsets, ids)
         step = Computed(span[0], span[1], runs_of(offsets, ids), mapped.values, looked_at, failed)
         if mapped.failures:
-            # Rows that failed in an earlier job were let through then: counted again, they would fail every later job.
+            # Do not count rows that failed in an earlier job again: a limit would then fail every later job.
             before = Ranges.union(again for _, again in self.work.tried(fragment)).mask(offsets)
             first = [failure for failure in mapped.failures if not before[failure.index]]
             try:
@@ -278,7 +280,7 @@ class Applier:
         ids: RowIds,
         pending: _Pending,
     ) -> UdfError:
-        """Name the row, and keep the rows of the failing step that were done."""
+        """Name the failing row in the error, and keep the step's rows before it."""
         whole = f"fragment {fragment.id}{' of its source' if self.work.source else ''}"
         if error.row_index is None:
             where = f"rows {span[0]} to {span[1]} of {whole}"

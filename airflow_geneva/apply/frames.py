@@ -1,4 +1,4 @@
-"""Messages between a process and the child that runs its UDF: a JSON header, and bytes."""
+"""Messages between a process and its UDF worker process: a JSON header and bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIZES = struct.Struct("<IQ")
 
 
 def send(pipe: int, header: dict[str, Any], body: Any = b"") -> None:
-    """Write one message; `OSError` if nobody reads any more."""
+    """Write one message; `OSError` if the reader is gone."""
     head = json.dumps(header).encode()
     view = memoryview(body)
     _write(pipe, memoryview(_SIZES.pack(len(head), view.nbytes) + head))
@@ -24,13 +24,13 @@ def send(pipe: int, header: dict[str, Any], body: Any = b"") -> None:
 
 
 def receive(pipe: int) -> tuple[dict[str, Any], bytearray]:
-    """Read one message; `EOFError` if the other side is gone, in the middle of one too."""
+    """Read one message; `EOFError` if the writer is gone, even in the middle of a message."""
     head_size, body_size = _SIZES.unpack(_read(pipe, _SIZES.size))
     return json.loads(_read(pipe, head_size)), _read(pipe, body_size)
 
 
 def batch_to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
-    """A batch in Arrow's stream format."""
+    """Serialize a batch in Arrow's stream format."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
@@ -38,10 +38,10 @@ def batch_to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def batch_from_bytes(data: bytearray) -> pa.RecordBatch:
-    """Read what `batch_to_bytes` wrote, without copying it."""
+    """Deserialize a batch from `batch_to_bytes`, without copying."""
     stream = pa.ipc.open_stream(pa.py_buffer(data))
     if _LANCE_TYPE in stream.schema.serialize().to_pybytes():
-        # Its types are known to Arrow once they are imported.
+        # Importing the module registers Lance's extension types with Arrow.
         import lance.arrow  # noqa: F401
 
         stream = pa.ipc.open_stream(pa.py_buffer(data))
@@ -49,12 +49,12 @@ def batch_from_bytes(data: bytearray) -> pa.RecordBatch:
 
 
 def values_to_bytes(values: pa.Array) -> pa.Buffer:
-    """An array as bytes; of extension types only what they are stored as, which every process knows."""
+    """Serialize an array without extension types, which not every process has registered."""
     return batch_to_bytes(pa.record_batch([to_storage(values)], names=["values"]))
 
 
 def values_from_bytes(data: bytearray, data_type: pa.DataType) -> pa.Array:
-    """Read what `values_to_bytes` wrote of an array of this type."""
+    """Deserialize an array of the given type from `values_to_bytes`."""
     return fitted(batch_from_bytes(data).column(0), data_type)
 
 

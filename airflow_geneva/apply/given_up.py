@@ -1,4 +1,4 @@
-"""Rows that are given up under a policy: counted against its limits, and written down."""
+"""Skipped rows: check their number against the limits of the error policy, and write error records."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from airflow_geneva.view_definition import ViewDefinition
 
 
 class SkipCount:
-    """Rows of one job that were given up, by the rule that said so; shared by the threads of a task.
+    """Counts the rows that a job skipped, by rule; the threads of a task share it.
 
     Args:
-        policy: the UDF's.
-        job_rows: rows of the job, for limits that are a part of them.
-        before: rows that were given up before, by rule.
+        policy: the UDF's error policy.
+        job_rows: rows of the job, for limits given as a fraction.
+        before: number of rows skipped by earlier tries and other shards, by rule.
     """
 
     def __init__(self, policy: Policy, job_rows: int, before: Mapping[int, int] | None = None) -> None:
@@ -43,27 +43,27 @@ class SkipCount:
         self._lock = threading.Lock()
 
     def counted(self) -> dict[int, int]:
-        """Rows given up since, by rule."""
+        """Return the number of rows skipped by this task, by rule."""
         return dict(self._counts)
 
     def add(self, counts: Mapping[int, int]) -> None:
-        """Count some more.
+        """Add skipped rows.
 
         Raises:
-            UdfError: they are more than the policy allows.
+            UdfError: there are more than the policy allows.
         """
         with self._lock:
             self._counts.update(counts)
         self.check()
 
     def check(self, elsewhere: Mapping[int, int] | None = None) -> None:
-        """Hold the count against the limits.
+        """Compare the count with the limits.
 
         Args:
-            elsewhere: rows that others have given up meanwhile, by rule.
+            elsewhere: number of rows that other tasks have skipped meanwhile, by rule.
 
         Raises:
-            UdfError: they are more than the policy allows.
+            UdfError: there are more than the policy allows.
         """
         total = Counter(self.before) + Counter(self._counts) + Counter(elsewhere or {})
         message = exceeded(self.policy, total, self.job_rows)
@@ -73,7 +73,7 @@ class SkipCount:
 
 @dataclass
 class ErrorLog:
-    """Error records of a fragment that are not written yet.
+    """Collects error records of a fragment until they are written.
 
     Args:
         work: the job.
@@ -91,17 +91,17 @@ class ErrorLog:
         return ViewDefinition.from_json(self.work.query) if self.work.query else None
 
     def _maker(self, column: str) -> tuple[str, str, str]:
-        """A column with the name and version of its UDF; of a view, which failed is known where a row failed."""
+        """Return a column with the name and version of its UDF; for a view, of the UDF of that column."""
         for found in self._view.columns if self._view else ():
             if found.name == column and found.udf is not None:
                 return column, found.udf.name, found.udf.version
         return self.work.column, self.work.udf_name, self.work.udf_version
 
     def add(self, failures: Sequence[RowFailure], offsets: Offsets, ids: RowIds) -> Ranges:
-        """Note failures of a batch, and give the physical offsets of its failed rows.
+        """Add the failures of a batch; return the physical offsets of the failed rows.
 
         Args:
-            offsets, ids: where the rows of the batch lie, and their row ids.
+            offsets, ids: physical offsets and row ids of the batch's rows.
         """
         if not failures:
             return Ranges.empty()
@@ -135,7 +135,7 @@ class ErrorLog:
         return Ranges.from_offsets(failed)
 
     def write(self) -> None:
-        """Write what was noted.
+        """Write the collected records.
 
         Raises:
             StorageError: the store is full, read-only or unreachable.
@@ -147,11 +147,11 @@ class ErrorLog:
 
 
 FATAL = -1
-"""Stands in for a rule where a failure ended the job."""
+"""In place of a rule: the failure ended the job."""
 
 
 def fatal_failure(error: UdfError, row: int) -> RowFailure:
-    """The failure that ended a job, for the error records.
+    """Make the error record's failure for the error that ended a job.
 
     Args:
         row: position of the failing row within its batch.
@@ -162,14 +162,14 @@ def fatal_failure(error: UdfError, row: int) -> RowFailure:
 
 
 def counts_by_rule(failures: Sequence[RowFailure]) -> dict[int, int]:
-    """How many rows each rule gave up."""
+    """Count the skipped rows by rule."""
     return dict(Counter(failure.rule for failure in failures))
 
 
 def skipped_before(location: TableLocation, work: Work) -> dict[int, int]:
-    """Rows of a job that earlier tries and other shards gave up, by rule; asked only where a policy has limits.
+    """Count the rows of a job that earlier tries and other shards skipped, by rule; {} if the policy has no limits.
 
-    Rows that failed in earlier jobs already do not count.
+    Rows that already failed in earlier jobs do not count.
     """
     if not has_limits(work):
         return {}
@@ -179,6 +179,6 @@ def skipped_before(location: TableLocation, work: Work) -> dict[int, int]:
 
 
 def has_limits(work: Work) -> bool:
-    """Whether the UDF's policy says how many rows of a job may be given up."""
+    """Whether the UDF's error policy limits how many rows a job may skip."""
     rules = UdfDefinition.from_json(work.udf).on_error
     return not isinstance(rules, str) and any(rule.get("max_count") or rule.get("max_fraction") for rule in rules)

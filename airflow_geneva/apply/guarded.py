@@ -23,18 +23,18 @@ from airflow_geneva.udf_parcel import UdfParcel
 
 
 class OpenMapper(Protocol):
-    """A UDF ready to be called on batches, by one thread at a time; closed by `close` or at the end of a `with`."""
+    """A UDF that is ready to be called on batches, by one thread at a time; a context manager."""
 
     def __call__(self, batch: pa.RecordBatch) -> Mapped:
         """Map a batch.
 
         Args:
-            batch: rows with the input columns, named as in the table; other columns are not looked at.
+            batch: rows with the input columns, named as in the table; other columns are ignored.
 
         Raises:
-            InvalidInput: an input column is not in the batch, or there twice.
-            UdfError: a row fails the job, or the UDF cannot be set up. Where there is a ``row_index``, ``computed``
-                and ``failures`` say what became of the rows before it.
+            InvalidInput: an input column is missing in the batch, or is there twice.
+            UdfError: a row fails the job, or the UDF cannot be set up. If ``row_index`` is set, ``computed`` and
+                ``failures`` hold the values and failures of the rows before it.
         """
 
     def close(self) -> None: ...
@@ -45,15 +45,15 @@ class OpenMapper(Protocol):
 
 
 def open_mapper(udf: UDF | UdfParcel, input_columns: Sequence[str] | None = None) -> OpenMapper:
-    """Make a UDF ready to be called on batches.
+    """Prepare a UDF to be called on batches.
 
-    With `on_error="fail"` and no timeout it runs in this process. Otherwise it runs in a child process, which is
-    started with the first batch that has rows, killed and replaced as needed, and kept for a minute for whoever opens
-    the same UDF next. The timeout covers a call, in each new child the first one too, but not the import of the UDF's
-    module and the instantiation of its class.
+    With `on_error="fail"` and no timeout, the UDF runs in this process. Otherwise it runs in a worker process. The
+    first batch with rows starts the worker, which is killed and replaced as needed, and kept for a minute for the next
+    caller that opens the same UDF. The timeout covers every call, including the first one in a new worker, but not the
+    import of the UDF's module or the instantiation of its class.
 
     Args:
-        udf: the UDF, or its parcel, which saves packing it where the same one is opened often.
+        udf: the UDF, or its parcel, so that a caller that opens the same UDF often pickles it once.
         input_columns: columns of the batches, in the order of its parameters; None: the UDF's own.
     """
     opened = udf.open() if isinstance(udf, UdfParcel) else udf
@@ -64,7 +64,7 @@ def open_mapper(udf: UDF | UdfParcel, input_columns: Sequence[str] | None = None
 
 
 class _Direct:
-    """In this process, without a policy."""
+    """Runs a UDF in this process, without an error policy."""
 
     def __init__(self, mapper: Mapper) -> None:
         self.mapper = mapper
@@ -77,11 +77,11 @@ class _Direct:
             if self.mapper.udf.form == "scalar" or own is None or isinstance(own, OutputMismatch):
                 raise
             failed = error
-        # Outside of the handler: what is raised next must not have this error as its context.
+        # Outside the handler, so that the next exception does not have this error as its context.
         return self._narrow(batch, failed)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: no worker process to release."""
 
     def __enter__(self) -> _Direct:
         return self
@@ -115,7 +115,7 @@ class _Direct:
 
 
 class _Supervised:
-    """In a child, under a policy or with a timeout."""
+    """Runs a UDF in a worker process, under an error policy or with a timeout."""
 
     def __init__(self, mapper: Mapper, source: UDF | UdfParcel) -> None:
         self.mapper = mapper
@@ -145,7 +145,7 @@ class _Supervised:
             except Lost as lost:
                 if lost.timed_out or stop - start > 1 or (start, stop) in died:
                     return self._explain(lost)
-                # Alone in a new child: the memory may have been used up by others.
+                # Try once more, alone in a new worker: other rows may have used up the memory.
                 died.add((start, stop))
                 return call(start, stop)
             return chunk.troubles[0][1] if chunk.troubles else chunk.values
@@ -153,7 +153,7 @@ class _Supervised:
         return Bisection(settlement, call).run()
 
     def close(self) -> None:
-        """Give the child back."""
+        """Return the worker process to the pool."""
         if self.child is not None:
             POOL.give_back(self.child)
         self.child = self.loaded = None
@@ -173,7 +173,7 @@ class _Supervised:
             raise
 
     def _child_with(self, inputs: pa.RecordBatch) -> Child:
-        """A living child that has the batch."""
+        """Return a live worker process that has the batch."""
         for _ in range(2):
             if self.child is None:
                 self.child, self.loaded = self._hire(), None
@@ -187,8 +187,8 @@ class _Supervised:
                 self.loaded = inputs
                 return self.child
         raise UdfError(
-            f"UDF {self.mapper.udf.name!r} cannot be given a batch of {inputs.num_rows} rows, {inputs.nbytes:,} bytes: "
-            f"the process that runs it {reason}, twice, while it read them. Set a smaller batch_size."
+            f"UDF {self.mapper.udf.name!r} cannot take a batch of {inputs.num_rows} rows, {inputs.nbytes:,} bytes: "
+            f"the process that runs it {reason}, twice, while it read the batch. Set a smaller batch_size."
         )
 
     def _hire(self) -> Child:
@@ -206,7 +206,7 @@ class _Supervised:
         return self.source if isinstance(self.source, UdfParcel) else UdfParcel.of(self.source)
 
     def _explain(self, lost: Lost) -> Trouble:
-        """A lost child as an exception of the row or call it was at."""
+        """Describe a lost worker as the failure of the row or call that it was running."""
         kind: type[Exception] = UdfCrashed
         message = f"The process that ran the call {lost.reason}."
         if lost.timed_out:

@@ -1,4 +1,4 @@
-"""Call a UDF on a batch of rows, and hold its output to the type it declared."""
+"""Call a UDF on a batch of rows and check its output against the declared type."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Mapper:
-    """A UDF with the input columns it is called on.
+    """A UDF and the input columns that it is called on.
 
     Args:
         udf: the UDF.
-        input_columns: columns of the batches, in the order of its parameters; None: the UDF's own, which for a
-            record-batch UDF may be all there are.
+        input_columns: columns of the batches, in the order of its parameters; None: the UDF's own. A record-batch UDF
+            without input columns gets all columns.
     """
 
     def __init__(self, udf: UDF, input_columns: Sequence[str] | None = None) -> None:
@@ -34,13 +34,13 @@ class Mapper:
         self.input_columns = udf.resolve_inputs(input_columns)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
-        """Compute the output of a batch: one value a row, of exactly `udf.data_type`.
+        """Compute the output of a batch: one value per row, of type `udf.data_type`.
 
         Args:
-            batch: rows with the input columns, named as in the table; other columns are not looked at.
+            batch: rows with the input columns, named as in the table; other columns are ignored.
 
         Raises:
-            InvalidInput: an input column is not in the batch, or there twice.
+            InvalidInput: an input column is missing in the batch, or is there twice.
             UdfError: the UDF raised, or its output has another length or type.
         """
         inputs = self.inputs(batch)
@@ -52,7 +52,7 @@ class Mapper:
         return self.map_batch(inputs, function)
 
     def inputs(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns the UDF is called on, in order; `InvalidInput` if one is not in the batch, or there twice."""
+        """Select the UDF's input columns, in order; `InvalidInput` if the batch lacks one or has it twice."""
         if self.input_columns is None:
             return batch
         bad = [name for name in self.input_columns if batch.schema.get_field_index(name) < 0]
@@ -67,7 +67,7 @@ class Mapper:
         )
 
     def set_up(self) -> Callable[..., Any]:
-        """The function to call; `UdfError` if the UDF's class cannot be instantiated."""
+        """Return the function to call; `UdfError` if the UDF's class cannot be instantiated."""
         try:
             return self.udf.function
         except Exception as error:
@@ -94,11 +94,11 @@ class Mapper:
         return output
 
     def arguments(self, inputs: pa.RecordBatch) -> list[Sequence[Any]]:
-        """The arguments of a scalar UDF: for each column, the values of all rows."""
+        """Return the arguments of a scalar UDF: for each column, the values of all rows."""
         return [self._row_values(inputs.column(at), at) for at in range(inputs.num_columns)]
 
     def misfit(self, mismatch: OutputMismatch, value: Any, inputs: pa.RecordBatch, row: int) -> UdfError:
-        """The error about one row's value that does not fit the type."""
+        """Make the error about one row's value that does not fit the type."""
         return self._mismatch(
             f"row {row} of the batch: {mismatch}", f"{type(value).__name__} {_shown(value)}", inputs, row
         )
@@ -106,13 +106,13 @@ class Mapper:
     def failure(
         self, trouble: Trouble, inputs: pa.RecordBatch, row: int | None, rows: int, computed: pa.Array | None = None
     ) -> UdfError:
-        """The error that says what went wrong in a call.
+        """Make the error for a failed call.
 
         Args:
             inputs: a batch of the inputs, for its types.
-            row: the failing row, or None when it is the whole batch.
-            rows: rows of the batch.
-            computed: values of the rows before it.
+            row: the failing row; None: the whole batch.
+            rows: number of rows of the batch.
+            computed: values of the rows before the failing row.
         """
         if trouble.complete:
             return UdfError(trouble.message, row, computed)
@@ -168,13 +168,13 @@ class Mapper:
         )
 
     def _raised(self, error: Exception, inputs: pa.RecordBatch, row: int | None, computed: pa.Array | None) -> UdfError:
-        # The first frame is this file's.
+        # Drop the first frame, which is this file's.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         return self.failure(Trouble.of(error, (), trace), inputs, row, inputs.num_rows, computed)
 
 
 def trouble_of(error: UdfError, rules: Rules) -> Trouble:
-    """What went wrong in a call of an array or record-batch UDF, by what `Mapper.map_batch` raised."""
+    """Convert an error of `Mapper.map_batch` to a trouble."""
     own = error.__cause__
     if not isinstance(own, Exception) or isinstance(own, OutputMismatch):
         return Trouble.of(error, fitting(rules, UdfError), complete=True)

@@ -1,4 +1,4 @@
-"""What mapping a batch gives: values, and the rows that failed."""
+"""The result of mapping a batch: values, and the rows that failed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _TRACEBACK_CHARS = 8_000
 
 @dataclass(frozen=True)
 class RowFailure:
-    """A row that was given up under a `Skip` rule.
+    """A row that failed under a `Skip` rule.
 
     Args:
         index: the row within the batch.
         rule: position of the `Skip` in the policy, 0 for `"skip"`.
         exception: qualified name of the exception's class, such as `builtins.ValueError`.
         message: its text, up to 2,000 characters.
-        traceback: the UDF's own frames, up to 8,000 characters; "" where there are none (timed out, crashed).
-        calls: how often the UDF was called on it in this run, calls that other rows took part in included.
-        column: the column of a query that was computed, where there may be several; else "".
+        traceback: the UDF's own frames, up to 8,000 characters; "" after a timeout or a crash.
+        calls: how often the UDF was called on it in this run, including calls with other rows.
+        column: for a view, the column that was computed; else "".
     """
 
     index: int
@@ -40,12 +40,12 @@ class RowFailure:
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """The outcome of a batch.
+    """The result of a batch.
 
     Args:
-        values: one a row, of the UDF's type; NULL for rows that failed.
-        failures: those rows, in order.
-        rows_called: rows the UDF was really called on, repeats included.
+        values: one per row, of the UDF's type; NULL for rows that failed.
+        failures: the rows that failed, in order.
+        rows_called: number of rows in all calls of the UDF, repeats included.
     """
 
     values: pa.Array
@@ -53,21 +53,22 @@ class Mapped:
     rows_called: int
 
     def first(self, rows: int) -> Mapped:
-        """The same of the first rows only."""
+        """Return the result of the first rows only."""
         failures = tuple(failure for failure in self.failures if failure.index < rows)
         return Mapped(self.values.slice(0, rows), failures, self.rows_called)
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why one call gave no values.
+    """Why a call returned no values.
 
     Args:
         exception: qualified name of the exception's class.
         message: its text.
         traceback: the UDF's own frames, or "".
-        fits: positions of the rules of the policy that fit, in order.
-        complete: whether the message is all there is to say, as about an output that does not fit its column.
+        fits: positions of the matching rules of the policy, in order.
+        complete: whether the message is complete, as for an output that does not fit its column; else the error adds
+            UDF, row and traceback.
     """
 
     exception: str
@@ -80,7 +81,7 @@ class Trouble:
     def of(
         error: Exception, fits: tuple[int, ...], trace: TracebackType | None = None, complete: bool = False
     ) -> Trouble:
-        """trace: the traceback from the UDF's first frame on."""
+        """Describe an exception; ``trace`` is the traceback from the UDF's first frame."""
         text = "" if complete else "".join(traceback.format_exception(type(error), error, trace))
         return Trouble(
             exception=f"{type(error).__module__}.{type(error).__qualname__}",
@@ -92,7 +93,7 @@ class Trouble:
 
     @property
     def name(self) -> str:
-        """The class's own name."""
+        """Name of the exception's class, without its module."""
         return self.exception.rpartition(".")[2]
 
 
@@ -104,7 +105,7 @@ def _text_of(error: Exception) -> str:
 
 
 def _printable(text: str, most: int, keep_end: bool = False) -> str:
-    """Text that can be stored as UTF-8, cut to a length; of a traceback, the end says most."""
+    """Make a text storable as UTF-8 and cut it to a length; of a traceback, the end matters most."""
     text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= most:
         return text

@@ -1,4 +1,4 @@
-"""Compute the columns of a query from rows of its source."""
+"""Compute a query's columns from rows of its source."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _BLOB_ROWS = 1_024
 
 @dataclass(frozen=True)
 class Computed:
-    """Rows of a query.
+    """Computed rows of a query.
 
     Args:
-        rows: the query's columns, in order; blobs that come from the source as bytes, those of a UDF as it made them.
-        mapped: by UDF column, what running it gave, failures included.
-        failure: what the first row that failed for good came to, when these are the rows before it; else None.
+        rows: the query's columns, in order; source blobs as bytes, blobs of a UDF as the UDF returned them.
+        mapped: by UDF column, the result of its UDF, failures included.
+        failure: the error of the row that fails the job, if these are the rows before it; else None.
     """
 
     rows: pa.RecordBatch
@@ -42,11 +42,11 @@ class Computed:
 
 
 class OutputComputer:
-    """A query's columns, ready to be computed from batches of source rows; closed at the end of a `with`.
+    """Computes a query's columns from batches of source rows; a context manager.
 
     Args:
         columns: the columns.
-        udfs: by UDF column, its UDF or its parcel.
+        udfs: by UDF column, its UDF or the UDF's parcel.
     """
 
     def __init__(self, columns: Sequence[OutputColumn], udfs: Mapping[str, UDF | UdfParcel]) -> None:
@@ -69,7 +69,7 @@ class OutputComputer:
         """Compute a batch.
 
         Args:
-            batch: what a scan with ``columns=self.projection`` gives, with row ids: Lance scans no constants alone.
+            batch: result of a scan with ``columns=self.projection`` and row ids (Lance cannot scan constants alone).
 
         Raises:
             UdfError: a row fails; see `OpenMapper`.
@@ -77,10 +77,10 @@ class OutputComputer:
         return self._compute(batch, keep_before=False)
 
     def up_to_failure(self, batch: pa.RecordBatch) -> Computed:
-        """Compute a batch, or all columns of its rows before the first one that fails.
+        """Compute a batch; if a row fails the job, compute all columns of the rows before it.
 
         Raises:
-            UdfError: its first row fails, or what became of the rows before the failing one is not known.
+            UdfError: the first row fails, or the results of the rows before the failing row are not known.
         """
         return self._compute(batch, keep_before=True)
 
@@ -116,7 +116,7 @@ class OutputComputer:
 def _projection(
     columns: Sequence[OutputColumn],
 ) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]]]:
-    """What to scan, by alias: each source column once and each expression; and where the outputs and inputs find it."""
+    """Return the scan's columns by alias, the alias of each output column, and the aliases of each UDF's inputs."""
     sources: dict[str, str] = {}
     expressions: dict[str, str] = {}
     outputs: dict[str, str] = {}
@@ -138,10 +138,10 @@ def _projection(
 
 
 def take_rows(dataset: lance.LanceDataset, row_ids: RowIdArray, projection: Mapping[str, str]) -> pa.RecordBatch:
-    """Read rows by their ids, in the order of the ids; for rows that all are there.
+    """Read existing rows in the order of their ids.
 
     Args:
-        row_ids: no id twice.
+        row_ids: ids of existing rows, no id twice.
         projection: by alias, an SQL expression or a quoted column; blobs are read as bytes.
     """
     with_id = {**projection, "_rowid": "_rowid"}
@@ -150,7 +150,7 @@ def take_rows(dataset: lance.LanceDataset, row_ids: RowIdArray, projection: Mapp
         return _one_batch(dataset._take_rows(pa.array(row_ids.view(np.uint64)), columns=with_id), row_ids)
     parts = []
     for start in range(0, len(row_ids), _BLOB_ROWS):
-        # Taking rows gives descriptions of blobs only.
+        # Taking rows returns only the descriptors of blobs, so scan for their bytes.
         listed = ",".join(map(str, row_ids[start : start + _BLOB_ROWS].tolist()))
         scanner = dataset.scanner(
             columns=dict(projection), filter=f"_rowid IN ({listed})", with_row_id=True, blob_handling="all_binary"

@@ -1,4 +1,4 @@
-"""What an error policy says about an exception, and about how many there were."""
+"""Apply an error policy: which rule matches an exception, and whether a limit is exceeded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Rules = tuple[Retry | Skip | Fail, ...]
 
 
 def rules_of(policy: Policy) -> Rules:
-    """A policy as a list of rules: `"fail"` has none, `"skip"` is `Skip(Exception)`."""
+    """Convert a policy to a list of rules: `"fail"` has none, `"skip"` is `Skip(Exception)`."""
     if policy == "fail":
         return ()
     if policy == "skip":
@@ -19,18 +19,18 @@ def rules_of(policy: Policy) -> Rules:
 
 
 def fitting(rules: Rules, exception: type[Exception]) -> tuple[int, ...]:
-    """Positions of the rules that fit an exception, in order; `Fail` fits all."""
+    """Return the positions of the rules that match an exception, in order; `Fail` matches all."""
     return tuple(at for at, rule in enumerate(rules) if isinstance(rule, Fail) or issubclass(exception, rule.exc))
 
 
 def deciding(rules: Rules, fits: tuple[int, ...], calls: int | None) -> int | None:
-    """Position of the rule that decides, or None: the job fails.
+    """Return the position of the rule to apply; None: the job fails.
 
-    A `Retry` decides until its attempts are used up, then the next rule that fits does.
+    A `Retry` applies until its attempts are used up; then the next matching rule applies.
 
     Args:
-        fits: positions of the rules that fit.
-        calls: how often the row or batch was called; None: it is not to be called again.
+        fits: positions of the matching rules.
+        calls: number of calls of the row or batch so far; None: do not call it again.
     """
     for at in fits:
         rule = rules[at]
@@ -40,17 +40,17 @@ def deciding(rules: Rules, fits: tuple[int, ...], calls: int | None) -> int | No
 
 
 def pause_before(retry: Retry, calls: int) -> float:
-    """Seconds to wait before the next call, after so many."""
+    """Return the seconds to wait before the next call."""
     return float(retry.backoff * 2 ** (calls - 1))
 
 
 def exceeded(policy: Policy, counts: Mapping[int, int], job_rows: int) -> str | None:
-    """Say which limit of a `Skip` rule a job is over, or None.
+    """Return a message about the first exceeded limit of a `Skip` rule, or None.
 
     Args:
         policy: the UDF's `on_error`.
-        counts: rows that failed, by the position of the rule they were skipped under.
-        job_rows: rows the job is to run.
+        counts: number of skipped rows, by the position of the rule.
+        job_rows: rows of the job.
     """
     for at, rule in enumerate(rules_of(policy)):
         found = counts.get(at, 0)
@@ -59,13 +59,13 @@ def exceeded(policy: Policy, counts: Mapping[int, int], job_rows: int) -> str | 
         name = _describe(rule)
         if rule.max_count is not None and found > rule.max_count:
             return (
-                f"{name} lets a job skip at most {rule.max_count:,} rows, and {found:,} failed. Mend the function or "
+                f"{name} lets a job skip at most {rule.max_count:,} rows, and {found:,} failed. Fix the function or "
                 "its inputs, or raise max_count."
             )
         if rule.max_fraction is not None and found > rule.max_fraction * job_rows:
             return (
                 f"{name} lets a job skip at most {rule.max_fraction:.4g} of its {job_rows:,} rows, and {found:,} "
-                "failed. Mend the function or its inputs, or raise max_fraction."
+                "failed. Fix the function or its inputs, or raise max_fraction."
             )
     return None
 

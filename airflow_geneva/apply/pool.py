@@ -1,4 +1,4 @@
-"""Children at rest, kept for the next batch: starting one may mean to load a model."""
+"""A pool of idle UDF worker processes: starting a new one may load a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_geneva.udf_parcel import UdfParcel
 
 
 class ChildPool:
-    """The children of this process that nobody uses; each ends by itself after a minute."""
+    """The idle worker processes of this process; each exits after a minute without orders."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -18,10 +18,10 @@ class ChildPool:
         os.register_at_fork(after_in_child=self._after_fork)
 
     def hire(self, parcel: UdfParcel) -> Child:
-        """A child that runs this UDF, at rest before or new.
+        """Return a worker process for a UDF: an idle one or a new one.
 
         Raises:
-            Unfit: the UDF cannot be set up in a new one.
+            Unfit: the UDF cannot be set up in a new worker.
         """
         workplace = Workplace.of(parcel)
         while (child := self._take(workplace)) is not None:
@@ -30,7 +30,7 @@ class ChildPool:
         return Child(workplace, self.forget)
 
     def give_back(self, child: Child) -> None:
-        """Keep a child for others; one that is in the middle of something is killed."""
+        """Return a worker to the pool; kill it if it is in the middle of an order."""
         if not child.at_rest or child.owner != os.getpid():
             child.close()
             return
@@ -44,7 +44,7 @@ class ChildPool:
             self.forget(child)
 
     def forget(self, child: Child) -> None:
-        """Let go of a child that has ended while nobody used it."""
+        """Remove a worker that exited while it was idle."""
         with self.lock:
             if child not in self.idle:
                 return
@@ -53,14 +53,14 @@ class ChildPool:
 
     def _take(self, workplace: Workplace) -> Child | None:
         with self.lock:
-            # The last one given back is the least likely to leave now.
+            # The worker returned last is the least likely to exit now.
             for at in range(len(self.idle) - 1, -1, -1):
                 if self.idle[at].workplace == workplace:
                     return self.idle.pop(at)
         return None
 
     def _after_fork(self) -> None:
-        """Leave the children to the process that was forked: here are only copies of the pipes."""
+        """Drop the pool in a forked process: it has only copies of the pipes, and the workers belong to its parent."""
         for child in self.idle:
             for pipe in child.pipes:
                 os.close(pipe)

@@ -1,4 +1,4 @@
-"""Read the inputs of physical row ranges of one fragment, in order and in batches of bounded bytes."""
+"""Read the inputs of row ranges of one fragment, in physical order and in batches of bounded bytes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _READ_AHEAD = 2
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Live rows that were read, with where they lie.
+    """A batch of live rows with their positions.
 
     Args:
-        start, end: the physical offsets this batch accounts for; rows missing between them are deleted.
+        start, end: the physical offsets that the batch covers; rows missing between them are deleted.
         offsets: physical offsets of the rows.
         row_ids: their row ids.
-        columns: the columns asked for.
-        selected: the filter's verdict by row, or None without a filter.
+        columns: the requested columns.
+        selected: for each row, whether the filter selects it; None without a filter.
     """
 
     start: int
@@ -65,10 +65,10 @@ class Rows:
 
 @dataclass
 class ReadSize:
-    """How many rows are read at once.
+    """How many rows to read at once.
 
     Args:
-        fitting: how many rows of the columns fit into the bytes of a batch; learns from what is read.
+        fitting: estimates how many rows fit into the bytes of a batch, from the rows read so far.
         most: most rows of a batch.
     """
 
@@ -82,12 +82,12 @@ class ReadSize:
         limit: int,
         batch_size: int | None = None,
     ) -> ReadSize:
-        """Before anything is read of a fragment: the size of its files says little, as they are compressed.
+        """Estimate from the types of the columns; file sizes say little, because files are compressed.
 
         Args:
             columns: as `read_rows` takes them.
-            limit: bytes of a batch.
-            batch_size: rows per UDF call, where that was asked for.
+            limit: most bytes of a batch.
+            batch_size: rows per UDF call, if the user set it.
         """
         names = [text.strip("`") for text in columns.values()] if isinstance(columns, Mapping) else columns
         known = all(name in dataset.schema.names for name in names)
@@ -96,12 +96,12 @@ class ReadSize:
 
     @property
     def rows(self) -> int:
-        """Rows that are decoded at once."""
+        """Number of rows to decode at once."""
         return min(self.fitting.careful_rows, self.most)
 
 
 def windows(wanted: Ranges) -> list[tuple[int, int]]:
-    """The ranges to read so that every wanted row is in one; small gaps are read over, large ones skipped."""
+    """Return ranges to read that cover every wanted row; they include small gaps and skip large ones."""
     if not wanted:
         return []
     cuts = np.flatnonzero(wanted.starts[1:] - wanted.ends[:-1] > _SMALL_GAP)
@@ -124,10 +124,10 @@ def read_rows(
     Args:
         live: live offsets of the fragment at the dataset's version.
         window: physical ``[start, end)``.
-        columns: top-level columns to read, each given once however often it is named; may be empty. Or, by the name
-            to give it, an SQL expression or a quoted column.
-        where: filter to be evaluated by row, not applied.
-        size: rows per batch; follows the bytes that were read.
+        columns: top-level columns to read, duplicates ignored; may be empty. Or a mapping from names to SQL expressions
+            or quoted columns.
+        where: filter to evaluate for each row; it does not remove rows.
+        size: rows per batch; adapts to the bytes that were read.
 
     Raises:
         StorageError: the fragment holds fewer rows than its metadata says.
@@ -173,7 +173,7 @@ def _batches(
     fragment: lance.LanceFragment, wanted: Any, part: tuple[int, int], rows: int, limit: int
 ) -> Iterator[pa.RecordBatch]:
     try:
-        # pylance's `batch_size_bytes` cuts batches only once they are decoded; what bounds its memory are rows.
+        # pylance's `batch_size_bytes` cuts batches only after decoding; only the number of rows bounds its memory.
         scanner = fragment.scanner(
             columns=wanted,
             offset=part[0],
@@ -193,11 +193,11 @@ def _batches(
 
 
 class _Joined:
-    """Batches that become one as long as they fit together; what is decoded at once is less.
+    """Combines decoded batches into larger ones, within limits.
 
     Args:
-        limit: bytes of one.
-        most: rows of one.
+        limit: most bytes of a combined batch.
+        most: most rows of a combined batch.
     """
 
     def __init__(self, limit: int, most: int) -> None:
@@ -207,7 +207,7 @@ class _Joined:
         self._rows = self._bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Append rows; gives what is full before they are there."""
+        """Append rows; yield the combined batch first if they do not fit into it."""
         if batch.num_rows > 1 and batch.nbytes > self.limit:
             half = batch.num_rows // 2
             yield from self.add(batch[:half])
@@ -220,7 +220,7 @@ class _Joined:
         self._bytes += batch.nbytes
 
     def take(self) -> pa.RecordBatch:
-        """What was joined last."""
+        """Return the rows that are combined so far, and start again."""
         parts, self._parts, self._rows, self._bytes = self._parts, [], 0, 0
         return parts[0] if len(parts) == 1 else single_batch(pa.Table.from_batches(parts))
 

@@ -1,4 +1,4 @@
-"""Map a batch with a scalar UDF in a child, whatever becomes of the child."""
+"""Map a batch with a scalar UDF in a worker process that may die at any row."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _Open = tuple[int, Trouble]
 
 
 class RowByRow:
-    """Settles the rows of a batch from the first to the last.
+    """Maps the rows of a batch in order.
 
-    A row that takes too long has failed. A row at which the child dies is called once more, alone in a new child,
-    because the memory may have been used up by others; if that one dies too, the row has failed. A `Retry` comes on top
-    of that. Rows whose values were on their way when a child died are called again. A child that dies between two calls
-    accuses no row: the rest is cut in half until one row is left, and that row is treated as called.
+    A row whose call exceeds the timeout has failed. If a worker dies during a row's call, the row runs once more, alone
+    in a new worker, because other rows may have used up the memory; if that worker dies too, the row has failed.
+    `Retry` rules apply in addition. Rows whose values were lost with a worker run again. If a worker dies between two
+    calls, no row is to blame: the remaining rows are cut in half until one row is left, which counts as called.
 
     Args:
         settlement: the batch.
-        order: has a child map rows, and ends early at a row that is to be decided here.
-        explain: what a lost child means for a row.
+        order: maps rows in a worker; ends early at a row that this class has to decide about.
+        explain: converts the loss of a worker to the failure of a row.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RowByRow:
         self.tries: Counter[int] = Counter()
 
     def run(self) -> Mapped:
-        """Settle all rows; `UdfError` at the first one that fails the job."""
+        """Map all rows; `UdfError` at the first row that fails the job."""
         while self.todo:
             start, rest = self.todo.pop()
             if isinstance(rest, Trouble):
@@ -64,7 +64,7 @@ class RowByRow:
         self.todo += reversed(opened)
 
     def _take(self, chunk: Chunk) -> list[_Open]:
-        """Keep what is settled, and give the rows that are not."""
+        """Keep the values and skipped rows of a chunk; return the rows that still need a decision."""
         settlement = self.settlement
         settlement.called(chunk.start, chunk.stop)
         at = chunk.start

@@ -1,4 +1,4 @@
-"""What is known of a batch while it is mapped: values, failures, calls."""
+"""Collect values, failures and call counts of a batch while it is mapped."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from airflow_geneva.errors import UdfError
 
 
 class Settlement:
-    """The rows of one batch, settled from the first to the last.
+    """Collects the results of one batch.
 
     Args:
         mapper: the UDF.
-        inputs: what it is called on.
+        inputs: the rows that it is called on.
         rules: its error policy.
     """
 
@@ -30,32 +30,32 @@ class Settlement:
         self._calls = np.zeros(self.rows, np.int64)
 
     def called(self, start: int, stop: int) -> None:
-        """Count a call of each of these rows."""
+        """Count one call of each of these rows."""
         self._calls[start:stop] += 1
 
     def put(self, start: int, values: pa.Array) -> None:
-        """Keep values of the rows from ``start`` on."""
+        """Store the values of rows from ``start`` on."""
         if len(values):
             self._parts[start] = values
 
     def leave(self, row: int) -> None:
-        """Leave a row NULL."""
+        """Set the value of a row to NULL."""
         self.put(row, pa.nulls(1, self.mapper.udf.data_type))
 
     def give_up(self, row: int, rule: int, trouble: Trouble) -> None:
-        """List a row as failed under a rule."""
+        """Record a row as failed under a rule."""
         failure = RowFailure(
             row, rule, trouble.exception, trouble.message, trouble.traceback, int(self._calls[row])
         )  # fmt: skip
         self.failures.append(failure)
 
     def mapped(self) -> Mapped:
-        """The outcome, when all rows are settled."""
+        """Return the result of the batch; call it once all rows are done."""
         failures = tuple(sorted(self.failures, key=lambda failure: failure.index))
         return Mapped(self._values(self.rows), failures, int(self._calls.sum()))
 
     def failed(self, row: int, trouble: Trouble) -> UdfError:
-        """The error of the row that fails the job; all rows before it are settled."""
+        """Make the error of the row that fails the job, with the results of the rows before it."""
         error = self.mapper.failure(trouble, self.inputs, row, self.rows, self._values(row))
         error.failures = tuple(
             sorted((failure for failure in self.failures if failure.index < row), key=lambda failure: failure.index)
@@ -70,6 +70,6 @@ class Settlement:
             return pa.concat_arrays(parts) if parts else pa.nulls(0, self.mapper.udf.data_type)
         except pa.ArrowInvalid as error:
             raise UdfError(
-                f"The output of UDF {self.mapper.udf.name!r} for a batch of {self.rows} rows cannot be put together: "
+                f"The output of UDF {self.mapper.udf.name!r} for a batch of {self.rows} rows cannot be combined: "
                 f"{error}. Set a smaller batch_size, or a large_ type."
             ) from error

@@ -1,4 +1,4 @@
-"""How many rows to compute before looking at the clock, and how wide they are where their type tells."""
+"""How many rows to compute per step, and how many bytes a value takes if its type determines it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _GROWTH = 10
 
 @dataclass
 class CheckpointSizer:
-    """Starts small, grows with the measured speed, and stays within its bounds.
+    """Adapts the number of rows per step to the measured speed, within bounds.
 
     Args:
-        seconds: how long one step should take.
-        least, most: bounds in rows; equal bounds switch adaptation off.
+        seconds: target duration of a step.
+        least, most: bounds in rows; equal bounds turn adaptation off.
     """
 
     seconds: float
@@ -28,7 +28,7 @@ class CheckpointSizer:
         self.rows = self._clamp(self.rows)
 
     def record(self, rows: int, seconds: float) -> None:
-        """Learn from a step of ``rows`` rows that took ``seconds``."""
+        """Adapt to a step of ``rows`` rows that took ``seconds``."""
         if rows <= 0 or self.least == self.most:
             return
         fitting = int(rows * self.seconds / seconds) if seconds > 0 else rows * _GROWTH
@@ -42,10 +42,10 @@ class CheckpointSizer:
 def bounds(
     checkpoint_size: int | None, least: int | None, most: int | None, interval: float
 ) -> tuple[CheckpointSizer, int | None]:
-    """The sizer of a task, and the most rows one checkpoint may cover.
+    """Make the sizer of a task; also return the most rows that one checkpoint may cover.
 
     Args:
-        checkpoint_size: most rows of a checkpoint; also caps ``most`` when that is larger.
+        checkpoint_size: most rows of a checkpoint; also caps a larger ``most``.
         least, most: ``min_checkpoint_size`` and ``max_checkpoint_size``.
         interval: seconds between checkpoints.
     """
@@ -54,12 +54,12 @@ def bounds(
     floor = least or 1
     if cap is not None:
         floor = min(floor, cap)
-    # A step is a part of the interval, so that a checkpoint is late by little.
+    # A step is a fraction of the interval, so that a checkpoint is only a little late.
     return CheckpointSizer(interval / 4, floor, cap), cap
 
 
 def fixed_width(data_type: pa.DataType) -> float | None:
-    """Bytes that every value of a type takes in memory, or None where values differ."""
+    """Return the bytes that every value of a type takes in memory; None if values differ."""
     if isinstance(data_type, pa.BaseExtensionType):
         return fixed_width(data_type.storage_type)
     if pa.types.is_null(data_type):
@@ -76,6 +76,6 @@ def fixed_width(data_type: pa.DataType) -> float | None:
 
 
 def joint_width(types: list[pa.DataType]) -> float | None:
-    """Bytes that a value of each type take together, or None where values differ."""
+    """Return the bytes that one value of each type takes in total; None if values differ."""
     widths = [fixed_width(data_type) for data_type in types]
     return None if None in widths else sum(width for width in widths if width is not None)

@@ -1,4 +1,4 @@
-"""A process that runs a UDF, started, watched and killed."""
+"""Start, watch and kill a worker process that runs a UDF."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _DEATH_SECONDS = 5.0
 
 
 class Lost(Exception):
-    """A child is gone.
+    """A worker process died or was killed.
 
     Attributes:
-        reason: what became of it, as the end of a sentence: `was killed by SIGSEGV`.
-        row: the row it was called on, or None if it was not in a call.
-        timed_out: whether it was killed because the call took too long.
+        reason: how it ended, as the end of a sentence: `was killed by SIGSEGV`.
+        row: the row of its call; None if it was not in a call.
+        timed_out: whether it was killed because the call exceeded the timeout.
     """
 
     def __init__(self, reason: str, row: int | None, timed_out: bool) -> None:
@@ -53,12 +53,12 @@ class Lost(Exception):
 
 
 class Unfit(Exception):
-    """A UDF cannot be set up; says why."""
+    """A UDF cannot be set up in a worker process; the message says why."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Values of some rows, NULL for those with a trouble."""
+    """Values of consecutive rows; NULL for rows that failed."""
 
     start: int
     values: pa.Array
@@ -71,7 +71,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Workplace:
-    """What a child was started with; only for the same is it used again."""
+    """What a worker process was started with; a worker is reused only if all of it is equal."""
 
     parcel: UdfParcel
     path: tuple[str, ...]
@@ -84,11 +84,11 @@ class Workplace:
 
 
 class Child:
-    """A process that runs one UDF, started with this process's import path, folder and environment.
+    """A worker process that runs one UDF, with this process's import path, working directory and environment.
 
     Args:
-        workplace: these.
-        when_gone: told, in a thread of its own, once it has ended by itself or was killed.
+        workplace: the UDF and these.
+        when_gone: called, in a separate thread, after the worker exited or was killed.
 
     Raises:
         Unfit: the UDF cannot be set up in it.
@@ -121,18 +121,18 @@ class Child:
             raise
 
     def load(self, batch: pa.RecordBatch) -> None:
-        """Give it a batch to `map`, in place of the last one; `Lost` if it died."""
+        """Send a batch to `map`, which replaces the last one; `Lost` if the worker died."""
         self._ask({"order": "load"}, frames.batch_to_bytes(batch))
 
     def map(self, start: int, stop: int, data_type: pa.DataType, timeout: float | None) -> Iterator[Chunk]:
-        """Map rows of the batch; ends early after a row whose trouble it may not decide.
+        """Map rows of the batch; ends early after a failed row that the caller has to decide about.
 
         Args:
             data_type: type of the values.
-            timeout: seconds a call may take.
+            timeout: most seconds of a call.
 
         Raises:
-            Lost: it died, or was killed because a call took longer.
+            Lost: the worker died, or was killed because a call exceeded the timeout.
         """
         self._order({"order": "map", "start": start, "stop": stop})
         while not self.at_rest:
@@ -143,7 +143,7 @@ class Child:
             yield Chunk(header["start"], values, troubles)
 
     def answers_still(self) -> bool:
-        """Whether it is there; it leaves after a minute without work."""
+        """Whether the worker is still alive; an idle worker exits after a minute."""
         try:
             self._ask({"order": "ping"})
         except Lost:
@@ -151,13 +151,13 @@ class Child:
         return True
 
     def rest(self) -> None:
-        """Have it forget its batch; `Lost` if it died."""
+        """Make the worker drop its batch; `Lost` if it died."""
         self._order({"order": "rest"})
         self.at_rest = True
 
     def close(self) -> None:
-        """Kill it, and what it started."""
-        # A process that was forked off this one has the child's number, but not the child.
+        """Kill the worker and the processes that it started."""
+        # A forked copy of this process knows the worker's process id, but the worker is not its child.
         if os.getpid() == self.owner:
             with self.lock:
                 if self.process.returncode is None:
@@ -166,19 +166,19 @@ class Child:
         self.close_pipes()
 
     def close_pipes(self) -> None:
-        """Let go of it; without work it ends."""
+        """Close the pipes; an idle worker then exits."""
         with self.lock:
             while self.pipes:
                 os.close(self.pipes.pop())
 
     def _start(self, theirs: tuple[int, int, int]) -> tuple[subprocess.Popen[bytes], threading.Thread]:
-        """Start it from a thread that lives as long as it does: Linux ends it with the thread that started it."""
+        """Start the worker from a thread that lives as long: Linux kills the worker when that thread ends."""
         born: Future[subprocess.Popen[bytes]] = Future()
         command = [sys.executable, "-c", _BOOT, *map(str, theirs)]
 
         def keep() -> None:
             try:
-                # Its output is no answer. A group of its own: what it started is killed with it.
+                # Its standard output is not an answer pipe. Its own process group lets us kill what it started.
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=theirs, start_new_session=True
                 )
@@ -187,7 +187,7 @@ class Child:
                 return
             born.set_result(process)
             if hasattr(os, "waitid"):
-                # Until it is waited for, its number is nobody else's: what it started can be killed by it.
+                # Until wait(), no other process gets its id, so its group can be killed safely.
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
                 _kill_group(process)
                 with self.lock:
@@ -235,7 +235,7 @@ class Child:
         poll.register(self.answers, select.POLLIN)
         while True:
             left = self._seconds_left(timeout)
-            # What it has said already counts, even if it is to be killed now.
+            # An answer that has arrived counts, even if the timeout has passed.
             if poll.poll(max(min(left, _LOOK_SECONDS), 0) * 1_000):
                 try:
                     return frames.receive(self.answers)
@@ -243,7 +243,7 @@ class Child:
                     raise self._lost() from None
             if left <= 0:
                 raise self._lost(timeout)
-            # Processes that the UDF forked off may hold the pipe open.
+            # Processes that the UDF forked may hold the pipe open.
             if self.process.returncode is not None and not poll.poll(0):
                 raise self._lost()
 
@@ -254,22 +254,23 @@ class Child:
         return began + timeout - time.monotonic() if began else timeout
 
     def _lost(self, overdue: float | None = None) -> Lost:
-        """Make sure that it is dead, and tell what it was at.
+        """Make sure that the worker is dead, and report what it was running.
 
-        overdue: the seconds that a call may take, when it is to be killed for having taken more.
+        Args:
+            overdue: the timeout, if the worker is killed because a call exceeded it; else None.
         """
         now = time.monotonic()
         if overdue is None:
             self.keeper.join(_DEATH_SECONDS)
         self.close()
         row, began = MARK.unpack_from(self.mark)
-        # Only the mark of a dead process stands still: the call may have ended just before the kill.
+        # Read the mark after the kill, when it no longer changes: the call may have ended just before the kill.
         timed_out = overdue is not None and bool(began) and now - began >= overdue
         return Lost(_fate(self.process.returncode), row if began else None, timed_out)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    # macOS refuses where only a zombie is left.
+    # macOS refuses if only a zombie is left.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
