@@ -1,1 +1,1 @@
-"""What is left to compute, and why."""
+"""Find out what is left to compute, and why."""

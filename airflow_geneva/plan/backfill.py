@@ -1,4 +1,4 @@
-"""Plan a backfill: compare the table with what is known about its column."""
+"""Plan a backfill: compare the table with the state of the column."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Tallies:
 
 @dataclass(frozen=True)
 class _Due:
-    """What a fragment still lacks, before anybody looked for checkpoints."""
+    """The due rows of a fragment, before the planner looks for checkpoints."""
 
     files: FragmentFiles
     live: Ranges
@@ -72,18 +72,18 @@ class _Due:
 
 
 def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Work, wanted: Wanted) -> Plan:
-    """Compare a table with the state of one of its columns; writes nothing.
+    """Compare a table with the state of one of its columns; write nothing.
 
     Args:
         dataset: the table at the version to read.
         checkpoints: its ``_checkpoints`` folder.
-        work: what is asked for; ``work.where`` is frozen already.
-        wanted: which rows are asked for.
+        work: the job; ``work.where`` is frozen already.
+        wanted: which rows to run.
 
     Raises:
-        InvalidInput: the filter is not valid, a version does not exist, or ``continue_from`` names one whose values
-            cannot be taken over.
-        CodeChanged: rows computed by another version are at stake and ``on_code_change`` is ``error``.
+        InvalidInput: the filter is not valid, a version does not exist, or ``continue_from`` names a version whose
+            values cannot be reused.
+        CodeChanged: rows hold values of another UDF version and ``on_code_change`` is ``error``.
     """
     check_continue_from(checkpoints, work)
     check_where(dataset, work.where)
@@ -136,7 +136,7 @@ class _Planner:
         if not self.dataset.has_stable_row_ids:
             self.known.notes.append(
                 "the table has no stable row ids, so a fragment that was compacted or updated is recomputed whole. "
-                "Copy it with db.create_table(...) to have them."
+                "Copy the table with db.create_table(...), which enables them."
             )
         return Plan(
             work=replace(self.work, rows=sum(work.rows for work in works), makers=tuple(sorted(self.mixed))),
@@ -150,7 +150,7 @@ class _Planner:
         )
 
     def _due(self, files: FragmentFiles) -> _Due | None:
-        """Compare one fragment with the facts; None when nothing is due."""
+        """Compare one fragment with the facts; None if nothing is due."""
         version, rows = self.work.udf_version, files.live_rows
         if rows == 0:
             self.tallies.add(EMPTY, 0)
@@ -179,10 +179,10 @@ class _Planner:
             self.mixed.setdefault(maker, 0)
             if self.work.where is None and self.work.read_version is None:
                 self.known.learn(files, Provenance(version, maker), accepted, all_live=False)
-                # A commit gives the fragment another signature, to which only what is known goes along.
+                # A commit changes the fragment's signature, and writes facts only for the rows in `known`.
                 add_rows(known, [(Provenance(version, maker), accepted)])
         if self.work.where is not None and due:
-            # Rows that failed were looked at, and are tried again all the same.
+            # A job evaluated the filter for failed rows too, but they run again.
             failed = Ranges.union(rows for provenance, rows in known.items() if provenance.failures)
             due = due - (self._looked_at(files) - failed)
         if not due:
@@ -215,10 +215,10 @@ class _Planner:
             self.tallies.add(GIVEN_UP, rows)
 
     def _known(self, files: FragmentFiles, live: Ranges) -> dict[Provenance, Ranges]:
-        """Rows the UDF ran on, by what came of it; values are compared only where nothing else is known."""
+        """Return the rows that the UDF ran on, by provenance; compare values only of rows without facts."""
         if not files.output:
-            # A column without a file holds nothing, whatever history says: that may be about a dropped column whose
-            # field id Lance gave to this one, once compaction had removed the last file that held it.
+            # A column without a file holds no values. Facts may be about a dropped column whose field id Lance gave to
+            # this one after compaction had removed the last file with the dropped column.
             return {}
         known = self.known.of(files)
         unknown = live - Ranges.union(known.values())
@@ -244,7 +244,7 @@ class _Planner:
             self.stake[version] = self.stake.get(version, 0) + len(rows)
 
     def _selected(self, dues: list[_Due]) -> list[_Due]:
-        """Ask the filter about the candidates, and drop fragments in which it selects none."""
+        """Evaluate the filter on the candidates, and drop fragments in which it selects none."""
         selected = None
         if self.work.where is not None:
             selected = selected_offsets(self.dataset, [due.files.id for due in dues], self.work.where)

@@ -1,4 +1,4 @@
-"""Take over what another version of a UDF computed before its job ended."""
+"""Reuse checkpoints that another version of a UDF computed (``continue_from``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_continue_from(checkpoints: Storage, work: Work) -> None:
-    """Refuse versions whose values do not belong beside those of the version at hand.
+    """Refuse versions whose values must not be mixed with those of the current version.
 
     Raises:
         InvalidInput: no job of such a version is recorded, or it had other inputs, another filter, output type or deps.
@@ -34,7 +34,7 @@ def check_continue_from(checkpoints: Storage, work: Work) -> None:
     for version in work.continue_from:
         then = [job for job in jobs if job.get("udf_version") == version]
         if version == work.udf_version or not then:
-            why = "that is the version at hand" if version == work.udf_version else "no job of that version is recorded"
+            why = "that is the current version" if version == work.udf_version else "no job of that version is recorded"
             found = ", ".join(sorted({str(job.get("udf_version")) for job in jobs} - {work.udf_version})) or "none"
             raise InvalidInput(
                 f"continue_from={version!r}: {why}. Other versions that worked on column {work.column!r} of table "
@@ -43,13 +43,13 @@ def check_continue_from(checkpoints: Storage, work: Work) -> None:
         differences = [_differences(job, work) for job in then]
         if all(differences):
             raise InvalidInput(
-                f"continue_from={version!r}: values of that version do not belong beside those of version "
-                f"{work.udf_version}: {'; '.join(differences[0])}. Compute them anew: leave continue_from out."
+                f"continue_from={version!r}: values of that version cannot be mixed with those of version "
+                f"{work.udf_version}: {'; '.join(differences[0])}. Leave continue_from out to compute the rows again."
             )
 
 
 def _jobs_of(checkpoints: Storage, column: str) -> Iterator[dict[str, Any]]:
-    """Announcements of a column's jobs, newest first."""
+    """Yield the job records of a column, newest first."""
     names, _ = checkpoints.list_folder("jobs")
     for name in reversed(names):
         try:
@@ -61,7 +61,7 @@ def _jobs_of(checkpoints: Storage, column: str) -> Iterator[dict[str, Any]]:
 
 
 def _differences(job: dict[str, Any], work: Work) -> list[str]:
-    """What a job had otherwise, in words."""
+    """Describe how a job's settings differ from the current ones."""
     then: list[tuple[str, Any, Any]] = [
         ("name", job.get("udf"), work.udf_name),
         ("inputs", job.get("inputs"), list(work.inputs)),
@@ -69,14 +69,14 @@ def _differences(job: dict[str, Any], work: Work) -> list[str]:
     ]
     found = [f"its {what} was {before!r} and is {now!r}" for what, before, now in then if before != now]
     if job.get("agreement") != work.agreement:
-        found.append("its output type or its declared deps were others")
+        found.append("its output type or its declared deps were different")
     return found
 
 
 def savings(
     dataset: lance.LanceDataset, store: LanceCheckpointStore, work: Work, fragments: Sequence[FragmentWork]
 ) -> Iterator[str]:
-    """One line for each other version that has rows checkpointed which are about to run."""
+    """Yield one note for each other version that has checkpoints of rows that are about to run."""
     open_rows = {f.place: (f, f.missing - _visible(f)) for f in fragments if not f.staged}
     if work.ignore_checkpoints or not any(rows for _, rows in open_rows.values()):
         return
@@ -101,7 +101,7 @@ def _visible(fragment: FragmentWork) -> Ranges:
 
 
 def _versions_there(store: LanceCheckpointStore, work: Work) -> list[str]:
-    """Other versions of the UDF that have checkpoints for the column."""
+    """Return the other versions of the UDF that have checkpoints for the column."""
     head, _, tail = _folder(work, "\0").partition("\0")
     folders, _ = store.storage.list_folder()
     named = [name for name in folders if name.startswith(head) and name.endswith(tail)]
@@ -111,12 +111,12 @@ def _versions_there(store: LanceCheckpointStore, work: Work) -> list[str]:
 
 
 def _named(store: LanceCheckpointStore, column: str, part: str) -> str:
-    """The version that a folder's name stands for."""
+    """Return the version that a part of a folder's name stands for."""
     versions = (str(job.get("udf_version")) for job in _jobs_of(store.storage, column))
     return next((version for version in versions if key_part(version) == part), part)
 
 
 def _folder(work: Work, version: str) -> str:
-    """The folder of a version's checkpoints."""
+    """Return the name of the folder of a version's checkpoints."""
     prefix = replace(work.identity, version="v").prefix.partition("_where-")[0]
     return prefix.replace("_ver-v_col-", f"_ver-{version}_col-", 1)

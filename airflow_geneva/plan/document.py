@@ -1,4 +1,4 @@
-"""A plan as files beside the table: a small header, and one file a shard so that each task reads only its own."""
+"""Store a plan beside the table: a small header, and one file per shard, so that each task reads only its own."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _XCOM_BYTES = 900_000
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """A plan read back: everything but its fragments.
+    """The header of a stored plan: everything except its fragments.
 
     Args:
         fingerprint: SHA-256 of the header, which holds the digests of the shards.
         work: what all tasks have in common.
-        shards: per shard, its ``file``, ``sha256``, ``fragments`` and ``rows``.
+        shards: for each shard its ``file``, ``sha256``, ``fragments`` and ``rows``.
         rows_total, rows_skipped: as planned.
-        notes: sentences for the reader.
-        swap: of a refresh, ``file`` and ``sha256`` of what it does to its view at the end.
+        notes: sentences for the user.
+        swap: for a refresh, ``file`` and ``sha256`` of its swap plan.
     """
 
     fingerprint: str
@@ -40,19 +40,19 @@ class SavedPlan:
     swap: Mapping[str, str] | None = None
 
     def load_shard(self, job: Storage, index: int) -> Shard:
-        """Read one shard and check it against the header.
+        """Read one shard and check its digest against the header.
 
         Raises:
-            InvalidInput: it is gone or was changed since it was planned.
+            InvalidInput: the file is missing or was changed after planning.
         """
         entry = self.shards[index]
         return Shard.load(_checked(job, entry["file"], entry["sha256"]))
 
     def load_swap(self, job: Storage) -> SwapPlan:
-        """Read what a refresh does to its view at the end, and check it against the header.
+        """Read the swap plan of a refresh and check its digest against the header.
 
         Raises:
-            InvalidInput: it is gone or was changed since it was planned, or the plan is not a refresh's.
+            InvalidInput: the file is missing or was changed after planning, or the plan is a backfill's.
         """
         if self.swap is None:
             raise InvalidInput(f"The plan {job.path(plan_name(self.fingerprint))} is not a refresh's.")
@@ -64,7 +64,7 @@ def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
 
     Args:
         job: the job's folder.
-        run: whatever tells two runs of one plan apart; becomes part of the fingerprint.
+        run: identifies the run, so that two runs of equal plans have different fingerprints.
     """
     entries = []
     for shard in plan.shards:
@@ -93,10 +93,10 @@ def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
 
 
 def load_plan(job: Storage, fingerprint: str) -> SavedPlan:
-    """Read a plan's header and check it against the fingerprint that XCom carries.
+    """Read a plan's header and check it against the fingerprint from XCom.
 
     Raises:
-        InvalidInput: it is gone, was changed, or is of a newer format.
+        InvalidInput: the file is missing, was changed, or has another format.
     """
     header = json.loads(_checked(job, plan_name(fingerprint), fingerprint))
     if header["format"] != _FORMAT:
@@ -112,9 +112,9 @@ def plan_name(fingerprint: str) -> str:
 
 
 def shard_summaries(plan: Plan, saved: SavedPlan, job: Storage) -> list[dict[str, Any]]:
-    """What XCom carries: per shard where its plan is, its digest, and its fragments as far as they fit.
+    """Make the XCom value of a plan: for each shard the plan's URI and digest, and as many fragments as fit.
 
-    Fragments that would make an XCom larger than 16 KB a shard or 1 MB in all stay in the plan file only.
+    Fragments beyond 16 KB per shard or 1 MB in total are in the plan file only.
     """
     summaries = []
     budget = min(_XCOM_SHARD_BYTES, _XCOM_BYTES // max(len(plan.shards), 1))
@@ -165,7 +165,7 @@ def _checked(job: Storage, name: str, digest: str) -> bytes:
         ) from error
     if sha256(data) != digest:
         raise InvalidInput(
-            f"The plan document {job.path(name)} is not the one that was planned (its SHA-256 differs). "
+            f"The plan document {job.path(name)} was changed after planning (its SHA-256 differs). "
             "Clear the plan task with its downstream tasks."
         )
     return data

@@ -1,4 +1,4 @@
-"""Which live rows of a fragment are due, given what came of each of them so far."""
+"""Decide which live rows of a fragment are due, given their provenance."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ON_CODE_CHANGE = ("error", "recompute", "new_rows")
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which rows a backfill is asked to run, a filter and a read version aside.
+    """Which rows the user asks a backfill to run, apart from the filter and the read version.
 
     Args:
         on_code_change: ``error``, ``recompute`` or ``new_rows``, for rows that hold another UDF version's value.
-        errors_only: only rows the UDF failed on, however often, and under whatever version.
-        recompute_mixed: only rows whose value was taken over from another version.
+        errors_only: only rows that the UDF failed on, in any number of runs and under any version.
+        recompute_mixed: only rows whose value another version computed but that count as this version's.
     """
 
     on_code_change: str = "error"
@@ -28,14 +28,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class DueRows:
-    """The live rows of one fragment, sorted.
+    """The live rows of one fragment, classified.
 
     Args:
         due: rows to run.
         done: rows that hold the version's value.
-        others: rows that hold another version's value, by that version; none of them is done.
-        accepted: those among them that are left as they are from now on, by that version.
-        given_up: rows that failed in as many runs as are tried.
+        others: rows that hold another version's value and are not done, by that version.
+        accepted: the rows among `others` that keep their value and count as this version's, by that version.
+        given_up: rows that failed in the maximum number of runs.
     """
 
     due: Ranges
@@ -48,13 +48,13 @@ class DueRows:
 def sort_rows(
     known: Mapping[Provenance, Ranges], live: Ranges, version: str, continue_from: tuple[str, ...], wanted: Wanted
 ) -> DueRows:
-    """Decide about the rows of a fragment.
+    """Classify the rows of a fragment.
 
     Args:
-        known: rows the UDF ran on, by what came of it.
+        known: rows that the UDF ran on, by provenance.
         live: the fragment's live offsets.
-        version: the UDF version that is asked for.
-        continue_from: versions whose values are taken over.
+        version: the current UDF version.
+        continue_from: other versions whose values are kept.
     """
     strict = wanted.on_code_change == "recompute"
     done = _rows(known, lambda p: _counts(p, version, continue_from, strict)) & live
@@ -74,7 +74,7 @@ def sort_rows(
 
 
 def by_maker(known: Mapping[Provenance, Ranges], among: Ranges) -> dict[str, Ranges]:
-    """Rows that hold a value, by the version whose code made it; each once, however many versions accept it."""
+    """Return the rows that hold a value, by the version whose code computed it."""
     found: dict[str, Ranges] = {}
     for provenance, rows in known.items():
         if not provenance.failures and (there := rows & among):
@@ -83,7 +83,7 @@ def by_maker(known: Mapping[Provenance, Ranges], among: Ranges) -> dict[str, Ran
 
 
 def _counts(provenance: Provenance, version: str, continue_from: tuple[str, ...], strict: bool) -> bool:
-    """Whether rows need no further look; to recompute means to recompute what was taken over, too."""
+    """Whether rows are done; ``recompute`` also recomputes rows that keep another version's value."""
     if strict and provenance.made_by and provenance.made_by not in (version, *continue_from):
         return False
     return provenance.is_value_of(version)

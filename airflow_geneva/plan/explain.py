@@ -1,4 +1,4 @@
-"""A plan in words."""
+"""Describe a plan for the user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LISTED = 8
 
 
 def explain(plan: Plan) -> str:
-    """Say what would run, what not, and why; a few lines whatever the size of the table."""
+    """Say what would run, what would not, and why; a few lines for a table of any size."""
     work = plan.work
     where = f" where {work.where}" if work.where else ""
     lines = [
@@ -44,5 +44,5 @@ def explain(plan: Plan) -> str:
 
 
 def _span(start: int, end: int) -> str:
-    """Offsets ``[start, end)`` as a reader counts them."""
+    """Format offsets ``[start, end)`` with an inclusive end."""
     return f"{start} to {end - 1}" if end - start > 1 else f"{start}"

@@ -1,4 +1,4 @@
-"""Which rows hold no value because a UDF failed on them."""
+"""Find the rows that hold no value because a UDF failed on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def failed_addresses(dataset: lance.LanceDataset, checkpoints: Storage, column: str) -> Iterator[int]:
-    """Row addresses, at a table version, of the rows the UDF failed on last, whatever its inputs are called now."""
+    """Yield the row addresses, at a table version, of the rows whose last UDF call failed."""
     columns = Columns((), (), field_ids(dataset, column))
     state = load_state(checkpoints, columns.output[0])
     for inputs in sorted(state.other_inputs("")):
@@ -29,11 +29,11 @@ def failed_addresses(dataset: lance.LanceDataset, checkpoints: Storage, column: 
 
 
 def failed_source_addresses(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> Iterator[int]:
-    """Row addresses, at a version of a view's source, of the rows that a UDF of the view failed on last.
+    """Yield the row addresses, at a version of a view's source, of the rows on which a UDF of the view failed last.
 
     Args:
         reads: the columns that the view reads.
-        snapshot: what the view reflects.
+        snapshot: the source as the view reflects it.
     """
     columns = columns_of(dataset, reads, (), None)
     manifest = read_manifest(dataset, columns)

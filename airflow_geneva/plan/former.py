@@ -1,4 +1,4 @@
-"""Values that a column's UDF computed from other input columns than it is given now."""
+"""Values that a column's UDF computed from previous input columns."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FormerInputs:
-    """What is known about a column as it was computed from earlier inputs.
+    """The rows of a column that were computed from previous inputs.
 
     Args:
         inputs: their field ids, as facts name them.
-        knowledge: the answers for these inputs.
-        manifest: the table's fragments as far as these inputs are concerned.
-        comparable: whether all of them still exist, so that values can be compared.
+        knowledge: finds the rows computed from these inputs.
+        manifest: the table's fragments with the data files of these inputs.
+        comparable: whether all of these inputs still exist, so that values can be compared.
     """
 
     inputs: str
@@ -37,7 +37,7 @@ class FormerInputs:
     def of(dataset: lance.LanceDataset, columns: Columns, state: ColumnState, inputs: str) -> FormerInputs:
         names = {column.id(): column.name() for column in dataset.lance_schema.fields()}
         ids = [int(part) for part in inputs.split(",")]
-        # Data files go on naming the fields of a dropped column.
+        # Data files still name the fields of a dropped column.
         fields = tuple(field_ids(dataset, names[i]) if i in names else (i,) for i in ids)
         former = Columns(fields, (), columns.output)
         comparable = all(i in names for i in ids)
@@ -47,7 +47,7 @@ class FormerInputs:
         return FormerInputs(inputs, knowledge, manifest, comparable)
 
     def known(self, files: FragmentFiles, unknown: Ranges) -> dict[Provenance, Ranges]:
-        """Rows of a fragment that hold a value computed from these inputs.
+        """Return the rows of a fragment that hold a value computed from these inputs.
 
         Args:
             unknown: live offsets about which nothing else is known.
@@ -65,6 +65,6 @@ class FormerInputs:
 
 
 def version_label(version: str) -> str:
-    """A version as a reader knows it."""
+    """Format a version for the user."""
     name, _, inputs = version.partition("/")
     return f"{name} with other input columns" if inputs else name

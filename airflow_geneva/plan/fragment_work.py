@@ -1,4 +1,4 @@
-"""What is to be done with one fragment, and the shards that fragments are cut into."""
+"""The work for one fragment, and the shards that group fragments."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from airflow_geneva.plan.manifest import FragmentFiles
 
 @dataclass(frozen=True)
 class FragmentWork:
-    """What is to be done with one fragment.
+    """The work for one fragment.
 
     Args:
         files: its rows and relevant data files at the planned version.
         reason: why it is in the plan.
-        due: physical offsets to run; under a filter, the candidates it is asked about.
+        due: physical offsets to run; with a filter, the offsets on which to evaluate it.
         missing: the due rows that no checkpoint holds.
-        rows: number of rows that will count as selected and due.
+        rows: number of rows that are selected and due.
         staged: a data file for it is finished; only the commit is left.
-        ancestors: fragments it was compacted from whose checkpoints may serve.
-        kept: rows that the UDF ran on earlier, by what came of it; those that are not computed now stay as they are.
+        ancestors: fragments that it was compacted from and that have checkpoints to reuse.
+        kept: rows that the UDF ran on earlier, by provenance; those that do not run now keep their value.
     """
 
     files: FragmentFiles
@@ -48,7 +48,7 @@ class FragmentWork:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Where its checkpoints lie below the prefix."""
+        """Its (srcfiles, fragment id), which locates its checkpoints below the prefix."""
         return self.files.srcfiles, self.files.id
 
     @property
@@ -88,7 +88,7 @@ class FragmentWork:
 
 @dataclass(frozen=True)
 class Shard:
-    """Fragments that are applied by one spark-submit and committed together.
+    """Fragments that one spark-submit applies and one task commits.
 
     Args:
         index: position in the plan.
@@ -107,7 +107,7 @@ class Shard:
         return tuple(work for work in self.fragments if not work.staged)
 
     def dump(self) -> bytes:
-        """The shard as the plan keeps it; compact, because a plan may have 100,000 fragments."""
+        """Serialize the shard for the plan; compact, because a plan may have 100,000 fragments."""
         works = [work.to_json() for work in self.fragments]
         return json.dumps({"index": self.index, "fragments": works}, separators=(",", ":")).encode()
 

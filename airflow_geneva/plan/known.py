@@ -1,4 +1,4 @@
-"""Which rows of a fragment hold a computed value, as far as facts, history and the values themselves tell."""
+"""Find the rows of a fragment that hold a computed value, from facts, the table's history, and the values."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ _MOST_VERSIONS = 1_000
 
 
 class Knowledge:
-    """Answers for one column of one table version; what it finds out the long way is in ``learned`` afterwards.
+    """Finds the computed rows of one column at one table version.
+
+    What it finds in the history or by comparing values, it adds to ``learned`` as facts for the next plan.
 
     Args:
         dataset: the table at the planned version.
-        columns: the columns that matter.
+        columns: the inputs and the output, by field id.
         names: names of the inputs and, last, the output.
         manifest: the table's fragments.
         state: the facts about the column.
@@ -61,21 +63,21 @@ class Knowledge:
             self.learned.append(seen(dataset.version))
 
     def rows(self, files: FragmentFiles) -> tuple[Offsets, RowIds]:
-        """Physical offsets and row ids of a fragment's live rows."""
+        """Return physical offsets and row ids of a fragment's live rows."""
         return self._history.rows(files.id, self.dataset.version)
 
     def of(self, files: FragmentFiles) -> dict[Provenance, Ranges]:
-        """Rows the UDF ran on, by what came of it, from facts about these files or those they were compacted from."""
+        """Return the rows that the UDF ran on, by provenance, from facts about the fragment or about its ancestors."""
         if files.signature in self.state.facts:
             return self.state.known(files.signature, files.physical_rows)
         compaction = self.compaction_of(files)
         return {} if compaction is None else self._before_compaction(files, compaction)
 
     def by_value(self, files: FragmentFiles, unknown: Ranges) -> dict[Provenance, Ranges]:
-        """Rows that moved or whose files were replaced, and that still have the inputs and output they were known by.
+        """Return rows that moved or whose files were replaced, if their inputs and output are unchanged, by provenance.
 
         Args:
-            unknown: live offsets about which :meth:`of` says nothing.
+            unknown: live offsets that :meth:`of` does not return.
         """
         found: dict[Provenance, Ranges] = {}
         if not self._stable:
@@ -100,15 +102,15 @@ class Knowledge:
         return found
 
     def given_up(self, files: FragmentFiles, version: str) -> int:
-        """How many live rows of a fragment failed in so many runs that they are only listed."""
+        """Count the live rows of a fragment that failed in the maximum number of runs."""
         rows = self.state.given_up(files.signature, version)
         return len(rows & live_offsets(self.dataset, files)) if rows else 0
 
     def learn(self, files: FragmentFiles, provenance: Provenance, rows: Ranges, all_live: bool) -> None:
-        """Keep a fact for the next plan.
+        """Record a fact for the next plan.
 
         Args:
-            all_live: whether the rows are all that are alive.
+            all_live: whether the rows are all live rows.
         """
         whole = None if len(rows) == files.physical_rows else rows
         under = files.deletion if all_live else None
@@ -118,11 +120,12 @@ class Knowledge:
     def ancestors(
         self, fragments: Sequence[FragmentFiles], index: KeyIndex, version: str
     ) -> dict[int, tuple[Ancestor, ...]]:
-        """For fragments that rows are due of, those they were compacted from that have checkpoints.
+        """Find the fragments with checkpoints that the given fragments were compacted from.
 
         Args:
+            fragments: fragments with due rows.
             index: the checkpoints.
-            version: the UDF version that computes; where all rows were computed by it, no checkpoint is needed.
+            version: the current UDF version; ancestors whose rows it all computed are skipped.
         """
 
         def computed(parent: FragmentFiles) -> bool:
@@ -144,7 +147,7 @@ class Knowledge:
         return found
 
     def compaction_of(self, files: FragmentFiles) -> Compaction | None:
-        """The compaction that a fragment came out of with all that is known about it, if there was one."""
+        """Return the compaction that made a fragment, if its inputs and output are unchanged since."""
         return self._lineage.made_by(files, same_output=True)
 
     @cached_property
@@ -168,11 +171,11 @@ class Knowledge:
 
     @cached_property
     def _references(self) -> list[Reference]:
-        """Versions at which it is known what was computed, newest first."""
+        """Table versions at which the facts were complete, newest first."""
         if not self.state.facts:
             return []
         versions = set(self.state.seen)
-        # A job that died before its finish marked no version; its commits carry its id.
+        # A job that died before finish marked no version, but its commits carry its id.
         since = max(versions, default=self.dataset.version - _MOST_VERSIONS)
         since = max(since, self.dataset.version - _MOST_VERSIONS, 0)
         if self.state.open_jobs:
@@ -190,9 +193,9 @@ class Knowledge:
         return found
 
     def _before_compaction(self, files: FragmentFiles, compaction: Compaction) -> dict[Provenance, Ranges]:
-        """Carry over what was known about the fragments that a compacted one was made of.
+        """Derive the provenance of a compacted fragment's rows from the fragments that it was made of.
 
-        Where all rows of a fragment are known alike, they stay so wherever they went. Row ids are read of the others.
+        If all rows of a parent share one provenance, no row ids are needed for it; row ids are read for the others.
         """
         parents = [parent for parent in compaction.replaced if parent.live_rows]
         wholly = {parent: self._wholly(parent) for parent in parents}
@@ -207,7 +210,7 @@ class Knowledge:
         return found
 
     def _wholly(self, files: FragmentFiles) -> frozenset[Provenance]:
-        """What is known alike about every live row of a fragment; nothing if that differs between them."""
+        """Return the provenance that all live rows of a fragment share; empty if they differ."""
         if files.signature in self.state.facts:
             return self.state.wholly(files.signature, files.deletion, files.physical_rows)
         compaction = self._lineage.made_by(files, same_output=True)
@@ -223,12 +226,12 @@ class Knowledge:
         passed_over: Collection[FragmentFiles],
         others: Iterable[Provenance],
     ) -> dict[Provenance, Ranges]:
-        """What is known about a compacted fragment.
+        """Find the provenance of a compacted fragment's rows by row id.
 
         Args:
-            parents: those it was made of whose rows are looked at.
-            passed_over: all its other parents.
-            others: what is known about the rows of those.
+            parents: the parents whose row ids are read.
+            passed_over: the other parents.
+            others: the provenance that all rows of these share.
         """
         offsets, ids = self.rows(files)
         missing, theirs = set(parents), np.ones(len(ids), np.bool_)
@@ -250,7 +253,7 @@ class Knowledge:
     def _origins(
         self, lineage: Lineage, files: FragmentFiles, passed_over: Passed, same_output: bool = False
     ) -> list[Origin]:
-        """What a compacted fragment was made of, as far back as there are versions to read."""
+        """Return the origins of a compacted fragment's rows, as far back as versions can be read."""
         found: list[Origin] = []
         try:
             for origin in self._history.origins(lineage, files, passed_over, same_output):

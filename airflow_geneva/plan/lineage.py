@@ -1,4 +1,4 @@
-"""Which fragments a compacted fragment was made of, as the table's history says."""
+"""Find the fragments that a compacted fragment was made of, from the table's history."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Passed = Callable[[FragmentFiles], bool]
 
 @dataclass(frozen=True)
 class Compaction:
-    """One fragment that a compaction made.
+    """One fragment that a compaction wrote.
 
     Args:
-        made: the fragment as compaction left it.
-        replaced: the fragments its rows came from.
+        made: the fragment as the compaction wrote it.
+        replaced: the fragments that its rows came from.
         version: the table version that the compaction wrote.
         alone: whether it got all of their rows.
     """
@@ -43,32 +43,32 @@ class Compaction:
 
 
 Key = tuple[int, str]
-"""A fragment's id, and the files its inputs lie in."""
+"""A fragment's id, and the files of its inputs."""
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """Direct ancestors by compaction.
+    """The compactions that made fragments.
 
     Args:
-        parents: the compaction that made a fragment.
-        complete: whether the history could be read as far back as asked.
+        parents: for each fragment, the compaction that made it.
+        complete: whether the history could be read as far back as requested.
     """
 
     parents: dict[Key, Compaction]
     complete: bool
 
     def made_by(self, fragment: FragmentFiles, same_output: bool = False) -> Compaction | None:
-        """The compaction a fragment came out of, unless its inputs are no longer as compaction left them.
+        """Return the compaction that made a fragment, if its inputs are unchanged since.
 
         Args:
-            same_output: ask that of its output too, as whoever trusts the old output values must.
+            same_output: the output must be unchanged too; required by callers that rely on old output values.
         """
         found = self.parents.get(_key(fragment)) if self.parents else None
         return None if found is None or (same_output and found.made.output != fragment.output) else found
 
     def ancestors(self, fragment: FragmentFiles, passed_over: Passed) -> Iterator[FragmentFiles]:
-        """The fragments one was made of, nearest first, save for some with all that they were made of."""
+        """Yield the ancestors of a fragment, nearest first; skip some, together with their own ancestors."""
         queue = [fragment]
         while queue:
             found = self.made_by(queue.pop(0))
@@ -82,10 +82,10 @@ NO_LINEAGE = Lineage({}, True)
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Rows of a fragment that is gone which live on, as they were, in a compacted one.
+    """Rows of a replaced fragment that are now, unchanged, in a compacted one.
 
     Args:
-        fragment: the fragment that is gone.
+        fragment: the replaced fragment.
         offsets: their physical offsets in it.
         row_ids: their row ids.
     """
@@ -97,7 +97,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class History:
-    """Reads the row ids of fragments that are gone, each once.
+    """Reads the row ids of fragments of older versions, each once.
 
     Args:
         dataset: the table at the planned version.
@@ -108,10 +108,10 @@ class History:
     _versions: dict[int, lance.LanceDataset] = field(default_factory=dict)
 
     def rows(self, fragment_id: int, version: int) -> tuple[Offsets, RowIds]:
-        """Physical offsets and row ids of a fragment's live rows at a version.
+        """Return physical offsets and row ids of a fragment's live rows at a version.
 
         Raises:
-            LookupError: the version is an older one, and was cleaned up.
+            LookupError: the older version was cleaned up.
         """
         if (fragment_id, version) not in self._rows:
             with self._reading(version):
@@ -119,7 +119,7 @@ class History:
         return self._rows[fragment_id, version]
 
     def written_at(self, fragment: FragmentFiles, version: int) -> list[int]:
-        """The versions in which a fragment was written last and first if that was no compaction, as a row says."""
+        """Return the versions that last updated and created the fragment's first row: one may have written it."""
         names = ["_row_last_updated_at_version", "_row_created_at_version"]
         try:
             with self._reading(version):
@@ -129,7 +129,7 @@ class History:
         return list(dict.fromkeys(int(row[name][0].as_py()) for name in names if len(row)))
 
     def _reading(self, version: int) -> AbstractContextManager[None]:
-        """Turn what is raised about older versions, which a plan can do without, into a ``LookupError``."""
+        """Convert pylance's errors about older versions, which a plan can do without, to a ``LookupError``."""
         if version == self.dataset.version:
             return nullcontext()
         return engine_errors(lambda error: LookupError(f"version {version} cannot be read: {error}"))
@@ -144,16 +144,16 @@ class History:
     def origins(
         self, lineage: Lineage, fragment: FragmentFiles, passed_over: Passed, same_output: bool = False
     ) -> Iterator[Origin]:
-        """The fragments one was made of, nearest first, with the rows that came from there.
+        """Yield the ancestors of a fragment, nearest first, with the rows that came from them.
 
-        A row that was updated between two compactions goes on under its id with other values, so every generation is
-        asked who was still alive in it.
+        A row that was updated between two compactions keeps its id but has other values, so only rows that are live in
+        every generation are followed.
 
         Args:
-            passed_over: fragments of which neither the rows nor the ancestors are of interest.
+            passed_over: fragments to skip with their ancestors.
 
         Raises:
-            LookupError: a version from before a compaction was cleaned up.
+            LookupError: a version before a compaction was cleaned up.
         """
         queue: list[tuple[FragmentFiles, RowIds | None]] = [(fragment, None)]
         while queue:
@@ -173,25 +173,25 @@ class History:
 
 
 def among(ids: RowIds, wanted: RowIds) -> npt.NDArray[np.bool_]:
-    """For each row id, whether it is one of those wanted."""
+    """Return for each row id whether it is in `wanted`."""
     return _id_set(wanted).mask(ids.view(np.int64))
 
 
 def _id_set(ids: RowIds) -> Ranges:
-    # Row ids lie in long runs, which are compared much faster than single ones.
+    # Row ids form long runs, which are much faster to compare than single ids.
     return Ranges.from_offsets(ids.view(np.int64))
 
 
 def _key(fragment: FragmentFiles) -> Key:
-    # Deletions aside, because rows only ever leave.
+    # Deletions do not matter here: they only remove rows.
     return fragment.id, repr((fragment.inputs, fragment.where))
 
 
 class _Waiting:
-    """Fragments that are not explained yet, with a version that has them.
+    """Fragments whose origin is not known yet, each with a version that has it.
 
     Args:
-        same_output: whether files of the output explain a fragment too.
+        same_output: whether the writer of the output's files also determines the origin.
     """
 
     def __init__(self, same_output: bool) -> None:
@@ -208,25 +208,25 @@ class _Waiting:
         return key
 
     def paths(self, files: FragmentFiles) -> list[str]:
-        """The data files of which each tells, by who wrote it, where the fragment comes from."""
+        """Return the data files whose writer determines the fragment's origin."""
         output = files.output if self.same_output else ()
         return [path for _, _, path in (*files.inputs, *files.where, *output)]
 
     def about(self, names: Iterable[Key | str]) -> list[Key]:
-        """Those among them that have one of these keys or data files."""
+        """Return the waiting fragments that have one of these keys or data files."""
         return list({key for name in names for key in self._by_name.get(name, ()) if key in self.since})
 
 
 class Tracer:
-    """Finds out by which compactions fragments were made, and reads as little of the history for it as it can.
+    """Finds the compactions that made fragments, and reads as little of the history as possible.
 
-    A fragment is explained when the compaction that made it is known, or that it was written by something else. Rows
-    that were never moved since say in which version that was; for the others the history is read from its newest
-    version back. Fragments that were compacted are asked the same about.
+    A fragment is explained once the compaction that made it is known, or once it is known that another operation wrote
+    it. Rows that were not moved since name that version themselves. For other fragments, the tracer reads the history
+    from the newest version back. It then traces the fragments that were compacted in the same way.
 
     Args:
         history: the rows and versions of the table.
-        columns: the columns that matter.
+        columns: the inputs and the output, by field id.
     """
 
     def __init__(self, history: History, columns: Columns) -> None:
@@ -244,12 +244,12 @@ class Tracer:
     def trace(
         self, fragments: Iterable[FragmentFiles], settled: Passed, since: int = 0, same_output: bool = False
     ) -> Lineage:
-        """Follow fragments back to those that are settled.
+        """Trace fragments back to settled ones.
 
         Args:
-            settled: fragments whose own ancestors are of no interest.
+            settled: says of a fragment that its ancestors are not needed.
             since: the oldest version whose commit can matter.
-            same_output: a fragment whose output was written since it was compacted is explained by that.
+            same_output: a fragment whose output was written after its compaction counts as explained by that write.
         """
         newest = self.history.dataset
         waiting = _Waiting(same_output)
@@ -257,7 +257,7 @@ class Tracer:
             waiting.add(files, int(newest.version))
         self._explain(waiting, list(waiting.since), settled)
         while waiting.since and self._next > max(since, self._oldest) and not self._gap:
-            # One version after the other, and in turn the fragments themselves: the sooner one of them knows.
+            # Alternate between reading the next older commit and asking a fragment's rows for their version.
             commit = next(self._commits)
             self._next, self._gap = commit.version - 1, commit.gone
             self._explain(waiting, waiting.about(self._learn(commit)), settled)
@@ -270,7 +270,7 @@ class Tracer:
         return Lineage(self._parents, not waiting.since or (not self._gap and self._next <= since))
 
     def _explain(self, waiting: _Waiting, keys: list[Key], settled: Passed) -> None:
-        """Take out of some that wait who is explained, and put in the fragments that they were compacted from."""
+        """Remove explained fragments from those that wait, and add the fragments that they were compacted from."""
         while keys:
             key = keys.pop()
             files, _ = waiting.since[key]
@@ -284,7 +284,7 @@ class Tracer:
                 del waiting.since[key]
 
     def _learn(self, commit: Commit) -> Iterable[Key | str]:
-        """Keep where fragments come from by a commit; returns those that it compacted, or the files that it wrote."""
+        """Record which fragments a commit made; return the fragments that it compacted, or the files that it wrote."""
         import lance
 
         made, did = lance.LanceOperation, commit.operation
@@ -292,7 +292,7 @@ class Tracer:
             found: dict[Key, Compaction] = {}
             for group in did.groups:
                 made_of, alone = list(group.old_fragments), len(list(group.new_fragments)) == 1
-                # Which old rows went into which new fragment, row ids tell: every new one gets all the old ones.
+                # Give every new fragment all old ones as parents: only row ids tell which rows went where.
                 replaced = tuple(fragment_files(fragment, self.columns) for fragment in made_of)
                 for fragment in group.new_fragments:
                     files = fragment_files(fragment, self.columns)

@@ -449,5 +449,5 @@ def test_a_plan_that_was_changed_is_not_carried_out(desk: Desk) -> None:
     with open(shard["plan_uri"], "a") as plan:
         plan.write(" ")
     run.clear(("backfill.shards.apply", 0)).go()
-    assert "is not the one that was planned" in run.error("backfill.shards.apply", 0)
+    assert "was changed after planning" in run.error("backfill.shards.apply", 0)
     assert desk.calls() == []

@@ -180,7 +180,7 @@ def test_a_version_nobody_knows_is_refused(table: Table, trace: Trace) -> None:
     run(table, scaled(2))
     with pytest.raises(InvalidInput, match=r"continue_from='v9': no job of that version is recorded. .*: v2"):
         table.plan_backfill("y", udf=scaled(3), continue_from="v9")
-    with pytest.raises(InvalidInput, match="that is the version at hand"):
+    with pytest.raises(InvalidInput, match="that is the current version"):
         table.plan_backfill("y", udf=scaled(2), continue_from="v2")
 
 

@@ -273,7 +273,7 @@ class CodeHistories(RuleBasedStateMachine):
                 row.counts_as |= {asked.version}
         if not due:
             assert self.table.version == version or asked.mode == "new_rows" or asked.continue_from
-        # Values that another filter chose do not belong beside those of a run without one.
+        # Values that another filter chose cannot be mixed with those of a run without one.
         self.used[asked.version] = self.used.get(asked.version, True) and where is None
         self.remember()
 

@@ -159,7 +159,7 @@ def test_a_plan_that_was_changed_is_not_carried_out(tasks: Tasks, pattern: str, 
     if not damage(tasks, lambda file: file.match(pattern), None):
         assert isinstance(tasks.target, Table)
         return
-    with pytest.raises(InvalidInput, match=r"(is not the one that was planned|is gone or was changed).*Clear the plan"):
+    with pytest.raises(InvalidInput, match=r"(was changed after planning|is gone or was changed).*Clear the plan"):
         tasks.go_on()
     if stage == "plan" or isinstance(tasks.target, View):
         assert tasks.target.version == before
