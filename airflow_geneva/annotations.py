@@ -1,4 +1,4 @@
-"""What a UDF's annotations say about Arrow types, and whether a table keeps to it."""
+"""Arrow types from a UDF's annotations, and the check that a table's columns match them."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ _ACCEPTS: dict[Any, Any] = {
 
 
 def output_type(signature: Signature, data_type: pa.DataType | None, name: str) -> pa.DataType:
-    """The type of a UDF's output: the one given, or the one its result annotation determines.
+    """Return the Arrow type of a UDF's output: `data_type`, or the type that the return annotation determines.
 
     Raises:
-        InvalidInput: neither is there, or they contradict each other.
+        InvalidInput: neither is given, or they contradict each other.
     """
     if data_type is None:
         found = _type_of(signature.result)
@@ -69,8 +69,8 @@ def output_type(signature: Signature, data_type: pa.DataType | None, name: str) 
             return found
         if signature.result is pa.Array:
             raise InvalidInput(
-                f"Cannot validate generic pa.Array type of the result of UDF {name!r}: it does not say what is in the "
-                "array. Give @udf(data_type=...), or annotate the result, for example as pa.Int64Array."
+                f"Cannot validate generic pa.Array type of the result of UDF {name!r}: it does not say the type of its "
+                "values. Give @udf(data_type=...), or annotate the result, for example as pa.Int64Array."
             )
         said = "is not annotated" if signature.result is UNKNOWN else f"is annotated as {_show(signature.result)}"
         raise InvalidInput(
@@ -111,10 +111,10 @@ def _type_of(annotation: Any) -> pa.DataType | None:
 
 
 def _gives(annotation: Any, data_type: pa.DataType, whole_batch: bool) -> bool:
-    """Whether results that are annotated so can be stored; those of which it does not say may be."""
+    """Whether results with this annotation can be stored as `data_type`; an annotation that does not say may be."""
     if (typing.get_origin(annotation) or annotation) is not np.ndarray:
         return accepts(annotation, data_type) is not False
-    # One array for all rows of a batch may have any number of dimensions; one for a row is a list.
+    # An array for all rows of a batch may have any number of dimensions; an array for one row is a list.
     if not whole_batch and accepts(annotation, data_type) is False:
         return False
     item = _item_type(annotation)
@@ -122,7 +122,7 @@ def _gives(annotation: Any, data_type: pa.DataType, whole_batch: bool) -> bool:
 
 
 def _item_type(array: Any) -> pa.DataType | None:
-    """Type of the items of an annotated NumPy array; None where the annotation does not say."""
+    """Return the item type of an annotated NumPy array; None if the annotation does not say."""
     dtype = typing.get_args(array)[1:]
     item = typing.get_args(dtype[0]) if dtype else ()
     return _type_of(item[0]) if item else None
@@ -136,7 +136,7 @@ def _holds_items(item: pa.DataType, data_type: pa.DataType) -> bool:
         return True
     if castable(item, held):
         return True
-    # Inside lists Arrow also takes whole numbers for times, truth values for times and fractions, and texts for bytes.
+    # Inside lists Arrow also converts integers to times, booleans to times and floats, and strings to binary.
     plain = held.value_type if pa.types.is_dictionary(held) else held
     texts = (is_string(item) or is_binary(item)) and (is_string(plain) or is_binary(plain))
     truth = pa.types.is_boolean(item)
@@ -145,12 +145,12 @@ def _holds_items(item: pa.DataType, data_type: pa.DataType) -> bool:
 
 
 def _widens(annotation: Any, data_type: pa.DataType) -> bool:
-    """Whether Arrow stores such a Python result in a column of another kind without loss of meaning."""
+    """Whether Arrow stores such a Python result in a column of a wider type without losing its value."""
     return int in union_members(annotation) and bool(pa.types.is_floating(data_type) or pa.types.is_decimal(data_type))
 
 
 def accepts(annotation: Any, data_type: pa.DataType) -> bool | None:
-    """Whether values of a column of this type are what the annotation promises; None: the annotation does not say."""
+    """Whether values of a column of this type match the annotation; None if the annotation does not say."""
     if isinstance(data_type, pa.BaseExtensionType):
         data_type = pa.large_binary() if is_blob_type(data_type) else data_type.storage_type
     members = union_members(annotation)
@@ -175,7 +175,7 @@ def accepts(annotation: Any, data_type: pa.DataType) -> bool | None:
 
 def _accepts_list(annotation: Any, origin: Any, data_type: pa.DataType) -> bool:
     if not is_list(data_type):
-        # Map entries come as a list of pairs; a string is a sequence, too.
+        # A map's entries arrive as a list of pairs, and a string is a sequence too.
         return bool(pa.types.is_map(data_type)) or (origin is not list and origin is not np.ndarray)
     items = typing.get_args(annotation)
     if origin is np.ndarray or len(items) != 1:
@@ -184,17 +184,17 @@ def _accepts_list(annotation: Any, origin: Any, data_type: pa.DataType) -> bool:
 
 
 def check_inputs(udf: UDF, schema: pa.Schema, input_columns: Sequence[str] | None, table_name: str) -> None:
-    """Check that a table has the columns a UDF takes, in types its annotations allow.
+    """Check that a table has the UDF's input columns, with types that its annotations allow.
 
     Args:
         udf: the UDF.
         schema: schema of the table.
         input_columns: columns the UDF is given, in the order of its parameters; None: the UDF's own, which for a
-            record-batch UDF may be all of the table's.
-        table_name: the table, for the error.
+            record-batch UDF may be all columns of the table.
+        table_name: the table's name, for messages.
 
     Raises:
-        InvalidInput: the number of columns does not fit, a column is missing, or one has another type.
+        InvalidInput: the number of columns is wrong, a column is missing, or a column has the wrong type.
     """
     columns = udf.resolve_inputs(input_columns)
     if columns is None:
@@ -203,8 +203,8 @@ def check_inputs(udf: UDF, schema: pa.Schema, input_columns: Sequence[str] | Non
     if missing:
         nested = [column for column in missing if column.split(".")[0] in schema.names]
         advice = (
-            f'Map its inputs: table.add_columns({{"new_column": ({udf.name}, ["a_column"])}}), or, for a column '
-            "that is there, table.alter_columns(...)."
+            f'Map its inputs: table.add_columns({{"new_column": ({udf.name}, ["a_column"])}}), or, for an existing '
+            "column, table.alter_columns(...)."
         )
         if nested:
             struct = nested[0].split(".")[0]

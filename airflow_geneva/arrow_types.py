@@ -1,4 +1,4 @@
-"""Kinds of Arrow types, and which of them hold the same values in another way."""
+"""Families of Arrow types, and which types hold the same values in different layouts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pyarrow as pa
 
 
 def is_string(t: pa.DataType) -> bool:
-    """Whether a type is a text of any layout."""
+    """Whether a type is a string of any layout."""
     return bool(pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t))
 
 
 def is_binary(t: pa.DataType) -> bool:
-    """Whether a type is bytes of any layout."""
+    """Whether a type is binary of any layout."""
     return bool(
         pa.types.is_binary(t)
         or pa.types.is_large_binary(t)
@@ -39,7 +39,7 @@ _FAMILIES: tuple[Callable[[pa.DataType], bool], ...] = (
 
 
 def castable(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a cast changes only how values are held: Arrow would also parse and print numbers."""
+    """Whether a cast changes only the layout of values; Arrow itself would also parse and print numbers."""
     if found == wanted or pa.types.is_null(found):
         return True
     if isinstance(wanted, pa.BaseExtensionType):
@@ -61,10 +61,10 @@ def castable(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def map_leaves(data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """A type with every type inside of it that is not nested, and every extension type, replaced.
+    """Return a type in which every leaf type (one that is not nested) and every extension type is replaced.
 
     Args:
-        leaf: from a type to the one that takes its place.
+        leaf: maps a leaf type to its replacement.
     """
 
     def inner(field: pa.Field) -> pa.Field:
@@ -75,11 +75,11 @@ def map_leaves(data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType
     if pa.types.is_struct(data_type):
         return pa.struct([inner(field) for field in data_type])
     if pa.types.is_map(data_type):
-        # pyarrow reads the fields of a map back under these names, whatever they were called.
+        # pyarrow always reads the fields of a map back under these names.
         key, item = inner(data_type.key_field).with_name("key"), inner(data_type.item_field).with_name("value")
         return pa.map_(key, item, data_type.keys_sorted)
     if pa.types.is_fixed_size_list(data_type):
-        # pylance forgets that items of these are never NULL.
+        # pylance does not keep the NOT NULL flag of fixed-size list items.
         return pa.list_(inner(data_type.value_field).with_nullable(True), data_type.list_size)
     if pa.types.is_large_list(data_type):
         return pa.large_list(inner(data_type.value_field))
@@ -89,7 +89,7 @@ def map_leaves(data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType
 
 
 def storage_type(data_type: pa.DataType) -> pa.DataType:
-    """A type with the storage of each extension type inside of it in its place."""
+    """Return a type in which every extension type is replaced by its storage type."""
     return map_leaves(
         data_type,
         lambda found: storage_type(found.storage_type) if isinstance(found, pa.BaseExtensionType) else found,
@@ -97,7 +97,7 @@ def storage_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def stored_as(data_type: pa.DataType) -> pa.DataType:
-    """The type that pylance gives back for a type: it keeps values, and not every way to hold them."""
+    """Return the type that pylance reads back after writing this type: same values, sometimes another layout."""
 
     def leaf(found: pa.DataType) -> pa.DataType:
         if pa.types.is_string_view(found):
@@ -112,7 +112,7 @@ def stored_as(data_type: pa.DataType) -> pa.DataType:
 
 
 def leaf_types(data_type: pa.DataType) -> list[pa.DataType]:
-    """Every type inside of a type that is not nested, and every extension type."""
+    """Return all leaf types and extension types inside a type."""
     found: list[pa.DataType] = []
 
     def note(leaf: pa.DataType) -> pa.DataType:

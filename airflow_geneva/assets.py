@@ -21,11 +21,11 @@ _CLOCKS_DIFFER = timedelta(hours=1)
 
 
 def lance_asset(table: str, lance_conn_id: str = "lance_default") -> Asset:
-    """The asset that stands for a table or view; a finished backfill or refresh that changed it sends one event to it.
+    """Return the asset of a table or view. Each finished backfill or refresh that changed the table sends one event.
 
-    The event's extra holds `table`, `column` (None for a view), `from_version`, `to_version`, `commit`, which tells
-    `to_version` from that version of a table that was made again, `job_id`, `state` and row counts; that of a view also
-    `source` and `source_version`.
+    The event's extra holds `table`, `column` (None for a view), `from_version`, `to_version`, `commit`, `job_id`,
+    `state` and row counts; for a view also `source` and `source_version`. `commit` identifies the commit that wrote
+    `to_version`: a table that was dropped and created again counts its versions from 1.
 
     Args:
         table: the table's or view's name in the database.
@@ -52,25 +52,25 @@ def watched_lance_asset(
     max_wait: timedelta | float | None = None,
     poll_interval: timedelta | float = 60,
 ) -> Asset:
-    """An asset that gets an event when a table has new rows, whoever wrote them; the triggerer looks.
+    """Return an asset that gets an event when a table has new rows from any writer; the triggerer polls the table.
 
-    It is another asset than `lance_asset(table)`, to which backfills and refreshes send their events, and each way of
-    watching is an asset of its own: Airflow stops watching an asset when a DAG names it without its watcher, or with
-    another one. For both kinds of events schedule on `watched_lance_asset(...) | lance_asset(...)`.
+    This is a different asset from `lance_asset(table)`, which gets the events of backfills and refreshes. Each set of
+    arguments gives a separate asset, because Airflow stops watching an asset when a DAG names it without its watcher,
+    or with another one. For both kinds of events schedule on `watched_lance_asset(...) | lance_asset(...)`.
 
-    The first look sends an event if there is anything that was not seen. `new_fragments` reads what an event says.
-    Works from Airflow 3.1 on; from 3.3 on a restart of the triggerer does not send the last event again.
+    The first poll sends an event if there are rows that were not seen. `new_fragments` parses an event. Works with
+    Airflow 3.1 and later; from 3.3 on a restart of the triggerer does not send the last event again.
 
     Args:
-        table: the table's name in the database; it may be made later.
+        table: the table's name in the database; the table need not exist yet.
         lance_conn_id: the Airflow connection of the database.
-        since: `"view:<name>"` or `"column:<name>"` sends events about rows that it has not seen, as
-            `NewFragmentsSensor` does; None about rows that came since the last event.
+        since: `"view:<name>"` or `"column:<name>"`: events report rows that this view or column has not seen, as for
+            `NewFragmentsSensor`. None: events report rows that arrived since the last event.
         changed_rows, min_new_rows, min_new_fragments, quiet_period, max_wait: as for `NewFragmentsSensor`.
-        poll_interval: pause between two looks at the table's version.
+        poll_interval: pause between two polls of the table's version.
 
     Raises:
-        InvalidInput: what is waited for makes no sense.
+        InvalidInput: an argument is not valid.
 
     Example:
         ```python
@@ -97,36 +97,36 @@ def watched_lance_asset(
 
 
 def seconds(period: timedelta | float | None) -> float | None:
-    """A period in seconds, however it was given."""
+    """Return a period as seconds."""
     return period.total_seconds() if isinstance(period, timedelta) else None if period is None else float(period)
 
 
 def new_fragments(event: Any) -> dict[str, Any] | None:
-    """What a `NewFragmentsTrigger` or a `NewFragmentsSensor` says about a table; None for an event of another kind.
+    """Return the payload of a `NewFragmentsTrigger` or `NewFragmentsSensor`; None for any other event.
 
-    It holds `table`, `since`, `from_version` (None when nothing was seen before), `version`, the number of `fragments`
-    with rows that were not seen, `fragment_ids` (the first hundred), `new_rows`, `changed_rows` and `deleted_rows`.
+    The payload holds `table`, `since`, `from_version` (None if nothing was seen before), `version`, the number of
+    `fragments` with unseen rows, `fragment_ids` (the first hundred), `new_rows`, `changed_rows` and `deleted_rows`.
 
     Args:
-        event: an asset event, as in `triggering_asset_events`, its extra, or what the sensor returned.
+        event: an asset event from `triggering_asset_events`, its extra, or the sensor's return value.
     """
     said = getattr(event, "extra", event)
     if isinstance(said, Mapping) and isinstance(said.get("payload"), Mapping):
-        said = said["payload"]  # Airflow wraps what a trigger says
+        said = said["payload"]  # Airflow wraps a trigger's payload
     return dict(said) if isinstance(said, Mapping) and {"table", "version", "fragment_ids"} <= said.keys() else None
 
 
 def announced_version(
     asset: Asset, column: str | None, is_ours: Callable[[int, str | None], bool], since: datetime | None
 ) -> int | None:
-    """The table version up to which a column's changes were announced; None when there was no event yet.
+    """Return the table version up to which a column's changes were announced; None if there was no event yet.
 
-    Asks Airflow, so it works inside of a running task only.
+    Queries Airflow, so it works only inside a running task.
 
     Args:
         column: None for a view.
-        is_ours: whether an event's `to_version` and `commit` are of the very table that is asked about.
-        since: older events are looked at only if they are among the newest hundred, as there may be any number.
+        is_ours: whether an event's `to_version` and `commit` belong to this very table.
+        since: older events are read only if they are among the newest hundred, because there may be any number.
     """
     newest = _events(asset, _NEWEST_EVENTS)
     found = _to_version(newest, column, is_ours)
@@ -138,7 +138,7 @@ def announced_version(
 def _events(asset: Asset, most: int | None, since: datetime | None = None) -> list[Any]:
     """Events of an asset, newest first."""
     events = InletEventsAccessors([asset])[asset]
-    if isinstance(events, list):  # before Airflow 3.2, which can be asked for the newest
+    if isinstance(events, list):  # Airflow before 3.2 cannot query for the newest events
         return events[::-1][:most]
     newest_first = events.ascending(False)
     if since is not None:
@@ -160,13 +160,13 @@ def _to_version(events: list[Any], column: str | None, is_ours: Callable[[int, s
 
 
 def to_openlineage(asset: Asset, lineage_context: Any) -> Any:
-    """OpenLineage's dataset for an asset of this package: the table its connection leads to; None without one.
+    """Return the OpenLineage dataset of an asset of this package: its table; None if the table cannot be found.
 
     Args:
         asset: from `lance_asset` or `watched_lance_asset`.
-        lineage_context: given by Airflow's OpenLineage provider, and not looked at.
+        lineage_context: passed by Airflow's OpenLineage provider; not used.
     """
-    # Airflow loads this module in every process that parses DAGs, theirs or others': the rest waits until it is needed.
+    # Airflow loads this module in every process that parses DAGs: import the rest only when needed.
     from openlineage.client.event_v2 import Dataset
 
     from airflow_geneva.operators._lance_task import open_database
@@ -175,7 +175,7 @@ def to_openlineage(asset: Asset, lineage_context: Any) -> Any:
     parts = urlsplit(asset.uri)
     try:
         location = open_database(parts.netloc, None).location(parts.path.strip("/"))
-    except Exception as error:  # lineage is no reason to fail a task
-        logger.debug("Asset %s leads to no table: %s", asset.uri, error)
+    except Exception as error:  # lineage must not fail a task
+        logger.debug("No table found for asset %s: %s", asset.uri, error)
         return None
     return Dataset(*dataset_name(location.uri))

@@ -1,4 +1,4 @@
-"""Lance's blobs: bytes to whoever computes or reads them, a type of their own to the table."""
+"""Conversion between Lance's blob columns and the plain bytes that UDFs read and return."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def is_blob_type(data_type: pa.DataType) -> bool:
 
 
 def is_blob(field: pa.Field) -> bool:
-    """Whether a column is stored as blobs, which only ``write_fragments`` can write."""
+    """Whether a column is stored as blobs; only pylance's ``write_fragments`` can write blobs."""
     return (field.metadata or {}).get(_KEY) == b"true" or is_blob_type(field.type)
 
 
 def blob_field(name: str) -> pa.Field:
-    """A column of blobs that may be NULL."""
+    """Return a nullable blob field."""
     import lance
 
     return lance.blob_field(name)
 
 
 def as_blobs(values: Any) -> pa.Array:
-    """Bytes as an array of Lance's blob type; the older kind of blob column holds plain bytes.
+    """Convert bytes to an array of Lance's blob type; the older kind of blob column holds plain bytes.
 
     Args:
         values: an Arrow array or a sequence of bytes and None.
@@ -41,7 +41,7 @@ def as_blobs(values: Any) -> pa.Array:
     blob = blob_field("").type
     if values.type == blob:
         return values
-    # Not through Python objects, of which each would be a copy.
+    # Built from Arrow buffers: going through Python objects would copy each value.
     parts = [pa.nulls(len(values), field.type) for field in blob.storage_type]
     parts[blob.storage_type.get_field_index("data")] = values.cast(pa.large_binary())
     storage = pa.StructArray.from_arrays(parts, fields=list(blob.storage_type), mask=values.is_null())
@@ -49,7 +49,7 @@ def as_blobs(values: Any) -> pa.Array:
 
 
 def as_bytes(values: pa.Array) -> pa.Array:
-    """An array in a form that any Lance file can hold: blobs as bytes, all others as they are."""
+    """Return an array that any Lance file can hold: blobs as bytes, other types unchanged."""
     import pyarrow.compute as pc
 
     return pc.struct_field(values.storage, "data") if is_blob_type(values.type) else values

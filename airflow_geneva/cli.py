@@ -31,7 +31,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Computed columns and materialized views of Lance tables, kept up to date by Airflow on Spark."""
@@ -39,12 +39,10 @@ def main(
 
 @app.command()
 def doctor(
-    path: Annotated[
-        Path | None, typer.Option(help="The folder that must be writable; AIRFLOW_HOME when not given.")
-    ] = None,
+    path: Annotated[Path | None, typer.Option(help="The folder that must be writable; default: AIRFLOW_HOME.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check that everything a backfill needs is in place; name the command that mends what is not."""
+    """Check that everything a backfill needs is installed; print the command that fixes what is not."""
     findings = examine(path or airflow_home())
     if as_json:
         typer.echo(json.dumps([{**dataclasses.asdict(finding), "ok": finding.ok} for finding in findings], indent=2))
@@ -64,6 +62,6 @@ def _print_findings(findings: list[Finding]) -> None:
     console.print(table)
     for finding in findings:
         if finding.mend is not None:
-            # Commands are printed whole, so that they can be copied.
-            console.print(f"\n{finding.check} is mended by:\n  [bold]", end="", highlight=False)
+            # Commands are not wrapped, so that they can be copied.
+            console.print(f"\n{finding.check}: fix it with:\n  [bold]", end="", highlight=False)
             console.print(finding.mend, soft_wrap=True, markup=False, highlight=False)

@@ -15,7 +15,9 @@ from airflow_geneva.job.status import moment
 from airflow_geneva.run.cleanup import collect, find_garbage
 from airflow_geneva.run.cleanup.garbage import KINDS, add_up, parse_ttl, readable_bytes
 
-checkpoints_app = typer.Typer(no_args_is_help=True, help="See what lies beside tables, and remove what is not needed.")
+checkpoints_app = typer.Typer(
+    no_args_is_help=True, help="List what is stored beside tables, and remove what is not needed."
+)
 
 
 @checkpoints_app.command("list")
@@ -54,19 +56,19 @@ def collect_garbage(
             metavar="DB [TABLE]", help="The database, and one table; all tables without it.", show_default=False
         ),
     ] = None,
-    ttl: Annotated[str, typer.Option("--ttl", help="How old everything has to be that goes: 7d, 12h or 30m.")] = "7d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, only tell.")] = False,
+    ttl: Annotated[str, typer.Option("--ttl", help="Remove only what is older than this: 7d, 12h or 30m.")] = "7d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, only report.")] = False,
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove checkpoints, staged files and job records that nobody needs any more.
+    """Remove checkpoints, staged files and job records that are no longer needed.
 
-    What an open job uses stays, whatever its age. Let --ttl be longer than the longest time between planning a backfill
-    and its last retry: of a run older than that, no shard can be cleared any more.
+    What an open job uses is kept, however old it is. Choose a --ttl that is longer than the longest time between
+    planning a backfill and its last retry: the shards of a run that is older than --ttl can no longer be cleared.
     """
     with plain_errors():
         span = parse_ttl(ttl)
-        # A connection stands for the database, so that one argument is the table then.
+        # With --conn-id the database is not an argument, so one argument is the table.
         several = len(arguments or ()) > (0 if conn_id else 1)
         db, names = database_and(arguments, conn_id, *(["TABLE"] if several else []))
         if names:

@@ -1,4 +1,4 @@
-"""How every command opens its database, speaks of errors, and prints."""
+"""What the commands share: opening the database, reporting errors, and printing."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ ConnectionId = Annotated[
     str | None,
     typer.Option(
         "--conn-id",
-        help="Airflow connection of the database. DB is left out then, or is another place to use its storage "
-        "options with.",
+        help="Airflow connection of the database. Leave DB out then, or give another database to open with the "
+        "connection's storage options.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def database_and(arguments: Sequence[str] | None, conn_id: str | None, *names: str) -> tuple[Database, list[str]]:
-    """Open the database of a command line, and hand the arguments after it back.
+    """Open the database that a command names, and return the arguments after it.
 
-    Credentials never stand on a command line: with a path or URI they are the JSON object in the environment variable
-    ``AIRFLOW_GENEVA_STORAGE_OPTIONS``, with an Airflow connection its own.
+    Credentials are never on the command line: for a path or URI they are a JSON object in the environment variable
+    ``AIRFLOW_GENEVA_STORAGE_OPTIONS``; an Airflow connection brings its own.
 
     Args:
-        arguments: what was given, DB first; it may be left out when there is a connection.
+        arguments: the command's arguments, DB first; DB may be left out if there is a connection.
         conn_id: the Airflow connection, or None.
-        names: of the arguments after DB.
+        names: names of the arguments after DB.
 
     Raises:
-        InvalidInput: an argument is missing or one too many, or the database is not there.
+        InvalidInput: an argument is missing, there are too many, or the database does not exist.
     """
     given = list(arguments or ())
     least = len(names) if conn_id else len(names) + 1
@@ -80,7 +80,7 @@ def _of_connection(conn_id: str, uri: str | None) -> Database:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Print what this package and the system refuse as one message, and leave with exit code 1."""
+    """Print errors of this package and of the system as one message, and exit with code 1."""
     try:
         yield
     except (GenevaError, OSError) as error:
@@ -94,10 +94,10 @@ def print_json(document: Any) -> None:
 
 
 def without_controls(text: object) -> str:
-    """A text with escapes for what would steer a terminal: UDFs, and the data they fail on, write messages."""
+    """Escape control characters, which would steer a terminal: messages may come from UDFs and from their data."""
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in str(text))
 
 
 def open_console() -> Console:
-    """A console that does not fold lines to 80 characters where they go into a file or a pipe."""
+    """Return a console that does not wrap lines at 80 characters when the output is a file or a pipe."""
     return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_A_FILE)

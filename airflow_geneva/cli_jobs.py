@@ -40,8 +40,8 @@ _WATCH_SECONDS = 1.0
 _MOST_LINES = 40
 
 _DB = typer.Argument(metavar="DB", help="Path or URI of the database.", show_default=False)
-_TABLE = typer.Option("--table", help="Of one table only.")
-_NEWEST = typer.Option("--newest", min=1, help="How many at most.")
+_TABLE = typer.Option("--table", help="Only this table.")
+_NEWEST = typer.Option("--newest", min=1, help="Show at most this many.")
 
 
 def jobs(
@@ -51,7 +51,7 @@ def jobs(
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the newest jobs of a database, those that run included."""
+    """List the newest jobs of a database, running jobs included."""
     with plain_errors():
         db, _ = database_and(database, conn_id)
         found = db.jobs(newest, table)
@@ -80,11 +80,11 @@ def status(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="DB JOB", help="The database and the job's id.", show_default=False)
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until the job has ended.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update until the job has ended.")] = False,
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a job: its counts, its times, and how far each of its shards is."""
+    """Show a job: its row counts, its times, and the progress of each shard."""
     with plain_errors():
         db, (job_id,) = database_and(arguments, conn_id, "JOB")
         if as_json:
@@ -105,8 +105,8 @@ def status(
 def errors(
     database: Annotated[list[str] | None, _DB] = None,
     table: Annotated[str | None, _TABLE] = None,
-    column: Annotated[str | None, typer.Option("--column", help="Of one column only.")] = None,
-    job: Annotated[str | None, typer.Option("--job", help="Of one job only.")] = None,
+    column: Annotated[str | None, typer.Option("--column", help="Only this column.")] = None,
+    job: Annotated[str | None, typer.Option("--job", help="Only this job.")] = None,
     newest: Annotated[int, _NEWEST] = 50,
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
@@ -127,7 +127,7 @@ def errors(
     if not found:
         typer.echo("No errors.")
     elif len(found) > newest:
-        typer.echo(f"{len(found) - newest:,} older ones are not shown; --newest shows more.")
+        typer.echo(f"{len(found) - newest:,} older errors are not shown; --newest shows more.")
 
 
 def plan(
@@ -135,37 +135,40 @@ def plan(
         list[str] | None,
         typer.Argument(metavar="DB [TABLE COLUMN]", help="The database, and what to plan.", show_default=False),
     ] = None,
-    job: Annotated[str | None, typer.Option("--job", help="Print the plan that this job carries out.")] = None,
+    job: Annotated[str | None, typer.Option("--job", help="Print the plan of this job.")] = None,
     view: Annotated[str | None, typer.Option("--view", help="Plan the refresh of this view.")] = None,
-    udf: Annotated[str | None, typer.Option("--udf", help="Import path, module:name; else the column's own.")] = None,
+    udf: Annotated[
+        str | None, typer.Option("--udf", help="Import path, module:name; default: the column's own UDF.")
+    ] = None,
     where: Annotated[str | None, typer.Option("--where", help="SQL filter on the rows.")] = None,
     read_version: Annotated[
-        int | None, typer.Option("--read-version", help="Rows that existed then only; for a view, in its source.")
+        int | None,
+        typer.Option("--read-version", help="Only rows that existed at this version; for a view, of its source."),
     ] = None,
     on_code_change: Annotated[str, typer.Option(help="error, recompute or new_rows.")] = "error",
     continue_from: Annotated[
-        list[str] | None, typer.Option(help="UDF version whose values are taken over; may be given several times.")
+        list[str] | None, typer.Option(help="UDF version whose values are kept; may be given several times.")
     ] = None,
     errors_only: Annotated[bool, typer.Option("--errors-only", help="Only rows that the UDF failed on.")] = False,
     recompute_mixed: Annotated[
-        bool, typer.Option("--recompute-mixed", help="Only rows whose value was taken over from another version.")
+        bool, typer.Option("--recompute-mixed", help="Only rows whose value comes from another UDF version.")
     ] = False,
     ignore_checkpoints: Annotated[bool, typer.Option("--ignore-checkpoints", help="Start over.")] = False,
     conn_id: ConnectionId = None,
 ) -> None:
-    """Print what a backfill or refresh would run and why, or what a job is running; writes nothing."""
+    """Print what a backfill or refresh would compute and why, or the plan of a job; writes nothing."""
     with plain_errors():
         if job is not None:
             db, _ = database_and(arguments, conn_id)
             typer.echo(without_controls(_stored_plan(db, job)))
             return
-        # As Python itself does for a script: UDFs lie in the project that the command is called from.
+        # As Python does for a script, because UDFs are modules of the project in the current folder.
         sys.path.insert(0, os.getcwd())
         if view is not None:
             options: dict[str, object] = {"--udf": udf, "--where": where, "--continue-from": continue_from}
             options |= {"--errors-only": errors_only, "--recompute-mixed": recompute_mixed}
             if given := [option for option, value in options.items() if value]:
-                raise InvalidInput(f"{' and '.join(given)} are for columns, and --view {view} is planned as a whole.")
+                raise InvalidInput(f"{' and '.join(given)} apply to columns, and --view {view} is planned as a whole.")
             db, _ = database_and(arguments, conn_id)
             found = db.open_table(view)
             if not isinstance(found, View):
@@ -189,7 +192,7 @@ def plan(
 
 
 def _tell_json(db: Database, job_id: str, watch: bool) -> None:
-    """One indented document, or with ``--watch`` one a line."""
+    """Print one indented document, or with ``--watch`` one document per line."""
     job = db.job(job_id)
     if not watch:
         print_json(job.to_json())
@@ -205,7 +208,7 @@ def _tell_json(db: Database, job_id: str, watch: bool) -> None:
 def _picture(job: Job) -> RenderableType:
     head, *rest = map(without_controls, job.lines())
     parts: list[RenderableType] = [Text(head, f"bold {_COLORS.get(job.state, 'cyan')}"), *map(Text, rest)]
-    # Those that failed or still move first: a screen holds some forty of a thousand shards.
+    # Failed and running shards first: a screen shows about forty of possibly a thousand shards.
     shown = sorted(job.shards, key=lambda shard: (shard.stage != "failed", shard.stage == "committed"))[:_MOST_LINES]
     if shown:
         grid = Table.grid(padding=(0, 1))
@@ -236,17 +239,17 @@ def _state(job: Job) -> Text:
 
 
 def _stored_plan(db: Database, job_id: str) -> str:
-    """The plan of a job in words."""
+    """Describe the plan of a job."""
     job = db.job(job_id)
     about = "\n".join(job.lines()[:1])
     folder = JobFolder.of(db.location(job.table).checkpoints, job_id)
     planned = folder.read("planned.json")
     if planned is None:
         if job.shard_count:
-            raise InvalidInput(f"The plan of job {job_id} is gone, or was never finished. Run the {job.kind} again.")
+            raise InvalidInput(f"The plan of job {job_id} was removed or never finished. Run the {job.kind} again.")
         if job.commits:
-            return f"{about}\n  No row was to be computed: rows only left the view."
-        return f"{about}\n  Nothing was to be done: all {job.rows_total:,} rows were as they should be."
+            return f"{about}\n  No row had to be computed: rows were only removed from the view."
+        return f"{about}\n  Nothing to do: all {job.rows_total:,} rows were up to date."
     saved = load_plan(folder.storage, planned["fingerprint"])
     version = f"{f'{job.source} at' if job.source else 'table'} version {saved.work.version}"
     lines = [

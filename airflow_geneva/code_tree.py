@@ -1,6 +1,6 @@
 """Source files as syntax trees: where a function or class is defined, and which outside names it reads.
 
-Only the standard library is imported: any Python can load it, and gives the same answers.
+Imports only the standard library, so that any Python version can load it and gets the same results.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Source:
             raise InvalidInput(f"the source of {label} cannot be parsed: {error}") from error
 
     def functions(self, function: types.FunctionType) -> list[ast.AST]:
-        """Nodes that stand where the function was defined: one, or several lambdas on one line."""
+        """Return the nodes at the function's position in the source: one, or several lambdas on one line."""
         code = function.__code__
         kinds = ast.Lambda if code.co_name == "<lambda>" else (ast.FunctionDef, ast.AsyncFunctionDef)
         return [
@@ -62,7 +62,7 @@ class Source:
         ]
 
     def classes(self, cls: type, method_lines: list[int]) -> list[ast.AST]:
-        """Nodes that define a class of this qualified name, only those with one of its methods if there are several."""
+        """Return the definitions of a class by its qualified name; of several, those with one of its methods."""
         found: list[ast.AST] = []
         for name, node in _classes(self.tree, ""):
             inside = any(node.lineno <= line <= (node.end_lineno or node.lineno) for line in method_lines)
@@ -88,9 +88,9 @@ def _classes(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
 
 
 def significant_fields(node: ast.AST, top: bool) -> Iterator[tuple[str, Any]]:
-    """Fields of a node that say what it does: not empty ones, docstrings, or the decorators of the `top` definition.
+    """Return the fields of a node that affect behavior: no empty fields, docstrings, or decorators of the `top` node.
 
-    Newer Pythons add fields (`type_params`); they are empty wherever older Pythons can read the code.
+    Newer Python versions add fields (`type_params`); these are empty in code that older versions can parse.
     """
     for name, value in ast.iter_fields(node):
         if name in ("ctx", "type_comment") or (top and name == "decorator_list"):
@@ -113,7 +113,7 @@ def _is_docstring(statement: ast.stmt | None) -> bool:
 
 
 def _merge_strings(parts: list[ast.expr]) -> Iterator[ast.expr]:
-    """Join neighbouring literal parts of an f-string: Pythons before and after 3.12 cut them differently."""
+    """Join adjacent literal parts of an f-string: Python before and after 3.12 splits them differently."""
     text = ""
     for part in parts:
         if isinstance(part, ast.Constant):
@@ -128,7 +128,7 @@ def _merge_strings(parts: list[ast.expr]) -> Iterator[ast.expr]:
 
 
 def free_names(definition: ast.AST) -> set[str]:
-    """Names that a function, lambda or class reads from outside itself; annotations and its decorators do not count."""
+    """Return the free names of a function, lambda or class, without those of its annotations and decorators."""
     scope = _Scope()
     if isinstance(definition, ast.ClassDef):
         scope.class_(definition)
@@ -138,12 +138,12 @@ def free_names(definition: ast.AST) -> set[str]:
 
 
 def assigned_outside(definition: ast.AST) -> set[str]:
-    """Names of the enclosing functions that a function declares `nonlocal`."""
+    """Return the names that a function declares `nonlocal`."""
     return {name for node in ast.walk(definition) if isinstance(node, ast.Nonlocal) for name in node.names}
 
 
 class _Scope(ast.NodeVisitor):
-    """Names read and bound in one scope; `nested` are names that its inner functions leave free."""
+    """Names read and bound in one scope; `nested` are the free names of its inner functions."""
 
     def __init__(self, comprehension_in: _Scope | None = None) -> None:
         self.used: set[str] = set()

@@ -1,6 +1,6 @@
-"""The values that code refers to: what they are as text that is the same in every process, and where they are found.
+"""The values that code refers to: a text form that is the same in every process, and where the values are found.
 
-Only the standard library is imported: any Python can load it, and gives the same answers.
+Imports only the standard library, so that any Python version can load it and gets the same results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.local)
 
 
 def plain_tokens(value: Any) -> tuple[str | bytes, ...]:
-    """Type and content of a plain value, or () for one that has parts, is code, or has no stable content."""
+    """Return type and content of a plain value; () for a container, code, or a value without stable content."""
     kind = type(value)
     if value is None or value is Ellipsis or value is NotImplemented or kind is bool:
         return ("singleton", repr(value))
@@ -55,26 +55,26 @@ def plain_tokens(value: Any) -> tuple[str | bytes, ...]:
     if isinstance(value, _LOCKS):
         return ("lock",)
     if "typing" in (kind.__module__, getattr(value, "__module__", "")) or kind is types.GenericAlias:
-        # How the typing module builds its objects differs between Pythons, and they do nothing.
+        # The typing module builds its objects differently per Python version, and they do not affect results.
         return ("typing",)
     return ()
 
 
 def cells_of(functions: list[types.FunctionType]) -> dict[str, Any]:
-    """Values of the closure cells of functions, by name."""
+    """Return the values of the functions' closure cells, by name."""
     found: dict[str, Any] = {}
     for function in functions:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 found[name] = cell.cell_contents
             except ValueError:
-                # Not assigned yet: the name is looked up among the module's, and counts as unbound.
+                # Not assigned yet: the name is looked up in the module, and counts as unbound.
                 continue
     return found
 
 
 def function_in(attribute: Any) -> types.FunctionType | None:
-    """The plain function inside an attribute of a class: a method, property, static or class method."""
+    """Return the plain function inside a class attribute: a method, property, static or class method."""
     for name in ("__func__", "fget", "func"):
         attribute = getattr(attribute, name, attribute)
     return attribute if isinstance(attribute, types.FunctionType) else None
@@ -86,7 +86,7 @@ def is_code(value: Any) -> bool:
 
 
 def module_of(value: Any) -> str:
-    """The module in which code was written."""
+    """Return the module in which code was written."""
     if isinstance(value, types.MethodType):
         return module_of(value.__func__)
     if isinstance(value, types.FunctionType):
@@ -96,17 +96,17 @@ def module_of(value: Any) -> str:
 
 
 def is_udf(value: Any) -> bool:
-    """Whether a value is a `UDF`, which this module must not import."""
+    """Whether a value is a `UDF`; this module must not import that class."""
     return is_a(value, "airflow_geneva.udf", "UDF")
 
 
 def is_a(value: Any, module: str, *names: str) -> bool:
-    """Whether a value's class, or one it derives from, has one of these names in a module."""
+    """Whether a value is an instance of a class with one of these names in a module."""
     return any(base.__module__ == module and base.__name__ in names for base in type(value).__mro__)
 
 
 def dotted_name(value: Any) -> str:
-    """The name under which other modules find this very object, without the private modules it may live in, or ''."""
+    """Return the dotted name under which other modules import this object, without private modules in it, or ''."""
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
     module = getattr(value, "__module__", None)
     if not isinstance(name, str) or not isinstance(module, str):
@@ -119,5 +119,5 @@ def dotted_name(value: Any) -> str:
 
 
 def label_of(value: Any) -> str:
-    """How messages name a class or function."""
+    """Return the name of a class or function for messages."""
     return f"'{value.__module__}.{value.__qualname__}'"

@@ -1,6 +1,6 @@
 """The version of a UDF's code: a hash that is the same in every process and on every supported Python.
 
-Only the standard library is imported: any Python can load it, and gives the same answers.
+Imports only the standard library, so that any Python version can load it and gets the same results.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ from airflow_geneva.errors import InvalidInput
 def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf") -> str:
     """Hash what a callable does, as 16 hex digits.
 
-    Source (not comments, formatting, docstrings or decorators), default values, closure cells and module-level
-    literals count by value; functions and classes of the same module by their source; everything of other modules by
-    its dotted name. Names that functions assign to with `global` or `nonlocal` are state and count by name.
+    The hash covers the source (without comments, formatting, docstrings and decorators), and the values of defaults,
+    closure cells and module-level literals. Functions and classes of the same module are hashed by their source,
+    everything from other modules by its dotted name. Names that functions assign with `global` or `nonlocal` are
+    state: only the name is hashed.
 
     Args:
         target: a function, a class with `__call__`, or an instance of one with plain literals as attributes.
         deps: more things to hash: a function or class (source), a module (its source file; a package: all of them), a
-            `pathlib.Path` (the file's bytes), a string or other literal (itself). Whoever gives deps answers for what
-            has no stable hash: it then counts by name only.
-        name: the UDF's name, for the error.
+            `pathlib.Path` (the file's bytes), a string or other literal (itself). With deps, an object without a
+            stable hash is not an error: only its name is hashed.
+        name: the UDF's name, for messages.
 
     Raises:
         InvalidInput: the code refers to something without a stable hash, or its source is not available.
@@ -64,7 +65,7 @@ def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf") -> st
 
 
 def deps_version(deps: Iterable[Any], name: str = "udf") -> str:
-    """Hash what a UDF declares to depend on, and nothing else; "" when that is nothing.
+    """Hash only the `deps` of a UDF; "" if there are none.
 
     Raises:
         InvalidInput: a dependency has no stable hash, or its source is not available.
@@ -80,12 +81,12 @@ def deps_version(deps: Iterable[Any], name: str = "udf") -> str:
 
 
 class _Hasher:
-    """One hash in the making: a definition that was reached before is fed by its number."""
+    """Builds one hash; a definition that was hashed before is hashed by its number."""
 
     def __init__(self, tolerant: bool) -> None:
         self._sha = hashlib.sha256()
         self._tolerant = tolerant
-        # The object is kept beside its number, so that its id is not given to another one.
+        # Keeps the object too, so that its id is not reused.
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._open_containers: list[int] = []
 
@@ -136,7 +137,7 @@ class _Hasher:
                 self._tree(Source.read(str(files[relative]), {}, label).tree)
 
     def source_of(self, value: Any, where: str) -> None:
-        """Feed something callable by its source, whichever module it comes from."""
+        """Hash a callable by its source, whichever module it comes from."""
         if is_udf(value):
             self._udf(value)
         elif isinstance(value, types.MethodType):
@@ -158,7 +159,7 @@ class _Hasher:
             self._instance(value, where)
 
     def _udf(self, value: Any) -> None:
-        # Its parts and not its code_version, because two UDFs may refer to each other.
+        # Hash its parts, not its code_version, because two UDFs may refer to each other.
         self._feed("udf", value.version or "")
         if value.version is None and not self._was_fed(value):
             self.source_of(value.func, f"UDF {value.name!r}")
@@ -248,7 +249,7 @@ class _Hasher:
                 self._feed("builtin" if hasattr(builtins, name) else "unbound")
 
     def _value(self, value: Any, where: str, module: str, imported_as: str = "") -> None:
-        """Feed what code of `module` refers to; `imported_as`: the dotted name in its import statement, or ''."""
+        """Hash a value that code of `module` refers to; `imported_as`: its dotted name if it was imported."""
         kind = type(value)
         tokens = plain_tokens(value)
         if tokens:
@@ -309,5 +310,5 @@ def _single(nodes: list[ast.AST], label: str) -> ast.AST:
         alone._tree(node)
         digests.add(alone.hexdigest())
     if len(digests) > 1:
-        raise InvalidInput(f"the source of {label} cannot be told from another one in the same place")
+        raise InvalidInput(f"the source of {label} cannot be distinguished from another definition on the same line")
     return nodes[0]

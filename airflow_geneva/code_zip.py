@@ -1,4 +1,4 @@
-"""The code of a UDF as a zip that Spark puts on the Python path of driver and workers."""
+"""Pack a UDF's code into a zip that Spark puts on the Python path of driver and workers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pathlib import Path
 from airflow_geneva.errors import InvalidInput
 
 MAX_FILE_BYTES = 50_000_000
-"""Largest file that travels with the code; models and data belong where the workers can read them."""
+"""Largest file that may be in the zip; put models and data where the workers can read them."""
 
 
 def zip_code(import_path: str) -> bytes | None:
-    """Zip the top-level package or module that a UDF comes from; the same files give the same bytes.
+    """Zip the top-level package or module of a UDF; the same files give the same bytes.
 
-    Of a namespace package (folders without `__init__.py`) the zip holds the first ordinary package on the way to the
-    module, or, if there is none, the one top-level folder in which the module lies.
+    For a namespace package (folders without `__init__.py`) the zip holds the first regular package on the path to the
+    module, or, if there is none, the top-level folder that contains the module.
 
     Args:
         import_path: `"package.module:name"`; the module must be importable here.
 
     Returns:
-        The zip, or None for a module that every worker has: the standard library's and this package's own.
+        The zip, or None for modules that every worker has: the standard library and this package.
 
     Raises:
-        InvalidInput: the module is not found as files, or a file is larger than 50 MB.
+        InvalidInput: the module has no files on this machine, or a file is larger than 50 MB.
     """
     module = import_path.partition(":")[0]
     top = module.partition(".")[0]
@@ -39,10 +39,10 @@ def zip_code(import_path: str) -> bytes | None:
     root, start = _locate(module)
     files = [start] if start.is_file() else list(_files(start))
     entries = {path.relative_to(root).as_posix(): path for path in files}
-    # Python before 3.13 finds a namespace package inside a zip only where its folder is an entry of its own.
+    # Python before 3.13 finds a namespace package inside a zip only if its folder has an entry.
     folders = {f"{parent.as_posix()}/" for name in entries for parent in Path(name).parents if parent.name}
     buffer = io.BytesIO()
-    # Stored and not deflated: what deflate gives depends on the machine's zlib.
+    # Stored, not deflated: the bytes that deflate writes depend on the machine's zlib.
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(folders | entries.keys()):
             info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
@@ -58,7 +58,7 @@ def code_sha256(code: bytes) -> str:
 
 
 def _locate(module: str) -> tuple[Path, Path]:
-    """The folder on the Python path that a module was found in, and the folder or file in it to take."""
+    """Return the folder on the Python path where a module was found, and the folder or file in it to pack."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError) as error:
@@ -88,7 +88,7 @@ def _read(path: Path, import_path: str) -> bytes:
     size = path.stat().st_size
     if size > MAX_FILE_BYTES:
         raise InvalidInput(
-            f"The code of UDF {import_path!r} cannot be packed: {str(path)!r} has {size:,} bytes, and a file that "
-            f"travels with the code may have {MAX_FILE_BYTES:,}. Put it outside the package, where workers can read it."
+            f"The code of UDF {import_path!r} cannot be packed: {str(path)!r} has {size:,} bytes, and a file that is "
+            f"packed with the code may have {MAX_FILE_BYTES:,}. Put it outside the package, where workers can read it."
         )
     return path.read_bytes()

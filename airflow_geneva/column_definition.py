@@ -1,4 +1,4 @@
-"""What a computed column is defined by: a UDF and its inputs, checked against the table."""
+"""Definition of a computed column: a UDF and its inputs, checked against the table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UDF_KEY = "geneva::udf"
 """Key of the column's metadata under which its definition is stored."""
 
 MIXED_KEY = "geneva::udf_version"
-"""Key of the column's metadata that says which UDF versions computed it, when there are several."""
+"""Key of the column's metadata that lists the UDF versions that computed it, if there are several."""
 
 ColumnSpec: TypeAlias = UDF | tuple[UDF, Sequence[str]]
 
@@ -25,15 +25,15 @@ _RESERVED = {"_distance", "_score"}
 
 
 def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) -> tuple[UdfDefinition, UDF]:
-    """The definition of a column that a UDF is to compute.
+    """Return the definition of a column that a UDF computes.
 
     Args:
         table: the table's name, for messages.
         schema: its columns.
-        spec: a UDF, or a UDF with the columns to feed its parameters.
+        spec: a UDF, or a UDF with the columns for its parameters.
 
     Raises:
-        InvalidInput: it is not a UDF, an input is missing or of the wrong type, or the column would feed itself.
+        InvalidInput: it is not a UDF, an input is missing or has the wrong type, or the column would be its own input.
     """
     udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
     if isinstance(inputs, str):
@@ -50,13 +50,13 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
 
 
 def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSpec], storage_version: str) -> pa.Schema:
-    """New computed columns as Arrow fields that hold their definitions.
+    """Return new computed columns as Arrow fields that hold their definitions.
 
     Args:
         storage_version: the data storage version of the table.
 
     Raises:
-        InvalidInput: a column exists, pylance cannot store its type, or see `define_column`.
+        InvalidInput: a column exists already, pylance cannot store its type, or see `define_column`.
     """
     import pyarrow as pa
 
@@ -83,13 +83,13 @@ def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSp
 
 
 def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:
-    """What is stored about a column, or None when no UDF computes it."""
+    """Return the stored definition of a column; None if no UDF computes it."""
     stored = (schema.field(column).metadata or {}).get(UDF_KEY.encode())
     return None if stored is None else UdfDefinition.from_json(stored.decode())
 
 
 def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition:
-    """What is stored about a computed column.
+    """Return the stored definition of a computed column.
 
     Args:
         table: the table's name, for messages.
@@ -106,28 +106,28 @@ def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition
     definition = stored_definition(schema, column)
     if definition is None:
         raise InvalidInput(
-            f"Column {column!r} of table {table!r} has no UDF: it was not made by table.add_columns(). "
+            f"Column {column!r} of table {table!r} has no UDF: it was not defined by table.add_columns(). "
             "Name a computed column, or add one."
         )
     return definition
 
 
 def load_column_udf(column: str, definition: UdfDefinition) -> UDF:
-    """A column's own UDF, imported.
+    """Import a column's own UDF.
 
     Raises:
         InvalidInput: it has no import path, or cannot be imported here.
     """
     if definition.import_path is None:
         raise InvalidInput(
-            f"The UDF {definition.name!r} of column {column!r} was made in a notebook or script, so it cannot be "
-            f"found by name. Hand it over: table.backfill({column!r}, udf=...), or move it to a module."
+            f"The UDF {definition.name!r} of column {column!r} was defined in a notebook or script, so it cannot be "
+            f"imported. Pass it: table.backfill({column!r}, udf=...), or move it to a module."
         )
     return load_stored_udf(definition.import_path)
 
 
 def _check_cycle(table: str, schema: pa.Schema, column: str, inputs: Sequence[str]) -> None:
-    """Refuse a column that would be computed from itself: every backfill would make all of it due again."""
+    """Reject a column that is computed from itself: every backfill would make all of its rows due again."""
     queue, seen = list(inputs), set[str]()
     while queue:
         name = queue.pop()
@@ -143,7 +143,7 @@ def _check_cycle(table: str, schema: pa.Schema, column: str, inputs: Sequence[st
 
 
 def check_type(table: str, column: str, found: pa.DataType, udf: UDF) -> None:
-    """Refuse a UDF whose values do not fit an existing column."""
+    """Reject a UDF whose output type differs from the existing column's type."""
     if found != udf.data_type:
         raise InvalidInput(
             f"Type mismatch for column {column!r} of table {table!r}: it is {found}, and UDF {udf.name!r} gives "
@@ -152,7 +152,7 @@ def check_type(table: str, column: str, found: pa.DataType, udf: UDF) -> None:
 
 
 def check_column_name(name: object) -> None:
-    """Refuse names that Lance gives to columns of its own, or reads as paths into structs."""
+    """Reject names that Lance uses for its own columns, or reads as paths into structs."""
     if not isinstance(name, str) or not name.strip() or name.startswith("_row") or name in _RESERVED or "." in name:
         raise InvalidInput(
             f"{name!r} cannot be the name of a computed column: it is empty, one of Lance's own (_row..., _distance, "
@@ -161,7 +161,7 @@ def check_column_name(name: object) -> None:
 
 
 def check_blob(table: str, schema: pa.Schema, field: pa.Field) -> None:
-    """Refuse a blob column where Lance cannot write one."""
+    """Reject a blob column in a table where Lance cannot write one."""
     from airflow_geneva.blobs import is_blob
 
     if not is_blob(field):

@@ -28,7 +28,7 @@ _STABLE = ("new_table_enable_stable_row_ids", "enable_move_stable_row_ids", "ena
 
 @dataclass(frozen=True)
 class Database:
-    """A folder of tables, local or on an object store; made by :func:`connect`.
+    """A folder of tables, local or on an object store; created by :func:`connect`.
 
     Args:
         uri: normalized URI.
@@ -40,24 +40,24 @@ class Database:
 
     @property
     def lance(self) -> DirectoryNamespace:
-        """The folder as plain pylance sees it, with the same storage options."""
+        """The plain pylance namespace of this folder, with the same storage options."""
         from lance.namespace import DirectoryNamespace
 
         options = {f"storage.{name}": value for name, value in self.options}
-        # Without a manifest table: what lies in the folder is what there is.
+        # Without a manifest table: the tables are the folders in this folder.
         return DirectoryNamespace(root=self.uri, manifest_enabled="false", **options)  # type: ignore[no-untyped-call]
 
     def table_names(self) -> list[str]:
-        """Names of all tables, sorted; a folder with a name that no table can have is left out."""
+        """Return the names of all tables, sorted; folders whose name is not a valid table name are left out."""
         folders, _ = Storage(self.uri, self.options).list_folder()
         tables = [name for name in folders if name.endswith(".lance")]
         if is_local(self.uri):
-            # A process that was killed while making a table leaves a folder without a version.
+            # A process that was killed while creating a table leaves a folder without a version.
             tables = [name for name in tables if os.path.isdir(join(self.uri, name, "_versions"))]
         return [name for name in (folder.removesuffix(".lance") for folder in tables) if is_name(name)]
 
     def location(self, name: str) -> TableLocation:
-        """Where a table is, or would be.
+        """Return the location of a table that exists or could be created.
 
         Raises:
             InvalidInput: the name would leave the database's folder.
@@ -66,24 +66,24 @@ class Database:
         return TableLocation(join(self.uri, f"{name}.lance"), name, self.options)
 
     def jobs(self, newest: int | None = 100, table: str | None = None) -> list[Job]:
-        """The newest jobs, newest first; however many there are, only those asked for are read.
+        """Return the newest jobs, newest first; older jobs are not read.
 
         Args:
-            newest: how many at most; None for all.
-            table: of one table only.
+            newest: maximum number of jobs; None for all.
+            table: only jobs of this table.
 
         Raises:
             InvalidInput: there is no such table.
         """
         names = self.table_names() if table is None else [self.open_table(table).name]
         places = {name: self.location(name).checkpoints for name in names}
-        # Ids sort by time, so the newest of all tables are known before any is read.
+        # Ids sort by time, so the newest jobs of all tables are known before any job is read.
         ids = sorted(((job_id, name) for name in names for job_id in job_ids(places[name])), reverse=True)[:newest]
         found = [job for name in names for job in read_chosen(places[name], [at for at, owner in ids if owner == name])]
         return sorted(found, key=lambda job: job.id, reverse=True)
 
     def job(self, job_id: str) -> Job:
-        """One job, with how far each of its shards is.
+        """Return a job with the progress of each shard.
 
         Raises:
             InvalidInput: no table has such a job.
@@ -95,10 +95,10 @@ class Database:
         raise InvalidInput(f"There is no job {job_id!r} in {self.uri}. db.jobs() lists the newest.")
 
     def open_table(self, name: str) -> Table:
-        """Open a table; a materialized view is given as a :class:`airflow_geneva.View`.
+        """Open a table; a materialized view is returned as a :class:`airflow_geneva.View`.
 
         Raises:
-            InvalidInput: there is none of that name; names those there are.
+            InvalidInput: there is no such table; the message lists the existing ones.
         """
         location = self.location(name)
         try:
@@ -110,7 +110,7 @@ class Database:
             listed = ", ".join(names[:20]) or "none"
             raise InvalidInput(
                 f"There is no table {name!r} in {self.uri}. Tables: {listed}. "
-                f"Make it first: db.create_table({name!r}, data)."
+                f"Create it first: db.create_table({name!r}, data)."
             ) from None
         return View(location) if is_view(dataset.schema.metadata) else Table(location)
 
@@ -122,14 +122,14 @@ class Database:
         storage_options: Mapping[str, str] | None = None,
         **write_options: Any,
     ) -> Table:
-        """Make a table, with stable row ids unless told otherwise.
+        """Create a table, by default with stable row ids.
 
         Args:
             name: its name.
             data: rows, or None for an empty table of ``schema``.
             schema: Arrow schema; needed without data.
-            storage_options: ``{"new_table_enable_stable_row_ids": "false"}`` makes a table without stable row ids.
-            write_options: handed to :func:`lance.write_dataset`, e.g. ``max_rows_per_file``.
+            storage_options: ``{"new_table_enable_stable_row_ids": "false"}`` creates a table without stable row ids.
+            write_options: passed to :func:`lance.write_dataset`, e.g. ``max_rows_per_file``.
 
         Raises:
             InvalidInput: the table exists, or neither data nor schema was given.
@@ -148,10 +148,10 @@ class Database:
         return Table(location)
 
     def drop_table(self, name: str) -> None:
-        """Remove a table or view, with its checkpoints and job records, for good.
+        """Delete a table or view with its checkpoints and job records; this cannot be undone.
 
         Raises:
-            InvalidInput: there is none of that name.
+            InvalidInput: there is no such table.
         """
         import lance
 
@@ -169,7 +169,7 @@ def _stable_row_ids(options: Mapping[str, str]) -> bool:
 
 
 def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Database:
-    """Open a database: a folder, or a place on an object store, that holds Lance tables.
+    """Open a database: a local folder or an object-store prefix that holds Lance tables.
 
     Args:
         uri: a path, or a URI such as ``s3://bucket/db``.

@@ -1,4 +1,4 @@
-"""What must be in place before a backfill can run on this machine, and what mends it."""
+"""Check what a backfill needs on this machine, and name the command that fixes what is missing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ OLDEST_PYTHON = (3, 10)
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer to one check.
+    """The result of one check.
 
     Attributes:
-        check: What was looked at.
-        found: What was there, in words.
-        mend: The one command that puts it right; None when nothing is wrong.
+        check: What was checked.
+        found: What was found, in words.
+        mend: The command that fixes the problem; None if there is no problem.
     """
 
     check: str
@@ -35,7 +35,7 @@ class Finding:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the check passed."""
         return self.mend is None
 
 
@@ -43,7 +43,7 @@ def examine(folder: Path) -> list[Finding]:
     """Run all checks.
 
     Args:
-        folder: A folder that Airflow must be able to write to; it need not exist yet, and is not made.
+        folder: A folder that Airflow must be able to write to; it need not exist, and is not created.
     """
     return [
         check_python(sys.version_info[:3]),
@@ -85,7 +85,7 @@ def check_spark_submit(scripts: Path) -> Finding:
     on_path = shutil.which("spark-submit")
     beside = shutil.which("spark-submit", path=str(scripts))
     if on_path is not None:
-        # Airflow starts the one on PATH: that it is another Spark's may be meant, and should be seen.
+        # Airflow starts the one on PATH. It may be meant to be another Spark's, so report both.
         note = f" (another one is {beside})" if beside not in (None, on_path) else ""
         return Finding("spark-submit", f"{on_path}{note}")
     if beside is not None:
@@ -94,7 +94,7 @@ def check_spark_submit(scripts: Path) -> Finding:
 
 
 def check_spark(spark: SparkInstallation | None) -> Finding:
-    """Are Spark's Python files and its jars of one version?"""
+    """Do Spark's Python files and its jars have the same version?"""
     check = "Spark versions"
     if spark is None:
         return Finding(check, "pyspark is not installed", _reinstall_spark(NEWEST_SPARK))
@@ -141,11 +141,11 @@ def check_lance() -> Finding:
 
 
 def check_write_access(folder: Path) -> Finding:
-    """Can files be made in the folder, or in the nearest one above it that exists?"""
+    """Can files be created in the folder, or in its nearest existing parent?"""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
-    note = "" if place == folder.absolute() else f" (to be made in {place})"
+    note = "" if place == folder.absolute() else f" (to be created in {place})"
     try:
         with tempfile.TemporaryFile(dir=place):
             return Finding("Write access", f"{folder}{note}")
@@ -158,12 +158,12 @@ def check_write_access(folder: Path) -> Finding:
 
 
 def airflow_home() -> Path:
-    """The folder Airflow keeps its files in: AIRFLOW_HOME, else ~/airflow."""
+    """Return Airflow's home folder: AIRFLOW_HOME, else ~/airflow."""
     return Path(os.environ.get("AIRFLOW_HOME") or "~/airflow").expanduser()
 
 
 def version_of(distribution: str) -> str | None:
-    """The installed version of a distribution, None when it is not installed."""
+    """Return the installed version of a distribution; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -171,13 +171,13 @@ def version_of(distribution: str) -> str | None:
 
 
 def pip(verb: str, *arguments: str) -> str:
-    """A pip command for this environment, uv's where the environment has no pip of its own."""
+    """Return a pip command for this environment; uv's pip if the environment has none."""
     if importlib.util.find_spec("pip") is not None:
         return shlex.join([sys.executable, "-m", "pip", verb, *arguments])
     return shlex.join(["uv", "pip", verb, "--python", sys.executable, *arguments])
 
 
 def _reinstall_spark(version: str) -> str:
-    # Both are removed first: taking one away also takes the files it shares with the other.
+    # Uninstall both first: removing one also removes the files that it shares with the other.
     removal = pip("uninstall", "-y", "pyspark", "pyspark-client")
     return f"{removal} && {pip('install', f'pyspark=={version}', f'pyspark-client=={version}')}"

@@ -1,4 +1,4 @@
-"""Files with their sizes and times, on a local disk and inside of tables on object stores."""
+"""List files with sizes and modification times, on a local disk and inside tables on object stores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-# The innermost table that a place lies in, or is.
+# The innermost Lance table that contains a URI, or is it.
 _TABLE = re.compile(r"^.*\.lance(?=/|$)")
 _COLUMNS = ("path", "size_bytes", "last_modified")
 
@@ -18,9 +18,9 @@ class Entry:
     """One file of a folder.
 
     Args:
-        name: its name, relative to the folder that was listed from.
-        size_bytes: its size.
-        modified: when it was written, in seconds since the epoch, by the clock of its store.
+        name: path relative to the folder that was listed.
+        size_bytes: size in bytes.
+        modified: modification time in seconds since the epoch, by the store's clock.
     """
 
     name: str
@@ -29,21 +29,21 @@ class Entry:
 
     @property
     def half_written(self) -> bool:
-        """Whether it is the temporary file of a write that is not finished, or never will be."""
+        """Whether it is the temporary file of an unfinished write."""
         return is_half_written(self.name.rsplit("/", 1)[-1])
 
 
 def is_half_written(file_name: str) -> bool:
-    """Tell the temporary files that this package, pylance and its object stores write to."""
+    """Whether a name is that of a temporary file of this package, pylance or its object stores."""
     return file_name.startswith(".tmp") or "#" in file_name or ".tmp" in file_name
 
 
 def local_entries(root: str, folder: str) -> Iterator[Entry]:
-    """All files below a folder of a local disk; links are neither followed nor listed.
+    """Return all files below a local folder; links are neither followed nor listed.
 
     Args:
         root: the folder that names are relative to.
-        folder: the one to list, below it or the same.
+        folder: the folder to list, `root` or a folder below it.
 
     Raises:
         OSError: a folder cannot be read.
@@ -65,19 +65,19 @@ def local_entries(root: str, folder: str) -> Iterator[Entry]:
 
 
 def table_of(uri: str) -> str | None:
-    """The Lance table that a place on an object store lies in, or is; None when it lies in none."""
+    """Return the Lance table that contains an object-store URI, or is it; None if there is none."""
     found = _TABLE.match(uri)
     return found[0] if found else None
 
 
 def table_entries(table: str, folder: str, options: Mapping[str, str]) -> Iterator[Entry]:
-    """All files below a folder of a table, on any store that pylance reaches.
+    """Return all files below a folder of a table, on any store that pylance supports.
 
-    pylance's file sessions tell neither sizes nor times; a dataset does, for all its files at once.
+    pylance's file sessions give neither sizes nor times; a dataset gives them for all of its files at once.
 
     Args:
         table: URI of the table.
-        folder: a folder inside of it that names are relative to, "" for the table itself.
+        folder: a folder inside the table that names are relative to; "" for the table itself.
         options: storage options.
     """
     import lance
@@ -91,8 +91,8 @@ def table_entries(table: str, folder: str, options: Mapping[str, str]) -> Iterat
 
 
 def remove_empty_folders(folder: str) -> None:
-    """Remove a local folder if there is no file below it, and else the empty folders inside."""
-    # One that is gone, or that somebody writes into just now, is none of ours.
+    """Remove a local folder if there is no file below it; otherwise remove the empty folders inside it."""
+    # Ignore a folder that is gone, or that another process writes into right now.
     with contextlib.suppress(OSError):
         for item in list(os.scandir(folder)):
             if item.is_dir(follow_symlinks=False):

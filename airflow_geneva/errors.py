@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from airflow_geneva.job.result import BackfillResult
 
 
-# A user without a password is a container, as in abfss://container@account, but in a URL of the web.
+# A user without a password is masked only in http(s) URLs: in abfss://container@account it is a container.
 _USER = re.compile(r"\b(https?://(?=[^\s/]+@)|[a-z][a-z0-9+.-]*://(?=[^\s/@:]*:[^\s/]*@))[^\s/]+@", re.IGNORECASE)
 _SIGNATURE = re.compile(
     r"([?&](?:sig|signature|token|access_token|x-[a-z]+-(?:signature|credential|security-token))=|\bAccountKey=)[^\s&);]+",
@@ -21,23 +21,23 @@ _SIGNATURE = re.compile(
 
 
 def without_secrets(text: str) -> str:
-    """A text as it may be kept and shown: pylance repeats the endpoint that it was given, whatever stands in it."""
+    """Mask credentials in a text before it is stored or shown: pylance's errors repeat the endpoint URL as given."""
     return _SIGNATURE.sub(r"\1***", _USER.sub(r"\1***@", text))
 
 
 class GenevaError(Exception):
-    """Base of every error this package raises on purpose; URLs in its message name no user and no password."""
+    """Base class of this package's errors; users and passwords in URLs of the message are masked."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(without_secrets(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidInput(GenevaError, ValueError):
-    """Something asked for cannot be done as asked; nothing was started."""
+    """A request is not valid; nothing was started."""
 
 
 class TableRemade(InvalidInput):
-    """A table was dropped and made again after a job was planned on it."""
+    """A table was dropped and created again after a job was planned on it."""
 
 
 class StorageError(GenevaError, OSError):
@@ -45,18 +45,18 @@ class StorageError(GenevaError, OSError):
 
 
 class DamagedRecord(GenevaError):
-    """What is kept of a job cannot be understood."""
+    """The stored record of a job cannot be parsed."""
 
 
 class UdfError(GenevaError, RuntimeError):
-    """A UDF raised, or gave something that does not fit its column.
+    """A UDF raised, or returned a value that does not fit its column.
 
     Attributes:
-        row_index: position of the failing row within the batch, or None when the batch failed as a whole.
-        computed: values of the rows before ``row_index``, NULL for those that failed and were skipped; None when they
+        row_index: position of the failing row within the batch, or None if the batch failed as a whole.
+        computed: values of the rows before ``row_index``, NULL for rows that failed and were skipped; None if they
             are not known.
         failures: the rows before ``row_index`` that failed and were skipped.
-        column: the column of a query that was computed, where there may be several; else "".
+        column: the query's column that was being computed; "" if there is only one.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class UdfError(GenevaError, RuntimeError):
         self.column = column
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark pickles exceptions on their way to the driver; values and failures stay where they were computed.
+        # Spark pickles exceptions for the driver; values and failures stay on the executor.
         return (type(self), (str(self), self.row_index))
 
 
@@ -83,15 +83,15 @@ class UdfCrashed(GenevaError, RuntimeError):
 
 
 class CodeChanged(GenevaError):
-    """A column or view holds values of other code, and nobody said what is to become of them; nothing was started."""
+    """A column or view holds values of another code version, and ``on_code_change`` is "error"."""
 
 
 class CommitConflict(GenevaError):
-    """Others kept changing the table for longer than the retries allowed."""
+    """Other writers kept changing the table until all retries were used."""
 
 
 class JobFailed(GenevaError):
-    """A job ended in FAILED; ``result`` holds what was done all the same."""
+    """A job ended in FAILED; ``result`` says what it completed before."""
 
     def __init__(self, message: str, result: BackfillResult | None = None) -> None:
         super().__init__(message)

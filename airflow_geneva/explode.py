@@ -1,4 +1,4 @@
-"""Rows out of the elements of a column of lists."""
+"""Explode a list column: one row per element."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from airflow_geneva.errors import InvalidInput
 
 
 def exploded_schema(schema: pa.Schema, column: str) -> pa.Schema:
-    """A schema once a column of lists is exploded.
+    """Return a schema after a list column is exploded.
 
     Raises:
-        InvalidInput: there is no such column, or it is not one of lists.
+        InvalidInput: there is no such column, or it is not a list column.
     """
     if column not in schema.names:
         raise InvalidInput(f"explode({column!r}): the query has no such column, only {', '.join(schema.names)}.")
     found = schema.field(column).type
     if not (pa.types.is_list(found) or pa.types.is_large_list(found)):
         raise InvalidInput(
-            f"explode({column!r}): the column is {found}. Give one of lists, such as a generator UDF makes."
+            f"explode({column!r}): the column is {found}. Give a list column, such as a generator UDF returns."
         )
     at = schema.get_field_index(column)
     return schema.set(at, pa.field(column, found.value_type))
 
 
 def explode_rows(batch: pa.RecordBatch, column: str) -> pa.RecordBatch:
-    """A row for each element of a column of lists, in order; the other columns repeated."""
+    """Return one row per element of a list column, in order, with the other columns repeated."""
     at = batch.schema.get_field_index(column)
     lists = batch.column(at)
     parents = pc.list_parent_indices(lists)

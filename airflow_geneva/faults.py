@@ -1,4 +1,4 @@
-"""Named points at which tests make a process die; free when off."""
+"""Named points at which tests kill the process; without cost when off."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _hits = 0
 
 
 def fault_point(name: str) -> None:
-    """Kill this process with SIGKILL if ``AIRFLOW_GENEVA_FAULT`` is ``name`` or ``name:n`` (at the n-th passage).
+    """Kill this process with SIGKILL if ``AIRFLOW_GENEVA_FAULT`` is ``name``, or at the n-th call for ``name:n``.
 
-    ``any:n`` counts the passages of all points.
+    ``any:n`` counts the calls for all points.
     """
     if not _ARMED:
         return

@@ -1,4 +1,4 @@
-"""What Airflow is told about this provider."""
+"""The provider's description for Airflow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _INTEGRATION = "Lance"
 def get_provider_info() -> dict[str, Any]:
     """Describe the provider in the form of Airflow's `provider_info.schema.json`.
 
-    Airflow calls it while it starts, so it imports nothing.
+    Airflow calls this while it starts, so it imports nothing.
     """
     return {
         "package-name": "airflow-geneva",
@@ -60,14 +60,14 @@ def get_provider_info() -> dict[str, Any]:
         "config": {
             "geneva": {
                 "description": (
-                    "What backfills and refreshes do where neither their DAG nor the environment says otherwise. "
+                    "Defaults of backfills and refreshes; arguments in the DAG and environment variables override them. "
                     "Read by each task when it starts, on its worker."
                 ),
                 "options": {
                     "inline_below_rows": {
                         "description": (
                             "A shard with fewer rows to run is computed in its ``apply`` task, without Spark. "
-                            "A task's own ``inline_below_rows`` goes first; with 0 every shard goes to Spark."
+                            "A task's own ``inline_below_rows`` overrides it; with 0 every shard goes to Spark."
                         ),
                         "version_added": "0.1.0",
                         "type": "integer",
@@ -76,8 +76,8 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "concurrency": {
                         "description": (
-                            "Task slots that one spark-submit asks of the cluster. "
-                            "A task's own ``concurrency`` goes first."
+                            "Task slots that one spark-submit requests from the cluster. "
+                            "A task's own ``concurrency`` overrides it."
                         ),
                         "version_added": "0.1.0",
                         "type": "integer",
@@ -86,9 +86,9 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "version_conflict_max_retries": {
                         "description": (
-                            "How often a task tries a commit again that others kept from being made, before it fails. "
-                            "The environment variable ``GENEVA_VERSION_CONFLICT_MAX_RETRIES`` goes first; it also "
-                            "counts where there is no Airflow."
+                            "How often a task retries a commit that conflicts with other writers, before it fails. "
+                            "The environment variable ``GENEVA_VERSION_CONFLICT_MAX_RETRIES`` overrides it, and also "
+                            "applies without Airflow."
                         ),
                         "version_added": "0.1.0",
                         "type": "integer",
@@ -97,10 +97,10 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "task_memory_bytes": {
                         "description": (
-                            "Bytes of rows that a task slot holds at a time: what is read, computed, put together and "
-                            "kept for a checkpoint is cut by it. It is taken over into a plan when that is made. "
-                            "The environment variable ``GENEVA_TASK_MEMORY_BYTES`` goes first; it also counts where "
-                            "there is no Airflow."
+                            "Bytes of rows that a task slot holds at a time. It limits what the task reads, computes, "
+                            "assembles and buffers for a checkpoint. The plan task stores it in the plan. "
+                            "The environment variable ``GENEVA_TASK_MEMORY_BYTES`` overrides it, and also applies "
+                            "without Airflow."
                         ),
                         "version_added": "0.1.0",
                         "type": "integer",

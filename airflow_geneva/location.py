@@ -1,4 +1,4 @@
-"""Where one table is and how to open it; the only thing that carries credentials."""
+"""The location of a table and how to open it; the only object that carries credentials."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from airflow_geneva.uri import join
 if TYPE_CHECKING:
     import lance
 
-# Lance calls DataReplacement unstable on every commit, on standard error, where Airflow logs it as an error; a reader
-# can do nothing about it. Read once, when lance is loaded; a setting of the user's own wins.
+# On every DataReplacement commit Lance warns on standard error that the operation is unstable, and Airflow logs that
+# as an error. The user can do nothing about it. Lance reads the variable once, on import; the user's own value wins.
 os.environ.setdefault("LANCE_LOG", "warn,lance_table::transaction::manifest_build=error")
 
 
@@ -25,7 +25,7 @@ class TableLocation:
 
     Args:
         uri: normalized URI of its folder.
-        name: what it is called in its database.
+        name: the table's name in its database.
         options: storage options as sorted pairs; never shown by ``repr``.
     """
 
@@ -43,7 +43,7 @@ class TableLocation:
 
     @property
     def database_uri(self) -> str:
-        """The folder that the table lies in."""
+        """The URI of the folder that contains the table."""
         return self.uri.rpartition("/")[0]
 
     @property
@@ -51,11 +51,11 @@ class TableLocation:
         return dict(self.options) or None
 
     def exists(self) -> bool:
-        """Whether there is a table, and not only files that a process left that was killed while making one."""
+        """Whether the table has a version; a process that was killed while creating it leaves only files."""
         return bool(Storage(self.uri, self.options).list_folder("_versions")[1])
 
     def open(self, version: int | None = None) -> lance.LanceDataset:
-        """Open the newest version, or the one asked for.
+        """Open the newest version, or the given one.
 
         Raises:
             InvalidInput: there is no such table or version.
@@ -65,8 +65,8 @@ class TableLocation:
         def closed(error: BaseException) -> InvalidInput:
             what = f"Table {self.name!r}" if version is None else f"Version {version} of table {self.name!r}"
             return InvalidInput(
-                f"{what} cannot be opened at {self.uri}: {error}. Check the name, the place and the credentials"
-                + ("." if version is None else "; versions that were cleaned up are gone.")
+                f"{what} cannot be opened at {self.uri}: {error}. Check the name, the location and the credentials"
+                + ("." if version is None else "; a version that was cleaned up cannot be opened.")
             )
 
         with engine_errors(closed):

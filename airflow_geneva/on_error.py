@@ -1,4 +1,4 @@
-"""What to do with a row whose UDF raises."""
+"""Error policies: what to do with a row on which the UDF raises."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Exceptions = type[Exception] | tuple[type[Exception], ...]
 
 @dataclass(frozen=True)
 class Retry:
-    """Call again when the UDF raises one of these.
+    """Call the UDF again when it raises one of these.
 
     Args:
         exc: exception class or classes.
-        attempts: calls in all, at least 2.
+        attempts: total number of calls, at least 2.
         backoff: seconds before the second call, doubled before each further one.
     """
 
@@ -28,7 +28,7 @@ class Retry:
     def __post_init__(self) -> None:
         _check_exceptions(self, self.exc)
         if not isinstance(self.attempts, int) or self.attempts < 2:
-            raise InvalidInput(f"Retry(attempts={self.attempts!r}): give the calls in all, an integer of at least 2.")
+            raise InvalidInput(f"Retry(attempts={self.attempts!r}): give the total number of calls, at least 2.")
         if not self.backoff >= 0:
             raise InvalidInput(f"Retry(backoff={self.backoff!r}): give seconds, at least 0.")
 
@@ -39,9 +39,9 @@ class Skip:
 
     Args:
         exc: exception class or classes.
-        max_count: most rows of a job that may be skipped; None: any number. Rows that failed in an earlier job and
+        max_count: maximum number of rows that a job may skip; None: no limit. Rows that failed in an earlier job and
             are tried again do not count.
-        max_fraction: largest part of a job's rows that may be skipped, above 0 and up to 1; None: any.
+        max_fraction: maximum fraction of a job's rows that it may skip, above 0 and up to 1; None: no limit.
     """
 
     exc: Exceptions
@@ -53,19 +53,19 @@ class Skip:
         if self.max_count is not None and (not isinstance(self.max_count, int) or self.max_count < 1):
             raise InvalidInput(f"Skip(max_count={self.max_count!r}): give a number of rows of at least 1, or None.")
         if self.max_fraction is not None and not 0 < self.max_fraction <= 1:
-            raise InvalidInput(f"Skip(max_fraction={self.max_fraction!r}): give a part above 0 and up to 1, or None.")
+            raise InvalidInput(f"Skip(max_fraction={self.max_fraction!r}): give a fraction above 0 up to 1, or None.")
 
 
 @dataclass(frozen=True)
 class Fail:
-    """Fail the job, whatever the UDF raises; what stands before it in the list is looked at first."""
+    """Fail the job for any exception; rules before this one in the list are checked first."""
 
 
 Policy = Literal["fail", "skip"] | tuple[Retry | Skip | Fail, ...]
 
 
 def check_policy(value: str | Sequence[Retry | Skip | Fail]) -> Policy:
-    """Give an `on_error` value in its stored form, or raise `InvalidInput`."""
+    """Return an `on_error` value in its stored form, or raise `InvalidInput`."""
     if value == "fail" or value == "skip":
         return "fail" if value == "fail" else "skip"
     if isinstance(value, (list, tuple)) and value and all(isinstance(rule, (Retry, Skip, Fail)) for rule in value):
@@ -77,7 +77,7 @@ def check_policy(value: str | Sequence[Retry | Skip | Fail]) -> Policy:
 
 
 def describe_policy(policy: Policy) -> str | list[dict[str, Any]]:
-    """A policy as JSON values, exception classes by their dotted names."""
+    """Return a policy as JSON values, with exception classes as dotted names."""
     if isinstance(policy, str):
         return policy
     rules = []

@@ -1,4 +1,4 @@
-"""Patience with stores: how long somebody waits who has others to serve meanwhile."""
+"""Timeouts for object stores, for processes that serve others meanwhile: the triggerer and the API server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_FOR_A_STORE = 8
 
 
 def impatient(uri: str, options: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Storage options with which an object store has to answer soon; those that are spelled out win.
+    """Return storage options with short timeouts; timeouts that the user set are kept.
 
     Args:
         uri: a normalized URI of the store.
@@ -33,10 +33,10 @@ def impatient(uri: str, options: tuple[tuple[str, str], ...]) -> tuple[tuple[str
 
 @contextmanager
 def without_panics(what: str) -> Iterator[None]:
-    """Raise what pylance raises out of its native code as an error that `except Exception` catches.
+    """Turn a panic in pylance's native code into an error that `except Exception` catches.
 
     Args:
-        what: cannot be read then.
+        what: what cannot be read, for the message.
 
     Raises:
         StorageError: in place of a panic.
@@ -50,13 +50,13 @@ def without_panics(what: str) -> Iterator[None]:
 
 
 class Threads:
-    """Threads for calls that may hang: some for each store, so that one that never answers holds up nobody else.
+    """Threads for calls that may hang: a few per store, so that a store that never answers blocks no other.
 
-    They are daemons, so that a server that is told to stop does not wait for them, and end when there is nothing to do.
+    They are daemon threads, so that a server that stops does not wait for them, and end when there is nothing to do.
 
     Args:
-        name: of the threads.
-        most: threads for a store; further calls wait for one.
+        name: name of the threads.
+        most: maximum number of threads per store; further calls wait for a free one.
     """
 
     def __init__(self, name: str, most: int = _MOST_FOR_A_STORE) -> None:
@@ -67,15 +67,15 @@ class Threads:
         self._running: dict[Hashable, int] = {}
 
     async def run(self, store: Hashable, call: Callable[[], _T], seconds: float) -> _T:
-        """The result of a call.
+        """Run a call in a thread and return its result.
 
         Args:
-            store: names the store that the call asks.
-            seconds: to wait for it. A call that goes on after that keeps its thread, and its result is thrown away.
+            store: key of the store that the call reads.
+            seconds: timeout. A call that takes longer keeps its thread, and its result is dropped.
 
         Raises:
-            StorageError: it takes longer, or pylance panicked.
-            Exception: whatever the call raised.
+            StorageError: the call timed out, or pylance panicked.
+            Exception: any exception of the call.
         """
         future = self.submit(store, call)
         answer = asyncio.wrap_future(future)
@@ -86,15 +86,15 @@ class Threads:
             return answer.result()
         finally:
             answer.cancel()
-            with self._lock, suppress(KeyError):  # not begun, and not wanted any more
+            with self._lock, suppress(KeyError):  # cancel it if it has not started
                 waiting = self._waiting[store]
                 self._waiting[store] = deque(entry for entry in waiting if entry[0] is not future)
 
     def submit(self, store: Hashable, call: Callable[[], _T]) -> Future[_T]:
-        """Have a call made, when its store has a thread for it.
+        """Queue a call; it runs when its store has a free thread.
 
         Args:
-            store: names the store that the call asks.
+            store: key of the store that the call reads.
         """
         future: Future[_T] = Future()
         context = contextvars.copy_context()
@@ -120,7 +120,7 @@ class Threads:
             try:
                 with without_panics("What was asked for"):
                     found = call()
-            except BaseException as error:  # whoever waits is told
+            except BaseException as error:  # passed on to the caller that waits
                 future.set_exception(error)
             else:
                 future.set_result(found)

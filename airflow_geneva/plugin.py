@@ -1,4 +1,4 @@
-"""The pages as a plugin of Airflow."""
+"""The Airflow plugin that adds the pages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _App = Callable[..., Awaitable[None]]
 
 
 class Pages:
-    """The pages' app, imported when it is first asked for something.
+    """The pages' ASGI app, imported at the first request.
 
-    Airflow loads plugins in every one of its processes, and only the API server shows pages; lance may not be loaded
-    before a process forks, either.
+    Airflow loads plugins in all of its processes, but only the API server shows pages. Also, lance must not be loaded
+    before a process forks.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ _VIEWS = [
 
 
 class GenevaPlugin(AirflowPlugin):
-    """Pages about jobs, tables and views, in the menu and in the tabs of task instances."""
+    """Pages about jobs, tables and views, in Airflow's menu and in the tabs of task instances."""
 
     name = "geneva"
     fastapi_apps = _APPS

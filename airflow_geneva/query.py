@@ -1,4 +1,4 @@
-"""A query of a table: filter, order, cut and columns, which a materialized view can be made of."""
+"""A query of a table (filter, order, limit, columns), from which a materialized view can be created."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Query:
-    """A query of a table; every method gives a new one. Made by :meth:`airflow_geneva.Table.query`.
+    """A query of a table; every method returns a new one. Created by :meth:`airflow_geneva.Table.query`.
 
-    Whatever the order of the calls, a query means: filter, order by row id, shuffle, leave out ``offset`` rows, take
-    ``limit`` rows, and then the columns. What is asked for is checked against the table when the query is used.
+    The order of the calls does not matter. A query filters, orders by row id, shuffles, skips ``offset`` rows, takes
+    ``limit`` rows, and then computes the columns. The query is checked against the table when it is used.
 
     Args:
-        table: the table or view it is about.
-        conditions: SQL filters, all of which hold for a row of the result.
-        selected: names and what they are, or None: all columns of the table.
+        table: the table or view that is queried.
+        conditions: SQL filters, all of which must hold for a row.
+        selected: columns by name, or None: all columns of the table.
         added: more columns after these.
         shuffle_seed: see :meth:`shuffle`.
         max_rows: see :meth:`limit`.
@@ -62,56 +62,56 @@ class Query:
     exploded: str | None = None
 
     def where(self, sql: str) -> Query:
-        """Keep the rows for which an SQL condition over the table's columns holds; with several, all have to."""
+        """Keep the rows for which an SQL condition over the table's columns holds; several conditions must all hold."""
         if not isinstance(sql, str) or not sql.strip():
-            raise InvalidInput(f"where({sql!r:.200}) makes no sense: give an SQL condition as text.")
+            raise InvalidInput(f"where({sql!r:.200}) is not valid: give an SQL condition as text.")
         return replace(self, conditions=(*self.conditions, sql.strip()))
 
     def select(self, columns: Sequence[str] | Mapping[str, QuerySpec]) -> Query:
-        """Give these columns instead of all; called again, instead of those selected before.
+        """Select these columns instead of all; a later call replaces an earlier one.
 
         Args:
-            columns: names; or by new name a column's name, an SQL expression over the table's columns, a UDF, or a UDF
-                with its inputs, each of which is a column of the query that comes before it, or else of the table.
+            columns: names; or a mapping from a new name to a column's name, an SQL expression over the table's columns,
+                a UDF, or a UDF with its inputs. An input is an earlier column of the query, or else one of the table.
         """
         if isinstance(columns, Mapping):
             return replace(self, selected=tuple(columns.items()))
         if isinstance(columns, str) or not isinstance(columns, Sequence):
-            raise InvalidInput(f"select({columns!r:.200}) makes no sense: give a list of names, or columns by name.")
+            raise InvalidInput(f"select({columns!r:.200}) is not valid: give a list of names, or columns by name.")
         named = [name for name in columns if not isinstance(name, str)]
         if named:
             raise InvalidInput(f'select takes names in a list, not {named[0]!r:.200}. Give it a name: {{"n": ...}}.')
         return replace(self, selected=tuple((name, f"`{name}`") for name in columns))
 
     def add_columns(self, columns: Mapping[str, QuerySpec]) -> Query:
-        """Give more columns after the others, in the form that :meth:`select` takes by name."""
+        """Add columns after the others, as a mapping like that of :meth:`select`."""
         if not isinstance(columns, Mapping):
             raise InvalidInput(f'add_columns takes columns by name, such as {{"n": udf}}, not {columns!r:.200}.')
         return replace(self, added=(*self.added, *columns.items()))
 
     def add_column(self, udf: UDF, name: str | None = None) -> Query:
-        """Give one more column, which a UDF computes; by default it is called like the UDF."""
+        """Add a column that a UDF computes; its default name is the UDF's."""
         if not isinstance(udf, UDF):
             raise InvalidInput(f"add_column takes a UDF, not {udf!r:.200}. Decorate it with @udf(...).")
         return self.add_columns({udf.name if name is None else name: udf})
 
     def shuffle(self, seed: int = 0) -> Query:
-        """Order the rows by a fixed hash of seed and row id: the same everywhere, and for good."""
+        """Order the rows by a fixed hash of seed and row id: the same on every machine and in every version."""
         return replace(self, shuffle_seed=_whole_number("shuffle", seed, _SEEDS - 1))
 
     def limit(self, n: int) -> Query:
-        """Give at most so many rows."""
+        """Return at most ``n`` rows."""
         return replace(self, max_rows=_whole_number("limit", n))
 
     def offset(self, n: int) -> Query:
-        """Leave out so many rows before the first that is given."""
+        """Skip the first ``n`` rows."""
         return replace(self, skipped_rows=_whole_number("offset", n))
 
     def explode(self, column: str) -> Query:
-        """Make a row of every element of a column of lists, in their order; rows with an empty list, or none, go.
+        """Make one row per element of a list column, in order; rows with an empty or NULL list are dropped.
 
-        The other columns are repeated. A UDF that is a generator gives such a column: a document's chunks, the frames
-        of a video.
+        The other columns are repeated. A generator UDF computes such a column: the chunks of a document, the frames of
+        a video.
 
         Args:
             column: name of the column in the query.
@@ -126,21 +126,21 @@ class Query:
             ```
         """
         if not isinstance(column, str) or not column:
-            raise InvalidInput(f"explode({column!r:.200}) makes no sense: give the name of a column of lists.")
+            raise InvalidInput(f"explode({column!r:.200}) is not valid: give the name of a list column.")
         return replace(self, exploded=column)
 
     def output_schema(self) -> pa.Schema:
-        """The columns of the result: nullable, blob columns as blobs.
+        """Return the schema of the result: nullable columns, with blob columns as blobs.
 
         Raises:
-            InvalidInput: the query does not fit the table; says what was asked for, what there is, and what to do.
+            InvalidInput: the query does not fit the table.
         """
         dataset = self.table.lance
         self._filter(dataset)
         return self._outputs(dataset).schema
 
     def to_arrow(self) -> pa.Table:
-        """Evaluate the query now, in this process; meant for small results. Blobs are given as bytes.
+        """Evaluate the query now, in this process; meant for small results. Blobs are returned as bytes.
 
         Raises:
             InvalidInput: the query does not fit the table.
@@ -173,10 +173,10 @@ class Query:
         return pa.Table.from_batches(batches, schema=batches[0].schema)
 
     def definition(self) -> ViewDefinition:
-        """The query as a view of it would store it, checked against the newest version of the table.
+        """Return the query as a view stores it, checked against the newest version of the table.
 
         Raises:
-            InvalidInput: the query does not fit the table, or no other process could repeat it.
+            InvalidInput: the query does not fit the table, or another process could not repeat it.
         """
         dataset = self.table.lance
         return self._definition(dataset, self._outputs(dataset))
@@ -190,16 +190,16 @@ class Query:
         view_name: str | None = None,
         max_rows_per_fragment: int = ROWS_PER_FRAGMENT,
     ) -> View:
-        """Make a table that holds the query's result from its first refresh on; no UDF runs before.
+        """Create a view that holds the query's result after its first refresh; no UDF runs before.
 
         Args:
-            db, conn: the database to make it in; by default the table's own.
-            name, view_name: what to call it.
+            db, conn: the view's database; by default the table's own.
+            name, view_name: the view's name.
             max_rows_per_fragment: rows of each fragment of the view.
 
         Raises:
-            InvalidInput: there is such a table, the query does not fit its table, or another process could not repeat
-                it: it looks at the clock, draws random values, or has a UDF that is in no module.
+            InvalidInput: a table with this name exists, the query does not fit its table, or another process could not
+                repeat the query: it reads the clock, draws random values, or uses a UDF that is not in a module.
 
         Example:
             ```python
@@ -234,7 +234,7 @@ class Query:
         return View(location)
 
     def _filter(self, dataset: lance.LanceDataset) -> str | None:
-        """The whole filter: of a view's rows, only those that are computed count."""
+        """Return the whole filter; of a view, only computed rows pass it."""
         from airflow_geneva.plan.outputs import check_expression
         from airflow_geneva.plan.where import check_where
         from airflow_geneva.view_columns import IS_SET
@@ -258,8 +258,8 @@ class Query:
             return outputs
         if self.max_rows is not None or self.skipped_rows:
             raise InvalidInput(
-                f"The query of table {self.table.name!r} explodes column {self.exploded!r} and has a limit or an "
-                "offset, which count rows of the table. Leave them out, or cut in a view of this view."
+                f"The query of table {self.table.name!r} explodes column {self.exploded!r} and has a limit or "
+                "offset, which count rows of the table. Leave them out, or give them to a view of this view."
             )
         return replace(outputs, schema=exploded_schema(outputs.schema, self.exploded))
 
@@ -278,7 +278,7 @@ class Query:
         for name, udf in outputs.udfs.items():
             if udf.import_path is None:
                 raise InvalidInput(
-                    f"The UDF {udf.name!r} of column {name!r} was made in a notebook, a script or a function, and "
+                    f"The UDF {udf.name!r} of column {name!r} was defined in a notebook, a script or a function, and "
                     "the processes that refresh a view find UDFs by import path. Move it to the top level of a "
                     "module that they can import, and import it from there."
                 )
@@ -306,8 +306,8 @@ def _check_repeatable(sql: str) -> None:
     found = volatile_functions(sql)
     if found:
         raise InvalidInput(
-            f"{sql!r} calls {', '.join(found)}, which gives something else at every call, and a view has to come out "
-            "the same whenever it is computed. Write a fixed value, filter on a stored column, or store the value in "
+            f"{sql!r} calls {', '.join(found)}, which returns another value at every call, and a view must have one "
+            "result, whenever it is computed. Write a fixed value, filter on a stored column, or store the value in "
             "the table first."
         )
 
@@ -315,11 +315,11 @@ def _check_repeatable(sql: str) -> None:
 def _whole_number(name: str, value: object, most: int | None = None, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise InvalidInput(f"{name}={value!r} makes no sense: give a whole number {bounds}.")
+        raise InvalidInput(f"{name}={value!r} is not valid: give a whole number {bounds}.")
     return value
 
 
 def _either(name: str, value: Any, other: str, alias: Any) -> Any:
     if value is not None and alias is not None:
-        raise InvalidInput(f"{name} and {other} are two names of one parameter. Give one of them.")
+        raise InvalidInput(f"{name} and {other} are two names for one parameter. Give one of them.")
     return alias if value is None else value

@@ -1,10 +1,10 @@
 """The order of a query's rows: by row id, or shuffled by a fixed hash of seed and row id.
 
-The hash is number ``row id``, counted from 0, of the sequence that the generator SplitMix64 (Steele, Lea, Flood, 2014)
-gives from the state that is its own first number for the seed, as an unsigned 64-bit number. It depends on nothing but
-seed and row id, so rows that come later take their place among those that are there, on every machine and for good. For
-one seed no two rows have the same hash, and the row id can be had back from it: sorting needs no more memory than the
-ids themselves.
+The generator is SplitMix64 (Steele, Lea, Flood, 2014). Its first output for the seed, as an unsigned 64-bit number, is
+its initial state; the hash of a row is output number ``row id`` of that sequence, counted from 0. The hash depends only
+on seed and row id, so rows that are added later get their place among the existing rows, on every machine and in every
+version. For one seed no two rows have the same hash, and the row id can be computed back from it: sorting needs no more
+memory than the ids themselves.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _CHUNK = 1 << 16
 
 
 def shuffle_hashes(seed: int, row_ids: RowIdArray) -> HashArray:
-    """The hash of each row id, by which a shuffled query is ordered.
+    """Return the hash of each row id, by which a shuffled query is ordered.
 
     Args:
         seed: 0 to 2**64 - 1.
-        row_ids: any number of them; left as they are.
+        row_ids: row ids; not modified.
     """
     return _hashed(seed, row_ids.copy())
 
 
 def row_ids_of(seed: int, hashes: HashArray) -> RowIdArray:
-    """The row ids that have these hashes; the array is taken over and must not be used any more."""
+    """Return the row ids for these hashes; overwrites the array."""
     start = np.uint64((_mixed_seed(seed) + _GAMMA) % _WORD)
     inverse = np.uint64(pow(_GAMMA, -1, _WORD))
     for part in _parts(hashes):
@@ -47,13 +47,13 @@ def row_ids_of(seed: int, hashes: HashArray) -> RowIdArray:
 
 
 def in_order(row_ids: RowIdArray, shuffle_seed: int | None, limit: int | None = None, offset: int = 0) -> RowIdArray:
-    """Row ids in a query's order, cut to its limit and offset.
+    """Return row ids in a query's order, cut to its limit and offset.
 
     Args:
-        row_ids: the matching rows, in any order; the array is taken over and must not be used any more.
-        shuffle_seed: None: by row id.
-        limit: most rows to give; None for all.
-        offset: rows to leave out before.
+        row_ids: the matching rows, in any order; the array is overwritten.
+        shuffle_seed: seed of the shuffled order; None: by row id.
+        limit: maximum number of rows; None for all.
+        offset: rows to skip first.
     """
     stop = len(row_ids) if limit is None else min(offset + limit, len(row_ids))
     if offset >= stop:
@@ -84,7 +84,7 @@ def _mixed_seed(seed: int) -> int:
 
 
 def _parts(values: HashArray) -> Iterator[HashArray]:
-    """Views that stay in the processor's cache while they are worked on."""
+    """Split an array into views that fit into the processor's cache."""
     for start in range(0, len(values), _CHUNK):
         yield values[start : start + _CHUNK]
 

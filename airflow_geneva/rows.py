@@ -1,4 +1,4 @@
-"""Rows as users hand them over."""
+"""Convert the user's rows to Arrow."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ RowData: TypeAlias = "pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]"
 
 
 def as_table(data: RowData, schema: pa.Schema | None, rows_per_file: int | None = None) -> pa.Table:
-    """Rows as an Arrow table that pylance can write.
+    """Return rows as an Arrow table that pylance can write.
 
     Args:
         data: an Arrow table or batch, or a list of dicts.
-        schema: of the dicts; None: found from their values.
-        rows_per_file: most rows of a data file; None: pylance's own number.
+        schema: schema of the dicts; None: inferred from their values.
+        rows_per_file: maximum rows per data file; None: pylance's default.
     """
     import pyarrow as pa
 

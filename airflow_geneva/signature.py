@@ -1,4 +1,4 @@
-"""How a UDF is called, read off its parameters and annotations."""
+"""How a UDF is called, according to its parameters and annotations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_geneva.errors import InvalidInput
 Form = Literal["scalar", "array", "record_batch"]
 
 UNKNOWN = inspect.Parameter.empty
-"""The annotation of a parameter or result that has none, or none that can be read."""
+"""Stands for a missing annotation, or one that cannot be resolved."""
 
 _NOT_PLAIN = (
     inspect.iscoroutinefunction,
@@ -33,12 +33,12 @@ class Signature:
     """How a UDF is called.
 
     Attributes:
-        form: "scalar" (Python values of one row), "array" (one `pa.Array` a column) or "record_batch".
+        form: "scalar" (Python values of one row), "array" (one `pa.Array` per column) or "record_batch".
         required: parameters without a default value, in order.
-        parameters: all parameters that columns can be given to, in order.
+        parameters: all parameters that can take a column, in order.
         takes_any_number: whether there is a `*args`.
-        annotations: annotation of each parameter that has a readable one.
-        result: annotation of the result, or `UNKNOWN`; a generator's is that of the list of what it yields.
+        annotations: annotations by parameter, as far as they can be resolved.
+        result: annotation of the result, or `UNKNOWN`; for a generator, a list of its item type.
         yields: whether it is a generator, whose values are collected in a list.
     """
 
@@ -51,16 +51,16 @@ class Signature:
     yields: bool = False
 
     def annotation_at(self, position: int) -> Any:
-        """Annotation of the parameter that gets the input column at this position, or `UNKNOWN`."""
+        """Return the annotation of the parameter that gets the input column at this position, or `UNKNOWN`."""
         name = self.parameters[position] if position < len(self.parameters) else "*"
         return self.annotations.get(name, UNKNOWN)
 
 
 def read_signature(func: Any, name: str) -> Signature:
-    """Read the form off the annotations of a function, or of `__call__` for a class or an instance.
+    """Read the signature of a function, or of `__call__` of a class or instance.
 
     Raises:
-        InvalidInput: annotations of two forms, a Table or ChunkedArray, or parameters columns cannot be given to.
+        InvalidInput: the annotations mix forms or name a Table or ChunkedArray, or a parameter cannot take a column.
     """
     has_own_call = isinstance(func, type) or isinstance(type(func).__call__, types.FunctionType)
     function = func.__call__ if has_own_call else func
@@ -117,12 +117,12 @@ def _signature(function: Any) -> inspect.Signature:
 
 
 def _resolve_hints(function: Any) -> dict[str, Any]:
-    """Annotations as objects without type aliases; one that cannot be resolved does not take the others with it."""
+    """Return annotations as objects without type aliases; leave out only those that cannot be resolved."""
     hints = {}
     for name, hint in _written_hints(function).items():
         try:
             hints[name] = without_aliases(hint)
-        except Exception:  # evaluating an alias runs what its author wrote
+        except Exception:  # evaluating an alias runs user code
             continue
     return hints
 
@@ -161,7 +161,7 @@ def _form(annotations: dict[str, Any], name: str) -> Form:
             if part in (pa.Table, pa.ChunkedArray):
                 fitting = "pa.RecordBatch" if part is pa.Table else "pa.Array"
                 raise InvalidInput(
-                    f"UDF {name!r} annotates {parameter!r} as pa.{part.__name__}, which UDFs are never given. "
+                    f"UDF {name!r} annotates {parameter!r} as pa.{part.__name__}, which UDFs never get. "
                     f"Annotate it as {fitting}."
                 )
             forms.setdefault(_form_of(part), []).append(parameter)
@@ -181,16 +181,16 @@ def _form_of(annotation: Any) -> Form:
 
 
 def union_members(annotation: Any) -> list[Any]:
-    """The annotation, or the members of a union other than None."""
+    """Return the members of a union without None, or the annotation itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [member for member in typing.get_args(annotation) if member is not type(None)]
     return [annotation]
 
 
 def without_aliases(annotation: Any) -> Any:
-    """The annotation with what each type alias in it stands for: `type Vector = ...` and NumPy's `NDArray`.
+    """Expand all type aliases in an annotation, such as `type Vector = ...` and NumPy's `NDArray`.
 
-    An alias that contains itself ends in `Any` where it does.
+    A recursive alias becomes `Any` where it refers to itself.
     """
     return _expand(annotation, {}, ())
 
@@ -204,7 +204,7 @@ def _expand(annotation: Any, given: dict[Any, Any], inside: tuple[Any, ...]) -> 
     if origin in (typing.Literal, collections.abc.Callable):
         return annotation
     expanded = tuple(_expand(argument, given, inside) for argument in arguments)
-    if type(alias).__name__ == "TypeAliasType":  # of typing or, on any Python, of typing_extensions
+    if type(alias).__name__ == "TypeAliasType":  # from typing, or from typing_extensions
         if alias in inside:
             return Any
         return _expand(alias.__value__, dict(zip(alias.__type_params__, expanded, strict=False)), (*inside, alias))

@@ -1,7 +1,7 @@
-"""Which version of Spark is installed, read from its files without importing it.
+"""The installed version of Spark, read from its files without importing it.
 
-`pyspark` carries Spark's jars and its Python files, `pyspark-client` most of the same Python files and no jars.
-Whichever is installed last wins, and removing one takes the shared files away from the other.
+`pyspark` contains Spark's jars and its Python files, `pyspark-client` most of the same Python files and no jars. The
+one installed last overwrites the shared files, and uninstalling one removes the shared files of the other.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class SparkInstallation:
     """The Spark that this environment's `spark-submit` would start.
 
     Attributes:
-        python_version: What Spark's Python files say they are, None when they are missing.
-        jars_version: The version of Spark's jars, None when there are none.
-        pyspark: The version of the distribution pyspark, None when it is not installed.
-        client: The version of the distribution pyspark-client, None when it is not installed.
-        altered_files: How many of pyspark's own Python files are missing or are not those that came with it.
-        foreign_home: The SPARK_HOME that the jars come from when they are not the package's own.
+        python_version: The version in Spark's Python files; None if they are missing.
+        jars_version: The version of Spark's jars; None if there are none.
+        pyspark: The version of the distribution pyspark; None if it is not installed.
+        client: The version of the distribution pyspark-client; None if it is not installed.
+        altered_files: Number of pyspark's Python files that are missing or differ from the distribution's.
+        foreign_home: The SPARK_HOME of the jars, if they are not the package's own.
     """
 
     python_version: str | None
@@ -41,7 +41,7 @@ class SparkInstallation:
     foreign_home: Path | None = None
 
     def clash(self) -> str | None:
-        """Say in words what does not fit together, None when everything does."""
+        """Describe which parts do not match; None if all match."""
         client = "" if self.client is None else f", pyspark-client {self.client}"
         about = f"(pyspark {self.pyspark}{client})"
         if self.jars_version is None:
@@ -59,14 +59,14 @@ class SparkInstallation:
         return None
 
     def version_to_install(self) -> str:
-        """The version pyspark and pyspark-client can both have: pyspark's own, unless no client is that new."""
+        """Return a version that pyspark and pyspark-client can both have: pyspark's, unless no client is that new."""
         if self.pyspark is not None and re.fullmatch(r"\d+(\.\d+)*", self.pyspark):
             return min(self.pyspark, NEWEST_SPARK, key=lambda version: [int(part) for part in version.split(".")])
         return NEWEST_SPARK
 
 
 def read_spark_installation() -> SparkInstallation | None:
-    """Read what is installed; None when there is no pyspark at all."""
+    """Read what is installed; None if there is no pyspark."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -92,7 +92,7 @@ def _python_version(package: Path) -> str | None:
 
 
 def _jars_version(jars: Path) -> str | None:
-    # Two versions of the jar in one folder are as bad as none: whichever Java finds first would run.
+    # Two versions of the jar in one folder are an error too: Java would run the one that it finds first.
     versions = {jar.stem.rpartition("-")[2] for jar in jars.glob("spark-core_*.jar")}
     return " and ".join(sorted(versions)) or None
 
@@ -109,7 +109,7 @@ def _altered_files() -> Iterator[str]:
         distribution = metadata.distribution("pyspark")
     except metadata.PackageNotFoundError:
         return
-    # RECORD is read here because Distribution.files leaves out, from Python 3.12 on, the very files that are missing.
+    # RECORD is read here because from Python 3.12 on Distribution.files leaves out the missing files.
     for name, recorded, _ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
         if name.endswith(".py") and recorded.startswith("sha256="):
             path = Path(str(distribution.locate_file(name)))

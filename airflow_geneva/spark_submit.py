@@ -1,4 +1,4 @@
-"""What a spark-submit is started with: its master, its resources, its environment and its scratch folder."""
+"""Inputs of a spark-submit: its master, resources, environment and scratch folder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ APPLICATION = Path(__file__).parent / "run" / "application" / "main.py"
 """The program that spark-submit starts."""
 
 CREDENTIALS = "AIRFLOW_GENEVA_STORAGE_OPTIONS"
-"""The variable in which the driver finds the storage options, as JSON."""
+"""The environment variable that passes the storage options to the driver, as JSON."""
 
 _LOCAL = re.compile(r"local(?:\[(?P<slots>\*|\d+)(?:,\s*(?P<failures>\d+))?\])?")
 _CLUSTER = re.compile(r"(?P<kind>spark|k8s)://.+|(?P<yarn>yarn)|(?P<simulated>local-cluster\[.+\])")
 _TASK_FAILURES = 4
 
-# What a driver needs of the worker's environment. Nothing of Airflow's: its metadata database, its signing key and
-# all of its connections stand in the same environment.
+# What the driver needs from the worker's environment. No variable of Airflow's: its metadata database, its signing key
+# and all of its connections are in the same environment.
 _KEPT_NAMES = """
 PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR LD_LIBRARY_PATH DYLD_LIBRARY_PATH
 JAVA_HOME SPARK_HOME SPARK_CONF_DIR SPARK_LOCAL_IP SPARK_LOCAL_HOSTNAME SPARK_PUBLIC_DNS SPARK_SUBMIT_OPTS
@@ -36,7 +36,7 @@ CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES KUBERNETES_SERVICE_HOST KUBERNETES_S
 """
 _KEPT = frozenset(_KEPT_NAMES.split())
 _KEPT_PREFIXES = ("LC_",)
-# The machine's own identity at an object store, which counts only when the connection holds no credentials.
+# The machine's own identity at an object store, used only if the connection holds no credentials.
 _IDENTITY_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
@@ -45,10 +45,10 @@ class SparkMaster:
     """Where Spark runs.
 
     Args:
-        url: as spark-submit takes it.
+        url: the master URL for spark-submit.
         kind: ``local``, ``spark`` (standalone), ``yarn``, ``k8s`` or ``local-cluster``.
         slots: cores of a local master; None for the others.
-        failures: how often a local task may fail; None for the others.
+        failures: number of failures allowed per local task; None for the others.
     """
 
     url: str
@@ -58,10 +58,10 @@ class SparkMaster:
 
     @staticmethod
     def parse(url: str, connection: str) -> SparkMaster:
-        """Read a master's URL.
+        """Parse a master URL.
 
         Args:
-            connection: the Airflow connection it comes from, for the error.
+            connection: the Airflow connection it comes from, for messages.
 
         Raises:
             InvalidInput: Spark knows no such master.
@@ -74,14 +74,14 @@ class SparkMaster:
             kind = cluster["kind"] or cluster["yarn"] or "local-cluster"
             return SparkMaster(url, kind)
         raise InvalidInput(
-            f"Airflow connection {connection!r} leads to the Spark master {url!r}, which Spark does not know. "
+            f"Airflow connection {connection!r} names the Spark master {url!r}, which Spark does not know. "
             f"{HOW_TO_CONNECT}"
         )
 
     def limited(self, concurrency: int) -> SparkMaster:
-        """This master with no more than ``concurrency`` slots, if it is a local one.
+        """Return this master with at most ``concurrency`` slots, if it is local.
 
-        A task of a plain ``local[n]`` may not fail once; here it may as often as on a cluster.
+        In a plain ``local[n]`` one failure of a task fails the job; this allows as many failures as a cluster does.
         """
         if self.slots is None:
             return self
@@ -98,13 +98,13 @@ HOW_TO_CONNECT = (
 
 @dataclass(frozen=True)
 class Resources:
-    """What a backfill asks of a cluster.
+    """Resources that a backfill requests from a cluster.
 
     Args:
         concurrency: task slots.
-        num_cpus, num_gpus: what one call of the UDF needs; a share of a GPU is one that several calls use.
-        memory: bytes one call needs.
-        executor_cores: cores of an executor, where the DAG author gave them.
+        num_cpus, num_gpus: CPUs and GPUs that one call of the UDF needs; several calls share a GPU if below 1.
+        memory: bytes that one call needs.
+        executor_cores: cores per executor, if the DAG author set them.
     """
 
     concurrency: int
@@ -119,16 +119,16 @@ class Resources:
 
     @property
     def calls_per_gpu(self) -> int:
-        """How many calls share one GPU; Spark knows halves, thirds and so on, and whole ones."""
+        """Number of calls that share one GPU; Spark supports 1/n of a GPU, or whole GPUs."""
         return max(1, math.floor(1 / self.num_gpus)) if self.num_gpus else 1
 
     @property
     def calls_per_executor(self) -> int:
-        """How many calls run at once in an executor of its own."""
+        """Number of calls that run at once in one executor."""
         return self.calls_per_gpu if self.executor_cores is None else max(1, self.executor_cores // self.task_cpus)
 
     def settings(self, master: SparkMaster) -> dict[str, str]:
-        """As Spark settings; none on a local master, which runs everything in one process."""
+        """Return the Spark settings; none for a local master, which runs everything in one process."""
         if master.kind == "local":
             return {}
         contained = master.kind in ("yarn", "k8s")
@@ -145,38 +145,38 @@ class Resources:
             settings["spark.task.resource.gpu.amount"] = f"{whole / self.calls_per_gpu:.6g}"
             settings["spark.executor.resource.gpu.amount"] = str(math.ceil(calls * whole / self.calls_per_gpu))
         if self.memory:
-            # A UDF's memory is Python's and not the JVM's: in a container it comes on top of the heap. There,
-            # spark.executor.pyspark.memory would limit the address space of the worker, which CUDA and memory-mapped
-            # models exceed without using it.
+            # A UDF's memory is Python's, not the JVM's: in a container it is added to the heap. There,
+            # spark.executor.pyspark.memory would limit the worker's address space, which CUDA and memory-mapped
+            # models exceed without using that much memory.
             setting = "spark.executor.memoryOverhead" if contained else "spark.executor.memory"
             settings[setting] = f"{math.ceil(calls * self.memory / 2**20)}m"
         return settings
 
     def ignored(self, master: SparkMaster) -> list[str]:
-        """What a local master takes no notice of, for the log."""
+        """Return the requests that a local master ignores, for the log."""
         if master.slots is None:
             return []
         wishes = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "memory": self.memory}
-        told = [f"{name}={value:g}" for name, value in wishes.items() if value]
+        ignored = [f"{name}={value:g}" for name, value in wishes.items() if value]
         if self.concurrency > master.slots:
-            told.append(f"concurrency={self.concurrency} beyond {master.slots}")
-        return told
+            ignored.append(f"concurrency={self.concurrency} beyond {master.slots}")
+        return ignored
 
 
 def driver_environment(
     environ: Mapping[str, str], master: SparkMaster, options: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of a spark-submit and its driver, made of an allow-list.
+    """Return the environment of spark-submit and its driver, according to an allow-list.
 
     Args:
         environ: the worker's environment.
-        options: the storage options; the cloud identity of the machine is passed on when they hold no credentials.
-        given: what the DAG author adds.
+        options: the storage options; the machine's cloud identity is passed on if they hold no credentials.
+        given: variables that the DAG author adds.
     """
     prefixes = _KEPT_PREFIXES if secrets_of(options) else _KEPT_PREFIXES + _IDENTITY_PREFIXES
     kept = {name: value for name, value in environ.items() if name in _KEPT or name.startswith(prefixes)}
     kept.setdefault("PATH", os.defpath)
-    # The worker's Python has the driver's packages; whether the executors' has the same path only a local master knows.
+    # The worker's Python has the packages for the driver. Executors have it at the same path on a local master only.
     kept.setdefault("PYSPARK_DRIVER_PYTHON", kept.get("PYSPARK_PYTHON", sys.executable))
     if master.kind == "local":
         kept.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -185,10 +185,10 @@ def driver_environment(
 
 
 def find_spark_submit(binary: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with a PATH that leads to spark-submit: as it is, or with the folder of this Python in front.
+    """Return the environment with spark-submit on its PATH; the folder of this Python is added in front if needed.
 
     Raises:
-        InvalidInput: it is found in neither.
+        InvalidInput: spark-submit is not found.
     """
     if shutil.which(binary, path=environment["PATH"]):
         return dict(environment)
@@ -204,7 +204,7 @@ def find_spark_submit(binary: str, environment: Mapping[str, str]) -> dict[str, 
 
 @dataclass(frozen=True)
 class Scratch:
-    """A folder for everything that one try of one shard leaves on this machine.
+    """A folder for all files that one try of one shard writes on this machine.
 
     Args:
         path: the folder, readable by its owner only.
@@ -214,7 +214,7 @@ class Scratch:
 
     @staticmethod
     def make(job_id: str, shard: int) -> Scratch:
-        """Make one, and remove what earlier tries that were killed left of theirs."""
+        """Create the folder, and remove the folders of earlier tries that were killed."""
         prefix = f"airflow-geneva-{job_id}-{shard:04}-"
         for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
             if not left.is_symlink() and left.stat().st_uid == os.getuid():
@@ -227,11 +227,11 @@ class Scratch:
         return str(target)
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """The environment with all temporary files of Python, the JVM and Spark's driver in this folder."""
+        """Return the environment with all temporary files of Python, the JVM and Spark's driver in this folder."""
         here = str(self.path)
         changed = {**environment, "TMPDIR": here, "SPARK_LOCAL_DIRS": here}
         if " " not in here:
-            # Spark's launcher cuts these options at every space and knows no quotes.
+            # Spark's launcher splits these options at every space and does not support quotes.
             changed["SPARK_SUBMIT_OPTS"] = f"{environment.get('SPARK_SUBMIT_OPTS', '')} -Djava.io.tmpdir={here}".strip()
         return changed
 

@@ -1,4 +1,4 @@
-"""Small files on any store that pylance reaches."""
+"""Read and write small files on any store that pylance supports."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ class Storage:
         return is_local(self.root)
 
     def path(self, name: str) -> str:
-        """The URI of one file below this folder, refused when it would lie outside."""
+        """Return the URI of a file below this folder; reject a name that leads outside."""
         if name.startswith("/") or ".." in name.split("/") or "\\" in name:
-            raise InvalidInput(f"{name!r} would lie outside of {self.root}. Names cannot leave their folder.")
+            raise InvalidInput(f"{name!r} would be outside {self.root}. A name must stay inside its folder.")
         return join(self.root, name)
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Write one file whole or not at all.
+        """Write one file atomically.
 
         Raises:
             StorageError: the store is unreachable, full or read-only.
@@ -104,7 +104,7 @@ class Storage:
                 self.session.upload_file(local, name)
         except _STORE_ERRORS as error:
             raise StorageError(
-                f"Cannot write {target}: {error}. Check that the place exists and is writable."
+                f"Cannot write {target}: {error}. Check that the location exists and is writable."
             ) from error
 
     def read_bytes(self, name: str) -> bytes:
@@ -112,7 +112,7 @@ class Storage:
 
         Raises:
             FileNotFoundError: there is no such file.
-            StorageError: the store is unreachable or refuses.
+            StorageError: the store is unreachable or denies access.
         """
         source = self.path(name)
         if self.local:
@@ -133,11 +133,11 @@ class Storage:
             return local.read_bytes()
 
     def read_start(self, name: str, length: int) -> bytes:
-        """Read the first bytes of a file that has so many.
+        """Read the first ``length`` bytes of a file that is at least that long.
 
         Raises:
             FileNotFoundError: there is no such file.
-            StorageError: the store is unreachable or refuses.
+            StorageError: the store is unreachable or denies access.
         """
         source = self.path(name)
         try:
@@ -167,7 +167,7 @@ class Storage:
             raise StorageError(f"Cannot reach {self.root}: {error}.") from error
 
     def list_files(self, folder: str = "") -> list[str]:
-        """Names of all finished files below a folder, relative to this one; half-written ones are left out."""
+        """Return the names of all files below a folder, relative to this one, without half-written files."""
         if self.local:
             # os.walk lists 100,000 files ten times faster than the session does.
             top = self.path(folder) if folder else self.root
@@ -182,15 +182,15 @@ class Storage:
         return [name for name in found if not is_half_written(name.rsplit("/", 1)[-1])]
 
     def list_entries(self, folder: str = "", half_written: bool = False) -> list[Entry]:
-        """All files below a folder with sizes and times, named relative to this one; links are not followed.
+        """Return all files below a folder with sizes and times, named relative to this one; skip links.
 
-        On an object store the folder has to lie inside a Lance table, which is listed as a whole.
+        On an object store the folder must be inside a Lance table; the whole table is listed.
 
         Args:
-            half_written: list the temporary files of unfinished writes too.
+            half_written: include the temporary files of unfinished writes.
 
         Raises:
-            StorageError: the store is unreachable or refuses, or the folder is outside of any table.
+            StorageError: the store is unreachable or denies access, or the folder is not inside a table.
         """
         found = self._local_entries(folder) if self.local else self._remote_entries(folder)
         return [entry for entry in found if half_written or not entry.half_written]
@@ -206,20 +206,20 @@ class Storage:
         table = table_of(self.root)
         if table is None:
             raise StorageError(
-                f"The files of {self.root} cannot be listed with their sizes: on an object store that works inside of "
-                "a Lance table only."
+                f"The files of {self.root} cannot be listed with their sizes: on an object store that works only inside "
+                "a Lance table."
             )
         with engine_errors(lambda error: StorageError(f"Cannot list {join(self.root, folder)}: {error}.")):
             found = table_entries(table, self.root[len(table) :].strip("/"), dict(self.options))
         return [entry for entry in found if not folder or entry.name.startswith(f"{folder}/")]
 
     def remove_empty_folders(self, folder: str) -> None:
-        """Remove a folder that holds no file, and the empty ones inside; object stores have none."""
+        """Remove a folder without files, and the empty folders in it; object stores have no folders."""
         if self.local:
             remove_empty_folders(self.path(folder))
 
     def list_folder(self, folder: str = "") -> tuple[list[str], list[str]]:
-        """Names of the folders and of the files directly inside a folder."""
+        """Return the names of the folders and of the files directly in a folder."""
         if self.local:
             top = self.path(folder) if folder else self.root
             try:
@@ -236,7 +236,7 @@ class Storage:
         return sorted(names[0]), sorted(name for name in names[1] if not is_half_written(name))
 
     def delete(self, name: str) -> None:
-        """Remove one file; one that is already gone is fine."""
+        """Remove one file, if it exists."""
         try:
             if self.local:
                 Path(self.path(name)).unlink(missing_ok=True)
@@ -246,7 +246,7 @@ class Storage:
             raise StorageError(f"Cannot delete {self.path(name)}: {error}.") from error
 
     def delete_all(self, names: Iterable[str]) -> None:
-        """Remove many files, in threads where each costs a round trip; those that are gone are fine."""
+        """Remove files, if they exist; in parallel where each costs a round trip."""
         if self.local:
             for name in names:
                 self._delete_one(name)
@@ -260,7 +260,7 @@ class Storage:
 
 
 def _temporary_file(folder: str) -> tuple[int, str]:
-    """A temporary file in a folder that is made if need be; whoever tidies up may remove the folder once in between."""
+    """Create a temporary file, and its folder if needed; retry, as a cleanup may remove the empty folder."""
     for _ in range(_TRIES):
         with contextlib.suppress(FileNotFoundError):
             os.makedirs(folder, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Storage options: what may be shown of them, and the form pylance takes them in."""
+"""Storage options: parse them for pylance, and tell which of them are secrets."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ _HARMLESS = frozenset(
 
 
 def read_storage_options(given: Any) -> dict[str, str]:
-    """Storage options out of a connection's extra field.
+    """Parse storage options from a connection's extra field.
 
     Args:
-        given: a JSON object, or the text of one; None and "" stand for none. Booleans and numbers become text.
+        given: a JSON object, or its text; None and "" mean no options. Booleans and numbers become strings.
 
     Raises:
-        InvalidInput: it is something else; the message does not repeat it, as it may hold a secret.
+        InvalidInput: it is something else; the message does not repeat it, because it may hold a secret.
     """
     if given is None or given == "":
         return {}
@@ -67,22 +67,22 @@ def read_storage_options(given: Any) -> dict[str, str]:
         try:
             found = json.loads(given)
         except ValueError:
-            raise InvalidInput(f"storage_options is a text that is not JSON. {_EXAMPLE}") from None
+            raise InvalidInput(f"storage_options is text, but not JSON. {_EXAMPLE}") from None
     if not isinstance(found, Mapping):
         raise InvalidInput(f"storage_options is of type {type(found).__name__}. {_EXAMPLE}")
     return {_name(name): _text(name, value) for name, value in found.items() if value is not None}
 
 
-_EXAMPLE = 'Give a JSON object of texts, such as {"aws_region": "eu-west-1", "aws_endpoint": "https://minio:9000"}.'
+_EXAMPLE = 'Give a JSON object of strings, such as {"aws_region": "eu-west-1", "aws_endpoint": "https://minio:9000"}.'
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Tell whether an option must not be shown: everything but what is known to be harmless."""
+    """Whether an option must not be shown; every option counts as secret unless it is known to be harmless."""
     return name.lower() not in _HARMLESS or "@" in value
 
 
 def secrets_of(options: Mapping[str, str]) -> list[str]:
-    """The values that must not be shown, and the passwords in them; with none, the machine's own identity is meant."""
+    """Return the secret values, and the passwords in them; none means that the machine's own identity is used."""
     values = [value for name, value in options.items() if value and is_secret(name, value)]
     return values + [password for value in values if (password := _password(value))]
 

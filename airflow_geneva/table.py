@@ -1,4 +1,4 @@
-"""A table with computed columns, as its user holds it."""
+"""The user's handle to a table with computed columns."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """A Lance table and what is computed in it; made by :class:`airflow_geneva.Database`.
+    """A Lance table with computed columns; opened by :class:`airflow_geneva.Database`.
 
     Args:
-        location: where it is.
+        location: the table's URI, name and credentials.
     """
 
     location: TableLocation
 
     @property
     def name(self) -> str:
-        """What it is called in its database."""
+        """The table's name in its database."""
         return self.location.name
 
     @property
     def uri(self) -> str:
-        """Where it lies: the normalized URI of its folder."""
+        """The normalized URI of the table's folder."""
         return self.location.uri
 
     @property
@@ -60,32 +60,32 @@ class Table:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of its newest version."""
+        """The schema of the newest version."""
         return self.lance.schema
 
     @property
     def version(self) -> int:
-        """The number of its newest version."""
+        """The newest version."""
         return int(self.lance.version)
 
     def count_rows(self, where: str | None = None) -> int:
-        """How many rows it has, or how many of them an SQL condition holds for."""
+        """Count the rows, or the rows for which an SQL condition holds."""
         return int(self.lance.count_rows(where))
 
     def to_arrow(self) -> pa.Table:
-        """All of its rows and columns, in memory."""
+        """Read all rows and columns into memory."""
         return self.lance.to_table()
 
     def query(self) -> Query:
-        """A query of the table's rows and columns, which a materialized view can be made of."""
+        """Start a query of the table, from which a materialized view can be created."""
         from airflow_geneva.query import Query
 
         return Query(self)
 
     def search(self, query: None = None) -> Query:
-        """The same as :meth:`query`, by the name it has in LanceDB; nothing is searched for."""
+        """Start a query, like :meth:`query`; the name is LanceDB's, and no search is done."""
         if query is not None:
-            raise InvalidInput("Only search(None) makes a view. For vector and text search use table.lance.")
+            raise InvalidInput("Only search(None) is supported. For vector and text search use table.lance.")
         return self.query()
 
     def add(self, data: RowData) -> None:
@@ -104,13 +104,13 @@ class Table:
         lance.write_dataset(rows, self.uri, mode="append", storage_options=self.location.storage_options)
 
     def add_columns(self, columns: Mapping[str, ColumnSpec]) -> None:
-        """Define computed columns; no data is written, their values are NULL until a backfill.
+        """Define computed columns; their values are NULL until a backfill, no data is written.
 
         Args:
-            columns: by name, a UDF, or a UDF with the columns to feed its parameters, in their order.
+            columns: by name, a UDF, or a UDF with the input columns for its parameters, in order.
 
         Raises:
-            InvalidInput: a column exists, an input is missing or of the wrong type, or the output cannot be stored.
+            InvalidInput: a column exists, an input is missing or has the wrong type, or the output cannot be stored.
 
         Example:
             ```python
@@ -121,7 +121,7 @@ class Table:
         dataset.add_columns(define_columns(self.name, dataset.schema, columns, dataset.data_storage_version))
 
     def alter_columns(self, columns: Mapping[str, ColumnSpec]) -> None:
-        """Give computed columns another UDF; values stay until a backfill.
+        """Give computed columns another UDF; values are kept until a backfill.
 
         Raises:
             InvalidInput: the column does not exist, or the UDF's output type is not the column's.
@@ -136,7 +136,7 @@ class Table:
         dataset.update_field_metadata(changes)
 
     def definition(self, column: str, dataset: LanceDataset | None = None) -> UdfDefinition:
-        """What is stored about a computed column.
+        """Return the stored definition of a computed column.
 
         Raises:
             InvalidInput: the column does not exist, or has no UDF.
@@ -157,26 +157,26 @@ class Table:
         run_after: datetime | None = None,
         **sizing: Any,
     ) -> Plan:
-        """Say what a backfill would run, and why; writes nothing.
+        """Plan a backfill: which rows it would compute, and why; writes nothing.
 
         Args:
             column: the computed column.
-            udf: the UDF to use; by default the column's own, found by its import path. One of the same name takes the
-                column's input columns, another brings its own.
-            where: SQL filter on the rows to compute; ``now()`` and its like are frozen at ``run_after``.
+            udf: the UDF to use; by default the column's own, imported by its path. A UDF of the same name gets the
+                column's input columns, a UDF of another name its own.
+            where: SQL filter on the rows to compute; ``now()`` and similar functions are frozen at ``run_after``.
             read_version: compute only rows that existed at this version.
             on_code_change: ``error``, ``recompute`` or ``new_rows`` when rows hold another UDF version's value.
-            continue_from: other versions of the UDF whose values are taken over instead of being computed anew.
+            continue_from: other versions of the UDF whose values are kept instead of computed again.
             errors_only: compute only rows the UDF failed on, however often.
-            recompute_mixed: compute only rows whose value was taken over from another version.
-            ignore_checkpoints: do not use what earlier jobs computed and did not commit; so does the environment
+            recompute_mixed: compute only rows whose value comes from another version.
+            ignore_checkpoints: do not use what earlier jobs computed and did not commit; the same as the environment
                 variable ``GENEVA_IGNORE_CHECKPOINTS=1``.
-            run_after: moment that ``now()`` stands for; by default now.
+            run_after: the time that ``now()`` returns; by default the time of this call.
             sizing: see :class:`airflow_geneva.plan.values.Sizing`.
 
         Raises:
-            InvalidInput: something asked for does not exist or makes no sense.
-            CodeChanged: rows hold another version's value, and ``on_code_change`` is ``error``.
+            InvalidInput: an argument is not valid, or names something that does not exist.
+            CodeChanged: rows hold another UDF version's value, and ``on_code_change`` is ``error``.
         """
         return self._plan(
             udf,
@@ -209,16 +209,16 @@ class Table:
         run_after: datetime | None = None,
         **sizing: Any,
     ) -> BackfillResult:
-        """Compute what is missing in a column, and make it visible.
+        """Compute the missing values of a column, and commit them.
 
         Args:
-            runner: ``spark`` uses the active SparkSession or makes a local one; ``inline`` stays in this process.
+            runner: ``spark`` uses the active SparkSession or starts a local one; ``inline`` runs in this process.
 
-        The others are those of :meth:`plan_backfill`.
+        The other arguments are those of :meth:`plan_backfill`.
 
         Raises:
             InvalidInput, CodeChanged: see :meth:`plan_backfill`; nothing was started.
-            JobFailed: the job failed half-way; ``.result`` says what was done.
+            JobFailed: the job failed; ``.result`` says what it completed before.
         """
         from airflow_geneva.run.backfill import check_runner, run_backfill
         from airflow_geneva.run.job import Stopwatch
@@ -245,7 +245,7 @@ class Table:
     def backfill_async(
         self, column: str, udf: UDF | None = None, runner: str = "spark", **options: Any
     ) -> JobFuture:  # fmt: skip
-        """Start a backfill that goes on in the background of this process.
+        """Start a backfill in the background of this process.
 
         Args:
             column, udf, runner, options: those of :meth:`backfill`.
@@ -270,29 +270,29 @@ class Table:
         return start_in_background(plan, self.location, function, runner, watch)
 
     def get_errors(self, job_id: str | None = None, column_name: str | None = None) -> list[ErrorRecord]:
-        """Records of rows that a UDF failed on, newest first.
+        """Return the error records: rows on which a UDF failed, newest first.
 
         Args:
-            job_id: of one job only.
-            column_name: of one column only.
+            job_id: only records of this job.
+            column_name: only records of this column.
 
         Raises:
-            InvalidInput: ``job_id`` is not one.
+            InvalidInput: ``job_id`` is not a job id.
         """
         from airflow_geneva.job.error_records import read_errors
 
         return read_errors(self.location.checkpoints, job_id, column_name)
 
     def get_failed_row_addresses(self, job_id: str | None = None, column_name: str | None = None) -> list[int]:
-        """Row addresses of failed rows, ascending.
+        """Return the row addresses of failed rows, ascending.
 
         Args:
-            job_id: rows that failed in this job, at the addresses they had then; None: rows that hold no value today
-                because the UDF failed on them, at the addresses they have now.
-            column_name: of one column only.
+            job_id: rows that failed in this job, at their addresses then; None: rows that are NULL now because the UDF
+                failed on them, at their current addresses.
+            column_name: only rows of this column.
 
         Raises:
-            InvalidInput: ``job_id`` is not one, or the column is not a computed one.
+            InvalidInput: ``job_id`` is not a job id, or the column is not a computed column.
         """
         from airflow_geneva.plan.failed import failed_addresses
 
@@ -312,14 +312,14 @@ class Table:
         dataset = self.lance
         definition = self.definition(column, dataset)
         if udf is not None and not isinstance(udf, UDF):
-            raise InvalidInput(f"udf={udf!r} is not a UDF. Give a function that is decorated with @udf(...).")
+            raise InvalidInput(f"udf={udf!r} is not a UDF. Give a function decorated with @udf(...).")
         function = udf or self.column_udf(column, definition)
         own_inputs = definition.input_columns if udf is None or udf.name == definition.name else None
         request = BackfillRequest.of(column, options)
         return plan_request(self.location, request, function, own_inputs, dataset), function
 
     def column_udf(self, column: str, definition: UdfDefinition | None = None) -> UDF:
-        """The column's own UDF, imported.
+        """Import the column's own UDF.
 
         Raises:
             InvalidInput: it has no import path, or cannot be imported here.

@@ -1,4 +1,4 @@
-"""How many bytes of rows a task slot holds: one budget for reads, UDF calls, windows and checkpoints."""
+"""The memory budget of a task slot, in bytes of rows: for reads, UDF calls, windows and checkpoints."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LEAST_TASK_MEMORY = 1 << 10
 _FIRST_FITTING = 4
 _NARROWING = 16
 _SUDDEN_WIDTH = 16 << 10
-# Arrow's offsets of 32 bits end at 2 GB, and what is put together may be twice as much as is aimed at.
+# Arrow's 32-bit offsets end at 2 GB, and assembled data may be twice as large as its target.
 _MOST_BYTES = 512 << 20
 
 
 def task_memory_bytes(default: int = DEFAULT_TASK_MEMORY) -> int:
-    """The budget of new plans: as ``GENEVA_TASK_MEMORY_BYTES`` says, else the given default.
+    """Return the budget for new plans: ``GENEVA_TASK_MEMORY_BYTES`` if set, else the given default.
 
     Raises:
         InvalidInput: the variable does not hold a number of bytes.
@@ -37,20 +37,20 @@ def task_memory_bytes(default: int = DEFAULT_TASK_MEMORY) -> int:
 
 
 def batch_bytes(task_memory: int) -> int:
-    """Bytes of rows that are read, computed or put together at once: inputs, outputs and copies are there together."""
+    """Return the bytes of rows to read, compute or assemble at once: inputs, outputs and copies share the budget."""
     return min(max(task_memory // 4, 1), _MOST_BYTES)
 
 
 def checkpoint_bytes(task_memory: int) -> int:
-    """Bytes of output that wait for a checkpoint: writing one copies them."""
+    """Return the bytes of output to buffer for a checkpoint: writing a checkpoint copies them."""
     return min(max(task_memory // 2, 1), 2 * _MOST_BYTES)
 
 
 class TooWide(Exception):
-    """Rows that are read at once take more bytes than they may: fewer are to be read.
+    """A batch of rows takes more bytes than allowed; the reader must read fewer rows at once.
 
     Args:
-        rows, size: of what was read of them, as far as that is known.
+        rows, size: rows and bytes that were read of the batch, as far as known.
     """
 
     def __init__(self, rows: int = 0, size: int = 0) -> None:
@@ -60,25 +60,25 @@ class TooWide(Exception):
 
 
 def room(limit: int, rows: int) -> float:
-    """Bytes that rows may take that should fit into some bytes, and whose widths vary; a row alone may take any."""
+    """Return the most bytes that rows planned for ``limit`` bytes may take: widths vary, and one row may take any."""
     return 2 * limit if rows > 1 else inf
 
 
 def rows_at_once(limit: int) -> int:
-    """How many rows of unknown width are decoded at once: pylance tells how wide rows are once they are decoded."""
+    """Return how many rows of unknown width to decode at once: the width is known only after decoding."""
     return max(1, limit // _SUDDEN_WIDTH)
 
 
 @dataclass
 class FittingRows:
-    """How many rows fit into some bytes, where only rows that were seen tell how wide rows are.
+    """Estimates how many rows fit into a byte limit, from the widths of rows seen so far.
 
-    Rows of unknown width are assumed to be wide at first; wider ones than before count at once, narrower ones step by
-    step. One row always fits. The next rows may be much wider than those before them.
+    Rows of unknown width are assumed to be wide at first. Wider rows change the estimate at once, narrower rows step by
+    step. One row always fits. The next rows may be much wider than those before.
 
     Args:
-        limit: the bytes.
-        width: bytes a row, where the type tells; else None.
+        limit: the byte limit.
+        width: bytes per row if the type fixes it, else None.
     """
 
     limit: int
@@ -90,27 +90,27 @@ class FittingRows:
 
     @property
     def rows(self) -> int:
-        """How many fit if the next ones are as wide as the last."""
+        """Number of rows that fit if the next rows are as wide as the last."""
         return max(1, int(self.limit / self.bytes_a_row))
 
     @property
     def careful_rows(self) -> int:
-        """No more than take little if the next ones are much wider than the last."""
+        """Like `rows`, but few enough to be small even if the next rows are much wider."""
         return self.rows if self.width is not None else min(self.rows, rows_at_once(self.limit))
 
     @property
     def growing(self) -> bool:
-        """Whether more rows fit next time if they are as narrow as the last."""
+        """Whether the estimate may still grow with narrow rows."""
         return not self.settled and self.careful_rows < rows_at_once(self.limit)
 
     def record(self, rows: int, size: int) -> None:
-        """Learn from rows that take ``size`` bytes in memory."""
+        """Update the estimate from rows that take ``size`` bytes in memory."""
         if rows > 0 and self.width is None:
             least = max(self.bytes_a_row / _NARROWING, 0.125)
             self.settled = size / rows >= least
             self.bytes_a_row = max(size / rows, least)
 
     def halve(self) -> None:
-        """Take rows to be so wide that half as many fit as before."""
+        """Halve the estimate."""
         self.width = None
         self.bytes_a_row = self.limit / max(1, self.careful_rows // 2)

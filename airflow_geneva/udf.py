@@ -1,4 +1,4 @@
-"""What a UDF is: a Python function with its version, inputs, output type, resources and error policy."""
+"""The `udf` decorator and the `UDF` class: a Python function with version, inputs, output type and error policy."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ _instances_lock = threading.RLock()
 
 @dataclass(frozen=True)
 class UDF:
-    """A function that computes a column; made by the decorator `udf`, and called like the function itself.
+    """A function that computes a column; created by the decorator `udf`, and called like the function itself.
 
     Attributes:
         func: the function, class or instance that was decorated.
         name: name in checkpoints, plans and messages.
         data_type: Arrow type of its output.
         signature: its parameters, annotations and form.
-        module: the module whose code made this value.
-        version: the version given instead of the hash of the code, or None.
-        deps: more things that the version covers.
-        input_columns: the columns it was declared with, or None: its parameters name them.
-        num_cpus, num_gpus: what one call needs.
-        memory: bytes one call needs, or None.
-        batch_size: rows a call, or None.
-        checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows a checkpoint, or None.
+        module: the module that applied the decorator.
+        version: the version given instead of the code hash, or None.
+        deps: more things that the code hash covers.
+        input_columns: the declared input columns, or None: the parameters name them.
+        num_cpus, num_gpus: CPUs and GPUs per call, or None.
+        memory: bytes per call, or None.
+        batch_size: rows per call, or None.
+        checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint, or None.
         on_error: "fail", "skip", or a tuple of rules.
         timeout: seconds a call may take, or None.
     """
@@ -82,40 +82,41 @@ class UDF:
 
     @property
     def form(self) -> Form:
-        """How it is called: "scalar", "array" or "record_batch"."""
+        """The form of its calls: "scalar", "array" or "record_batch"."""
         return self.signature.form
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What is called: the function, or this process's one instance of the class; of a generator, for a list."""
+        """The callable: the function, or this process's instance of the class; a generator is collected into a list."""
         function: Callable[..., Any] = _instance_of(self.func) if isinstance(self.func, type) else self.func
         return _Collected(function) if self.signature.yields else function
 
     @cached_property
     def code_version(self) -> str:
-        """The version given, or a hash of the code, the same in every process; `InvalidInput` if it has none."""
+        """The given version, or the code hash, which is the same in every process; `InvalidInput` if it has none."""
         return self.version or code_version(self.func, self.deps, self.name)
 
     @property
     def import_path(self) -> str | None:
-        """`"module:name"` under which another process finds this very object, or None (a notebook's, a local one)."""
+        """`"module:name"` from which another process imports this object; None in a notebook or inside a function."""
         for module_name in (self.module, getattr(self.func, "__module__", "")):
             module = sys.modules.get(module_name)
-            # Airflow imports a DAG file under a name of its own, which no other process has.
+            # Airflow imports a DAG file under its own module name, which no other process has.
             if module is None or module_name == "__main__" or module_name.startswith("unusual_prefix_"):
                 continue
             names = [name for name, value in vars(module).items() if value is self]
             for name in (getattr(self.func, "__qualname__", ""), *names):
                 path = f"{module_name}:{name}"
-                # A script that something else runs may be in a module like "<run_path>", for as long as it runs.
+                # runpy runs a script in a temporary module such as "<run_path>".
                 if name and _IMPORT_PATH.fullmatch(path) and _find(module, name) is self:
                     return path
         return None
 
     def resolve_inputs(self, input_columns: Sequence[str] | None = None) -> tuple[str, ...] | None:
-        """Columns it is given, in the order of its parameters; None: a record batch of all there are.
+        """Return the input columns in the order of the parameters; None: a record batch of all columns.
 
-        input_columns: the columns that `add_columns` mapped to it, or None: its own.
+        Args:
+            input_columns: the columns that `add_columns` mapped to it, or None: its own.
         """
         given = self.input_columns if input_columns is None else tuple(input_columns)
         if self.form == "record_batch":
@@ -127,7 +128,7 @@ class UDF:
         return columns
 
     def definition(self, input_columns: Sequence[str] | None = None) -> UdfDefinition:
-        """What is stored of it beside a column that it computes from these columns."""
+        """Return the definition to store for a column that it computes from these columns."""
         columns = self.resolve_inputs(input_columns)
         return UdfDefinition(
             name=self.name,
@@ -191,28 +192,28 @@ def udf(
     on_error: str | Sequence[Retry | Skip | Fail] = "fail",
     timeout: float | None = None,
 ) -> UDF | Callable[[Callable[..., Any]], UDF]:
-    """Make a UDF of a function, of a class with `__call__`, or of an instance of one.
+    """Make a UDF from a function, a class with `__call__`, or an instance of such a class.
 
-    The annotations say how it is called: with the Python values of one row (`text: str`, or no annotations), with one
-    `pa.Array` for each column (`x: pa.Int64Array`), or with one `pa.RecordBatch`. A class is instantiated without
+    The annotations determine how it is called: with the Python values of one row (`text: str`, or no annotations), with
+    one `pa.Array` per column (`x: pa.Int64Array`), or with one `pa.RecordBatch`. A class is instantiated without
     arguments, once per process.
 
     Args:
-        data_type: Arrow type of the output; may be left out when the annotation of the result determines it.
-        name: name in checkpoints and messages; the function's own by default.
-        version: stands in for the hash of the code; change it whenever results change.
-        deps: more things the hash covers: functions, classes, modules, strings, or `pathlib.Path`s of files.
-        input_columns: columns given to the parameters, in order; by default the parameters without a default value
-            name them, and a record-batch UDF gets all columns.
-        num_cpus, num_gpus: what one call needs.
-        memory: what one call needs, in bytes or as `"4g"`.
-        batch_size: rows a call.
-        checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows a checkpoint.
-        on_error: `"fail"`, `"skip"`, or a list of `Retry`, `Skip` and `Fail`, of which the first that fits counts.
-        timeout: seconds a call may take.
+        data_type: Arrow type of the output; not needed if the return annotation determines it.
+        name: name in checkpoints and messages; by default the function's name.
+        version: replaces the code hash; change it whenever results change.
+        deps: more things that the code hash covers: functions, classes, modules, strings, or `pathlib.Path`s of files.
+        input_columns: columns for the parameters, in order; by default the parameters without a default value name
+            them, and a record-batch UDF gets all columns.
+        num_cpus, num_gpus: CPUs and GPUs per call.
+        memory: memory per call, in bytes or as `"4g"`.
+        batch_size: rows per call.
+        checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
+        on_error: `"fail"`, `"skip"`, or a list of `Retry`, `Skip` and `Fail`; the first rule that matches applies.
+        timeout: maximum seconds per call.
 
     Raises:
-        InvalidInput: something above makes no sense, or contradicts the annotations.
+        InvalidInput: an argument is not valid, or contradicts the annotations.
 
     Example:
         ```python
@@ -260,7 +261,7 @@ def load_udf(import_path: str) -> UDF:
     """Import the UDF at `"module:name"`.
 
     Raises:
-        InvalidInput: the path is malformed, its module cannot be imported here, or it leads to no `@udf` object.
+        InvalidInput: the path is malformed, its module cannot be imported here, or there is no `@udf` object.
     """
     module, name = import_udf_module(_checked(import_path)), import_path.partition(":")[2]
     found = _find(module, name)
@@ -275,7 +276,7 @@ def load_udf(import_path: str) -> UDF:
 
 
 def load_stored_udf(import_path: str) -> UDF:
-    """Import the UDF that a table names: only what its module's source says that it holds is imported.
+    """Import the UDF that a table names; the module is imported only if its source binds the name.
 
     Raises:
         InvalidInput: see `load_udf`; or the source of the module does not bind the name.
@@ -300,7 +301,7 @@ def _find(found: Any, name: str) -> Any:
 
 @dataclass(frozen=True)
 class _Collected:
-    """A generator function as one that returns a list."""
+    """Wraps a generator function into one that returns a list."""
 
     function: Callable[..., Any]
 

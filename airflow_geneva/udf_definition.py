@@ -1,4 +1,4 @@
-"""A UDF as it is stored beside the column it computes."""
+"""The stored definition of a UDF, kept in the metadata of the column that it computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class UdfDefinition:
-    """A UDF as it is stored beside its column: plain values, no code; `data_type` is text for people."""
+    """The stored definition of a UDF: plain values, no code; `data_type` is text for display."""
 
     name: str
     version: str
@@ -35,13 +35,13 @@ class UdfDefinition:
     timeout: float | None = None
 
     def to_json(self) -> str:
-        """The definition as JSON with sorted keys; what is None is left out."""
+        """Return the definition as JSON with sorted keys, without None values."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
         return json.dumps({"format": _FORMAT, **values}, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> UdfDefinition:
-        """Read what `to_json` wrote; `InvalidInput` if it is something else, or of a later format."""
+        """Parse the output of `to_json`; `InvalidInput` if it is something else, or of a later format."""
         try:
             values = json.loads(text)
             found = values.pop("format")

@@ -1,4 +1,4 @@
-"""Modules of UDFs: imported so that they cannot end their importer, and looked into without running them."""
+"""Import the modules of UDFs so that they cannot end the process, and inspect their source without running it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def import_udf_module(import_path: str) -> ModuleType:
         import_path: `"module:name"`.
 
     Raises:
-        InvalidInput: importing it raised something, `SystemExit` included.
+        InvalidInput: the import raised, `SystemExit` included.
     """
     module = import_path.partition(":")[0]
     try:
@@ -35,9 +35,9 @@ def import_udf_module(import_path: str) -> ModuleType:
 
 
 def check_stored_path(import_path: str) -> None:
-    """Refuse an import path found in a table unless its module's source binds the name at its top level.
+    """Reject an import path found in a table unless its module's source binds the name at its top level.
 
-    Nothing of the module or its packages is run to find out; a module that was imported before may bind it as it likes.
+    No code of the module or its packages runs for this check. A module that is imported already may bind it in any way.
 
     Args:
         import_path: `"module:name"`.
@@ -59,14 +59,14 @@ def check_stored_path(import_path: str) -> None:
         why = "it is a module of Python itself" if _is_of_python(spec) else _unbound(spec, name)
     if why:
         raise InvalidInput(
-            f"UDF {import_path!r} cannot be loaded: a table names it, and module {module!r} is not imported for that, "
+            f"UDF {import_path!r} cannot be loaded: a table names it, and module {module!r} was not imported, "
             f"because {why}. Such a path is followed only to a name that the module's source binds at its top level, "
             "by def, class, assignment or import, but not by `import *`. Bind it there, or import the module first."
         )
 
 
 def _unbound(spec: ModuleSpec, name: str) -> str:
-    """Why a module's source is not known to bind a name; empty if it does."""
+    """Return why a module's source does not bind a name; "" if it does."""
     try:
         source = spec.loader.get_source(spec.name)  # type: ignore[union-attr]
     except (AttributeError, ImportError):
@@ -83,7 +83,7 @@ def _unbound(spec: ModuleSpec, name: str) -> str:
 
 
 def _locate(module: str) -> ModuleSpec | None:
-    """Find a module as an import would, but without importing the packages it is in."""
+    """Find a module like an import does, but without importing its parent packages."""
     first, *rest = module.split(".")
     found = (finder.find_spec(first, None) for finder in sys.meta_path)
     spec = next((spec for spec in found if spec is not None), None)
@@ -95,7 +95,7 @@ def _locate(module: str) -> ModuleSpec | None:
         inside = spec.submodule_search_locations if package is None else getattr(package, "__path__", None)
         if inside is None:
             return None
-        # By its last part alone: under its full name a namespace package asks for the package it is in.
+        # Search by the last part only: for the full name a namespace package would import its parent.
         spec = PathFinder.find_spec(part, list(inside))
         name = f"{name}.{part}"
     return spec
@@ -110,7 +110,7 @@ def _is_of_python(spec: ModuleSpec) -> bool:
 
 
 def _is_from_outside(error: BaseException) -> bool:
-    """Whether a signal ended an import, as Ctrl-C and Airflow's timeouts do, and not the code that was imported."""
+    """Whether a signal ended an import, as Ctrl-C and Airflow's timeouts do, rather than the imported code."""
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
     at = error.__traceback__
     while at is not None:

@@ -1,4 +1,4 @@
-"""A UDF on its way to another process."""
+"""Send a UDF to another process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from airflow_geneva.udf import UDF, load_udf
 
 @dataclass(frozen=True)
 class UdfParcel:
-    """A UDF on its way to another process: its import path, or itself where there is none.
+    """Refers to a UDF in another process: by its import path, or as a pickle if it has none.
 
     Args:
-        import_path: how the other process imports it, or None.
-        version: the code version that was planned with; what an import path leads to must have it.
-        pickled: the function itself, when it was made in the caller's own process and has no import path.
+        import_path: the path that the other process imports, or None.
+        version: the planned code version; the imported UDF must have it.
+        pickled: the pickled UDF, if it was defined in the caller's process and has no import path.
     """
 
     import_path: str | None
@@ -33,22 +33,22 @@ class UdfParcel:
         return UdfParcel(path, udf.code_version, None if path else cloudpickle.dumps(udf))
 
     def open(self) -> UDF:
-        """The UDF in this process.
+        """Load the UDF in this process.
 
         Raises:
-            InvalidInput: it cannot be imported here, or is not the code that was planned with.
+            InvalidInput: it cannot be imported here, or has another code version than planned.
         """
         if self.import_path is None:
             made: UDF = cloudpickle.loads(self.pickled)
             return made
         udf = load_udf(self.import_path)
         if udf.code_version != self.version:
-            # A worker that served an earlier job has the module as it was then.
+            # A Spark worker that ran an earlier job still has that job's version of the module.
             _forget_module(self.import_path)
             udf = load_udf(self.import_path)
         if udf.code_version != self.version:
             raise InvalidInput(
-                f"UDF {self.import_path!r} is version {udf.code_version} where it runs, and {self.version} was "
+                f"UDF {self.import_path!r} has version {udf.code_version} on the worker, and {self.version} was "
                 "planned: another copy of its module comes first on the worker's path. Remove that one, or start a new "
                 "session."
             )

@@ -1,4 +1,4 @@
-"""Checks of what a UDF is declared with: names, sizes and resources."""
+"""Check the arguments of `@udf`: names, sizes and resources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])?(?:i?b)?", re.IGNORECASE)
 
 
 def check_name(setting: str, value: str) -> str:
-    """A name or version, which becomes part of the names of checkpoints."""
+    """Check a name or version, which becomes part of checkpoint names."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InvalidInput(
             f"{setting}={value!r} of a UDF: give up to 128 letters, digits, '_', '-', '+' and '.', "
@@ -25,7 +25,7 @@ def check_name(setting: str, value: str) -> str:
 
 
 def check_sequence(setting: str, value: Iterable[Any]) -> tuple[Any, ...]:
-    """A list of columns or dependencies: not one string, which would be taken for its letters."""
+    """Check a list of columns or dependencies; a single string would be read as a list of letters."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise InvalidInput(f"{setting}={value!r} of a UDF: give a list, such as [{value!r}].")
     found = tuple(value)
@@ -35,14 +35,14 @@ def check_sequence(setting: str, value: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def check_rows(setting: str, value: int | None) -> int | None:
-    """A number of rows."""
+    """Check a number of rows."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise InvalidInput(f"{setting}={value!r}: give a number of rows of at least 1, or None.")
     return value
 
 
 def check_bounds(minimum: int | None, size: int | None, maximum: int | None) -> None:
-    """Rows a checkpoint: min_checkpoint_size <= checkpoint_size <= max_checkpoint_size, where given."""
+    """Check that min_checkpoint_size <= checkpoint_size <= max_checkpoint_size, as far as given."""
     given = [
         (setting, value)
         for setting, value in (
@@ -58,7 +58,7 @@ def check_bounds(minimum: int | None, size: int | None, maximum: int | None) -> 
 
 
 def check_number(setting: str, value: float | None, above_zero: bool) -> float | None:
-    """A number of seconds, cores or GPUs."""
+    """Check a number of seconds, cores or GPUs."""
     if value is None:
         return None
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
@@ -68,7 +68,7 @@ def check_number(setting: str, value: float | None, above_zero: bool) -> float |
 
 
 def check_memory(value: int | str | None) -> int | None:
-    """Bytes, from a number of them or a text such as "512m" or "4g" (powers of 1,024)."""
+    """Return bytes for a number, or for a text such as "512m" or "4g" (powers of 1,024)."""
     amount: float | None = None
     if isinstance(value, int) and not isinstance(value, bool):
         amount = value

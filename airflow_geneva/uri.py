@@ -1,4 +1,4 @@
-"""URIs of databases and tables in one form, and the names that may stand in them."""
+"""Normalized URIs of databases and tables, and the rules for table names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")
 
 
 def normalize_uri(uri: str | os.PathLike[str]) -> str:
-    """Give every way of writing a place one form: object-store URIs without a trailing slash, local paths absolute.
+    """Normalize a location: object-store URIs without a trailing slash, local paths absolute.
 
-    Two spellings of one place must hash to one checkpoint identity.
+    Two spellings of one location must give the same checkpoint key.
 
     Raises:
-        InvalidInput: it is empty or no URI, or holds credentials, which would be shown wherever the place is named.
+        InvalidInput: it is empty, not a URI, or holds credentials, which would show up in messages and logs.
     """
     text = os.fspath(uri)
     if not text:
@@ -41,23 +41,23 @@ def _check_uri(uri: str) -> None:
     container = parts.scheme in _CONTAINER_SCHEMES and ":" not in user
     if (user and not container) or parts.query:
         raise InvalidInput(
-            f"A URI of scheme {parts.scheme!r} was given that holds a user, a password or a query. It would be seen in "
+            f"A URI of scheme {parts.scheme!r} was given that holds a user, a password or a query. It would appear in "
             "logs and plans. Leave them out, and give credentials as storage_options."
         )
 
 
 def without_credentials(uri: str) -> str:
-    """A normalized URI as it may be stored and shown: without user, password and query."""
+    """Return a normalized URI without user, password and query, so that it may be stored and shown."""
     if is_local(uri):
         return uri
     parts = urlsplit(uri)
     user, _, host = parts.netloc.rpartition("@")
-    # What comes before the @ without a password is a container, as in abfss://container@account.
+    # A user without a password is a container, as in abfss://container@account.
     return urlunsplit((parts.scheme, host if ":" in user else parts.netloc, parts.path, "", ""))
 
 
 def is_local(uri: str) -> bool:
-    """Tell whether a normalized URI is a path of this machine."""
+    """Whether a normalized URI is a local path."""
     return not _SCHEME.match(uri)
 
 
@@ -81,5 +81,5 @@ def check_name(name: str, what: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Tell whether a table or view may have a name."""
+    """Whether a name is valid for a table or view."""
     return bool(_NAME.fullmatch(name)) and ".." not in name and len(name) <= 200

@@ -1,4 +1,4 @@
-"""Which version of a table is the newest, and by which commit: a look at names, without opening the table."""
+"""Find a table's newest version and its commit from file names, without opening the table."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from airflow_geneva.storage import Storage
 
 _MANIFEST = re.compile(r"(\d+)\.manifest")
 _LAST = 2**64 - 1
-"""Lance counts the names of versions down from it, so that the newest comes first; older tables count up."""
+"""Lance names manifests by this number minus the version, so that the newest sorts first; older tables count up."""
 _START = 64
-"""A manifest begins with the transaction that made it, and that with its id."""
+"""Bytes to read: a manifest begins with its transaction, which begins with a unique id."""
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """One version of one table.
+    """Identifies one version of one table.
 
     Args:
-        version: its number.
-        commit: tells it from the version of that number of a table that was dropped and made again.
-        files: some of its data files, by the ends of their names, when somebody opened it: while one of them is there,
-            it is that table, whether the version is left or not. None when nobody looked.
-        highest: the highest id of its fragments then, -1 for none; a table that is made again begins with 0.
+        version: the version number.
+        commit: hash of the commit; it differs from that of the same version of a table that was created again.
+        files: ends of the names of some data files, if the table was opened: while one of these files exists, it is
+            still the same table, even if the version was cleaned up. None if the table was not opened.
+        highest: its highest fragment id, -1 for none; a table that is created again starts from 0.
     """
 
     version: int
@@ -35,13 +35,13 @@ class Stamp:
 
 
 def newest_stamp(database: Storage, table: str) -> Stamp | None:
-    """The newest version of a table; None when there is no such table.
+    """Return the newest version of a table; None if there is no such table.
 
     Costs one listing and one read of 64 bytes, whatever the size of the table.
 
     Raises:
-        StorageError: the store is unreachable or refuses.
-        OSError: the same of a local disk.
+        StorageError: the store is unreachable or denies access.
+        OSError: the same for a local disk.
     """
     versions = _versions(database, table)
     if not versions:
@@ -54,7 +54,7 @@ def newest_stamp(database: Storage, table: str) -> Stamp | None:
 
 
 def stamp_of(database: Storage, table: str, version: int) -> Stamp | None:
-    """A version of a table; None when it is not there, or not any more."""
+    """Return a version of a table; None if it does not exist or was cleaned up."""
     for name in (f"{_LAST - version:020}.manifest", f"{version}.manifest"):
         with contextlib.suppress(FileNotFoundError):
             return Stamp(version, _commit(database, f"{_folder(table)}/{name}"))

@@ -1,4 +1,4 @@
-"""A materialized view, as its user holds it."""
+"""The user's handle to a materialized view."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class View(Table):
-    """A table whose rows are a query's result as of the last refresh; made by ``create_materialized_view``.
+    """A table that holds a query's result as of the last refresh; created by ``create_materialized_view``.
 
-    Reading it gives the rows of the last refresh and the query's columns. ``view.lance`` is raw: it has the two system
-    columns, and rows that no refresh has computed yet.
+    Reading it returns the rows of the last refresh and the query's columns. ``view.lance`` is raw: it has the two
+    system columns, and rows that no refresh has computed yet.
     """
 
     @property
     def view_definition(self) -> ViewDefinition:
-        """The query it is made of.
+        """The view's query.
 
         Raises:
             InvalidInput: the view was made by another system.
@@ -35,13 +35,13 @@ class View(Table):
         return ViewDefinition.read(self.lance.schema.metadata, self.name)
 
     def source(self, storage_options: Mapping[str, str] | None = None) -> Table:
-        """The table or view that it is made from.
+        """Open the view's source: a table or a view.
 
         Args:
             storage_options: credentials of the source's database; by default the view's own.
 
         Raises:
-            InvalidInput: it is not there.
+            InvalidInput: the source does not exist.
         """
         from airflow_geneva.database import Database
         from airflow_geneva.storage import freeze_options
@@ -52,31 +52,31 @@ class View(Table):
 
     @property
     def schema(self) -> pa.Schema:
-        """The query's columns."""
+        """The schema of the query's columns."""
         import pyarrow as pa
 
         whole = self.lance.schema
         return pa.schema([whole.field(name) for name in visible_columns(whole)], metadata=whole.metadata)
 
     def count_rows(self, where: str | None = None) -> int:
-        """How many rows the last refresh left, or how many of them an SQL condition holds for."""
+        """Count the rows of the last refresh, or those for which an SQL condition holds."""
         return int(self.lance.count_rows(IS_SET if where is None else f"{IS_SET} AND ({where})"))
 
     def to_arrow(self) -> pa.Table:
-        """The rows of the last refresh with the query's columns, in memory."""
+        """Read the rows of the last refresh with the query's columns into memory."""
         dataset = self.lance
         return dataset.to_table(columns=visible_columns(dataset.schema), filter=IS_SET)
 
     def get_failed_row_addresses(self, job_id: str | None = None, column_name: str | None = None) -> list[int]:
-        """Row addresses, in the source, of rows that a UDF failed on, ascending.
+        """Return the source row addresses of rows on which a UDF failed, ascending.
 
         Args:
-            job_id: rows that failed in this job, at the addresses they had then; None: rows that the view shows without
-                a value, or not at all, because a UDF failed on them, at the addresses they have now.
-            column_name: of one column of the job only.
+            job_id: rows that failed in this job, at their addresses then; None: rows that are NULL or missing in the
+                view now because a UDF failed on them, at their current addresses.
+            column_name: only rows of this column; needs ``job_id``.
 
         Raises:
-            InvalidInput: ``job_id`` is not one, or a column is named without one.
+            InvalidInput: ``job_id`` is not a job id, or ``column_name`` is given without it.
         """
         from airflow_geneva.commit.contents import ViewContents
         from airflow_geneva.plan.failed import failed_source_addresses
@@ -85,8 +85,8 @@ class View(Table):
             return super().get_failed_row_addresses(job_id, column_name)
         if column_name is not None:
             raise InvalidInput(
-                f"View {self.name!r} does not remember on which column a row failed. Leave column_name out, name a job "
-                f"too, or ask view.get_errors(column_name={column_name!r}), which says what failed in every job."
+                f"View {self.name!r} does not record which column a row failed on. Leave column_name out, give job_id "
+                f"too, or call view.get_errors(column_name={column_name!r}), which lists the failures of every job."
             )
         snapshot = ViewContents(self.location, self.lance).snapshot
         if snapshot is None:
@@ -102,18 +102,18 @@ class View(Table):
         ignore_checkpoints: bool = False,
         **sizing: Any,
     ) -> Plan:
-        """Say what a refresh would run, and why; writes nothing.
+        """Plan a refresh: which rows it would compute, and why; writes nothing.
 
         Args:
-            src_version: the source version to refresh to, also an earlier one; by default the newest.
+            src_version: the source version to refresh to, which may be an earlier one; by default the newest.
             max_rows_per_fragment: rows of each new fragment of the view.
-            on_code_change: ``error``, ``recompute`` or ``new_rows`` when the view holds values of other UDF code.
+            on_code_change: ``error``, ``recompute`` or ``new_rows`` when the view holds another UDF version's values.
             ignore_checkpoints: do not use what earlier jobs computed.
             sizing: see :class:`airflow_geneva.plan.values.Sizing`.
 
         Raises:
-            InvalidInput: the source no longer fits the view, or something asked for makes no sense.
-            CodeChanged: the view holds values of other code, and ``on_code_change`` is ``error``.
+            InvalidInput: the source no longer fits the view, or an argument is not valid.
+            CodeChanged: the view holds another UDF version's values, and ``on_code_change`` is ``error``.
         """
         from airflow_geneva.run.refresh import plan
 
@@ -129,16 +129,16 @@ class View(Table):
         runner: str = "spark",
         **sizing: Any,
     ) -> BackfillResult:
-        """Bring the view up to its source, all at once; costs what changed.
+        """Update the view to its source in one commit; the cost depends on what changed.
 
         Args:
-            runner: ``spark`` uses the active SparkSession or makes a local one; ``inline`` stays in this process.
+            runner: ``spark`` uses the active SparkSession or starts a local one; ``inline`` runs in this process.
 
-        The others are those of :meth:`plan_refresh`.
+        The other arguments are those of :meth:`plan_refresh`.
 
         Raises:
             InvalidInput, CodeChanged: see :meth:`plan_refresh`; nothing was started.
-            JobFailed: the job failed half-way; the view is as it was.
+            JobFailed: the job failed; the view is unchanged.
         """
         from airflow_geneva.run.backfill import check_runner
         from airflow_geneva.run.refresh import run_refresh
@@ -163,28 +163,28 @@ class View(Table):
         )
 
     def add(self, data: Any) -> NoReturn:
-        """Refused: a view's rows come from its query."""
+        """Always raises: a view's rows come from its query."""
         raise InvalidInput(
             f"Rows cannot be added to view {self.name!r}: they come from its query. Add them to its source, "
             f"{self.view_definition.source_table!r}, and refresh the view."
         )
 
     def add_columns(self, columns: Any) -> NoReturn:
-        """Refused: a view's columns come from its query."""
+        """Always raises: a view's columns come from its query."""
         self._refuse_columns(columns)
 
     def alter_columns(self, columns: Any) -> NoReturn:
-        """Refused: a view's columns come from its query."""
+        """Always raises: a view's columns come from its query."""
         self._refuse_columns(columns)
 
     def _refuse_columns(self, columns: Any) -> NoReturn:
         named = list(columns) if isinstance(columns, (Mapping, Sequence)) else columns
         raise InvalidInput(
-            f"Columns {named!r:.200} cannot be added to view {self.name!r}, or changed in it: its columns come from "
-            "its query. Make a view with another query, or compute them in the source."
+            f"Columns {named!r:.200} cannot be added to view {self.name!r} or changed in it: its columns come from "
+            "its query. Create a view with another query, or compute them in the source."
         )
 
     def _plan(self, udf: Any, column: str, options: Any) -> NoReturn:
         raise InvalidInput(
-            f"View {self.name!r} cannot be backfilled, its column {column!r} is computed by its query: view.refresh()."
+            f"View {self.name!r} cannot be backfilled: its query computes column {column!r}. Call view.refresh()."
         )

@@ -1,4 +1,4 @@
-"""The columns of a view: two of the system's, those of its query, and those of the source that these are made from."""
+"""The columns of a view: two system columns, the query's columns, and the source columns that the query reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SOURCE_ROW_ID = "__source_row_id"
 IS_SET = "__is_set"
 SYSTEM_COLUMNS = (SOURCE_ROW_ID, IS_SET)
-"""The columns that come before a view's own: the source row's id (int64), and whether the row is computed (bool)."""
+"""A view's first columns: the row id in the source (int64), and whether the row is computed (bool)."""
 
 Kind = Literal["column", "sql", "udf"]
 
@@ -25,12 +25,12 @@ class OutputColumn:
     """One column of a query.
 
     Args:
-        name: what it is called.
+        name: the column's name.
         kind: a column of the source, an SQL expression over the source's columns, or a UDF.
         type: its Arrow type as text.
         expression: the source column's name, or the SQL; None for a UDF.
-        udf: the UDF and its inputs; None otherwise. An input that an earlier column of the query is called by is that
-            column, any other is a column of the source.
+        udf: the UDF and its inputs; None otherwise. An input is an earlier column of the query with that name, or
+            else a column of the source.
     """
 
     name: str
@@ -45,7 +45,7 @@ class OutputColumn:
         return (self.udf.input_columns or ()) if self.udf else ()
 
     def describe(self) -> str:
-        """What it is, in words."""
+        """Describe the column in words."""
         if self.udf is not None:
             return f"UDF {self.udf.import_path or self.udf.name} of ({', '.join(self.inputs)}) -> {self.type}"
         what = "source column" if self.kind == "column" else "SQL"
@@ -72,7 +72,7 @@ class OutputColumn:
 
 
 def source_inputs(columns: Sequence[OutputColumn]) -> dict[str, tuple[str, ...]]:
-    """For each UDF column, those of its inputs that are columns of the source and not earlier ones of the query."""
+    """Return the inputs of each UDF column that are columns of the source, not earlier columns of the query."""
     found: dict[str, tuple[str, ...]] = {}
     earlier: set[str] = set()
     for column in columns:
@@ -84,11 +84,11 @@ def source_inputs(columns: Sequence[OutputColumn]) -> dict[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class SourceColumn:
-    """A column of the source that a query reads, as it was when the view was made.
+    """A column of the source that a query reads, as of the view's creation.
 
     Args:
         name: what it was called.
-        fields: field ids of the column and of everything nested in it.
+        fields: field ids of the column and its nested fields.
         type: its Arrow type as text.
     """
 
@@ -98,7 +98,7 @@ class SourceColumn:
 
 
 def source_columns(dataset: lance.LanceDataset, names: Sequence[str]) -> tuple[SourceColumn, ...]:
-    """Columns of one version of a table, with their field ids and types."""
+    """Return columns of one version of a table, with their field ids and types."""
     by_name = {field.name(): field for field in dataset.lance_schema.fields()}
     types = {field.name: str(field.type) for field in dataset.schema}
     return tuple(SourceColumn(name, tuple(_field_ids(by_name[name])), types[name]) for name in names)

@@ -1,4 +1,4 @@
-"""What a materialized view is defined by, as it is stored with the view for whoever refreshes it, years later."""
+"""The definition of a materialized view, stored in the view's schema metadata for every later refresh."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASE_VERSION_KEY = "geneva::view::base_table_version"
 VERSION_KEY = "geneva::view::version"
 
 NEVER_REFRESHED = "0"
-"""Under `BASE_VERSION_KEY` until the first refresh: a view's placeholders hold nothing of any source version."""
+"""Value of `BASE_VERSION_KEY` before the first refresh: the view's placeholder rows have no values yet."""
 
 _MADE_BY = "airflow_geneva"
 _FORMAT = 1
@@ -29,22 +29,22 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class ViewDefinition:
-    """The query of a materialized view: all that a refresh needs to know, without code and without credentials.
+    """The query of a materialized view: all that a refresh needs, without code and credentials.
 
     Args:
         source_table: name of the source table or view.
         source_database: normalized URI of its database.
-        source_version: version of the source when the view was made.
-        stable_row_ids: whether the source has them; without, the view can be refreshed to `source_version` only.
-        where: SQL filter with everything that counts, for a source that is a view its ``__is_set`` too; or None.
+        source_version: version of the source when the view was created.
+        stable_row_ids: whether the source has them; without them the view can be refreshed to `source_version` only.
+        where: the whole SQL filter, which includes ``__is_set`` if the source is a view; or None.
         columns: the columns, in order, without the two system columns.
-        all_columns: whether the query took all columns of the source, whichever there were.
+        all_columns: whether the query selected all columns of the source.
         shuffle_seed: seed of the shuffled order, see `airflow_geneva.row_order`; None: by row id.
-        limit: most rows, or None.
-        offset: rows left out before.
-        explode: the column of lists whose elements become rows of their own, or None.
-        reads: every column of the source that the filter or a column reads; the filter's and the expressions' are
-            those they mention, so perhaps too many and never too few.
+        limit: maximum number of rows, or None.
+        offset: rows skipped first.
+        explode: the list column whose elements become rows, or None.
+        reads: every source column that the filter or a column reads; for the filter and SQL expressions, every column
+            that they mention, so possibly too many but never too few.
     """
 
     source_table: str
@@ -62,20 +62,20 @@ class ViewDefinition:
 
     @property
     def version(self) -> str:
-        """The seed's view version: "2" with stable row ids in the source, "1" without."""
+        """The view format version: "2" if the source has stable row ids, "1" if not."""
         return "2" if self.stable_row_ids else "1"
 
     @property
     def cuts(self) -> bool:
-        """Whether a row's place among the others decides whether it is in the view."""
+        """Whether a limit or offset decides which rows are in the view."""
         return self.limit is not None or self.offset > 0
 
     def column(self, name: str) -> OutputColumn:
-        """One of the columns."""
+        """Return a column by name."""
         return next(column for column in self.columns if column.name == name)
 
     def to_json(self) -> str:
-        """The definition as JSON with sorted keys."""
+        """Return the definition as JSON with sorted keys."""
         document = {field.name: getattr(self, field.name) for field in fields(self)}
         document["columns"] = [column.to_document() for column in self.columns]
         document["reads"] = [{"name": c.name, "fields": list(c.fields), "type": c.type} for c in self.reads]
@@ -84,7 +84,7 @@ class ViewDefinition:
 
     @staticmethod
     def from_json(text: str | bytes, view: str = "?") -> ViewDefinition:
-        """Read what `to_json` wrote.
+        """Parse the output of `to_json`.
 
         Args:
             view: the view's name, for messages.
@@ -100,7 +100,7 @@ class ViewDefinition:
         if foreign:
             raise InvalidInput(
                 f"View {view!r} was made by another system, whose definition airflow-geneva does not read: "
-                f"{text!r:.200}. Make the view again with its query: table.query()...create_materialized_view(...)."
+                f"{text!r:.200}. Create the view again with its query: table.query()...create_materialized_view(...)."
             )
         if document.get("format") != _FORMAT:
             raise InvalidInput(
@@ -117,17 +117,17 @@ class ViewDefinition:
 
     @staticmethod
     def read(metadata: Mapping[bytes, bytes] | None, view: str = "?") -> ViewDefinition:
-        """The definition in a view's schema metadata.
+        """Read the definition from a view's schema metadata.
 
         Raises:
-            InvalidInput: see `from_json`; or the table is no view.
+            InvalidInput: see `from_json`; or the table is not a view.
         """
         if not is_view(metadata):
-            raise InvalidInput(f"Table {view!r} is not a materialized view: make one of a query's result.")
+            raise InvalidInput(f"Table {view!r} is not a materialized view: create one from a query.")
         return ViewDefinition.from_json((metadata or {})[QUERY_KEY.encode()], view)
 
     def metadata(self) -> dict[str, str]:
-        """The schema metadata of a view that was just made: the seed's keys."""
+        """Return the schema metadata of a new view."""
         return {
             QUERY_KEY: self.to_json(),
             BASE_TABLE_KEY: self.source_table,
@@ -137,10 +137,10 @@ class ViewDefinition:
         }
 
     def differences(self, wanted: ViewDefinition) -> list[str]:
-        """In words, how another definition differs from this one, as far as the view's contents depend on it.
+        """Describe how another definition differs from this one, as far as the view's rows depend on it.
 
-        What is not a difference: another code version or other settings of the same UDF (a refresh asks about those),
-        and columns that a source gained whose every column was asked for (`gained_columns` names those).
+        These are not differences: another code version or other settings of the same UDF (`on_code_change` handles
+        them), and new source columns of a view that selects all columns (see `gained_columns`).
         """
         return list(self._differences(wanted))
 
@@ -162,11 +162,11 @@ class ViewDefinition:
         fields_now = {column.name: column.fields for column in wanted.reads}
         for read in self.reads:
             if fields_now.get(read.name, read.fields) != read.fields:
-                yield f"column {read.name!r} of the source was dropped and is another one now"
+                yield f"column {read.name!r} of the source was dropped and added again"
         gained = self.gained_columns(wanted)
         then = {column.name: column for column in self.columns}
         now = {column.name: column for column in wanted.columns if column.name not in gained}
-        yield from (f"column {name!r} would be gone" for name in then if name not in now)
+        yield from (f"column {name!r} would be removed" for name in then if name not in now)
         yield from (f"column {name!r} would be new: {now[name].describe()}" for name in now if name not in then)
         for name in then.keys() & now.keys():
             if then[name].describe() != now[name].describe():
@@ -175,19 +175,19 @@ class ViewDefinition:
             yield f"the columns are in the order {', '.join(then)} and would be in the order {', '.join(now)}"
 
     def gained_columns(self, wanted: ViewDefinition) -> list[str]:
-        """Columns that the source gained since a view of all its columns was made, and which the view is without."""
+        """Return the columns that the source gained since a view of all its columns was created."""
         if not (self.all_columns and wanted.all_columns):
             return []
         mine = {column.name for column in self.columns}
         return [column.name for column in wanted.columns if column.kind == "column" and column.name not in mine]
 
     def check_source(self, dataset: lance.LanceDataset) -> None:
-        """Check that the source still has every column that is read: the same one, by field id, name and type.
+        """Check that the source still has every column that the view reads, with the same field id, name and type.
 
-        A renamed column is refused too: the stored filter and expressions name it.
+        A renamed column is rejected too, because the stored filter and expressions use its name.
 
         Raises:
-            InvalidInput: it does not; says what changed.
+            InvalidInput: a column changed; the message says how.
         """
         now = {column.name: column for column in source_columns(dataset, dataset.schema.names)}
         by_id = {column.fields[0]: column.name for column in now.values()}
@@ -199,36 +199,36 @@ class ViewDefinition:
                 if renamed is not None:
                     changes.append(f"column {then.name!r} is now called {renamed!r}: rename it back")
                 elif found is not None:
-                    changes.append(f"column {then.name!r} was dropped and is another one now")
+                    changes.append(f"column {then.name!r} was dropped and added again")
                 else:
-                    changes.append(f"column {then.name!r} is gone")
+                    changes.append(f"column {then.name!r} was dropped")
             elif found.type != then.type:
                 changes.append(f"column {then.name!r} was {then.type} and is {found.type}")
             elif found.fields != then.fields:
-                changes.append(f"fields inside of column {then.name!r} were dropped and are others now")
+                changes.append(f"nested fields of column {then.name!r} were dropped and added again")
         if bool(dataset.has_stable_row_ids) != self.stable_row_ids:
             had, has = ("had", "has none") if self.stable_row_ids else ("had no", "has them")
             changes.append(f"it {had} stable row ids and now {has}, so it is another table")
         if changes:
             raise InvalidInput(
                 f"Table {self.source_table!r} no longer fits the view that reads it: {'; '.join(changes)}. "
-                "Undo the change, or make the view again from the table as it is now."
+                "Undo the change, or create the view again from the current table."
             )
 
 
 def is_view(metadata: Mapping[bytes, bytes] | None) -> bool:
-    """Tell by its schema metadata whether a table is a materialized view, whoever made it."""
+    """Whether a table is a materialized view, by its schema metadata; it may be one of another system."""
     return QUERY_KEY.encode() in (metadata or {})
 
 
 def visible_columns(schema: pa.Schema) -> list[str]:
-    """Names of a table's columns, for a view without the two system columns."""
+    """Return the names of a table's columns; for a view, without the two system columns."""
     hidden = SYSTEM_COLUMNS if is_view(schema.metadata) else ()
     return [name for name in schema.names if name not in hidden]
 
 
 def own_columns(schema: pa.Schema) -> list[str]:
-    """Names of a view's columns that are its query's, the two system columns first."""
+    """Return the names of a view's columns: the two system columns, then the query's."""
     return [*SYSTEM_COLUMNS, *(column.name for column in ViewDefinition.read(schema.metadata).columns)]
 
 

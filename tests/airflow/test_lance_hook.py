@@ -129,7 +129,7 @@ def test_the_button_of_the_form_lists_the_tables(define: Any, tmp_path: Path) ->
     [
         ({"host": "/no/such/place"}, "There is no folder /no/such/place"),
         ({"host": "db"}, "no place that every worker finds"),
-        ({"host": "/data", "extra": {"storage_options": "secret"}}, "storage_options is a text that is not JSON"),
+        ({"host": "/data", "extra": {"storage_options": "secret"}}, "storage_options is text, but not JSON"),
     ],
 )
 def test_the_button_of_the_form_says_what_is_wrong(define: Any, connection: Any, told: str) -> None:

@@ -47,7 +47,7 @@ def test_every_command_is_described_with_its_options() -> None:
     assert "<!--" not in page
     described = set(re.findall(r"^## airflow-geneva (.*)$", page, re.MULTILINE))
     assert described >= {"jobs", "status", "errors", "plan", "doctor", "checkpoints list", "checkpoints gc"}
-    assert "| `--ttl` | How old everything has to be that goes: 7d, 12h or 30m. Default: `7d`. |" in page
+    assert "| `--ttl` | Remove only what is older than this: 7d, 12h or 30m. Default: `7d`. |" in page
     assert "| `DB JOB` | The database and the job's id. |" in page
 
 

@@ -378,7 +378,7 @@ def test_failed_rows_are_found_where_they_lie_in_the_source_now(make_table: Make
     table.lance.optimize.compact_files()
     assert view.get_failed_row_addresses() == where([7, 37, 47]) != then
     assert view.get_failed_row_addresses(job) == then
-    with pytest.raises(InvalidInput, match="does not remember on which column"):
+    with pytest.raises(InvalidInput, match="does not record which column"):
         view.get_failed_row_addresses(column_name="e")
 
 
@@ -518,7 +518,7 @@ def test_only_lists_are_exploded_and_cuts_are_refused(make_table: MakeTable) -> 
         table.query().select(["id"]).explode("id").output_schema()
     with pytest.raises(InvalidInput, match="no such column"):
         table.query().select(["id"]).explode("x").output_schema()
-    with pytest.raises(InvalidInput, match="limit or an offset"):
+    with pytest.raises(InvalidInput, match="limit or offset"):
         table.query().select({"part": udfs.digits}).explode("part").limit(3).output_schema()
     parts = table.query().select({"id": "id", "part": udfs.digits}).explode("part").to_arrow()
     assert list(zip(*parts.to_pydict().values(), strict=True)) == exploded(table)

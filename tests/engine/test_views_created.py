@@ -200,7 +200,7 @@ def test_a_source_with_stable_row_ids_does_not_warn(make_table: MakeTable) -> No
 def test_a_view_has_to_come_out_the_same_whenever_it_is_computed(make_table: MakeTable, sql: str) -> None:
     table = make_table(3)
     for query in (table.query().where(sql), table.query().select({"c": sql})):
-        with pytest.raises(InvalidInput, match="gives something else at every call"):
+        with pytest.raises(InvalidInput, match="returns another value at every call"):
             query.create_materialized_view(name="v")
     literal = table.query().where("x < 2 AND 'now()' <> 'random()'").create_materialized_view(name="v")
     assert len(ids_of(literal)) == 2
@@ -229,9 +229,9 @@ def test_a_name_that_is_taken_is_refused_and_what_is_there_stays(make_table: Mak
         with pytest.raises(InvalidInput):
             table.query().create_materialized_view(name=name)
     assert table.version == 1
-    with pytest.raises(InvalidInput, match="two names of one parameter"):
+    with pytest.raises(InvalidInput, match="two names for one parameter"):
         table.query().create_materialized_view(name="w", view_name="w")
-    with pytest.raises(InvalidInput, match="max_rows_per_fragment=0 makes no sense"):
+    with pytest.raises(InvalidInput, match="max_rows_per_fragment=0 is not valid"):
         table.query().create_materialized_view(name="w", max_rows_per_fragment=0)
 
 

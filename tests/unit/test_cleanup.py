@@ -82,7 +82,7 @@ def test_files_are_listed_with_sizes_and_times_and_links_are_left_out(tmp_path: 
 
 def test_only_tables_can_be_listed_with_sizes_on_an_object_store() -> None:
     with pytest.raises(
-        StorageError, match=r"s3://bucket/db cannot be listed with their sizes.*inside of a Lance table"
+        StorageError, match=r"s3://bucket/db cannot be listed with their sizes.*inside a Lance table"
     ):
         Storage.at("s3://bucket/db").list_entries()
 

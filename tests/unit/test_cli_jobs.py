@@ -169,7 +169,7 @@ def test_errors_prints_rows_with_their_traceback(table: Table, db: str) -> None:
     assert text.count("    here") + text.count("  Traceback") == 6
     assert [record["row_id"] for record in read("errors", db, "--column", "y")] == [6, 5]
     assert [record["row_id"] for record in read("errors", db, "--job", job.job_id, "--newest", "1")] == [7]
-    assert "2 older ones are not shown" in run("errors", db, "--newest", "1")
+    assert "2 older errors are not shown" in run("errors", db, "--newest", "1")
     assert read("errors", db, "--table", "docs")[0]["table"] == "docs"
 
 
@@ -197,7 +197,7 @@ def test_plan_says_what_cannot_be_asked_of_a_view(table: Table, db: str) -> None
     assert "'docs' is a table and not a view" in run("plan", db, "--view", "docs", code=1)
     make_view(table, udfs.picky)
     said = run("plan", db, "--view", "picked", "--where", "x = 1", "--errors-only", code=1)
-    assert "--where and --errors-only are for columns" in said
+    assert "--where and --errors-only apply to columns" in said
 
 
 def test_plan_prints_what_a_job_carries_out(table: Table, db: str) -> None:
@@ -206,7 +206,7 @@ def test_plan_prints_what_a_job_carries_out(table: Table, db: str) -> None:
     text = run("plan", db, "--job", ran.job_id)
     assert "100 rows, 100 pending, 0 with nothing to do" in text
     assert text.count("50 rows in 2 fragment(s)") == 2
-    assert "Nothing was to be done: all 100 rows" in run("plan", db, "--job", idle.job_id)
+    assert "Nothing to do: all 100 rows" in run("plan", db, "--job", idle.job_id)
 
 
 def make_view(table: Table, function: UDF) -> View:
@@ -235,7 +235,7 @@ def test_jobs_about_a_view_name_it_and_its_source(table: Table, db: str) -> None
     text = run("plan", db, "--job", job.job_id)
     assert f"docs at version {found['version']}: 100 rows, 70 pending, 30 with nothing to do" in text
     assert "shard 0: 20 rows in 1 fragment(s)" in text
-    assert "No row was to be computed: rows only left the view" in run("plan", db, "--job", left.job_id)
+    assert "No row had to be computed: rows were only removed from the view" in run("plan", db, "--job", left.job_id)
     # Rows that failed are tried again.
     assert "7 pending" in run("plan", db, "--job", idle.job_id)
 

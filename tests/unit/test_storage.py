@@ -141,7 +141,7 @@ def test_a_document_cannot_leave_its_folder(tmp_path: Path, name: str) -> None:
         lambda: folder.read_bytes(name),
         lambda: folder.delete(name),
     ):
-        with pytest.raises(InvalidInput, match="cannot leave their folder"):
+        with pytest.raises(InvalidInput, match="must stay inside its folder"):
             action()
 
 
@@ -169,7 +169,7 @@ def test_a_place_that_is_not_there_lists_nothing(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(StorageError, match=r"Cannot write .*file/x.*Check that the place exists and is writable"):
+    with pytest.raises(StorageError, match=r"Cannot write .*file/x.*Check that the location exists and is writable"):
         Storage.at(str(tmp_path / "file")).write_bytes("x", b"1")
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 

@@ -118,7 +118,7 @@ def test_the_same_query_does_not_differ(query: Query, table: Table) -> None:
             lambda q: replace(q, selected=(q.selected or ())[::-1][:1] + (q.selected or ())[:-1]),
             "the columns are in the order id, y, n, d, st and would be in the order st, id, y, n, d",
         ),
-        (lambda q: replace(q, selected=(q.selected or ())[:-1]), "column 'st' would be gone"),
+        (lambda q: replace(q, selected=(q.selected or ())[:-1]), "column 'st' would be removed"),
         (
             lambda q: replace(
                 q, selected=tuple((n, s if n != "d" else (samples.Counter, ["y"])) for n, s in q.selected or ())
@@ -169,7 +169,7 @@ def drop_and_add(table: Table) -> None:
     [
         (lambda t: t.lance.drop_columns(["x"]), "column 'x' is gone"),
         (lambda t: t.lance.alter_columns({"path": "x", "name": "z"}), "column 'x' is now called 'z': rename it back"),
-        (drop_and_add, "column 'x' was dropped and is another one now"),
+        (drop_and_add, "column 'x' was dropped and added again"),
         (
             lambda t: t.lance.drop_columns(["st.b"]),
             "column 'st' was struct<a: int64, b: int64> and is struct<a: int64>",
