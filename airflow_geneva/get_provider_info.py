@@ -60,7 +60,7 @@ def get_provider_info() -> dict[str, Any]:
         "config": {
             "geneva": {
                 "description": (
-                    "Defaults of backfills and refreshes; arguments in the DAG and environment variables override them. "
+                    "Defaults of backfills and refreshes. Arguments in the DAG and environment variables go first. "
                     "Read by each task when it starts, on its worker."
                 ),
                 "options": {

@@ -206,8 +206,8 @@ class Storage:
         table = table_of(self.root)
         if table is None:
             raise StorageError(
-                f"The files of {self.root} cannot be listed with their sizes: on an object store that works only inside "
-                "a Lance table."
+                f"The files of {self.root} cannot be listed with their sizes: on an object store that works inside "
+                "a Lance table only."
             )
         with engine_errors(lambda error: StorageError(f"Cannot list {join(self.root, folder)}: {error}.")):
             found = table_entries(table, self.root[len(table) :].strip("/"), dict(self.options))

@@ -1,7 +1,7 @@
-"""Jobs whose commits may still have to be announced to whoever waits for changes of a column.
+"""The outbox of asset events: jobs whose commits may not have been announced yet.
 
-A mark is written before a job may commit, and removed once an announcement covers all its commits. Whether one does is
-asked of those who received it; a mark only says which jobs to ask about.
+The plan task writes a mark before the job may commit; the finish task removes it once an event covers all commits of
+the job. The finish task finds out from Airflow's events which commits are announced; a mark only names a job to check.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Mark:
 
     Args:
         job_id: the job.
-        since: the table version it was planned on; its commits come after.
+        since: the planned table version; the job's commits come after it.
     """
 
     job_id: str
@@ -34,7 +34,7 @@ class Mark:
 
 
 def write_mark(checkpoints: Storage, field_id: int, mark: Mark) -> None:
-    """Remember a job; a mark of an earlier try of it stays, as that one may have committed."""
+    """Write a job's mark; keep the mark of an earlier try, because that try may have committed."""
     name = f"{mark.job_id}.json"
     folder = _folder(checkpoints, field_id)
     if not folder.exists(name):
@@ -42,7 +42,7 @@ def write_mark(checkpoints: Storage, field_id: int, mark: Mark) -> None:
 
 
 def read_marks(checkpoints: Storage, field_id: int) -> list[Mark]:
-    """The remembered jobs of a column, oldest first."""
+    """Return the marks of a column, oldest first."""
     folder = _folder(checkpoints, field_id)
     _, names = folder.list_folder()
     marks = []
@@ -55,7 +55,7 @@ def read_marks(checkpoints: Storage, field_id: int) -> list[Mark]:
 
 
 def marked_jobs(checkpoints: Storage) -> set[str]:
-    """The remembered jobs of all columns."""
+    """Return the ids of all jobs with a mark, for all columns."""
     return {name.rsplit("/", 1)[-1].removesuffix(".json") for name in checkpoints.list_files(_MARKS)}
 
 
@@ -64,7 +64,7 @@ def remove_mark(checkpoints: Storage, field_id: int, mark: Mark) -> None:
 
 
 def find_commits(dataset: lance.LanceDataset, since: int, job_ids: Iterable[str]) -> dict[int, str]:
-    """Table versions after ``since`` that carry one of the jobs' ids; versions that were cleaned up are left out."""
+    """Return the table versions after ``since`` that these jobs committed, without versions that were cleaned up."""
     wanted = set(job_ids)
     commits = commits_back(dataset, int(dataset.version), since + 1)
     found = {commit.version: commit.properties.get(JOB_PROPERTY, "") for commit in commits}

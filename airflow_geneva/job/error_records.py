@@ -1,4 +1,4 @@
-"""Rows that a UDF failed on, as they are kept: ``jobs/{id}/errors/{name}.arrow`` below a table's checkpoints."""
+"""Records of rows on which a UDF failed, stored in ``_checkpoints/jobs/{id}/errors/{name}.arrow``."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ _SCHEMA = pa.schema(
 )
 _LONG_SECONDS, _MOST_COUNTED = 0.05, 256
 _COUNTED: dict[str, tuple[float, int]] = {}
-"""Counts of running jobs by folder, and until when they are kept."""
+"""Error counts of running jobs by folder, with their expiry times."""
 
 _IDENTITY = ("job_id", "column", "row_id", "attempt")
 
 
 @dataclass(frozen=True)
 class ErrorRecord:
-    """One row that a UDF failed on.
+    """One row on which a UDF failed.
 
     Args:
         job_id: the job that ran it.
         column: the column that stays NULL there.
         udf, udf_version: the code that failed.
-        row_address: fragment and physical offset at the version that was planned on, of a view in its source.
-        row_id: its stable row id; the row address in a table without them.
+        row_address: fragment and physical offset at the planned version; for a view, in its source.
+        row_id: its stable row id; the row address in a table without stable row ids.
         exception: name of the exception's class.
         message: its text.
-        traceback: the UDF's own part of the traceback; "" when there is none, as after a crash.
-        attempt: the how many-th run of this input under this code it was, from 1.
-        calls: how often the UDF was called for it in this run, retries included.
-        time: when, in seconds since the epoch.
-        rule: position of the rule that gave the row up; -1 when the failure ended the job.
-        source: of a view, the name of its source table, which the row is in; else "".
+        traceback: the UDF's own part of the traceback; "" if there is none, as after a crash.
+        attempt: 1-based number of runs with this input and this UDF version.
+        calls: number of UDF calls for the row in this run, retries included.
+        time: seconds since the epoch.
+        rule: position of the policy rule that skipped the row; -1 if the failure ended the job.
+        source: for a view, the source table that the row is in; else "".
     """
 
     job_id: str
@@ -109,15 +109,15 @@ class ErrorRecord:
 
 
 def write_errors(job: Storage, name: str, records: Sequence[ErrorRecord]) -> None:
-    """Keep records in one file, whole or not at all; none: nothing is written.
+    """Write error records to one file, atomically; without records write nothing.
 
     Args:
         job: the job's folder.
-        name: of the file; writing it again replaces it, so name it by the range that was run.
+        name: name of the file, by the range that was run: a second run of the range replaces the file.
 
     Raises:
         StorageError: the store is full, read-only or unreachable.
-        InvalidInput: the name would leave the folder.
+        InvalidInput: the name leads outside the folder.
     """
     if not records:
         return
@@ -131,16 +131,16 @@ def write_errors(job: Storage, name: str, records: Sequence[ErrorRecord]) -> Non
 def read_errors(
     checkpoints: Storage, job_id: str | None = None, column: str | None = None, most: int | None = None
 ) -> list[ErrorRecord]:
-    """Records of a table's jobs, newest first; one per job, column, row id and attempt.
+    """Return the error records of a table's jobs, newest first; one per job, column, row id and attempt.
 
     Args:
         checkpoints: the table's ``_checkpoints`` folder.
-        job_id: of one job only.
-        column: of one column only.
-        most: how many at most; of more, whichever are read first.
+        job_id: only records of this job.
+        column: only records of this column.
+        most: maximum number of records; if there are more, the first ones that are read.
 
     Raises:
-        InvalidInput: ``job_id`` is not one.
+        InvalidInput: ``job_id`` is not a job id.
         StorageError: the store is unreachable.
     """
     newest: dict[tuple[Any, ...], ErrorRecord] = {}
@@ -156,11 +156,11 @@ def read_errors(
 
 
 def count_errors(job: Storage, names: Iterable[str] | None = None) -> int:
-    """Number of records of one job, each counted once.
+    """Count the error records of one job, each record once.
 
     Args:
         job: the job's folder.
-        names: its files, if they were listed already.
+        names: names of its files, if already listed.
     """
     files = job.list_files(ERRORS) if names is None else list(names)
     chosen = [name for name in files if _is_error_file(name)]
@@ -168,9 +168,9 @@ def count_errors(job: Storage, names: Iterable[str] | None = None) -> int:
 
 
 def count_errors_so_far(job: Storage) -> int:
-    """The same of a job that runs, of which one asks again and again: what took long is kept for ten times as long.
+    """Count the error records of a running job; a slow count is cached for ten times as long as it took.
 
-    Its files cannot be known by their names: one that is written again replaces the one before.
+    File names do not show a change: a file that is written again replaces the earlier one.
 
     Args:
         job: the job's folder.
@@ -216,4 +216,4 @@ def _tables(folder: Storage, names: Iterable[str], columns: Sequence[str] | None
         except (pa.ArrowException, KeyError, OSError) as error:
             if isinstance(error, StorageError):
                 raise
-            logger.warning("Error records in %s cannot be read and are left out: %s", folder.path(name), error)
+            logger.warning("Cannot read the error records in %s; they are left out: %s", folder.path(name), error)

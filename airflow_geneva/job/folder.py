@@ -1,4 +1,4 @@
-"""Where a job's documents lie: ``_checkpoints/jobs/{id}/``."""
+"""The folder of a job's documents: ``_checkpoints/jobs/{id}/``."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from airflow_geneva.storage import Storage
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
 
 APPLYING, COMMITTING = "progress", "committing"
-"""What the files begin with in which a shard's stages say how far they are."""
+"""Prefixes of the progress files of a shard's stages."""
 
 
 def new_job_id() -> str:
-    """A name that sorts by time, to the microsecond."""
+    """Return a new job id; ids sort by time, to the microsecond."""
     return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:10]}"
 
 
 def began(job_id: str) -> datetime | None:
-    """When a job of that name began; None when it does not say."""
+    """Return the time in a job id; None if it has none."""
     try:
         return datetime.strptime(job_id[:21], "%Y%m%dT%H%M%S%f").replace(tzinfo=timezone.utc)
     except ValueError:
@@ -35,7 +35,7 @@ def began(job_id: str) -> datetime | None:
 
 
 def is_job_id(text: str) -> bool:
-    """Tell whether a text can name a job: one that stays inside its folder."""
+    """Whether a text is a valid job id, which cannot lead outside its folder."""
     return bool(_ID.fullmatch(text)) and ".." not in text
 
 
@@ -45,7 +45,7 @@ class JobFolder:
 
     Args:
         storage: the job's folder.
-        job_id: its name.
+        job_id: the job's id.
     """
 
     storage: Storage
@@ -53,17 +53,17 @@ class JobFolder:
 
     @staticmethod
     def of(checkpoints: Storage, job_id: str) -> JobFolder:
-        """The folder of a job below a table's ``_checkpoints``.
+        """Return the folder of a job below a table's ``_checkpoints``.
 
         Raises:
-            InvalidInput: the id would leave its folder.
+            InvalidInput: the id is not valid.
         """
         if not is_job_id(job_id):
             raise InvalidInput(f"{job_id!r} is not a job id.")
         return JobFolder(checkpoints.folder("jobs", job_id), job_id)
 
     def write_record(self, record: Mapping[str, Any]) -> None:
-        """Announce the job; written before anything else of it. How an earlier try of it went is forgotten."""
+        """Write the job's record, before any other document of the job; remove the documents of an earlier try."""
         _, names = self.storage.list_folder()
         stages = (f"{APPLYING}-", f"{COMMITTING}-")
         for name in names:
@@ -72,7 +72,7 @@ class JobFolder:
         self.storage.write_json("job.json", {"started": time.time(), **record, "id": self.job_id})
 
     def read_record(self) -> dict[str, Any] | None:
-        """The announcement, with state and result once the job ended; None when there is no such job."""
+        """Read the job's record, with state and result once the job has ended; None if there is no such job."""
         record = self.read("job.json")
         if record is not None:
             kept = record.pop("ended", None)
@@ -80,13 +80,13 @@ class JobFolder:
         return record
 
     def keep_record(self) -> None:
-        """Keep the announcement and the result in one document, and the error records; remove everything else."""
+        """Merge the result into the record, keep the error records, and remove all other documents."""
         record, ended = self.storage.read_json("job.json"), self.read("result.json")
         if ended is not None:
             self.storage.write_json("job.json", {**record, "ended": ended})
             fault_point("record.kept")
         names = [name for name in self.storage.list_files() if name != "job.json" and not name.startswith("errors/")]
-        # The plans first: a task that was cleared then says that its plan is gone, whatever else still is there.
+        # Remove the plans first: a cleared task then reports that its plan is gone, whatever else still exists.
         plans = [name for name in names if name.startswith("plan-")]
         self.storage.delete_all(plans)
         self.storage.delete_all(name for name in names if name not in plans)
@@ -94,21 +94,21 @@ class JobFolder:
             self.storage.remove_empty_folders(name)
 
     def write_planned(self, fingerprint: str, shards: Sequence[Mapping[str, int]]) -> None:
-        """Say which plan the job carries out now, and how large its shards are."""
+        """Write the fingerprint of the job's current plan, and the sizes of its shards."""
         self.storage.write_json("planned.json", {"fingerprint": fingerprint, "shards": [dict(size) for size in shards]})
 
     def write_result(self, state: str, result: Mapping[str, Any], error: str | None = None, errors: int = 0) -> None:
-        """Say how the job ended.
+        """Write how the job ended.
 
         Args:
-            errors: number of error records it left.
+            errors: number of its error records.
         """
         document = {"state": state, "ended": time.time(), "result": dict(result), "errors": errors}
         document["error"] = None if error is None else without_secrets(error)
         self.storage.write_json("result.json", document)
 
     def write_shard(self, stage: str, fingerprint: str, shard: int, document: Mapping[str, Any]) -> None:
-        """Keep what ``apply`` or ``commit`` did with one shard of one plan."""
+        """Write the result of ``apply`` or ``commit`` for one shard of a plan."""
         self.storage.write_json(shard_name(stage, fingerprint, shard), dict(document))
 
     def read_shard(self, stage: str, fingerprint: str, shard: int) -> dict[str, Any] | None:
@@ -116,7 +116,7 @@ class JobFolder:
 
     @contextmanager
     def noting_failure(self, fingerprint: str, shard: int) -> Iterator[None]:
-        """Keep why the work on a shard failed, for the job's record; a new try forgets it."""
+        """Write why the work on a shard failed, for the job's record; a new try removes the file first."""
         name = shard_name("failed", fingerprint, shard)
         self.storage.delete(name)
         try:
@@ -127,7 +127,7 @@ class JobFolder:
             raise
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """One of the documents; None when it is not there, or is damaged."""
+        """Read a document; None if it does not exist or is damaged."""
         try:
             document = self.storage.read_json(name)
         except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""Signs of life: whoever works for a job says so every few seconds, so that a dead job can be told from a slow one."""
+"""Heartbeats: each process that works on a job writes one every few seconds, to tell a dead job from a slow one."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ logger = logging.getLogger("airflow_geneva.job")
 
 EVERY_SECONDS = 15.0
 
-# What is found dead may be cleaned away, so both limits err on the side of life. A process that works beats every 15
-# seconds and never stops beating while its stage goes on; an hour bridges a suspended machine, or a store that was
-# away. A cleanup also asks the store when it heard of the job, because clocks may differ by more.
+# The files of a dead job may be removed, so both limits are generous. A working process writes a heartbeat every 15
+# seconds for as long as its stage runs; one hour bridges a suspended machine or an unreachable store. A cleanup also
+# checks the store's own file times, because clocks may differ by more.
 SILENT_WHILE_WORKING = 3600.0
-# Between two Airflow tasks nobody beats: the next one may wait for its retry delay, a pool slot or the cluster, and
-# somebody may clear it the next morning. A task of Airflow that was killed is tried again in the same way.
+# Between two Airflow tasks no process writes heartbeats: the next task may wait for its retry delay, a pool slot or the
+# cluster, and a user may clear it the next morning. The same holds for a killed Airflow task that waits for its retry.
 SILENT_WHILE_WAITING = 24 * 3600.0
 
 HEARTBEAT = "heartbeat.json"
@@ -32,13 +32,13 @@ HEARTBEAT = "heartbeat.json"
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The last sign of life of a job.
+    """The last heartbeat of a job.
 
     Args:
-        at: when, in seconds since the epoch.
-        stage: what was worked on: ``plan``, ``apply``, ``commit`` or ``finish``.
-        over: the stage had ended then, well or not; nobody has to beat until the next one begins.
-        host, pid: the process.
+        at: time in seconds since the epoch.
+        stage: the running stage: ``plan``, ``apply``, ``commit`` or ``finish``.
+        over: the stage had ended, successfully or not; the next heartbeat comes when the next stage begins.
+        host, pid: the process that wrote it.
     """
 
     at: float
@@ -49,7 +49,7 @@ class Heartbeat:
 
     @staticmethod
     def from_json(document: Mapping[str, Any] | None) -> Heartbeat | None:
-        """None for none, and for one that cannot be read."""
+        """Parse a heartbeat; None if there is none or it is damaged."""
         if document is None:
             return None
         try:
@@ -62,11 +62,11 @@ class Heartbeat:
 
 
 def silence_allowed(heartbeat: Heartbeat | None, retried: bool) -> float:
-    """Seconds without a sign of life after which an unfinished job counts as dead.
+    """Return the seconds without a heartbeat after which an unfinished job counts as dead.
 
     Args:
-        heartbeat: its last one; jobs of older versions of this package have none.
-        retried: somebody, Airflow, may start what was killed again.
+        heartbeat: its last heartbeat; jobs of older versions of this package have none.
+        retried: whether Airflow may retry a killed task.
     """
     working = heartbeat is not None and not heartbeat.over and not retried
     return SILENT_WHILE_WORKING if working else SILENT_WHILE_WAITING
@@ -74,12 +74,12 @@ def silence_allowed(heartbeat: Heartbeat | None, retried: bool) -> float:
 
 @contextmanager
 def beating(job: Storage, stage: str, every: float = EVERY_SECONDS) -> Iterator[None]:
-    """Show signs of life while the body runs; a store that does not take them disturbs nothing.
+    """Write heartbeats while the body runs; a failed write does not fail the job.
 
     Args:
         job: the job's folder.
-        stage: what the body does.
-        every: seconds between two signs.
+        stage: the stage that the body runs.
+        every: seconds between two heartbeats.
     """
     pulse = _Pulse(job, stage)
     pulse.beat()
@@ -95,7 +95,7 @@ def beating(job: Storage, stage: str, every: float = EVERY_SECONDS) -> Iterator[
         yield
     finally:
         over.set()
-        # A beat that hangs in a store that does not answer must not hold the job up.
+        # A write that hangs because the store does not answer must not delay the job.
         thread.join(timeout=5.0)
         pulse.beat(over=True)
 
@@ -113,9 +113,9 @@ class _Pulse:
         try:
             self.job.write_json(HEARTBEAT, document)
         except BaseException as error:
-            # A task that is told to stop, or exceeds its time, is told by a BaseException too.
+            # Airflow stops a task, or times it out, with a BaseException.
             if not is_failure(error):
                 raise
             if not self._complained:
                 self._complained = True
-                logger.warning("A sign of life of this job could not be written, the job goes on: %s", error)
+                logger.warning("Cannot write the heartbeat of this job; the job goes on: %s", error)

@@ -1,4 +1,4 @@
-"""How far a shard is: lines for the log, and a small file for whoever looks from outside."""
+"""Progress of a shard: lines in the log, and a small file that commands and pages read."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _GROWTH = 0.1
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of one shard at a moment.
+    """The progress of one shard at one time.
 
     Args:
         rows: rows to compute.
-        rows_done: rows the UDF has run on in this try.
+        rows_done: rows that the UDF has run on in this try.
         fragments: fragments of the shard.
         ready: fragments whose data file is staged.
         committed: fragments visible in the table.
-        seconds: since the try began.
-        rows_held: rows that checkpoints held when the shard was planned.
+        seconds: seconds since the try began.
+        rows_held: rows that were in checkpoints when the shard was planned.
         rows_ready: rows of the staged fragments.
         rows_committed: rows of the visible fragments.
         versions: table versions written.
@@ -89,8 +89,8 @@ class Reporter:
         emit: told the line.
         every: seconds between two reports in the file, and the shortest pause between two lines.
         longest: the longest pause between two lines.
-        rows_held: rows that checkpoints held when the shard was planned.
-        skipped: tells the rows that were given up, by rule.
+        rows_held: rows that were in checkpoints when the shard was planned.
+        skipped: returns the number of skipped rows, by rule.
     """
 
     rows: int
@@ -135,18 +135,18 @@ class Reporter:
         """Count a fragment that was staged.
 
         Args:
-            rows: due rows of it.
+            rows: its due rows.
         """
         self.ready += 1
         self.rows_ready += rows
 
     def set_committed(self, fragments: int, rows: int, versions: tuple[int, ...]) -> None:
-        """Say what is visible by now; written at once, since commits are few."""
+        """Record what is visible now; writes the file at once, because commits are few."""
         self.committed, self.rows_committed, self.versions = fragments, rows, versions
         self.keep()
 
     def tick(self, force: bool = False) -> None:
-        """Report if it is time to."""
+        """Log and write the file if it is time."""
         moment = time.monotonic()
         if not force and moment - max(self._last, self._began) < self.every:
             return
@@ -158,7 +158,7 @@ class Reporter:
         self.keep()
 
     def keep(self) -> None:
-        """Write the file; a store that does not take it does not end the work that it tells of."""
+        """Write the file; a failed write does not fail the work."""
         if self.storage is None:
             return
         progress = self.now()
@@ -173,14 +173,14 @@ class Reporter:
         except StorageError as error:
             if not self._complained:
                 self._complained = True
-                logger.warning("Progress could not be written, the work goes on: %s", error)
+                logger.warning("Cannot write the progress; the work goes on: %s", error)
 
 
 def read_progress(document: Mapping[str, Any]) -> Progress:
-    """A progress file read back, of an older version of this package too.
+    """Parse a progress file, also one of an older version of this package.
 
     Raises:
-        KeyError, TypeError: it is not one.
+        KeyError, TypeError: it is not a progress file.
     """
     known = {part.name: document[part.name] for part in fields(Progress) if part.name in document}
     return Progress(**{**known, "versions": tuple(document.get("versions", ()))})

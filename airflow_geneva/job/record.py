@@ -1,4 +1,4 @@
-"""What is known of a job: read from its folder, while it runs and ever after."""
+"""Read a job from its folder, while it runs and after it has ended."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from airflow_geneva.storage import Storage
 logger = logging.getLogger("airflow_geneva.job")
 
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""What comes of reading documents of another shape."""
+"""Errors raised when a document does not have the expected form."""
 
 
 def read_job(folder: JobFolder, with_shards: bool = True, now: float | None = None) -> Job | None:
-    """The job of a folder; None when there is none.
+    """Read the job of a folder; None if there is none.
 
     Args:
-        with_shards: also those of a job that is DONE, for which two documents say everything else.
-        now: the time that silence is measured to; by default now.
+        with_shards: read the shards of a DONE job too; everything else about it is in two documents.
+        now: the time to compare heartbeats with; by default now.
 
     Raises:
-        DamagedRecord: there is one, and its documents are not those of a job.
+        DamagedRecord: the job's documents are damaged.
     """
     try:
         job = _read(folder, with_shards, time.time() if now is None else now)
-        _ = str(job)  # what cannot be put into words is no job either
+        _ = str(job)  # a job that cannot be described is damaged too
     except DAMAGED as error:
         raise DamagedRecord(
             f"The record of job {folder.job_id} in {folder.storage.root} is damaged ({type(error).__name__}: {error}). "
@@ -61,13 +61,13 @@ def _read(folder: JobFolder, with_shards: bool, now: float) -> Job | None:
 
 
 def job_ids(checkpoints: Storage) -> list[str]:
-    """Names of a table's jobs, newest first: one listing, nothing is read."""
+    """Return the ids of a table's jobs, newest first; one listing, no reads."""
     names, _ = checkpoints.list_folder("jobs")
     return sorted(filter(is_job_id, names), reverse=True)
 
 
 def read_chosen(checkpoints: Storage, ids: Iterable[str]) -> list[Job]:
-    """The jobs of these names, in their order; those that are gone are left out, and damaged ones with a warning."""
+    """Read the jobs with these ids, in order, without removed ones; damaged ones are left out with a warning."""
     folders = [JobFolder.of(checkpoints, name) for name in ids]
     return [job for job in in_parallel(_read_listed, folders, checkpoints.local) if job is not None]
 
@@ -76,7 +76,7 @@ def _read_listed(folder: JobFolder) -> Job | None:
     try:
         return read_job(folder, with_shards=False)
     except DamagedRecord as error:
-        logger.warning("A job is left out of the list: %s", error)
+        logger.warning("The list leaves a job out: %s", error)
         return None
 
 
@@ -95,7 +95,7 @@ def _job(
         shards = tuple(shard.at_rest(ended["state"] == FAILED, swapped) for shard in shards)
     run = record.get("airflow")
     last_seen = max(float(record["started"]), heartbeat.at if heartbeat else 0.0, float((ended or {}).get("ended", 0)))
-    # A sign of life from far in the future is none either: a clock was wrong.
+    # A heartbeat from far in the future does not count either: a clock was wrong.
     dead = ended is None and abs(now - last_seen) > silence_allowed(heartbeat, retried=run is not None)
     state = _known(_state(record, heartbeat, shards) if ended is None else ended["state"])
     if dead:
@@ -143,10 +143,10 @@ def _airflow_run(run: Mapping[str, Any]) -> AirflowRun:
 
 
 def _goes_on(ended: Mapping[str, Any], heartbeat: Heartbeat | None, now: float) -> bool:
-    """Whether a shard of an ended job was cleared, and is computed or committed again."""
+    """Whether a shard of an ended job was cleared, and runs again."""
     if heartbeat is None or heartbeat.stage not in ("apply", "commit") or heartbeat.at <= float(ended["ended"]):
         return False
-    # Of a finished job, what ended in order was somebody who came too late, and nobody follows.
+    # If the job did not fail, a stage that ended after it was a late task, and no other stage follows.
     follows = not heartbeat.over or ended["state"] == FAILED
     return follows and abs(now - heartbeat.at) <= SILENT_WHILE_WORKING
 
@@ -154,14 +154,14 @@ def _goes_on(ended: Mapping[str, Any], heartbeat: Heartbeat | None, now: float) 
 def _state(record: Mapping[str, Any], heartbeat: Heartbeat | None, shards: tuple[ShardStatus, ...]) -> Any:
     begun = heartbeat is not None and heartbeat.stage != "plan"
     begun = begun or any(shard.stage != WAITING for shard in shards)
-    # Records of older versions are announced as running.
+    # Older versions wrote the record with state RUNNING.
     return RUNNING if begun else record.get("state", PENDING)
 
 
 def _known(state: Any) -> str:
     if state in (PENDING, RUNNING, DONE, PARTIAL, FAILED):
         return str(state)
-    raise ValueError(f"nobody knows state {state!r}")
+    raise ValueError(f"unknown state {state!r}")
 
 
 def _with_shards(job: Job) -> Job:

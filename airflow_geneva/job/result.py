@@ -1,4 +1,4 @@
-"""What a job did, as its user sees it."""
+"""Results of a job and of its shards."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ PENDING, RUNNING, DONE, PARTIAL, FAILED = "PENDING", "RUNNING", "DONE", "PARTIAL
 
 @dataclass(frozen=True)
 class ShardResult:
-    """What happened to the fragments of one shard.
+    """The result of committing one shard.
 
     Args:
         shard: its index.
-        fingerprint: of the plan it belongs to.
-        rows_computed: rows this job ran the UDF on that are now visible.
-        rows_reused: rows made visible that earlier jobs had computed.
-        rows_failed: rows the UDF failed on.
+        fingerprint: fingerprint of the plan.
+        rows_computed: rows that this job computed and that are visible now.
+        rows_reused: rows that earlier jobs computed and this commit made visible.
+        rows_failed: rows on which the UDF failed.
         rows_left: due rows that could not be committed.
         rows_taken: rows among the reused ones whose value another UDF version computed.
         versions: table versions written.
-        left_reasons: why, by fragment.
-        seconds: that its commit took.
-        visible: whether the rows are; a view's are when it is swapped, at the end.
+        left_reasons: why rows were left, by fragment.
+        seconds: duration of the commit.
+        visible: whether the rows are visible; a view's become visible in its swap at the end.
     """
 
     shard: int
@@ -55,7 +55,7 @@ class ShardResult:
 
     @staticmethod
     def read(folder: JobFolder, fingerprint: str, shard: int) -> ShardResult | None:
-        """What the commit of a shard of a plan recorded; None when it recorded nothing, or that is damaged."""
+        """Read the commit result of a shard; None if there is none or it is damaged."""
         try:
             return ShardResult.from_json(folder.read_shard("commit", fingerprint, shard) or {})
         except (KeyError, TypeError, ValueError):
@@ -64,21 +64,21 @@ class ShardResult:
 
 @dataclass(frozen=True)
 class BackfillResult:
-    """The outcome of a backfill.
+    """The result of a backfill or refresh.
 
     Args:
         job_id: the job.
-        state: DONE, PARTIAL (something was left because others changed it meanwhile) or FAILED.
-        rows_computed: rows the UDF ran on in this job that are visible now.
-        rows_reused: rows that earlier, unfinished jobs had computed and this one made visible.
+        state: DONE, PARTIAL (rows were left because other writers changed them meanwhile) or FAILED.
+        rows_computed: rows that this job computed and that are visible now.
+        rows_reused: rows that earlier, unfinished jobs computed and this job made visible.
         rows_skipped: rows with nothing to do.
-        rows_failed: rows the UDF failed on.
-        rows_left: rows that are due and were not made visible.
-        version: the newest table version this job knows of.
-        from_version: the version that was planned on.
-        commits: table versions this job wrote.
-        seconds: time by stage; ``spark`` is the time until its session was there.
-        notes: sentences for the reader.
+        rows_failed: rows on which the UDF failed.
+        rows_left: due rows that were not made visible.
+        version: the newest table version that the job knows.
+        from_version: the planned version.
+        commits: table versions that this job wrote.
+        seconds: time by stage; ``spark`` is the time to get a session.
+        notes: notes for the user.
     """
 
     job_id: str
@@ -132,7 +132,7 @@ def combine(
     version: int,
     notes: tuple[str, ...],
 ) -> BackfillResult:
-    """Add the shards of a job up."""
+    """Add up the results of a job's shards."""
     results = list(shards)
     left = sum(r.rows_left for r in results)
     commits = tuple(sorted({v for r in results for v in r.versions}))

@@ -1,4 +1,4 @@
-"""How far each shard of a job is, read from what its stages left behind."""
+"""The progress of each shard of a job, read from the documents that its stages wrote."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class ShardStatus:
-    """One shard of a job at a moment; every committed row is a ready one, and every ready one is checkpointed.
+    """One shard of a job at one time; committed rows count as ready, and ready rows as checkpointed.
 
     Args:
         index: its position in the plan.
-        stage: ``waiting``, ``applying``, ``applied``, ``committing`` or ``committed``; of a view's also ``verified``;
-            ``failed`` when its last try failed, ``left`` when the job ended or died before it was done.
-        rows: rows that were due.
-        rows_checkpointed: of these, computed and kept.
-        rows_ready: of these, in a finished data file.
-        rows_committed: of these, visible in the table; a row that failed and was skipped is so as NULL.
+        stage: ``waiting``, ``applying``, ``applied``, ``committing`` or ``committed``; for a view also ``verified``;
+            ``failed`` if its last try failed, ``left`` if the job ended or died before the shard was done.
+        rows: due rows.
+        rows_checkpointed: due rows that are computed and checkpointed.
+        rows_ready: due rows in a finished data file.
+        rows_committed: due rows visible in the table, including rows that failed and are NULL.
         fragments, fragments_ready, fragments_committed: the same in fragments.
-        rows_computed: rows the UDF ran on in this job.
-        rows_reused: rows that other jobs had computed; known when the shard is committed.
-        rows_failed: rows the UDF failed on; known when the shard is committed.
+        rows_computed: rows that the UDF ran on in this job.
+        rows_reused: rows that other jobs computed; known once the shard is committed.
+        rows_failed: rows on which the UDF failed; known once the shard is committed.
         versions: table versions written.
         seconds: time spent, by stage.
         rows_per_second: speed of the UDF while it runs, else 0.
-        seconds_left: estimate for the stage it is in, or None.
-        error: why its last try failed, as long as no other has begun; None of one that was killed.
+        seconds_left: estimated seconds left in the current stage, or None.
+        error: why the last try failed, until a new try begins; None for a try that was killed.
     """
 
     index: int
@@ -69,11 +69,11 @@ class ShardStatus:
         )
 
     def at_rest(self, failed: bool, swapped: bool = False) -> ShardStatus:
-        """The shard once its job has ended or died: nobody works on it any more.
+        """Return the shard after its job has ended or died, when no process works on it any more.
 
         Args:
-            failed: the job failed, so what was worked on at the end did.
-            swapped: a view was swapped, which makes all of its shards visible at once.
+            failed: the job failed, so a shard that was running at the end failed too.
+            swapped: the view was swapped, which makes all shards visible at once.
         """
         ended = replace(self, rows_per_second=0.0, seconds_left=None)
         if not swapped:
@@ -99,11 +99,11 @@ class ShardStatus:
 
 
 def read_shards(folder: JobFolder, planned: Mapping[str, Any], names: Collection[str]) -> tuple[ShardStatus, ...]:
-    """The shards of the plan that a job carries out now.
+    """Read the shards of a job's current plan.
 
     Args:
         planned: the job's ``planned.json``.
-        names: of the files in its folder.
+        names: names of the files in its folder.
     """
     there = frozenset(names)
     sizes = list(enumerate(planned["shards"]))
@@ -114,7 +114,7 @@ def read_shards(folder: JobFolder, planned: Mapping[str, Any], names: Collection
 
 
 def in_parallel(read: Callable[[_T], _R], items: Iterable[_T], local: bool) -> list[_R]:
-    """Read many small documents: in threads where each costs a round trip."""
+    """Read many small documents, in parallel where each costs a round trip."""
     if local:
         return [read(item) for item in items]
     with ThreadPoolExecutor(_READERS) as pool:
@@ -139,7 +139,7 @@ def _read_shard(
     )
     committed = read(shard_name("commit", fingerprint, index))
     if not committed or committed["rows_left"]:
-        # A shard that was committed whole needs no more than what its commit says.
+        # For a fully committed shard the result of its commit is enough.
         status = _applying(status, read(progress_name(APPLYING, index)))
         status = _applied(status, read(shard_name("apply", fingerprint, index)))
         status = _committing(status, read(progress_name(COMMITTING, index)))
@@ -155,7 +155,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     if not document:
         return status
     progress = read_progress(document)
-    # What was staged when it was planned is not part of what is applied.
+    # Fragments that were staged when the shard was planned are not applied again.
     rows_ready = status.rows_ready + progress.rows_ready
     done = rows_ready >= status.rows
     return replace(
@@ -215,7 +215,7 @@ def _committed(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     return replace(
         status,
         stage="committed" if shown else "verified",
-        # Rows that were deleted since they were planned are nobody's any more.
+        # Rows that were deleted after planning no longer count.
         rows_checkpointed=visible if whole else max(status.rows_checkpointed, visible),
         rows_ready=visible if whole else max(status.rows_ready, visible),
         rows_committed=visible if shown else 0,

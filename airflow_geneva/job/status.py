@@ -1,4 +1,4 @@
-"""A job as it was when somebody looked at it."""
+"""The status of a job when its record was read."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ class AirflowRun:
 
 @dataclass(frozen=True)
 class Job:
-    """A job as it was when it was looked at.
+    """The status of a job when its record was read.
 
     Args:
-        id: its name.
+        id: the job id.
         kind: ``backfill`` or ``refresh``.
         table: name of the table, or of the view.
         column: the column, or None for a view.
         view: name of the view, or None for a column.
-        source: name of the table or view that a view is made from, or None for a column.
-        udf, udf_version: the code; of a view with several UDFs, one after another.
-        where: the filter, or None; a view's is part of it.
-        version: the table version it was planned on, of a view that of its source.
-        read_version: the version asked for, or None for the newest.
+        source: name of the view's source table or view, or None for a column.
+        udf, udf_version: the UDF and its version; for a view with several UDFs, comma-separated lists.
+        where: the filter, or None; a view's filter is in its definition.
+        version: the planned version of the table; for a view, of its source.
+        read_version: the requested version, or None for the newest.
         state: PENDING (planned, nothing started), RUNNING, DONE, PARTIAL or FAILED.
-        dead: not ended, and silent for so long that nobody works on it any more.
-        started, ended, last_seen: in seconds since the epoch; ``last_seen`` is the last sign of life.
-        stage: what was worked on then, or None.
+        dead: not ended, and without a heartbeat for so long that no process works on it any more.
+        started, ended, last_seen: seconds since the epoch; ``last_seen`` is the last heartbeat.
+        stage: the stage at the last heartbeat, or None.
         rows_total: live rows of the table, or of the source, when it was planned.
-        rows_pending: of these, due.
-        rows_computed: rows the UDF ran on; when ended, those of them that are visible.
-        rows_reused: rows that other jobs had computed and this one made visible.
+        rows_pending: rows that were due then.
+        rows_computed: rows that the UDF ran on; after the end, those that are visible.
+        rows_reused: rows that other jobs computed and this job made visible.
         rows_skipped: rows with nothing to do.
-        rows_failed: rows the UDF failed on.
+        rows_failed: rows on which the UDF failed.
         rows_left: due rows that are not visible.
-        reasons: rows by why they were due, or were not, when it was planned.
-        rows_checkpointed, rows_ready, rows_committed: due rows that are computed and kept, of these those in finished
-            data files, and of these those visible in the table; a row that failed and was skipped is so as NULL.
+        reasons: number of rows by the reason why they were due or not, when the job was planned.
+        rows_checkpointed, rows_ready, rows_committed: due rows that are checkpointed; those of them that are in
+            finished data files; those of them that are visible in the table, including failed rows that are NULL.
         shard_count: number of shards.
-        shards: how far each is; of a job that is DONE only when asked for.
-        seconds: time by stage, that of parallel shards added up; ``spark`` is the time until its session was there.
+        shards: status of each shard; for a DONE job only on request.
+        seconds: time by stage, added up over parallel shards; ``spark`` is the time to get a session.
         commits: table versions written.
         error: why it failed, or None.
         errors: number of error records.
-        airflow: the Airflow task it belongs to, or None.
-        notes: sentences for the reader.
+        airflow: the Airflow task that planned it, or None.
+        notes: notes for the user.
     """
 
     id: str
@@ -104,38 +104,38 @@ class Job:
 
     @property
     def open(self) -> bool:
-        """Whether somebody works on it, or may come back to it: neither ended nor dead."""
+        """Whether a process works on it or may resume it: neither ended nor dead."""
         return self.state in (PENDING, RUNNING) and not self.dead
 
     @property
     def target(self) -> str:
-        """What is computed: ``table.column``, or the view."""
+        """The column as ``table.column``, or the name of the view."""
         return self.view or f"{self.table}.{self.column}"
 
     @property
     def share_reused(self) -> float:
-        """Of the rows made visible, the share that others had computed; 0 when there are none."""
+        """Fraction of the visible rows that earlier jobs computed; 0 if there are no rows."""
         visible = self.rows_computed + self.rows_reused
         return self.rows_reused / visible if visible else 0.0
 
     @property
     def took(self) -> float:
-        """Seconds from start to end, or to the last sign of life."""
+        """Seconds from start to end, or to the last heartbeat."""
         return max((self.ended or self.last_seen) - self.started, 0.0)
 
     @property
     def rows_per_second(self) -> float:
-        """Speed of the UDF on all shards that run now; 0 when none does."""
+        """Speed of the UDF over all running shards; 0 if none runs."""
         return sum(shard.rows_per_second for shard in self.shards) if self.open else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate until the UDF has run on all rows, at the speed of now; None while nothing runs."""
+        """Estimated seconds until all rows are computed, at the current speed; None if nothing runs."""
         speed = self.rows_per_second
         return max(self.rows_pending - self.rows_checkpointed, 0) / speed if speed else None
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON takes it."""
+        """Return all fields as JSON values."""
         speed = {"rows_per_second": self.rows_per_second, "seconds_left": self.seconds_left}
         return {**asdict(self), "open": self.open, "share_reused": round(self.share_reused, 4), **speed}
 
@@ -143,7 +143,7 @@ class Job:
         return "\n".join([*self.lines(), *(f"  {shard}" for shard in self.shards if self.state != DONE)])
 
     def lines(self) -> list[str]:
-        """What is to be said of the job as a whole."""
+        """Describe the job as a whole, without its shards."""
         where = f" where {self.where}" if self.where else ""
         source = f" from {self.source}" if self.source else ""
         code = f" with {self.udf} (version {self.udf_version})" if self.udf else ""
@@ -174,7 +174,7 @@ class Job:
         if self.ended is not None:
             return f"{began}, took {self.took:,.1f} s"
         what = f" in stage {self.stage}" if self.stage else ""
-        return f"{began}, last sign of life {moment(self.last_seen)}{what}"
+        return f"{began}, last heartbeat {moment(self.last_seen)}{what}"
 
     def _commits(self) -> str:
         if not self.commits:
@@ -184,5 +184,5 @@ class Job:
 
 
 def moment(seconds: float) -> str:
-    """A time as people read it."""
+    """Format a time for people."""
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,4 +1,4 @@
-"""Reduce jobs that ended a while ago to their records: what ran in between is kept as long as a task may be cleared."""
+"""Reduce old jobs to their records; newer jobs keep all documents, so that their tasks can still be cleared."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _DONE_UNTIL = "tidied.json"
 
 
 def tidy_jobs(checkpoints: Storage) -> None:
-    """Remove the plans, progress and shard results of a table's jobs, and keep their records and error records.
+    """Remove plans, progress and shard results of a table's old jobs; keep their records and error records.
 
-    The newest jobs stay as they are, and so do open ones, those with commits to announce, and those that failed or died
-    and that no later job about the same column or view has made up for. Each job is looked at once.
+    These jobs are not reduced: the newest ones, open ones, those with commits to announce, and failed or dead ones
+    until a later job for the same column or view is DONE. Each job is checked once.
 
     Args:
         checkpoints: the table's ``_checkpoints`` folder.
@@ -39,10 +39,10 @@ def tidy_jobs(checkpoints: Storage) -> None:
 
 
 def busy_targets(checkpoints: Storage, but: str) -> set[str]:
-    """The columns and views that open jobs of a table are about, as a job's ``target`` names them.
+    """Return the ``target`` (column or view) of each open job of a table.
 
     Args:
-        but: a job that does not count.
+        but: id of a job to ignore.
     """
     later = set(map(str, _read_state(checkpoints).get("later", ())))
     names = job_ids(checkpoints)
@@ -51,7 +51,7 @@ def busy_targets(checkpoints: Storage, but: str) -> set[str]:
 
 
 def _tidy(checkpoints: Storage, names: Sequence[str]) -> list[str]:
-    """Reduce those of the jobs that may be, and return the others, oldest first."""
+    """Reduce the jobs that may be reduced, and return the others, oldest first."""
     announced_later = marked_jobs(checkpoints)
     made_up_for: set[str] = set()
     kept: list[str] = []

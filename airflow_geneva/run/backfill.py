@@ -1,4 +1,4 @@
-"""plan → apply → commit → finish in one call."""
+"""Run a backfill in one call: plan → apply → commit → finish."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ RUNNERS = ("spark", "inline")
 
 
 def check_runner(runner: str) -> None:
-    """Refuse an unknown runner before anything is planned."""
+    """Reject an unknown runner before planning."""
     if runner not in RUNNERS:
         raise InvalidInput(f'There is no runner {runner!r}. Use runner="spark" or runner="inline".')
 
 
 @dataclass(frozen=True)
 class StartedBackfill:
-    """A backfill that is announced, and of which nothing has run.
+    """A backfill whose record and plan are written, and that has not run yet.
 
     Args:
-        plan, saved: what is to be done, in memory and as it was kept.
+        plan, saved: the plan in memory and as stored.
         location: the table.
-        udf: its loaded UDF.
+        udf: the loaded UDF.
         runner: ``spark`` or ``inline``.
-        watch: the time that planning took.
+        watch: measures the time of each stage.
     """
 
     plan: Plan
@@ -57,19 +57,19 @@ class StartedBackfill:
 
 
 def run_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, watch: Stopwatch) -> BackfillResult:
-    """Carry a plan out in one call.
+    """Run a plan from start to end.
 
     Raises:
-        JobFailed: something failed; ``.result`` says what was done all the same.
+        JobFailed: something failed; ``.result`` says what was completed before.
     """
     return carry_out(start_backfill(plan, location, udf, runner, watch))
 
 
 def start_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, watch: Stopwatch) -> StartedBackfill:
-    """Announce a backfill, with the session there that it needs.
+    """Start the session if the backfill needs one, and write the job's record and plan.
 
     Raises:
-        JavaNotFound: there is neither an active session nor a Java to start one.
+        JavaNotFound: there is no active session, and no Java to start one.
         StorageError: the table's folder is read-only or unreachable.
     """
     if runner == "spark" and any(shard.to_apply for shard in plan.shards):
@@ -84,10 +84,10 @@ def start_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, w
 
 
 def carry_out(started: StartedBackfill) -> BackfillResult:
-    """Compute and commit shard after shard, and end the job.
+    """Compute and commit the shards one after another, and finish the job.
 
     Raises:
-        JobFailed: something failed; ``.result`` says what was done all the same.
+        JobFailed: something failed; ``.result`` says what was completed before.
     """
     plan, saved, location, watch = started.plan, started.saved, started.location, started.watch
     folder = JobFolder.of(location.checkpoints, plan.work.job_id)

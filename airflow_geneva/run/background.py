@@ -1,4 +1,4 @@
-"""A backfill that goes on while its caller does something else."""
+"""Run a backfill in a background thread."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _REMIND_SECONDS = 60.0
 class JobFuture:
     """A backfill that runs in a thread of this process.
 
-    A process whose program has ended waits for its jobs, and says so on its log, at once and every minute; Ctrl-C ends
-    it all the same. Nothing is half-written then, and running the backfill again goes on from its checkpoints.
+    At the end of the program the process waits for its jobs, and logs that at once and every minute. Ctrl-C ends it;
+    nothing is half-written then, and the next backfill continues from the checkpoints.
 
     Args:
-        started: the announced backfill.
+        started: the started backfill.
     """
 
     def __init__(self, started: StartedBackfill) -> None:
@@ -44,7 +44,7 @@ class JobFuture:
         return self._started.plan.work.job_id
 
     def status(self) -> Job:
-        """The job as it is now, read from its record.
+        """Read the current status of the job.
 
         Raises:
             InvalidInput: the record was removed meanwhile.
@@ -56,18 +56,18 @@ class JobFuture:
         return job
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, successfully or not."""
         return self._outcome.done()
 
     def result(self, timeout: float | None = None) -> BackfillResult:
         """Wait for the end.
 
         Args:
-            timeout: most seconds to wait.
+            timeout: maximum seconds to wait.
 
         Raises:
-            JobFailed: the job failed; ``.result`` says what was done all the same.
-            TimeoutError: it is not done yet, and goes on.
+            JobFailed: the job failed; ``.result`` says what was completed before.
+            TimeoutError: the job is still running, and continues.
         """
         try:
             return self._outcome.result(timeout)
@@ -75,7 +75,7 @@ class JobFuture:
             if self._outcome.done():
                 raise
             raise TimeoutError(
-                f"Job {self.job_id} is not done after {timeout:g} s, and goes on. Ask .status(), or wait for longer."
+                f"Job {self.job_id} is not done after {timeout:g} s, and goes on. Call .status(), or wait longer."
             ) from error
 
     def __repr__(self) -> str:
@@ -84,25 +84,25 @@ class JobFuture:
         return f"JobFuture({work.table_name}.{work.column}, job_id={self.job_id!r}, {state})"
 
     def run(self) -> None:
-        """Do the job in the calling thread."""
+        """Run the job in the calling thread."""
         try:
             self._outcome.set_result(carry_out(self._started))
         except BaseException as error:
             self._outcome.set_exception(error)
-            # Nobody may ask for the result.
+            # The caller may never ask for the result, so log the error.
             logger.error("%s", error)
 
 
 def start_in_background(plan: Plan, location: TableLocation, udf: UDF, runner: str, watch: Stopwatch) -> JobFuture:
-    """Announce a backfill, and carry it out in a thread.
+    """Write a job's record and plan, and run it in a thread.
 
     Raises:
-        JavaNotFound: there is neither an active session nor a Java to start one.
+        JavaNotFound: there is no active session, and no Java to start one.
         StorageError: the table's folder is read-only or unreachable.
     """
     future = JobFuture(start_backfill(plan, location, udf, runner, watch))
-    # Not a daemon: native code that writes must not be torn down under its feet, and whoever starts a job at the end of
-    # a script wants it done.
+    # Not a daemon: the process must not exit while native code writes, and a job that is started at the end of a script
+    # should finish.
     worker = threading.Thread(target=future.run, name=f"geneva-{future.job_id}", daemon=False)
     worker.start()
     _running.append((worker, future))
@@ -113,13 +113,13 @@ _running: list[tuple[threading.Thread, JobFuture]] = []
 
 
 def _wait_for_jobs() -> None:
-    """At the end of the program: wait for what still runs, and say why the process seems to hang."""
+    """At the end of the program, wait for running jobs, and log why the process seems to hang."""
     for worker, future in _running:
         while worker.is_alive():
             logger.warning("The program has ended, and this process waits for job %s. Ctrl-C ends it.", future.job_id)
             worker.join(_REMIND_SECONDS)
 
 
-# Python closes all thread pools before it waits for threads, and a job cannot commit without them. What is registered
-# here runs in front of that, because pools register when they are imported, which was above.
+# At exit Python closes all thread pools before it waits for threads, and a job cannot commit without them. This handler
+# runs before that: exit handlers run in reverse order, and the pools registered theirs when they were imported above.
 threading._register_atexit(_wait_for_jobs)  # type: ignore[attr-defined]

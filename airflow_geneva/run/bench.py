@@ -1,4 +1,4 @@
-"""What every unit of a backfill works with: what the store has of a fragment, and how its data file is staged."""
+"""The context of a backfill's tasks: look up what the checkpoint store has of a fragment, and stage its data file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bench:
-    """What every unit of a job works with.
+    """The context that all units of a backfill share.
 
     Args:
         dataset: the table at the planned version.
@@ -46,18 +46,18 @@ class Bench:
 
     @staticmethod
     def at(location: TableLocation, work: Work) -> Bench:
-        """Lay everything out.
+        """Open the table, its checkpoints and the job's folder.
 
         Raises:
-            InvalidInput: the table, or the version of it that was planned on, is gone.
-            TableRemade: it is another table.
+            InvalidInput: the table or its planned version does not exist any more.
+            TableRemade: the table was dropped and created again.
         """
         checkpoints = location.checkpoints
         job = JobFolder.of(checkpoints, work.job_id).storage
         try:
             dataset = location.open(work.version)
         except InvalidInput as error:
-            # With the whole table out of reach, or made again, that is what is to be said.
+            # If the whole table is unreachable or was created again, raise that error instead.
             location.open()
             work.read.look(location.options)
             raise InvalidInput(
@@ -80,7 +80,7 @@ class Bench:
         return KeyIndex(self.store, self.trust, [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)])
 
     def staged(self, fragment: FragmentWork, index: KeyIndex, live: Ranges) -> StagedFragment | None:
-        """The fragment's staged data file, if it may be committed as it is."""
+        """Return the fragment's staged data file if it can be committed as it is."""
         staged = index.staged_at(fragment.place)
         if staged is None:
             return None
@@ -90,7 +90,7 @@ class Bench:
         return staged if fits else None
 
     def held(self, fragment: FragmentWork, index: KeyIndex, wanted: Ranges) -> Held:
-        """Computed rows of the fragment that the store has."""
+        """Return the fragment's computed rows that the store has."""
         return index.held(
             fragment.place,
             fragment.ancestors,
@@ -101,10 +101,10 @@ class Bench:
         )
 
     def stage(self, fragment: FragmentWork, held: Held) -> StagedFragment:
-        """Put a fragment together from checkpoints and old values.
+        """Assemble a fragment's data file from checkpoints and old values.
 
         Raises:
-            BrokenFile: a checkpoint or staged file is damaged, or gone since it was found.
+            BrokenFile: a checkpoint or staged file is damaged, or was removed meanwhile.
         """
         live, limit = live_offsets(self.dataset, fragment.files), self.work.sizing.batch_bytes
         parts = assemble(self.dataset, self.store, fragment.files, live, self.work.column, held.pieces, limit)

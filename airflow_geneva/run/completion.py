@@ -1,4 +1,4 @@
-"""Put fragments together from what the store has; rows in files that prove broken are missing, and computed again."""
+"""Stage fragments from checkpoints; if a file turns out to be broken, compute its rows again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_BROKEN = 100
 
 
 class Station(Protocol):
-    """Where the fragments of a target are put together."""
+    """The context in which the fragments of a column or view are staged."""
 
     @property
     def store(self) -> CheckpointStore: ...
@@ -34,15 +34,15 @@ class Station(Protocol):
 def stage_held(
     bench: Station, fragment: FragmentWork, wanted: Ranges, held: Held, compute: Callable[[Ranges], None] | None = None
 ) -> StagedFragment | None:
-    """Stage a fragment from the rows that the store has; None when some are missing.
+    """Stage a fragment from the rows that the store has; None if rows are missing.
 
     Args:
-        wanted: the rows that have to be there.
-        held: what was found of them.
-        compute: computes missing rows into the store; None: nothing is computed here.
+        wanted: the rows that the fragment needs.
+        held: the rows that the store has of them.
+        compute: computes missing rows into the store; None: do not compute.
 
     Raises:
-        StorageError: files break or vanish as fast as their rows are computed, or cannot be written.
+        StorageError: files break or disappear again and again, or cannot be written.
     """
     computed = Ranges.empty()
     for _ in range(_MOST_BROKEN):
@@ -63,18 +63,18 @@ def stage_held(
     if compute is None:
         return None
     raise StorageError(
-        f"Checkpoints of fragment {fragment.id} changed or broke again and again while it was put together. Run the "
-        "task again; if it says so again, run with ignore_checkpoints=True."
+        f"Checkpoints of fragment {fragment.id} changed or broke again and again while it was assembled. Run the "
+        "task again; if the error returns, run with ignore_checkpoints=True."
     )
 
 
 def remove_broken(store: CheckpointStore, broken: BrokenFile, keys: Iterable[str]) -> None:
-    """Remove the checkpoints that name a broken file, so that its rows are missing; one that was replaced stays.
+    """Remove the checkpoints that name a broken file, so that its rows count as missing; keep a replaced file's.
 
     Args:
-        keys: theirs.
+        keys: keys of these checkpoints.
     """
     if broken.__cause__ is not None:
-        logger.warning("%s cannot be read, its rows count as missing: %s", broken.source, broken.__cause__)
+        logger.warning("Cannot read %s; its rows count as missing: %s", broken.source, broken.__cause__)
         for key in keys:
             del store[key]

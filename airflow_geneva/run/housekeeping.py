@@ -1,4 +1,4 @@
-"""Keep the files beside a table few: what a finished job does now and then, so that nothing has to be scheduled."""
+"""Housekeeping at the end of a job: keep the number of files beside a table small, without a scheduled cleanup."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MANY_SNAPSHOTS = 16
 
 
 def keep_house(location: TableLocation, work: Work) -> None:
-    """Tidy up after the jobs of a table; whatever the store says to it, the job at hand has ended well.
+    """Reduce old jobs and pack checkpoints of a table; a storage error is only logged, as the job has already ended.
 
-    Killed anywhere, the next time goes on: a document is removed when one that says the same was read back.
+    After a kill the next job continues: a document is removed only after its replacement was read back.
 
     Args:
-        location: the table, or the view.
+        location: the table or view.
         work: the job that has just ended.
     """
     try:
@@ -37,16 +37,16 @@ def keep_house(location: TableLocation, work: Work) -> None:
         if work.target not in busy_targets(location.checkpoints, work.job_id):
             _pack_checkpoints(location, work)
     except StorageError as error:
-        logger.warning("What ended jobs left beside %s could not be tidied up: %s", location.uri, error)
+        logger.warning("Cannot reduce the files of ended jobs beside %s: %s", location.uri, error)
 
 
 def has_many_snapshots(view: TableLocation) -> bool:
-    """Whether so many refreshes ended since a view's snapshots were packed that it is time for :func:`keep_house`."""
+    """Whether a view has enough unpacked snapshots to run :func:`keep_house`."""
     return len(loose_snapshots(view.checkpoints)) >= _MANY_SNAPSHOTS
 
 
 def _pack_checkpoints(location: TableLocation, work: Work) -> None:
-    """Pack the fragment checkpoints of a UDF version, and remove those of ranges that these have taken up."""
+    """Pack the fragment checkpoints of a UDF version, and remove the range checkpoints that they include."""
     if work.query:
         pack_snapshots(location.checkpoints)
     store = LanceCheckpointStore(location.checkpoints)
@@ -67,7 +67,7 @@ def _pack_checkpoints(location: TableLocation, work: Work) -> None:
 def _taken_up(
     location: TableLocation, work: Work, store: LanceCheckpointStore, ranges: Mapping[FragmentKey, Iterable[str]]
 ) -> list[str]:
-    """Ranges whose rows all are in the staged data file of their fragment."""
+    """Return keys of range checkpoints whose rows are all in the staged data file of their fragment."""
     dataset = location.open() if ranges else None
     names = dataset.schema.names if dataset is not None else []
     if (
@@ -75,7 +75,7 @@ def _taken_up(
         or dataset is None
         or (work.column in names and is_blob(dataset.schema.field(work.column)))
     ):
-        # Single rows cannot be read out of such a data file, see `staged_gives_rows` and `view_file_gives_rows`.
+        # Such a data file cannot replace range checkpoints: see `staged_gives_rows` and `view_file_gives_rows`.
         return []
     found: list[str] = []
     for fragment, keys in ranges.items():
@@ -86,7 +86,7 @@ def _taken_up(
 
 
 def _holds(staged: StagedFragment, store: LanceCheckpointStore, key: str) -> bool:
-    """Whether a staged data file has all that a range has."""
+    """Whether a staged data file has all rows of a range checkpoint."""
     content = read_range(store, key)
     return (
         content is not None

@@ -1,4 +1,4 @@
-"""Run a plan in this process: the very same units as on Spark."""
+"""Run a shard in this process, with the same units of work as on Spark."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def apply_inline(location: TableLocation, work: Work, shard: Shard, udf: UDF) -> list[UnitReport]:
-    """Compute a shard in this process, fragment by fragment.
+    """Compute a shard in this process, one fragment after another.
 
-    Under an error policy or a timeout the UDF itself runs in a process beside this one.
+    With an error policy or a timeout the UDF runs in a child process.
 
     Raises:
-        UdfError: the UDF failed; what was computed before it did is kept.
+        UdfError: the UDF failed; rows computed before are checkpointed.
     """
     if not shard.to_apply:
         return []
@@ -39,10 +39,10 @@ def apply_inline(location: TableLocation, work: Work, shard: Shard, udf: UDF) ->
 def run_shard_inline(
     location: TableLocation, work: Work, shard: Shard, do: DoUnit, skipped: SkipCount
 ) -> list[UnitReport]:  # fmt: skip
-    """Do all units of a shard in this process.
+    """Run all units of a shard in this process.
 
     Raises:
-        UdfError: the UDF failed; what was computed before it did is kept.
+        UdfError: the UDF failed; rows computed before are checkpointed.
     """
     works = shard.to_apply
     if not works:
@@ -63,11 +63,11 @@ def run_units(do: DoUnit, units: Sequence[Unit], reporter: Reporter, threads: in
     """Run units one after another, or several at a time in threads.
 
     Args:
-        do: does one unit, telling of rows as they are computed.
-        reporter: told of rows and fragments.
+        do: runs one unit, and reports rows as they are computed.
+        reporter: counts rows and fragments.
 
     Raises:
-        UdfError: of the first unit that failed, after the running ones have ended.
+        UdfError: the error of the first unit that failed, raised after running units have ended.
     """
     if threads <= 1 or len(units) <= 1:
         reports = []

@@ -1,4 +1,4 @@
-"""The stations of a job around the computing: announce it, commit its shards, end it."""
+"""The stages of a backfill job other than apply: start it, commit its shards, finish it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ logger = logging.getLogger("airflow_geneva.run")
 
 
 def pack_code(import_path: str | None, job: Storage) -> CodeRef:
-    """Put the UDF's module or package beside the plan, so that the whole run uses the code that was planned."""
+    """Store the UDF's module or package beside the plan, so that the whole run uses the planned code."""
     if import_path is None:
         return CodeRef(None)
     archive = zip_code(import_path)
@@ -51,7 +51,7 @@ def pack_code(import_path: str | None, job: Storage) -> CodeRef:
 
 
 def pack_modules(import_paths: Iterable[str], job: Storage) -> tuple[CodeRef, ...]:
-    """The same for several UDFs: what needs to travel, and each module or package once."""
+    """Store the modules or packages of several UDFs, each once."""
     by_module = {path.partition(":")[0]: path for path in import_paths}
     packed = (pack_code(path, job) for path in by_module.values())
     return tuple({code.zip: code for code in packed if code.zip}.values())
@@ -60,16 +60,16 @@ def pack_modules(import_paths: Iterable[str], job: Storage) -> tuple[CodeRef, ..
 def start_job(
     plan: Plan, location: TableLocation, run: str = "", ship_code: bool = False, about: Mapping[str, Any] | None = None
 ) -> tuple[Plan, SavedPlan]:
-    """Announce a job and keep its plan; from here on it can be resumed by anybody.
+    """Write a job's record and plan; from then on any process can resume the job.
 
     Args:
-        run: tells two runs of one plan apart.
-        ship_code: put the UDF's code beside the plan, for workers that do not have it.
-        about: more for the job record, e.g. the Airflow run.
+        run: distinguishes two runs of one plan.
+        ship_code: store the UDF's code beside the plan, for workers that do not have it.
+        about: more fields for the job record, e.g. the Airflow run.
 
     Raises:
         StorageError: the table's folder is read-only or unreachable.
-        TableRemade: the table was dropped and made again.
+        TableRemade: the table was dropped and created again.
     """
     work = plan.work
     folder = JobFolder.of(location.checkpoints, work.job_id)
@@ -111,7 +111,7 @@ def start_job(
 
 
 def tell_checkpoints(plan: Plan) -> None:
-    """Log which checkpoints a job goes on from, and which it cannot use."""
+    """Log which checkpoints a job reuses, and which it cannot use."""
     fragments, rows = plan.rows_held
     target = plan.work.target
     if fragments:
@@ -125,7 +125,7 @@ def tell_checkpoints(plan: Plan) -> None:
 
 
 def size_of(shard: Shard) -> dict[str, int]:
-    """What whoever looks at a job has to know of a shard before anything of it has run."""
+    """Return the sizes of a shard for the job's record, before it runs."""
     staged = [fragment.rows for fragment in shard.fragments if fragment.staged]
     held = sum(fragment.rows - min(fragment.rows, len(fragment.missing)) for fragment in shard.to_apply)
     return {
@@ -138,7 +138,7 @@ def size_of(shard: Shard) -> dict[str, int]:
 
 
 def is_staged(location: TableLocation, work: Work, shard: Shard) -> bool:
-    """Whether the data files of all of a shard's fragments are finished, so that only the commit is left."""
+    """Whether all data files of a shard are staged, so that only the commit is left."""
     bench = Bench.at(location, work)
     return all(
         bench.staged(fragment, bench.index(fragment), live_offsets(bench.dataset, fragment.files)) is not None
@@ -147,11 +147,11 @@ def is_staged(location: TableLocation, work: Work, shard: Shard) -> bool:
 
 
 def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:
-    """Make a shard's staged fragments visible, rebuilding from checkpoints what was staged and is gone.
+    """Commit a shard's staged fragments; restage from checkpoints what was removed.
 
     Raises:
-        CommitConflict: others kept changing the table for longer than the retries allow.
-        TableRemade: the table was dropped and made again.
+        CommitConflict: other writers kept changing the table until all retries were used.
+        TableRemade: the table was dropped and created again.
     """
     began = time.monotonic()
     bench = Bench.at(location, saved.work)
@@ -204,7 +204,7 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
 def finish_job(
     location: TableLocation, saved: SavedPlan, shards: Iterable[ShardResult], seconds: Mapping[str, float] | None = None
 ) -> BackfillResult:
-    """Add the shards up, fold the column's ledgers, and record how the job ended: FAILED when a shard is missing."""
+    """Add up the shards, fold the column's ledgers, and record how the job ended: FAILED if a shard is missing."""
     work = saved.work
     began = time.monotonic()
     fault_point("finish.begin")
@@ -232,7 +232,7 @@ def finish_job(
 
 
 def why_failed(folder: JobFolder, saved: SavedPlan, missing: Sequence[int]) -> str:
-    """What a job's record says when shards were not committed."""
+    """Return the error for a job's record when shards were not committed."""
     error = f"{len(missing)} of {len(saved.shards)} shards were not committed: {missing[:20]}."
     failed = folder.read_shard("failed", saved.fingerprint, missing[0])
     return error if failed is None else f"{error} Shard {missing[0]}: {failed['error']}"
@@ -245,33 +245,33 @@ def fail_job(
     error: BaseException,
     seconds: Mapping[str, float] | None = None,
 ) -> BackfillResult:
-    """Record that a job failed, and what it made visible before; what else it computed stays in checkpoints."""
+    """Record that a job failed, and which rows it committed before; other computed rows stay in checkpoints."""
     result = replace(_added_up(location, saved, shards)[0], state=FAILED).with_seconds(**(seconds or {}))
     record_failure(location, result, error)
     return result
 
 
 def why_it_failed(what: str, job_id: str, error: BaseException) -> str:
-    """What the error of a job says; of a table that was made again nothing is kept."""
-    kept = "\nWhat was computed is kept in checkpoints; run it again to go on from there."
+    """Return the error message of a job; if the table was created again, no checkpoint is left."""
+    kept = "\nComputed rows are kept in checkpoints; run it again to continue from there."
     return f"{what} failed (job {job_id}): {error}{'' if isinstance(error, TableRemade) else kept}"
 
 
 def record_failure(location: TableLocation, result: BackfillResult, error: BaseException) -> None:
-    """Keep the result of a job that failed; a store that does not take it is warned about only."""
+    """Write the result of a failed job; a failed write is only logged."""
     folder = JobFolder.of(location.checkpoints, result.job_id)
-    told = str(error) or type(error).__name__
+    message = str(error) or type(error).__name__
     try:
-        folder.write_result(FAILED, result.to_json(), told, count_errors(folder.storage))
+        folder.write_result(FAILED, result.to_json(), message, count_errors(folder.storage))
     except StorageError as unkept:
-        # What failed first is what is to be told.
-        logger.warning("That job %s failed could not be recorded: %s", result.job_id, unkept)
+        # The caller raises the original error.
+        logger.warning("Cannot record that job %s failed: %s", result.job_id, unkept)
 
 
 def _added_up(
     location: TableLocation, saved: SavedPlan, shards: Iterable[ShardResult]
 ) -> tuple[BackfillResult, list[int]]:
-    """The shards that were committed in one result, and which are missing; their rows are left."""
+    """Combine the committed shards into one result, and list the missing shards; their rows count as left."""
     work = saved.work
     there = {result.shard: result for result in shards}
     missing = [index for index in range(len(saved.shards)) if index not in there]
@@ -283,7 +283,7 @@ def _added_up(
 
 
 class Stopwatch:
-    """Seconds by stage."""
+    """Measures seconds by stage."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

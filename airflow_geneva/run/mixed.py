@@ -1,4 +1,4 @@
-"""Say in a column's metadata when its values come from several versions of its UDF."""
+"""Note in a column's metadata if its values come from several UDF versions."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _MIXED = "mixed:"
 
 
 def record_makers(location: TableLocation, work: Work, shards: Sequence[ShardResult], whole: bool) -> None:
-    """Write, change or remove the note ``mixed:<version>,<version>``; mostly nothing is to be done.
+    """Write, change or remove the note ``mixed:<version>,<version>``; usually there is nothing to change.
 
-    It is a note for readers: which rows they are, the column's ledgers say.
+    The note is for readers of the table; the column's ledgers say which rows have which version.
 
     Args:
-        shards: what was committed.
-        whole: whether that is all that was planned.
+        shards: the committed shards.
+        whole: whether all planned shards were committed.
 
     Raises:
-        TableRemade: the table was dropped and made again.
+        TableRemade: the table was dropped and created again.
     """
     import lance
 
@@ -64,7 +64,7 @@ def record_makers(location: TableLocation, work: Work, shards: Sequence[ShardRes
         with engine_errors():
             committed = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=options)
     except EngineError as error:
-        logger.warning("The note %r could not be written beside column %s: %s", wanted, work.column, error)
+        logger.warning("Cannot write the note %r to the metadata of column %s: %s", wanted, work.column, error)
         return
     fault_point("note.written")
     work.written.settle(location.options, committed, transaction)

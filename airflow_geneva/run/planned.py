@@ -1,4 +1,4 @@
-"""What a task does with a plan that was read back, whether it is about a column or a view."""
+"""Carry out a stored plan, of a column or a view."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from airflow_geneva.udf_parcel import UdfParcel
 
 
 def open_kit(work: Work) -> ColumnKit | ViewKit:
-    """The UDFs that a plan names, on their way to where they run.
+    """Return the UDFs of a plan, to be sent to where they run.
 
     Raises:
-        InvalidInput: a function without an import path was planned with.
+        InvalidInput: the plan has a UDF without an import path.
     """
     if work.query:
         return ViewKit.planned(work.query)
@@ -39,7 +39,7 @@ def open_kit(work: Work) -> ColumnKit | ViewKit:
 
 
 def has_planned_code(kit: ColumnKit | ViewKit) -> bool:
-    """Whether this process has the code that was planned with.
+    """Whether this process has the planned code versions.
 
     Raises:
         InvalidInput: a UDF cannot be imported here.
@@ -48,7 +48,7 @@ def has_planned_code(kit: ColumnKit | ViewKit) -> bool:
 
 
 def codes_of(work: Work) -> tuple[CodeRef, ...]:
-    """The archives of code that lie beside a plan."""
+    """Return the code archives that are stored beside a plan."""
     return tuple(code for code in (work.code, *work.codes) if code.zip is not None)
 
 
@@ -56,8 +56,8 @@ def apply_here(location: TableLocation, work: Work, shard: Shard, kit: ColumnKit
     """Compute and stage a shard in this process.
 
     Raises:
-        UdfError: a UDF failed; what was computed before it did is kept.
-        TableRemade: a table was dropped and made again.
+        UdfError: a UDF failed; rows computed before are checkpointed.
+        TableRemade: a table was dropped and created again.
     """
     with naming_remade(work.tables, location.options):
         do, skipped = kit.open(location, work, skipped_before(location, work))
@@ -65,16 +65,16 @@ def apply_here(location: TableLocation, work: Work, shard: Shard, kit: ColumnKit
 
 
 def is_ready(location: TableLocation, work: Work, shard: Shard) -> bool:
-    """Whether all of a shard is computed and staged, so that only the commit is left."""
+    """Whether a shard is computed and staged, so that only the commit is left."""
     return (is_shard_staged if work.query else is_staged)(location, work, shard)
 
 
 def commit_planned(location: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:
-    """Make a shard of a column visible; of a view's, verify that it can be.
+    """Commit a shard of a column; verify a shard of a view, which is swapped at the end.
 
     Raises:
-        CommitConflict: others kept changing the table for longer than the retries allow.
-        TableRemade: a table was dropped and made again.
+        CommitConflict: other writers kept changing the table until all retries were used.
+        TableRemade: a table was dropped and created again.
     """
     with naming_remade(saved.work.tables, location.options):
         return (commit_shard if saved.swap is None else verify_shard)(location, saved, shard)
@@ -83,15 +83,15 @@ def commit_planned(location: TableLocation, saved: SavedPlan, shard: Shard) -> S
 def finish_planned(
     location: TableLocation, saved: SavedPlan, committed: Sequence[ShardResult], seconds: Mapping[str, float]
 ) -> BackfillResult:
-    """Add a job up and record how it ended, FAILED when a shard is missing; a view is swapped if none is.
+    """Add up a job and record how it ended: FAILED if a shard is missing; otherwise swap a view.
 
     Args:
-        committed: what the commits of the plan's shards recorded.
+        committed: the recorded results of the plan's shards.
 
     Raises:
-        InvalidInput: the plan's documents are gone or were changed.
-        CommitConflict: others kept changing the view for longer than the retries allow.
-        TableRemade: a table was dropped and made again.
+        InvalidInput: the plan's documents were removed or changed.
+        CommitConflict: other writers kept changing the view until all retries were used.
+        TableRemade: a table was dropped and created again.
     """
     with naming_remade(saved.work.tables, location.options):
         return _finish(location, saved, committed, seconds)

@@ -1,4 +1,4 @@
-"""plan → apply → verify → swap in one call: what a backfill is to a column, a refresh is to a view."""
+"""Run a refresh of a view in one call: plan → apply → verify → swap."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger("airflow_geneva.run")
 
 
 def load_udfs(definition: ViewDefinition) -> dict[str, UDF]:
-    """The UDFs of a view, imported, by column.
+    """Import the UDFs of a view, by column.
 
     Raises:
         InvalidInput: one cannot be imported here.
@@ -58,11 +58,11 @@ def run_refresh(
     request: RefreshRequest,
     runner: str,
 ) -> BackfillResult:
-    """Carry a refresh out in one call.
+    """Run a refresh from start to end.
 
     Raises:
         InvalidInput, CodeChanged: nothing was started.
-        JobFailed: it failed half-way; ``.result`` says what was done.
+        JobFailed: the job failed; ``.result`` says what was completed before.
     """
     watch = Stopwatch()
     made = plan(view, definition, source, request)
@@ -98,12 +98,12 @@ def run_refresh(
 def start_refresh(
     made: Plan, view: TableLocation, run: str = "", ship_code: bool = False, about: Mapping[str, Any] | None = None
 ) -> SavedPlan:
-    """Announce a refresh and keep its plan; from here on it can be resumed by anybody.
+    """Write a refresh's record and plan; from then on any process can resume the job.
 
     Args:
-        run: tells two runs of one plan apart.
-        ship_code: put the code of the UDFs beside the plan, for workers that do not have it.
-        about: more for the job record, e.g. the Airflow run.
+        run: distinguishes two runs of one plan.
+        ship_code: store the code of the UDFs beside the plan, for workers that do not have it.
+        about: more fields for the job record, e.g. the Airflow run.
 
     Raises:
         StorageError: the view's folder is read-only or unreachable.

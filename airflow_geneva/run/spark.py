@@ -1,4 +1,4 @@
-"""Run a shard's tasks on a SparkContext: the cluster computes and stages, only the caller commits."""
+"""Run a shard's tasks on a SparkContext: the cluster computes and stages, only the driver's caller commits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STOP = "stop.json"
 
 
 class Kit(Protocol):
-    """UDFs on their way to the executors: a column's, or those of a view."""
+    """The UDFs of a column or view, as they are sent to the executors."""
 
     @property
     def parcels(self) -> tuple[UdfParcel, ...]: ...
@@ -50,14 +50,14 @@ class Kit(Protocol):
 
 @dataclass(frozen=True)
 class Station:
-    """What a Spark task needs to know; reaches executors inside the task, never as a file.
+    """All that a Spark task needs; sent to executors inside the serialized task, never as a file.
 
     Args:
         location: the table, with credentials.
         work: the job.
         kit: the UDFs.
         progress: folder of the tasks' progress files.
-        skipped: rows of the job that were given up before, by rule.
+        skipped: rows that the job skipped before, by rule.
     """
 
     location: TableLocation
@@ -67,11 +67,11 @@ class Station:
     skipped: Mapping[int, int]
 
     def stop(self, error: GenevaError) -> None:
-        """Have all tasks keep what they have and end, because of a failure."""
+        """Tell all tasks to checkpoint their rows and end, because of a failure."""
         self.progress.write_json(_STOP, {"failure": [type(error).__name__, str(error)]})
 
     def raise_failure(self) -> None:
-        """Raise what the tasks were stopped for, which the task that failed may not have lived to give back."""
+        """Raise the failure that stopped the tasks; the failed task may have died before it could return it."""
         if self.progress.exists(_STOP):
             kind, message = self.progress.read_json(_STOP)["failure"]
             raise getattr(errors, kind)(message)
@@ -85,13 +85,13 @@ def apply_on_spark(
     kit: Kit,
     every: float = EVERY_SECONDS,
 ) -> int:
-    """Compute and stage a shard on a cluster; returns the rows the UDF ran on.
+    """Compute and stage a shard on a cluster; return the number of rows that the UDF ran on.
 
     Args:
-        every: seconds between two lines of progress.
+        every: seconds between two progress lines.
 
     Raises:
-        UdfError: the UDF failed; what was computed before it did is kept.
+        UdfError: the UDF failed; rows computed before are checkpointed.
     """
     works = shard.to_apply
     slots = min(work.sizing.concurrency, context.defaultParallelism) * work.sizing.intra_applier_concurrency
@@ -118,7 +118,7 @@ def apply_on_spark(
 
 
 def apply_in_session(location: TableLocation, work: Work, shard: Shard, kit: Kit) -> int:
-    """Compute a shard on the active SparkSession, or on a local one made for it."""
+    """Compute a shard on the active SparkSession, or on a new local one."""
     session = open_session(work.sizing.concurrency)
     context = session.sparkContext
     ship_code(context, kit.parcels)
@@ -133,7 +133,7 @@ def _run_stage(
     limits: Policy,
     first: int,
 ) -> list[UnitReport]:
-    """Run tasks as one Spark job, several to a partition when a slot has several threads, and report meanwhile."""
+    """Run tasks as one Spark job and report progress; with several threads per slot, a partition has several tasks."""
     if not tasks:
         return []
     threads = station.work.sizing.intra_applier_concurrency
@@ -162,7 +162,7 @@ def _run_stage(
     if failure:
         raise _explained(failure[0], station.work)
     station.raise_failure()
-    # A try of a task that was killed gave up rows that the try after it did not see; only the records have them all.
+    # A killed try of a task skipped rows that the next try did not run; only the error records have all of them.
     SkipCount(limits, station.work.rows, skipped_before(station.location, station.work)).check()
     return reports
 
@@ -171,7 +171,7 @@ _DIED = ("Python worker exited unexpectedly", "ExecutorLostFailure", "Crash dete
 
 
 def _explained(error: BaseException, work: Work) -> BaseException:
-    """Say what to do when a worker died in every try of a task, which Spark's own message does not."""
+    """Explain a worker that died in every try of a task, which Spark's own message does not."""
     if not any(sign in str(error) for sign in _DIED):
         return error
     advice = (
@@ -191,7 +191,7 @@ def _explained(error: BaseException, work: Work) -> BaseException:
 
 
 class _StopRequested(Exception):
-    """Another task failed; what this one has is kept, and it ends."""
+    """Another task failed: this task checkpoints its rows and ends."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class _Partition:
         return reports
 
     def _look_around(self, _line: str) -> None:
-        """Tasks report by file and leave the talking to the driver; each time, they see whether another one failed."""
+        """Stop this task if another one failed. Called in place of a log: tasks report progress only through files."""
         if self.station.progress.exists(_STOP):
             raise _StopRequested
 
@@ -235,7 +235,7 @@ _gpus_of_the_machine = os.environ.get(_GPUS)
 
 
 def _see_own_gpus() -> None:
-    """Show the UDF those GPUs that Spark gave to this task, unless whoever started the worker chose already."""
+    """Make only the GPUs of this Spark task visible to the UDF, unless the worker's environment already limits them."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
@@ -245,7 +245,7 @@ def _see_own_gpus() -> None:
 
 
 class _Watcher:
-    """Adds the tasks' progress files up for the driver's reporter, and stops tasks that give up too many rows."""
+    """Adds up the tasks' progress files for the driver's reporter, and stops the tasks if they skip too many rows."""
 
     def __init__(self, station: Station, reporter: Reporter, count: SkipCount, done_before: int) -> None:
         self.station = station

@@ -1,4 +1,4 @@
-"""A SparkSession to run on, and the code that its workers may lack."""
+"""Open a SparkSession, and send the code to its workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def package_zip() -> bytes:
-    """This package as an archive, for workers that do not have it installed."""
+    """Zip this package, for workers that do not have it installed."""
     folder = Path(airflow_geneva.__file__).parent
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -37,10 +37,10 @@ def package_zip() -> bytes:
 
 
 def start_session(work: Work) -> None:
-    """Have a session before a job is announced.
+    """Open a session before a job is recorded.
 
     Raises:
-        JavaNotFound: there is neither an active session nor a Java to start one.
+        JavaNotFound: there is no active session, and no Java to start one.
     """
     open_session(work.sizing.concurrency)
 
@@ -49,14 +49,14 @@ def open_session(concurrency: int) -> SparkSession:
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    # A thread in the background has no active session of its own, and means the process's.
+    # A background thread has no active session of its own; this returns the process's.
     with contextlib.suppress(PySparkRuntimeError):
         return SparkSession.active()
     java = tempfile.TemporaryDirectory(prefix="geneva-java-")
     _shipping.append(java)
     os.environ.update(java_environment(java.name))
     slots = max(1, min(concurrency, os.cpu_count() or 1))
-    # Workers of a local session must be this very Python; Spark would take whatever python3 is on PATH.
+    # Workers of a local session must use this Python; Spark would start the python3 on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(f"local[{slots},4]").appName("airflow_geneva")
     for name, value in session_settings().items():
@@ -65,7 +65,7 @@ def open_session(concurrency: int) -> SparkSession:
 
 
 def session_settings() -> dict[str, str]:
-    """Spark settings of a session of our own: quiet, and with one BLAS thread a task (two fight for the cores)."""
+    """Spark settings of a session that this package starts: quiet, and one BLAS thread per task, to share the cores."""
     settings = {"spark.ui.enabled": "false", "spark.log.level": "WARN", "spark.ui.showConsoleProgress": "false"}
     for name in BLAS_VARIABLES:
         settings[f"spark.executorEnv.{name}"] = "1"
@@ -75,12 +75,12 @@ def session_settings() -> dict[str, str]:
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 _shipped: set[tuple[str, str]] = set()
-# Spark serves shipped files from where they lie, so they stay until this process ends.
+# Spark serves shipped files from these folders, so they stay until this process ends.
 _shipping: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def ship_code(context: SparkContext, parcels: Iterable[UdfParcel]) -> None:
-    """Give the workers what they may lack: this package on a cluster, and the UDFs' modules."""
+    """Send this package and the UDFs' modules to the workers."""
     archives: dict[str, Callable[[], bytes | None]] = {"airflow_geneva": package_zip}
     for path in (parcel.import_path for parcel in parcels):
         if path is not None:
@@ -96,5 +96,5 @@ def ship_code(context: SparkContext, parcels: Iterable[UdfParcel]) -> None:
             target.write_bytes(data)
             path_before = list(sys.path)
             context.addPyFile(str(target))
-            # It is for the workers; here it would hide the module that the user goes on editing.
+            # The zip is for the workers; on this path it would shadow the module that the user edits.
             sys.path[:] = path_before

@@ -1,4 +1,4 @@
-"""What the Spark application does once it has a session."""
+"""The work of the Spark application once it has a session."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def apply_submitted(
     credentials: Mapping[str, str],
     progress_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Compute one shard of a stored plan; the code of its UDFs arrived as ``py_files``.
+    """Compute one shard of a stored plan; the code of its UDFs is in ``py_files``.
 
     Raises:
-        InvalidInput: the plan is gone or is not the one that was planned.
-        UdfError: the UDF failed; what was computed before it did is kept.
-        TableRemade: a table was dropped and made again.
+        InvalidInput: the plan was removed, or its fingerprint differs.
+        UdfError: the UDF failed; rows computed before are checkpointed.
+        TableRemade: a table was dropped and created again.
     """
     job = Storage(normalize_uri(job_uri), freeze_options(credentials))
     saved = load_plan(job, fingerprint)
@@ -41,7 +41,7 @@ def apply_submitted(
     location = TableLocation(work.table, work.table_name, job.options)
     every = {} if progress_seconds is None else {"every": progress_seconds}
     loaded = saved.load_shard(job, shard)
-    # The submitter beats too, but it may be gone while the driver goes on.
+    # The submitting task writes heartbeats too, but it may die while the driver continues.
     with naming_remade(work.tables, job.options), beating(job, "apply"):
         rows = apply_on_spark(context, location, work, loaded, kit, **every)
     return {
@@ -53,6 +53,6 @@ def apply_submitted(
 
 
 def write_result(path: str, credentials: Mapping[str, str], document: Mapping[str, Any]) -> None:
-    """Leave the outcome where the submitter reads it."""
+    """Write the result for the submitting task."""
     folder, _, name = normalize_uri(path).rpartition("/")
     Storage(folder, freeze_options(credentials)).write_bytes(name, json.dumps(document).encode())

@@ -1,4 +1,4 @@
-"""The end of a refresh: verify that its rows are staged, shard by shard, then swap the view's rows once."""
+"""The end of a refresh: verify for each shard that its rows are staged, then swap the view's rows once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Staged:
         return sum(len(fragment.due) for fragment in self.missing)
 
     def rows(self, job_id: str) -> dict[str, Any]:
-        """Rows that a job computed, that others had computed, and that failed."""
+        """Count the rows that this job computed, that other jobs computed, and that failed."""
         due = sum(len(fragment.due) for fragment, _ in self.pairs)
         ours = sum(rows for _, pair in self.pairs for job, rows in pair.by_job if job == job_id)
         failed = sum(len(pair.failures.all) for _, pair in self.pairs)
@@ -54,15 +54,15 @@ class _Staged:
 
 
 def is_shard_staged(view: TableLocation, work: Work, shard: Shard) -> bool:
-    """Whether the rows of all of a shard's fragments are staged."""
+    """Whether all rows of a shard are staged."""
     bench = ViewBench.at(view, work)
     return all(bench.staged(fragment, bench.index(fragment)) is not None for fragment in shard.to_apply)
 
 
 def verify_shard(view: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:
-    """Check that all rows of a shard are staged, putting together from checkpoints what is gone, and record it.
+    """Check that all rows of a shard are staged, restage from checkpoints what was removed, and record the result.
 
-    Nothing becomes visible: a view is swapped once, when all of its shards are there.
+    Nothing becomes visible: the view is swapped once, when all shards are verified.
     """
     began = time.monotonic()
     work = saved.work
@@ -84,7 +84,7 @@ def verify_shard(view: TableLocation, saved: SavedPlan, shard: Shard) -> ShardRe
 def fail_refresh(
     view: TableLocation, saved: SavedPlan, missing: Sequence[int], seconds: Mapping[str, float] | None = None
 ) -> BackfillResult:
-    """Record that shards of a refresh were not computed; the view stays as it is."""
+    """Record that shards of a refresh were not computed; the view is unchanged."""
     rows = sum(int(shard["rows"]) for shard in saved.shards)
     version = int(view.open().version)
     result = BackfillResult(
@@ -109,7 +109,7 @@ def finish_refresh(
     shards: Iterable[Shard],
     seconds: Mapping[str, float] | None = None,
 ) -> BackfillResult:
-    """Swap the view's rows when all of them are staged, and record how the job ended."""
+    """Swap the view's rows if all of them are staged, and record how the job ended."""
     work = saved.work
     began = time.monotonic()
     fault_point("finish.begin")
@@ -130,7 +130,7 @@ def _swapped(view: TableLocation, saved: SavedPlan, swap: SwapPlan, shards: Sequ
     result = BackfillResult(work.job_id, DONE, rows_skipped=saved.rows_skipped, from_version=view.open().version)
     version, why = _done_before(view, saved, swap), ""
     if version is None and staged.missing:
-        why = "not all of its rows are computed, or a staged file is gone"
+        why = "not all of its rows are computed, or a staged file was removed"
     elif version is None:
         try:
             files = _files(view, work, swap, staged)
@@ -155,13 +155,13 @@ def _swapped(view: TableLocation, saved: SavedPlan, swap: SwapPlan, shards: Sequ
 
 
 def _done_before(view: TableLocation, saved: SavedPlan, swap: SwapPlan) -> int | None:
-    """The version that this plan wrote, if it was carried out already."""
+    """Return the version that this plan wrote, if its swap was already committed."""
     dataset = view.open()
     return None if newest_swap(view, dataset).identity == swap.based_on else carried_out(dataset, saved.fingerprint)
 
 
 def _files(view: TableLocation, work: Work, swap: SwapPlan, staged: _Staged) -> list[tuple[str, int]]:
-    """Names and rows of the data files to swap in: the staged ones, or new ones in the order that was asked for."""
+    """Return names and row counts of the data files to swap in: the staged ones, or new ones in the view's order."""
     if swap.shuffle_seed is None and swap.max_rows_per_fragment is None:
         return [(pair.file, pair.physical_rows) for _, pair in staged.pairs if pair.physical_rows]
     fragments = [pair for _, pair in staged.pairs]
@@ -169,7 +169,7 @@ def _files(view: TableLocation, work: Work, swap: SwapPlan, staged: _Staged) -> 
 
 
 def _staged(view: TableLocation, work: Work, shards: Iterable[Shard]) -> _Staged:
-    """Find the staged rows, putting together again from checkpoints what is gone."""
+    """Find the staged rows, and restage from checkpoints what was removed."""
     bench = ViewBench.at(view, work)
     pairs: list[tuple[FragmentWork, StagedFragment]] = []
     missing: list[FragmentWork] = []

@@ -1,4 +1,4 @@
-"""Do one unit of work: compute what the store does not have, and stage the fragment."""
+"""Run one unit of work of a backfill: compute the rows that have no checkpoint, and stage the fragment."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tool:
-    """A UDF ready to be run by the units of one task.
+    """A UDF that is ready to run in the units of one task.
 
     Args:
         udf: the UDF in this process.
-        source: what its mapper is opened from.
-        skipped: counts the rows that are given up.
-        widths: how wide the rows are that its units saw.
+        source: the UDF or parcel that its mapper is opened from.
+        skipped: counts skipped rows.
+        widths: width estimates from the rows of its units.
     """
 
     udf: UDF
@@ -47,11 +47,11 @@ class Tool:
 
     @staticmethod
     def of(udf: UDF, work: Work, before: Mapping[int, int], parcel: UdfParcel | None = None) -> Tool:
-        """Take a UDF up.
+        """Prepare a UDF for a task.
 
         Args:
-            before: rows of the job that were given up before, by rule.
-            parcel: what the UDF came in, if it did.
+            before: rows that the job skipped before, by rule.
+            parcel: the parcel that the UDF was sent in, if any.
         """
         alone = udf.on_error == "fail" and udf.timeout is None
         source = udf if alone else parcel or UdfParcel.of(udf)
@@ -60,7 +60,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class ColumnKit:
-    """The UDF of a column on its way to the executors."""
+    """The UDF of a column, as it is sent to the executors."""
 
     parcel: UdfParcel
 
@@ -73,10 +73,10 @@ class ColumnKit:
         return self.parcel.open().on_error
 
     def open(self, location: TableLocation, work: Work, before: Mapping[int, int]) -> tuple[DoUnit, SkipCount]:
-        """Make ready for the units of one task; gives what does a unit, and what counts rows that are given up.
+        """Prepare a task; return a function that runs a unit, and the counter of skipped rows.
 
         Args:
-            before: rows of the job that were given up before, by rule.
+            before: rows that the job skipped before, by rule.
         """
         tool = Tool.of(self.parcel.open(), work, before, self.parcel)
         bench = Bench.at(location, work)
@@ -87,7 +87,7 @@ def run_unit(bench: Bench, unit: Unit, tool: Tool, on_rows: Callable[[int], None
     """Compute the missing rows of a unit; a unit that owns its fragment stages it too.
 
     Raises:
-        UdfError: the UDF failed; what was computed before it did is kept.
+        UdfError: the UDF failed; rows computed before are checkpointed.
         StorageError: a checkpoint or data file cannot be written.
     """
     with open_mapper(tool.source, bench.work.inputs) as mapper:

@@ -1,4 +1,4 @@
-"""Units of work, and the tasks a shard is cut into: whole fragments where possible, parts of large ones where not."""
+"""Units of work, and how a shard is split into tasks: whole fragments if possible, parts of large fragments if not."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Unit:
 
     Args:
         work: the fragment.
-        run: physical offsets this unit is responsible for.
-        whole: whether it ends with the fragment's staged data file.
+        run: physical offsets that this unit computes.
+        whole: whether it also stages the fragment's data file.
     """
 
     work: FragmentWork
@@ -33,12 +33,12 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitReport:
-    """What a unit did.
+    """The result of a unit.
 
     Args:
-        fragment: its fragment.
-        rows_run: rows the UDF ran on.
-        staged: whether the fragment's data file is finished.
+        fragment: fragment id.
+        rows_run: number of rows that the UDF ran on.
+        staged: whether the fragment's data file is staged.
     """
 
     fragment: int
@@ -47,12 +47,12 @@ class UnitReport:
 
 
 DoUnit: TypeAlias = Callable[[Unit, Callable[[int], None]], UnitReport]
-"""Does one unit, and tells of rows as they are computed."""
+"""Runs one unit, and reports rows as they are computed."""
 
 
 @dataclass
 class RowCount:
-    """Counts the rows of a unit that are computed, and passes them on."""
+    """Counts the computed rows of a unit, and passes the count on."""
 
     on_rows: Callable[[int], None]
     rows: int = 0
@@ -71,13 +71,13 @@ def cut_tasks(works: Sequence[FragmentWork], sizing: Sizing, slots: int) -> list
 
     Args:
         works: fragments that need computing.
-        slots: tasks that run at the same time.
+        slots: number of tasks that run at the same time.
     """
     if not works:
         return []
     rows = sum(len(work.missing) for work in works)
     size = sizing.task_size or max(rows // max(slots, 1) // 2, 1)
-    # Splitting costs a second pass over the fragment, so a little imbalance is cheaper unless a size was asked for.
+    # Splitting costs a second pass over the fragment, so some imbalance is cheaper unless the user set a size.
     splits_above = size if sizing.task_size else 2 * size
     tasks: list[tuple[Unit, ...]] = []
     group: list[Unit] = []
@@ -97,7 +97,7 @@ def cut_tasks(works: Sequence[FragmentWork], sizing: Sizing, slots: int) -> list
 
 
 def split_fragments(tasks: Sequence[Sequence[Unit]]) -> list[FragmentWork]:
-    """Fragments that several units worked on, and that somebody has to put together."""
+    """Return the fragments that were split over several units, and still have to be staged."""
     found = {unit.work.id: unit.work for task in tasks for unit in task if not unit.whole}
     return [found[key] for key in sorted(found)]
 
@@ -111,7 +111,7 @@ def _split(work: FragmentWork, size: int) -> list[Unit]:
 
 
 def _shuffled(works: Sequence[FragmentWork], diversity: int | None) -> list[FragmentWork]:
-    """Deal the fragments from ``diversity`` stretches of the table in turn, so that slow ones do not sit together."""
+    """Take fragments from ``diversity`` stretches of the table in turn, so that slow ones are not in one task."""
     if not diversity or diversity <= 1:
         return list(works)
     length = -(-len(works) // diversity)

@@ -1,4 +1,4 @@
-"""What every unit of a refresh works with: what the store has of a source fragment, and how its rows are staged."""
+"""The context of a refresh's tasks: look up what the store has of a source fragment, and stage its rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ViewBench:
-    """What every unit of a refresh works with.
+    """The context that all units of a refresh share.
 
     Args:
         source: the source at the planned version.
@@ -51,11 +51,11 @@ class ViewBench:
 
     @staticmethod
     def at(location: TableLocation, work: Work) -> ViewBench:
-        """Lay everything out.
+        """Open the source, the view, its checkpoints and the job's folder.
 
         Raises:
-            InvalidInput: the source, the view, or the version of the source that was planned on, is gone.
-            TableRemade: the source or the view is another table.
+            InvalidInput: the source, the view, or the planned version of the source does not exist any more.
+            TableRemade: the source or the view was dropped and created again.
         """
         source = TableLocation(work.source, work.read.name, location.options).open(work.version)
         work.read.check(source)
@@ -72,7 +72,7 @@ class ViewBench:
         return KeyIndex(self.store, self.trust, [fragment.place])
 
     def staged(self, fragment: FragmentWork, index: KeyIndex) -> StagedFragment | None:
-        """The fragment's staged rows, if they may be swapped in as they are."""
+        """Return the fragment's staged rows if they can be swapped in as they are."""
         staged = index.staged_at(fragment.place)
         if staged is None or staged.computed != fragment.due:
             return None
@@ -81,7 +81,7 @@ class ViewBench:
         return staged if view_file_is_whole(self.view, staged) else None
 
     def held(self, fragment: FragmentWork, index: KeyIndex, wanted: Ranges) -> Held:
-        """Computed rows of the fragment that the store has."""
+        """Return the fragment's computed rows that the store has."""
         return index.held(
             fragment.place,
             (),
@@ -92,10 +92,10 @@ class ViewBench:
         )
 
     def stage(self, fragment: FragmentWork, held: Held) -> StagedFragment:
-        """Put the rows together from checkpoints.
+        """Assemble the rows from checkpoints.
 
         Raises:
-            BrokenFile: a checkpoint or staged file is damaged, or gone since it was found.
+            BrokenFile: a checkpoint or staged file is damaged, or was removed meanwhile.
         """
         writer = ViewRowsWriter(self.view, self.work.explode, self.work.plain_blobs)
         due = fragment.due.offsets()

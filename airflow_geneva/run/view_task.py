@@ -1,4 +1,4 @@
-"""Do one unit of work for a view: compute the rows of one source fragment, and stage them as new rows of the view."""
+"""Run one unit of work of a refresh: compute rows of a source fragment, and stage them as new rows of the view."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from airflow_geneva.write.view_rows import ViewRowsWriter
 
 @dataclass(frozen=True)
 class ViewTool:
-    """A view's UDFs, ready to be run by the units of one task.
+    """A view's UDFs that are ready to run in the units of one task.
 
     Args:
         definition: the view's query.
         udfs: by column, the UDF in this process.
-        skipped: counts the rows that are given up.
-        widths: how wide the rows are that its units saw.
+        skipped: counts skipped rows.
+        widths: width estimates from the rows of its units.
     """
 
     definition: ViewDefinition
@@ -48,10 +48,10 @@ class ViewTool:
 
     @staticmethod
     def of(definition: ViewDefinition, udfs: Mapping[str, UDF], work: Work, before: Mapping[int, int]) -> ViewTool:
-        """Take the UDFs up.
+        """Prepare the UDFs for a task.
 
         Args:
-            before: rows of the job that were given up before, by rule.
+            before: rows that the job skipped before, by rule.
         """
         return ViewTool(definition, udfs, SkipCount(_rules(udfs), work.rows, before))
 
@@ -64,13 +64,13 @@ class ViewTool:
 
     @property
     def shape(self) -> UDF | None:
-        """The UDF whose batch and checkpoint sizes count: the first one."""
+        """The UDF whose batch and checkpoint sizes are used: the first one."""
         return next(iter(self.udfs.values()), None)
 
 
 @dataclass(frozen=True)
 class ViewKit:
-    """The UDFs of a view on their way to the executors.
+    """The UDFs of a view, as they are sent to the executors.
 
     Args:
         definition: the view's query, as stored JSON text.
@@ -86,7 +86,7 @@ class ViewKit:
 
     @staticmethod
     def planned(query: str) -> ViewKit:
-        """The UDFs that a plan names, in the versions it was made with.
+        """Return the UDFs that a plan names, in the planned versions.
 
         Args:
             query: the definition that the plan holds, as JSON text.
@@ -104,10 +104,10 @@ class ViewKit:
         return _rules({name: parcel.open() for name, parcel in self.by_column})
 
     def open(self, location: TableLocation, work: Work, before: Mapping[int, int]) -> tuple[DoUnit, SkipCount]:
-        """Make ready for the units of one task; gives what does a unit, and what counts rows that are given up.
+        """Prepare a task; return a function that runs a unit, and the counter of skipped rows.
 
         Args:
-            before: rows of the job that were given up before, by rule.
+            before: rows that the job skipped before, by rule.
         """
         udfs = {name: parcel.open() for name, parcel in self.by_column}
         tool = ViewTool.of(ViewDefinition.from_json(self.definition), udfs, work, before)
@@ -125,7 +125,7 @@ def run_view_unit(
     """Compute the missing rows of a unit; a unit that owns its fragment stages them too.
 
     Raises:
-        UdfError: a UDF failed; what was computed before it did is kept.
+        UdfError: a UDF failed; rows computed before are checkpointed.
         StorageError: a checkpoint or data file cannot be written.
     """
     with OutputComputer(tool.definition.columns, tool.sources) as computer:
@@ -183,7 +183,7 @@ def _stream(bench: ViewBench, applier: Applier, fragment: FragmentWork, live: Ra
 
 
 class _Rows:
-    """The view's columns of a batch as one array of structs, which checkpoints hold like any column."""
+    """Computes the view's columns of a batch as one struct array, which checkpoints store like a column."""
 
     def __init__(self, computer: OutputComputer, tool: ViewTool) -> None:
         self.computer = computer
@@ -206,7 +206,7 @@ class _Rows:
         seen: set[int] = set()
         for name, outcome in mapped.items():
             for failure in outcome.failures:
-                # A row is listed once: for the first column that failed on it.
+                # A row is listed only for the first column that failed on it.
                 if failure.index not in seen:
                     seen.add(failure.index)
                     yield replace(failure, rule=failure.rule + self.first_rule[name], column=name)

@@ -306,7 +306,7 @@ def test_a_version_that_cannot_be_read_keeps_every_data_file(failed: Table) -> N
     age(failed)
     removed = clean(failed)
     assert removed.pile(STAGED).count == 0
-    assert "cannot be read, so no data file goes" in str(removed)
+    assert "cannot be read, so data files are kept" in str(removed)
 
 
 def test_blobs_of_a_staged_file_go_with_it(make_table: MakeTable) -> None:

@@ -237,7 +237,7 @@ def test_a_udf_that_raises_names_the_row_its_input_types_and_its_own_words(table
         "ZeroDivisionError",
         "x: int64",
         "return 1 // (x - 30)",
-        "run it again to go on from there",
+        "run it again to continue from there",
     ):
         assert part in message
 

@@ -81,9 +81,7 @@ def test_files_are_listed_with_sizes_and_times_and_links_are_left_out(tmp_path: 
 
 
 def test_only_tables_can_be_listed_with_sizes_on_an_object_store() -> None:
-    with pytest.raises(
-        StorageError, match=r"s3://bucket/db cannot be listed with their sizes.*inside a Lance table"
-    ):
+    with pytest.raises(StorageError, match=r"s3://bucket/db cannot be listed with their sizes.*inside a Lance table"):
         Storage.at("s3://bucket/db").list_entries()
 
 
@@ -106,7 +104,7 @@ def garbage() -> Garbage:
 def test_garbage_is_told_by_kind() -> None:
     told = str(garbage())
     assert told.splitlines()[0] == "docs: 3 files, 2.0 kB"
-    assert "2 checkpoints of ranges and fragments: 2.0 kB" in told
+    assert "2 range and fragment checkpoints: 2.0 kB" in told
     assert "Note: something stays." in told
     assert "staged" not in told
     assert garbage().pile(CHECKPOINTS).names == ["a", "b"]

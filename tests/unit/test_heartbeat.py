@@ -71,7 +71,7 @@ def test_a_store_that_takes_no_heartbeat_does_not_disturb_the_job_and_is_told_of
         done.append(True)
     assert done
     assert [record.getMessage() for record in caplog.records] == [
-        "A sign of life of this job could not be written, the job goes on: no space left on device"
+        "Cannot write the heartbeat of this job; the job goes on: no space left on device"
     ]
 
 

@@ -312,7 +312,7 @@ def test_a_damaged_job_is_told_from_one_that_is_not_there_and_does_not_hide_the_
     with pytest.raises(DamagedRecord, match=r"record of job 20260102T000000-b in .* is damaged"):
         read_job(damaged)
     assert [job.id for job in read_chosen(checkpoints, job_ids(checkpoints))] == [folder.job_id]
-    assert "left out of the list: The record of job 20260102T000000-b" in caplog.text
+    assert "The list leaves a job out: The record of job 20260102T000000-b" in caplog.text
     assert read_job(JobFolder.of(checkpoints, "20260103T000000-c")) is None
 
 
@@ -323,7 +323,7 @@ def test_a_job_reads_well_and_goes_through_json(folder: JobFolder) -> None:
     job = read(folder, now=RECORD["started"] + 61)
     assert str(job).splitlines() == [
         "PENDING: backfill of docs.n with length (version abc) where x > 1, job 20260101T000000-a",
-        "  started 1970-01-12 13:46:40 UTC, last sign of life 1970-01-12 13:47:40 UTC in stage plan",
+        "  started 1970-01-12 13:46:40 UTC, last heartbeat 1970-01-12 13:47:40 UTC in stage plan",
         "  300 of 1,000 rows due: 120 checkpointed, 100 ready to commit, 0 committed, 300 left",
         "  0 rows computed, 0 reused (0 %), 700 skipped, 0 failed, 0 error record(s)",
         "  planned on version 7, no commits",

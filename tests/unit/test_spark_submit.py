@@ -205,7 +205,7 @@ def test_storage_options_come_as_an_object_or_as_its_text(given: object) -> None
 
 @pytest.mark.parametrize("given", ["secret", "[1]", 7, {"aws_secret_access_key": ["secret"]}])
 def test_storage_options_of_another_form_are_refused_without_repeating_them(given: object) -> None:
-    with pytest.raises(InvalidInput, match="Give a JSON object of texts") as told:
+    with pytest.raises(InvalidInput, match="Give a JSON object of strings") as told:
         read_storage_options(given)
     assert "secret" not in str(told.value).replace("aws_secret_access_key", "")
 

@@ -167,7 +167,7 @@ def drop_and_add(table: Table) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda t: t.lance.drop_columns(["x"]), "column 'x' is gone"),
+        (lambda t: t.lance.drop_columns(["x"]), "column 'x' was dropped"),
         (lambda t: t.lance.alter_columns({"path": "x", "name": "z"}), "column 'x' is now called 'z': rename it back"),
         (drop_and_add, "column 'x' was dropped and added again"),
         (

@@ -1,4 +1,4 @@
-"""The Spark application: computes one shard of a plan. Started by spark-submit, never imported."""
+"""The Spark application that spark-submit starts: it computes one shard of a plan. Never imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import warnings
 
 
 def main(arguments: list[str]) -> int:
-    """Compute and stage a shard; the caller commits it."""
+    """Compute and stage a shard; the commit task commits it."""
     parser = argparse.ArgumentParser(prog="airflow_geneva apply")
     parser.add_argument("--job", required=True, help="URI of the job's folder")
     parser.add_argument("--fingerprint", required=True, help="SHA-256 of the plan")
@@ -23,9 +23,9 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("py4j").setLevel(logging.WARNING)
 
-    # PySpark says it with every start, and nothing here uses pandas.
+    # PySpark warns at every start, and this program does not use pandas.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-    # The session comes first: lance is not fork-safe and must not be loaded before the JVM is started.
+    # Create the session first: lance is not fork-safe and must not be loaded before the JVM is started.
     from pyspark.sql import SparkSession
 
     session = SparkSession.builder.appName("airflow_geneva").getOrCreate()

@@ -1,4 +1,4 @@
-"""Find what nothing needs any more beside a table, and remove it."""
+"""Find the files beside a table that are no longer needed, and remove them."""
 
 from __future__ import annotations
 

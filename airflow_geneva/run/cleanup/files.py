@@ -1,4 +1,4 @@
-"""Which data files of a table nobody references."""
+"""Find data files of a table that no version, tag, branch or checkpoint references."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ _FROM_LANCE = re.compile(r"data/[01]{24}[0-9a-f]{26}\.lance")
 
 
 def is_named_like_ours(name: str) -> bool:
-    """Whether a file below a table's folder has the form of name that staged data files get."""
+    """Whether a file name has the form of this package's staged data files."""
     return bool(_OURS.fullmatch(name))
 
 
 def may_be_staged(name: str) -> bool:
-    """Whether a file may be a staged one; those that hold blobs get their names from Lance."""
+    """Whether a file may be a staged data file; Lance names those with blobs."""
     return is_named_like_ours(name) or bool(_FROM_LANCE.fullmatch(name))
 
 
 def sidecar_folder(name: str) -> str:
-    """Where the blobs of a data file lie that it does not hold itself."""
+    """Return the folder with the external blobs of a data file."""
     return f"{name.removesuffix('.lance')}/"
 
 
 def without_referenced(dataset: lance.LanceDataset, names: Iterable[str], since: int | None = None) -> set[str]:
-    """The files among the given ones that no existing version, tag or branch references.
+    """Return those of the given files that no existing version, tag or branch references.
 
     Args:
         dataset: the table at its newest version.
         names: relative to the table's folder.
-        since: look at versions from this one on only, and at all branches.
+        since: check only versions from this one on, and all branches.
 
     Raises:
-        LookupError: a version or branch cannot be read, so nothing can be said.
+        LookupError: a version or branch cannot be read.
     """
     left = set(names)
     with engine_errors(lambda error: LookupError(str(error))):
         if since is None and left:
-            # Most of what was staged was committed, and is found in the newest version, without the long walk.
+            # Most staged files were committed and are in the newest version: check it before all versions.
             left -= set(_referenced(dataset, left, dataset.version))
         if left:
             left -= set(_referenced(dataset, left, since))
@@ -69,10 +69,10 @@ def _referenced(dataset: lance.LanceDataset, names: set[str], since: int | None)
 
 @dataclass(frozen=True)
 class Named:
-    """Staged data files that checkpoints name.
+    """The staged data files that checkpoints name.
 
     Args:
-        folders: by name below the table's folder, the folder of the checkpoint's work.
+        folders: by file name, the checkpoint folder (UDF, version and column) that names it.
         complete: whether all checkpoints could be read.
     """
 
@@ -81,10 +81,10 @@ class Named:
 
 
 def named_by(checkpoints: Storage, keys: Iterable[str]) -> Named:
-    """Read fragment checkpoints for the files they name.
+    """Read from fragment checkpoints which files they name.
 
     Args:
-        keys: of fragment checkpoints.
+        keys: keys of fragment checkpoints.
     """
     store = LanceCheckpointStore(checkpoints)
     folders: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What may be removed from beside a table, and how old it has to be."""
+"""Lists of files that may be removed beside a table, and the minimum age (TTL) for it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CHECKPOINTS, STAGED, JOBS, TEMPORARY, MARKS, LEDGERS, SNAPSHOTS = (
 )  # fmt: skip
 
 KINDS = {
-    CHECKPOINTS: "checkpoints of ranges and fragments",
-    STAGED: "staged data files that no version and no checkpoint names",
+    CHECKPOINTS: "range and fragment checkpoints",
+    STAGED: "staged data files that no version or checkpoint references",
     JOBS: "plans, code, progress, errors and records of ended jobs",
     TEMPORARY: "half-written files",
     MARKS: "announcement marks of jobs without commits",
-    LEDGERS: "ledgers and folds that a newer fold covers",
-    SNAPSHOTS: "snapshots of views that no version of the view names",
+    LEDGERS: "ledgers and folds that a newer fold includes",
+    SNAPSHOTS: "view snapshots that no version of the view references",
 }
 
 DEFAULT_TTL = timedelta(days=7)
@@ -32,13 +32,13 @@ _TTL = re.compile(r"(\d{1,9})([smhdw])")
 
 
 def parse_ttl(ttl: timedelta | str) -> timedelta:
-    """How old something has to be, as a time span.
+    """Parse a minimum age.
 
     Args:
-        ttl: a time span, or a text such as ``7d``, ``12h`` or ``30m``.
+        ttl: a timedelta, or text such as ``7d``, ``12h`` or ``30m``.
 
     Raises:
-        InvalidInput: it is something else, or not longer than nothing.
+        InvalidInput: it is something else, or not above zero.
     """
     span = ttl
     if isinstance(span, str):
@@ -78,16 +78,16 @@ class Pile:
 
 @dataclass(frozen=True)
 class Garbage:
-    """What nobody needs any more beside a table, or what was removed of it.
+    """The files beside a table that are not needed any more, or that were removed.
 
     Args:
         table: the table's name.
         piles: the files, by kind.
-        notes: what was kept although it may be garbage, and why.
-        jobs: ids of the jobs that had ended when this was found.
-        version: the table's newest version then.
-        owners: for a staged data file's name, the folder of the checkpoints that named it; "" when none did.
-        found: when it was found, in seconds since the epoch by the clock of the store.
+        notes: which possible garbage was kept, and why.
+        jobs: ids of the jobs that had ended at the time of the search.
+        version: the table's newest version at that time.
+        owners: by staged data file, the checkpoint folder that names it; "" if none does.
+        found: time of the search in seconds since the epoch, by the store's clock.
     """
 
     table: str
@@ -110,7 +110,7 @@ class Garbage:
         return sum(pile.size_bytes for pile in self.piles)
 
     def to_json(self) -> dict[str, Any]:
-        """Counts and bytes by kind."""
+        """Return counts and bytes by kind."""
         return {"table": self.table, **add_up([self])}
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ class Garbage:
 
 
 def add_up(found: Iterable[Garbage]) -> dict[str, Any]:
-    """Counts, bytes and notes of several tables, as JSON takes them."""
+    """Add up counts, bytes and notes of several tables, as JSON values."""
     tables = list(found)
     kinds = {
         kind: {
@@ -142,12 +142,12 @@ def add_up(found: Iterable[Garbage]) -> dict[str, Any]:
 
 
 def piles_of(files: dict[str, Iterable[Entry]]) -> tuple[Pile, ...]:
-    """Piles in the order of the kinds, each sorted by name."""
+    """Return one group of files per kind, in the order of the kinds, each sorted by name."""
     return tuple(Pile(kind, tuple(sorted(files.get(kind, ()), key=lambda file: file.name))) for kind in KINDS)
 
 
 def readable_bytes(size: float) -> str:
-    """A size as people read it."""
+    """Format a size for people."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"

@@ -1,4 +1,4 @@
-"""What the jobs of a table still use of what lies beside it."""
+"""Which files beside a table its jobs still use."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from airflow_geneva.plan.values import Work
 from airflow_geneva.storage import Storage
 
 Place = tuple[str, str, int]
-"""Where the checkpoints of one fragment lie: key prefix, hash of the source files, fragment id."""
+"""Identifies the checkpoints of one fragment: key prefix, hash of the source files, fragment id."""
 
 
 @dataclass(frozen=True)
 class Occupants:
-    """The jobs of a table, at the moment they were read.
+    """The jobs of a table when they were read.
 
     Args:
-        open: jobs that somebody works on or may come back to.
-        ended: the others.
+        open: jobs that a process works on or may resume.
+        ended: the other jobs.
         unreadable: job folders whose record is damaged.
         bare: job folders without a record.
     """
@@ -42,7 +42,7 @@ class Occupants:
     def use(self, work_folder: str) -> bool:
         """Whether an open job may use the checkpoints in a folder ``udf-..._ver-..._col-...``.
 
-        All versions of a UDF count: a job may go on from what another version computed.
+        All versions of a UDF count: a job may reuse what another version computed.
         """
         return bool(self.unreadable) or any(is_about(job, work_folder) for job in self.open)
 
@@ -51,24 +51,24 @@ class Occupants:
         return job_id in self.unreadable or any(job.id == job_id for job in self.open)
 
     def without_old(self, old: Collection[str]) -> Occupants:
-        """The same when damaged records of folders that nobody touched for long count for nothing."""
+        """Return the same without damaged records in folders that did not change for long."""
         return Occupants(self.open, self.ended, self.unreadable - set(old), self.bare | (self.unreadable & set(old)))
 
 
 def is_about(job: Job, work_folder: str) -> bool:
-    """Whether a job is about the column of a folder ``udf-..._ver-..._col-...``; one without a column is about all."""
+    """Whether a job may use a folder ``udf-..._ver-..._col-...``: it has the same column, or no column."""
     return job.column is None or work_folder.endswith(f"_col-{key_part(job.column)}")
 
 
 def read_occupants(checkpoints: Storage, now: float, is_touched: Callable[[str], bool]) -> Occupants:
-    """Look at every job of a table.
+    """Read all jobs of a table.
 
     Args:
-        now: the time that silence is measured to.
-        is_touched: whether a job that has not ended is at work, whatever its signs of life say by another clock.
+        now: the time to compare heartbeats with.
+        is_touched: whether the files of an unfinished job changed recently; its heartbeats may be by another clock.
 
     Raises:
-        StorageError: the jobs cannot be listed or read; nothing may be removed then.
+        StorageError: the jobs cannot be listed or read; then nothing may be removed.
     """
     opened: list[Job] = []
     ended: dict[str, Job] = {}
@@ -89,7 +89,7 @@ def read_occupants(checkpoints: Storage, now: float, is_touched: Callable[[str],
 
 
 def _read(checkpoints: Storage, job_id: str, now: float) -> Job | bool:
-    """The job, or whether its folder has a record at all."""
+    """Return the job; False if its folder has no record, True if the record is damaged."""
     try:
         return read_job(JobFolder.of(checkpoints, job_id), with_shards=False, now=now) or False
     except DamagedRecord:
@@ -97,12 +97,12 @@ def _read(checkpoints: Storage, job_id: str, now: float) -> Job | bool:
 
 
 def planned_places(job: Storage, plans: Iterable[str], wanted: Collection[str]) -> set[Place] | None:
-    """Where the checkpoints lie that the plans of a job may use; None when that cannot be told.
+    """Return the checkpoint places that the plans of a job may use; None if a plan cannot be read.
 
     Args:
         job: the job's folder.
         plans: names of its plan headers.
-        wanted: key prefixes of interest; shards of plans about others are not read.
+        wanted: key prefixes to look for; shards of other plans are not read.
     """
     found: set[Place] = set()
     try:

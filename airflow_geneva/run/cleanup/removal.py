@@ -1,8 +1,8 @@
-"""Remove what nobody needs any more beside a table.
+"""Remove the files beside a table that are not needed any more.
 
-Whatever may be in use stays: what open jobs may come back to, and jobs that ended less than the time to live ago; data
-files that a version, tag, branch or remaining checkpoint names; everything when the jobs cannot be read. Killed
-anywhere, it is simply run again.
+Everything that may be in use is kept: the files of open jobs, and of jobs that ended within the TTL; data files that a
+version, tag, branch or remaining checkpoint references; and all files if the jobs cannot be read. After a kill, run the
+cleanup again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LOOK_EVERY = 200
 
 
 def collect(location: TableLocation, garbage: Garbage) -> Garbage:
-    """Remove what was found, as far as nobody began to use it since; returns what was removed.
+    """Remove the garbage that no job began to use since the search; return what was removed.
 
     Raises:
         StorageError: the jobs cannot be read any more, or a file cannot be removed.
@@ -66,7 +66,7 @@ class _Collector:
             MARKS: self._marks(),
             SNAPSHOTS: self._snapshots(),
             TEMPORARY: self._remove(self.garbage.pile(TEMPORARY).files),
-            # A job that reads a checkpoint before it is gone is on record by then, and its data files stay.
+            # Before the data files: a job that read a checkpoint before this has a record by then, so its files stay.
             CHECKPOINTS: self._checkpoints(),
             STAGED: self._staged(),
             JOBS: self._job_folders(),
@@ -85,7 +85,7 @@ class _Collector:
         return removed
 
     def _look_around(self) -> Occupants:
-        # A job that was at work when the garbage was found is so still, and so is one that came since.
+        # Jobs that were running at the time of the search, and newer ones, count as running.
         settled = self.garbage.jobs
         now = self.garbage.found + time.monotonic() - self._since
         jobs = read_occupants(self.location.checkpoints, now, lambda job: job not in settled)
@@ -93,7 +93,7 @@ class _Collector:
         return self.jobs
 
     def _began(self) -> bool:
-        """Whether any job is at work, or was announced since the garbage was found."""
+        """Whether any job is running, or started since the search."""
         return self.jobs.any_open or bool(set(self.jobs.ended) - self.garbage.jobs)
 
     def _used(self, work_folder: str) -> bool:
@@ -126,7 +126,7 @@ class _Collector:
         removed: list[Entry] = []
         names: list[str] | None = None
         for at in range(0, len(files), _LOOK_EVERY):
-            # A listing is cheap where there are thousands of jobs to read.
+            # Listing the job ids is cheaper than reading thousands of jobs.
             if names != (names := job_ids(self.location.checkpoints)):
                 self._look_around()
             batch = files[at : at + _LOOK_EVERY]
@@ -165,13 +165,13 @@ class _Collector:
         removed: list[Entry] = []
         for name, files in folders.items():
             if name not in busy:
-                # The record last: what is left of a folder after a kill is a job all the same.
+                # Remove the record last: after a kill the rest of the folder is still a job.
                 removed += self._remove(sorted(files, key=lambda file: file.name.endswith("/job.json")))
                 self.storage.remove_empty_folders(f"_checkpoints/jobs/{name}")
         return removed
 
     def _prune(self) -> None:
-        """Fold away facts about fragments that no version has any more."""
+        """Fold the column states without facts about fragments that no version has any more."""
         self._thin_snapshots()
         state = self.location.checkpoints.folder("state")
         fields = [name for name in state.list_folder()[0] if name.startswith("field-") and name[6:].isdigit()]
@@ -183,7 +183,7 @@ class _Collector:
             prune_state(self.location.checkpoints, field_id, versions.numbers, partial(versions.signatures, field_id))
 
     def _thin_snapshots(self) -> None:
-        """Drop packed snapshots that nothing names any more."""
+        """Remove packed snapshots that no version references any more."""
         if not packed_snapshots(self.location.checkpoints):
             return
         with suppress(LookupError):

@@ -1,4 +1,4 @@
-"""Find what nobody needs any more beside a table."""
+"""Find the files beside a table that are not needed any more."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ from airflow_geneva.run.cleanup.jobs import Place, is_about, planned_places, rea
 from airflow_geneva.run.cleanup.snapshots import named_snapshots
 from airflow_geneva.storage import Storage
 
-# A job that is being announced, and whoever just listed the documents of a column, is done within this.
+# The time within which a job has written its record, and a reader is done with documents of a column that it listed.
 _SETTLED = timedelta(minutes=10).total_seconds()
-# Data files of which nothing says that they are ours may be a stranger's who is about to commit.
+# Data files that no checkpoint names may belong to another writer that is about to commit.
 _STRANGE = timedelta(days=1).total_seconds()
 
 
 def find_garbage(location: TableLocation, ttl: timedelta | str = DEFAULT_TTL, now: float | None = None) -> Garbage:
-    """Say what could be removed; leaves everything as it is.
+    """Find what could be removed; changes nothing.
 
     Args:
         location: the table.
-        ttl: how old everything has to be that goes, such as ``7d``.
-        now: the time to count from, in seconds since the epoch; by default now, by the clock of the store, which also
-            says how old the files are: the clock of this machine may differ.
+        ttl: minimum age of what may be removed, such as ``7d``.
+        now: the current time in seconds since the epoch; by default the time of the store's clock, which also dates
+            the files: this machine's clock may differ.
 
     Raises:
-        InvalidInput: there is no such table, or the time to live makes no sense.
+        InvalidInput: there is no such table, or the TTL is not valid.
         StorageError: the files or jobs cannot be listed.
     """
     return _Search(location, ttl, now).garbage()
@@ -69,7 +69,7 @@ class _Search:
         self.location = location
         self.dataset = location.open()
         self.checkpoints = location.checkpoints
-        # Files first: whatever a job writes that starts from here on is not among them.
+        # List the files first: they do not include files of jobs that start later.
         files, clock = _list_with_clock(Storage(location.uri, location.options))
         self.now = clock if now is None else now
         self.cutoff = self.now - seconds
@@ -95,8 +95,8 @@ class _Search:
         }
         if self.jobs.unreadable:
             self.notes.append(
-                f"the record of job {min(self.jobs.unreadable)!r} is damaged, so no checkpoint and no data file goes "
-                "until its folder is older than the time to live."
+                f"the record of job {min(self.jobs.unreadable)!r} is damaged, so checkpoints and data files are kept "
+                "until its folder is older than the TTL."
             )
         return Garbage(
             self.table,
@@ -109,11 +109,11 @@ class _Search:
         )
 
     def _is_touched(self, job: str) -> bool:
-        """Whether anybody wrote to a job's folder of late, as a job at work does, by the one clock of the store."""
+        """Whether a job's folder changed recently, by the store's clock, as that of a running job does."""
         return job not in self.folders or self.now - _newest(self.folders[job]) <= SILENT_WHILE_WAITING
 
     def _below(self, *start: str) -> dict[tuple[str, ...], Entry]:
-        """Finished files whose path begins like this, by the rest of the path."""
+        """Return the finished files below a path, by the rest of their path."""
         cut = len(start)
         return {
             parts[cut:]: file
@@ -129,7 +129,7 @@ class _Search:
         return found
 
     def _old_jobs(self, untouched: list[str]) -> list[str]:
-        """Job folders that go."""
+        """Return the job folders to remove."""
         ended = {name for name in untouched if name in self.jobs.ended}
         bare = {
             name for name in untouched if name in self.jobs.bare and _newest(self.folders[name]) < self.now - _SETTLED
@@ -137,7 +137,7 @@ class _Search:
         return sorted(ended | bare)
 
     def _checkpoints(self) -> list[Entry]:
-        """Checkpoints of fragments that nobody wrote to, planned or worked on within the time to live."""
+        """Return checkpoints of fragments that no job wrote, planned or used within the TTL."""
         groups: dict[str, list[Entry]] = {}
         places: dict[str, Place | None] = {}
         for parts, file in self._below("_checkpoints").items():
@@ -161,17 +161,17 @@ class _Search:
             else:
                 planned |= found
         if unclear:
-            self.notes.append(f"the plan of job {min(unclear)!r} cannot be read, so no checkpoint of its column goes.")
+            self.notes.append(f"the plan of job {min(unclear)!r} cannot be read, so its column's checkpoints are kept.")
         return [file for group in old if places[group] not in planned for file in groups[group]]
 
     def _staged(self, going: set[str]) -> list[Entry]:
-        """Staged data files, with the blobs beside them."""
+        """Return unreferenced staged data files, with their external blobs."""
         data = {f"data/{'/'.join(parts)}": file for parts, file in self._below("data").items()}
         names = {name for name, file in data.items() if file.modified < self.cutoff and may_be_staged(name)}
         try:
             loose = without_referenced(self.dataset, names)
         except LookupError as error:
-            self.notes.append(f"a version or branch of the table cannot be read, so no data file goes: {error}.")
+            self.notes.append(f"a version or branch of the table cannot be read, so data files are kept: {error}.")
             return []
         if not loose:
             return []
@@ -192,7 +192,7 @@ class _Search:
         return [file for name, file in data.items() if name in self.owners or name.startswith(sidecars)]
 
     def _temporary(self) -> list[Entry]:
-        """Temporary files that nobody is writing any more."""
+        """Return temporary files that no process is writing any more."""
         began = [
             min(file.modified for file in self.folders[job.id]) for job in self.jobs.open if job.id in self.folders
         ]
@@ -201,14 +201,14 @@ class _Search:
         before = min([self.cutoff, *began])
         old = []
         for parts, file in self.files.items():
-            patience = _STRANGE if parts[0] == "data" else _SETTLED
+            min_age = _STRANGE if parts[0] == "data" else _SETTLED
             of_old_job = parts[:2] == ("_checkpoints", "jobs") and len(parts) > 3 and parts[2] in self.old_jobs
-            if file.half_written and not of_old_job and file.modified < min(before, self.now - patience):
+            if file.half_written and not of_old_job and file.modified < min(before, self.now - min_age):
                 old.append(file)
         return old
 
     def _marks(self) -> list[Entry]:
-        """Announcement marks of jobs that ended without a commit that anybody could be told of."""
+        """Return announcement marks of jobs that ended without a commit."""
         going = []
         for field_id, files in _by_field(self._below("_checkpoints", "unannounced")).items():
             old = {
@@ -240,7 +240,7 @@ class _Search:
         return going
 
     def _snapshots(self) -> list[Entry]:
-        """Snapshots of a view that nothing names."""
+        """Return snapshots of a view that no version references."""
         settled = min(self.cutoff, self.now - _SETTLED)
         old = {
             key: file
@@ -252,7 +252,7 @@ class _Search:
         try:
             named = named_snapshots(self.location, self.dataset) if old else set()
         except LookupError as error:
-            self.notes.append(f"a version of the view cannot be read, so no snapshot of it goes: {error}.")
+            self.notes.append(f"a version of the view cannot be read, so its snapshots are kept: {error}.")
             return []
         return [file for key, file in old.items() if key not in named]
 
@@ -261,13 +261,13 @@ _OURS = ("_checkpoints", "data")
 
 
 def _list_with_clock(storage: Storage) -> tuple[list[Entry], float]:
-    """All files of a table, and the time by the clock of their store."""
-    probe = f"data/.tmp-clock-{uuid.uuid4().hex}"  # of a process that is killed it goes as a temporary file
+    """List all files of a table, and get the current time of the store's clock."""
+    probe = f"data/.tmp-clock-{uuid.uuid4().hex}"  # after a kill, a cleanup removes it as a temporary file
     try:
         storage.write_bytes(probe, b"{}")
         files = storage.list_entries(half_written=True)
     except StorageError:
-        # Of a store that takes no file nothing can be removed either.
+        # A store that is not writable cannot remove files either.
         return storage.list_entries(half_written=True), time.time()
     finally:
         with suppress(StorageError):
@@ -289,7 +289,7 @@ def _folder(files: list[Entry]) -> str:
 
 
 def _by_field(files: Mapping[tuple[str, ...], Entry]) -> dict[int, dict[str, Entry]]:
-    """Files directly inside the folders ``field-{id}``, by field and name."""
+    """Return the files directly in folders ``field-{id}``, by field id and name."""
     found: dict[int, dict[str, Entry]] = {}
     for parts, file in files.items():
         number = parts[0].removeprefix("field-")

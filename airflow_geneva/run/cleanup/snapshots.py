@@ -1,4 +1,4 @@
-"""Which snapshots of a view somebody may still ask for."""
+"""Which snapshots of a view are still referenced."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 def named_snapshots(location: TableLocation, dataset: lance.LanceDataset, since: int = 0) -> set[str]:
-    """The snapshots that versions of a view name, tagged ones included, and the notes beside it.
+    """Return the snapshots that the versions of a view (tagged ones included) and its stored notes reference.
 
     Args:
         dataset: the view at its newest version.
-        since: look at versions from this one on only.
+        since: check only versions from this one on.
 
     Raises:
-        LookupError: a version cannot be read, so nothing can be said.
+        LookupError: a version cannot be read.
     """
 
     def named(version: int) -> str:
-        # Of a swap, the metadata still names the one before.
+        # In the version that a swap wrote, the metadata still names the snapshot before it.
         return named_by_swap(dataset, version) or named_by_metadata(dataset.checkout_version(version))
 
     found = set(_noted(location))

@@ -1,4 +1,4 @@
-"""Which fragments the existing versions of a table have, as facts about a column name them."""
+"""Fragment signatures of a table's existing versions, in the form that column facts use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_LOOKED_AT = 32
 
 @dataclass(frozen=True)
 class ExistingVersions:
-    """The versions of a table that are there, tagged ones included.
+    """The existing versions of a table, tagged ones included.
 
     Args:
         dataset: the table at its newest version.
@@ -32,17 +32,17 @@ class ExistingVersions:
         return ExistingVersions(dataset, frozenset(int(ref["version"]) for ref in dataset.version_refs()))
 
     def signatures(self, field_id: int, inputs: Iterable[str]) -> set[str] | None:
-        """Signatures of fragments that exist although facts about them may be older than any version that is there.
+        """Return the signatures of existing fragments whose facts may be older than every existing version.
 
-        A fragment's files stay together until it is gone, so it lies in the first version that is left, or in one that
-        brought it back: a restore, or a commit that was based on a version that is gone. Only these are read.
+        A fragment keeps its files until it is removed. So it is in the oldest version of each unbroken series, or in a
+        version that brought it back: a restore, or a commit based on a removed version. Only these versions are read.
 
         Args:
             field_id: the column's field.
-            inputs: field ids of inputs, as facts name them.
+            inputs: field ids of the inputs, in the form of facts.
 
         Returns:
-            None when a version cannot be read, or there are too many to read.
+            The signatures; None if a version cannot be read, or there are too many.
         """
         found: set[str] = set()
         try:
