@@ -59,7 +59,7 @@ def check_stored_path(import_path: str) -> None:
         why = "it is a module of Python itself" if _is_of_python(spec) else _unbound(spec, name)
     if why:
         raise InvalidInput(
-            f"UDF {import_path!r} cannot be loaded: a table names it, and module {module!r} was not imported, "
+            f"UDF {import_path!r} cannot be loaded: a table names it, and module {module!r} is not imported, "
             f"because {why}. Such a path is followed only to a name that the module's source binds at its top level, "
             "by def, class, assignment or import, but not by `import *`. Bind it there, or import the module first."
         )
