@@ -1,4 +1,4 @@
-"""Reach a Lance database through an Airflow connection."""
+"""Open a Lance database through an Airflow connection."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from airflow_geneva.uri import is_local, normalize_uri
 class LanceHook(BaseHook):
     """A Lance database, named by an Airflow connection of type `lance`.
 
-    The connection's host is the database's URI, and its extra field holds `storage_options`, a JSON object as pylance
-    takes it. Without credentials among them the machine's own identity is used.
+    The connection's host is the database's URI, and its extra field holds `storage_options`, a JSON object in pylance's
+    form. Without credentials in it, the machine's own identity is used.
 
     Args:
         lance_conn_id: the connection.
@@ -44,7 +44,7 @@ class LanceHook(BaseHook):
 
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
-        """What the connection form shows: the database's URI and its storage options."""
+        """Return the fields of the connection form: the database's URI and its storage options."""
         return {
             "hidden_fields": ["schema", "login", "password", "port", "extra"],
             "relabeling": {"host": "Database URI"},
@@ -53,7 +53,7 @@ class LanceHook(BaseHook):
 
     @cached_property
     def storage_options(self) -> dict[str, str]:
-        """Credentials and settings for pylance; masked in logs from here on."""
+        """Credentials and settings for pylance; from the first access on Airflow masks the secrets in logs."""
         options = read_storage_options(self._extra.get("storage_options"))
         for secret in secrets_of(options):
             mask_secret(secret)
@@ -69,7 +69,7 @@ class LanceHook(BaseHook):
         """The database's normalized URI.
 
         Raises:
-            InvalidInput: the connection names no place, or one that depends on where the process was started.
+            InvalidInput: the connection has no URI, or a path relative to the process's working directory.
         """
         return _absolute(self._host, f"The host of Airflow connection {self.lance_conn_id!r}")
 
@@ -86,15 +86,15 @@ class LanceHook(BaseHook):
         return self.get_database()
 
     async def aread(self) -> LanceHook:
-        """Read the connection in a trigger, so that :meth:`get_database` may then be called in a thread.
+        """Read the connection in a trigger, so that :meth:`get_database` can be called in a thread later.
 
-        Before Airflow 3.3 a thread of the triggerer must not ask Airflow for anything, and masking a secret does.
+        Before Airflow 3.3 a thread of the triggerer must not call Airflow, and masking a secret does.
         """
         try:
             self._connection = await self.aget_connection(self.lance_conn_id)
         except AirflowNotFoundException as error:
             raise self._missing() from error
-        # Both are kept.
+        # Fill both cached properties.
         _ = self._host, self.storage_options
         return self
 
@@ -108,11 +108,11 @@ class LanceHook(BaseHook):
                 return False, f"There is no folder {database.uri} on this machine."
             names = database.table_names()
         except (GenevaError, OSError) as error:
-            # A store repeats the token that it refuses, and Airflow shows this as it is.
-            told = str(error)
+            # A store's error repeats the token that it rejects, and Airflow does not mask this text.
+            message = str(error)
             for secret in sorted(secrets, key=len, reverse=True):
-                told = told.replace(secret, "***") if len(secret) > 4 else told
-            return False, told
+                message = message.replace(secret, "***") if len(secret) > 4 else message
+            return False, message
         shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
         return True, f"{len(names)} tables in {database.uri}" + (f": {shown}" if names else "")
 
@@ -139,7 +139,7 @@ class LanceHook(BaseHook):
                 f"The extra field of Airflow connection {self.lance_conn_id!r} is not a JSON object. Give one such as "
                 '{"storage_options": {"aws_region": "eu-west-1"}}, or leave it empty.'
             )
-        _ = self._connection.extra_dejson  # has Airflow mask what is secret in it
+        _ = self._connection.extra_dejson  # makes Airflow mask the secrets in it
         return found
 
     def _missing(self) -> InvalidInput:
@@ -153,7 +153,7 @@ class LanceHook(BaseHook):
 
 
 def _uri_of(connection: Connection, extra: Mapping[str, Any]) -> str:
-    """The database's URI; Airflow splits one that was given as part of a connection URI into host and schema."""
+    """Return the database's URI; Airflow splits one that is part of a connection URI into host and schema."""
     given = extra.get("uri")
     if given:
         return str(given)
@@ -166,7 +166,7 @@ def _uri_of(connection: Connection, extra: Mapping[str, Any]) -> str:
 def _absolute(uri: str, what: str) -> str:
     if "://" not in uri and not os.path.isabs(os.path.expanduser(uri)):
         raise InvalidInput(
-            f"{what} is {uri!r}, which is no place that every worker finds. Give a URI such as s3://bucket/database, "
+            f"{what} is {uri!r}, a relative path, which differs per worker. Give a URI such as s3://bucket/database, "
             "or an absolute path."
         )
     return normalize_uri(uri)

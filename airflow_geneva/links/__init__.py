@@ -1,1 +1,1 @@
-"""Buttons on the pages of tasks."""
+"""Extra links: buttons on Airflow's task pages."""

@@ -1,4 +1,4 @@
-"""From a task of a backfill or a refresh to the page of its job."""
+"""Link from a task of a backfill or refresh to the page of its job."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from airflow.sdk.types import TaskInstanceKey
 
 PAGES = "/geneva"
-"""Where the pages lie below Airflow's own."""
+"""URL path of the pages on Airflow's API server."""
 
 
 def pages_root() -> str:
-    """The path of the pages, on the server that `[api] base_url` names."""
+    """Return the path of the pages on the server of `[api] base_url`."""
     return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/") + PAGES
 
 
@@ -27,7 +27,7 @@ class JobLink(BaseOperatorLink):
     name = "Geneva job"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The page that finds the job of a task; the same for all of its tries.
+        """Return the URL of a task's job; the same for all tries.
 
         Args:
             operator: the task.

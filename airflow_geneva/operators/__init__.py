@@ -26,7 +26,7 @@ __all__ = [
     "PlanRefreshOperator",
 ]
 
-# A DAG that only plans need not load the Spark provider.
+# Lazy imports: a DAG that only plans does not load the Spark provider.
 _HOMES = {
     "AddColumnsOperator": "airflow_geneva.operators.columns",
     "ApplyOperator": "airflow_geneva.operators.apply",

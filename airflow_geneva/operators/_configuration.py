@@ -1,4 +1,4 @@
-"""What section `[geneva]` of Airflow's configuration says."""
+"""Read section `[geneva]` of Airflow's configuration."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _option(least: int) -> Any:
 
 @dataclass(frozen=True)
 class Configuration:
-    """The options of a deployment that tasks read; `get_provider_info` describes each, with its default.
+    """The options in section `[geneva]`; `get_provider_info` describes each with its default.
 
     Args:
         inline_below_rows: a shard with fewer rows to run is computed in its task.
         concurrency: Spark task slots per spark-submit.
-        version_conflict_max_retries: how often a commit is tried again.
+        version_conflict_max_retries: how often a commit is retried.
         task_memory_bytes: bytes of rows that a task slot holds at a time.
     """
 
@@ -36,11 +36,11 @@ class Configuration:
 
     @staticmethod
     def read() -> Configuration:
-        """Read all options, so that a wrong one is found by the first task of a run and not by its last.
+        """Read all options, so that the first task of a run finds a wrong one, not the last.
 
         Raises:
-            AirflowFailException: an option is not a number that makes sense.
-            InvalidInput: the environment variable that goes before one is not.
+            AirflowFailException: an option is not a valid number.
+            InvalidInput: an environment variable that overrides an option is not a valid number.
         """
         max_retries()
         options = get_provider_info()["config"][_SECTION]["options"]

@@ -1,4 +1,4 @@
-"""What the operators that work on Lance tables share: their connection, an opened plan, and how they are stopped."""
+"""Shared code of the operators: the connection to the database, reading a stored plan, and stopping a task."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LanceOperator(BaseOperator):
     Args:
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
-        retry_policy: from Airflow 3.3 on, when to try again; None: a commit conflict soon, a wrong request not at all.
+        retry_policy: Airflow 3.3 and later; None: retry a commit conflict soon, and fail at once on a wrong request.
     """
 
     template_fields: Sequence[str] = ("lance_conn_id", "database")
@@ -53,23 +53,23 @@ class LanceOperator(BaseOperator):
 
 
 def open_database(lance_conn_id: str, database: str | None) -> Database:
-    """The database that templated fields name."""
+    """Open the database that templated fields name."""
     return LanceHook(required_text("lance_conn_id", lance_conn_id)).get_database(optional_text(database))
 
 
 def stop_here() -> None:
-    """End the task at the very statement it is at.
+    """End the task at its current statement.
 
-    Airflow tells a task to stop and then lets it go on for seconds, in which it could still commit. Everything that is
-    written is written whole or not at all, so any statement will do. A task that timed out is ending already.
+    Airflow signals a task to stop and then lets it run on for seconds, in which it could still commit. All writes are
+    atomic, so it is safe to stop at any statement. A task that timed out is ending already.
     """
     if not isinstance(sys.exc_info()[1], AirflowTaskTimeout):
-        raise SystemExit("The task was told to stop. Nothing is half-written; the next try goes on from here.")
+        raise SystemExit("Airflow stopped the task. Nothing is half-written; the next try continues from here.")
 
 
 @dataclass(frozen=True)
 class OpenPlan:
-    """A plan read back by a later task.
+    """A stored plan that a later task has read.
 
     Args:
         location: its table.
@@ -83,10 +83,10 @@ class OpenPlan:
 
     @staticmethod
     def of(database: Database, reference: Mapping[str, Any]) -> OpenPlan:
-        """Read the plan that an XCom names, and check it against the fingerprint there.
+        """Read the plan that an XCom names, and check its fingerprint.
 
         Raises:
-            InvalidInput: it is gone, was changed, or lies beside another table than the one it is about.
+            InvalidInput: the plan was removed or changed, or is stored beside another table than its own.
         """
         uri, _, _ = str(reference["plan_uri"]).rpartition("/")
         storage = Storage(uri, database.options)
@@ -94,7 +94,7 @@ class OpenPlan:
         location = TableLocation(saved.work.table, saved.work.table_name, database.options)
         folder = JobFolder.of(location.checkpoints, saved.work.job_id)
         if folder.storage.root != storage.root:
-            raise InvalidInput(f"The plan in {uri} is about another table, {saved.work.table}. Clear the plan task.")
+            raise InvalidInput(f"The plan in {uri} is for another table, {saved.work.table}. Clear the plan task.")
         return OpenPlan(location, folder, saved)
 
     def load_shard(self, index: int) -> Shard:
@@ -106,20 +106,20 @@ class OpenPlan:
 
     @property
     def target(self) -> str:
-        """What is computed, for log lines."""
+        """The column or view, for log lines."""
         return self.saved.work.target
 
     @property
     def is_refresh(self) -> bool:
-        """Whether it is about a view, which is swapped once at the end, and not about a column."""
+        """Whether the plan is for a view, which is swapped once at the end, not for a column."""
         return self.saved.swap is not None
 
 
 def check_shard(shard: Any) -> Mapping[str, Any]:
-    """What the plan task said about one shard.
+    """Check the plan task's output for one shard.
 
     Raises:
-        AirflowFailException: it is something else, for example because the plan task was cleared.
+        AirflowFailException: it is not such an output, for example because the plan task was cleared.
     """
     if not isinstance(shard, Mapping) or not {"plan_uri", "fingerprint", "shard"} <= shard.keys():
         raise AirflowFailException(

@@ -1,4 +1,4 @@
-"""What a finished backfill or refresh tells OpenLineage: datasets, versions, and which column came from which."""
+"""OpenLineage events of a finished backfill or refresh: datasets, versions and column lineage."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ IDENTITY, TRANSFORMATION, FILTER = "IDENTITY", "TRANSFORMATION", "FILTER"
 
 @dataclass(frozen=True)
 class ColumnSource:
-    """What one column is made of.
+    """The lineage of one column.
 
     Args:
-        column: the column of the table or view that was written.
-        inputs: columns of the source it is made of.
+        column: the written column of the table or view.
+        inputs: its source columns.
         how: `IDENTITY` or `TRANSFORMATION`.
-        by: what makes it, in words.
+        by: description of what computes it.
     """
 
     column: str
@@ -40,7 +40,7 @@ class ColumnSource:
 
 
 def dataset_name(uri: str) -> tuple[str, str]:
-    """Namespace and name of a table by OpenLineage's naming of files and objects.
+    """Return namespace and name of a table, by OpenLineage's naming rules for files and objects.
 
     Args:
         uri: the table's folder.
@@ -52,17 +52,19 @@ def dataset_name(uri: str) -> tuple[str, str]:
 
 
 def column_sources(work: Work) -> tuple[ColumnSource, ...]:
-    """Which columns a plan computes, and of what."""
+    """Return the columns that a plan computes, with their lineage."""
     if work.query:
         return tuple(_of_view(ViewDefinition.from_json(work.query)))
     udf = UdfDefinition.from_json(work.udf)
     return (
-        ColumnSource(work.column, work.inputs, TRANSFORMATION, _told(udf.import_path or udf.name, work.udf_version)),
+        ColumnSource(
+            work.column, work.inputs, TRANSFORMATION, _describe_udf(udf.import_path or udf.name, work.udf_version)
+        ),
     )
 
 
 def filter_columns(work: Work, source: lance.LanceDataset) -> tuple[str, ...]:
-    """Columns of the source that decide which rows are computed."""
+    """Return the source columns of the filter."""
     where = ViewDefinition.from_json(work.query).where if work.query else work.where
     return tuple(where_columns(where, source.schema.names))
 
@@ -73,7 +75,7 @@ def _of_view(definition: ViewDefinition) -> Iterator[ColumnSource]:
     for column in definition.columns:
         if column.udf is not None:
             inputs = tuple(dict.fromkeys(part for name in column.inputs for part in earlier.get(name, (name,))))
-            by = _told(column.udf.import_path or column.udf.name, column.udf.version)
+            by = _describe_udf(column.udf.import_path or column.udf.name, column.udf.version)
             found = ColumnSource(column.name, inputs, TRANSFORMATION, by)
         elif column.kind == "column":
             found = ColumnSource(column.name, (str(column.expression),), IDENTITY, "")
@@ -84,12 +86,12 @@ def _of_view(definition: ViewDefinition) -> Iterator[ColumnSource]:
         yield found
 
 
-def _told(name: str, version: str) -> str:
+def _describe_udf(name: str, version: str) -> str:
     return f"UDF {name}, version {version_label(version)}"
 
 
 def lineage_of(plan: OpenPlan, result: BackfillResult) -> Any:
-    """The `OperatorLineage` of a finished job, or None where the OpenLineage provider is not installed."""
+    """Return the `OperatorLineage` of a finished job; None if the OpenLineage provider is not installed."""
     try:
         from airflow.providers.openlineage.extractors import OperatorLineage
         from openlineage.client.event_v2 import InputDataset, OutputDataset
@@ -107,8 +109,8 @@ def lineage_of(plan: OpenPlan, result: BackfillResult) -> Any:
     namespace, name = dataset_name(source.uri)
 
     def inputs(columns: tuple[str, ...], kind: str, how: str, by: str) -> list[Any]:
-        told = [column_lineage_dataset.Transformation(kind, how, by or None)]
-        return [column_lineage_dataset.InputField(namespace, name, column, told) for column in columns]
+        made_by = [column_lineage_dataset.Transformation(kind, how, by or None)]
+        return [column_lineage_dataset.InputField(namespace, name, column, made_by) for column in columns]
 
     def schema(dataset: lance.LanceDataset) -> Any:
         fields = [schema_dataset.SchemaDatasetFacetFields(name=f.name, type=str(f.type)) for f in dataset.schema]

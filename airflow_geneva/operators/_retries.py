@@ -1,4 +1,4 @@
-"""When a task of this package is tried again."""
+"""The retry policy of this package's tasks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SOON = timedelta(seconds=30)
 
 
 def default_policy() -> Any:
-    """Airflow's retry policy for these tasks; None before Airflow 3.3, where a task's own retries are all there is.
+    """Return the default retry policy; None before Airflow 3.3, which has only the number of retries.
 
-    A commit that others kept from being made is tried again soon, one of the task's retries all the same. What is wrong
-    with the request, the schema or the code stays wrong, so the task fails at once.
+    After a commit conflict the task is retried soon, as one of its retries. A retry cannot fix a wrong request, schema
+    or UDF, so then the task fails at once.
     """
     try:
         from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
@@ -23,13 +23,13 @@ def default_policy() -> Any:
         return None
     return ExceptionRetryPolicy(
         rules=[
-            RetryRule(CommitConflict, RetryAction.RETRY, _SOON, reason="others kept changing the table"),
+            RetryRule(CommitConflict, RetryAction.RETRY, _SOON, reason="other writers kept changing the table"),
             RetryRule([InvalidInput, CodeChanged], RetryAction.FAIL, reason="it would fail in the same way"),
         ]
     )
 
 
 def with_retry_policy(given: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """An operator's arguments, with the retry policy that was given or the default one."""
+    """Return an operator's arguments with the given retry policy, or the default one."""
     policy = given or default_policy()
     return dict(arguments) if policy is None else {**arguments, "retry_policy": policy}

@@ -1,4 +1,4 @@
-"""Values of templated fields: a template always gives text, and an empty one means None."""
+"""Parse values of templated fields: a template renders to text, and empty text means None."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ _TEMPLATE = re.compile(r"\{\{|\{%")
 
 
 def is_template(value: Any) -> bool:
-    """Whether a value is known only when its task runs: a Jinja template, or what another task or a param gives."""
+    """Whether a value is known only at run time: a Jinja template, or the output of a task or a param."""
     return value is not None and (not isinstance(value, str) or bool(_TEMPLATE.search(value)))
 
 
 def optional_text(value: Any) -> str | None:
-    """Text, or None for an empty one."""
+    """Return text, or None if it is empty."""
     return None if value is None or str(value).strip() in _NOTHING else str(value).strip()
 
 
 def required_text(name: str, value: Any) -> str:
-    """Text that is not empty.
+    """Return text that is not empty.
 
     Raises:
-        AirflowFailException: it is.
+        AirflowFailException: it is empty.
     """
     text = optional_text(value)
     if text is None:
-        raise AirflowFailException(f"{name}={value!r} is empty. Give the {name}, or look at what its template renders.")
+        raise AirflowFailException(f"{name}={value!r} is empty. Give the {name}, or check what its template renders.")
     return text
 
 
 def optional_int(name: str, value: Any) -> int | None:
-    """A whole number, or None for an empty text.
+    """Return a whole number, or None for empty text.
 
     Raises:
-        AirflowFailException: it is something else.
+        AirflowFailException: it is not a number.
     """
     text = optional_text(value)
     try:
@@ -53,10 +53,10 @@ def optional_int(name: str, value: Any) -> int | None:
 
 
 def optional_float(name: str, value: Any) -> float | None:
-    """A number, or None for an empty text.
+    """Return a number, or None for empty text.
 
     Raises:
-        AirflowFailException: it is something else.
+        AirflowFailException: it is not a number.
     """
     text = optional_text(value)
     try:
@@ -68,7 +68,7 @@ def optional_float(name: str, value: Any) -> float | None:
 
 
 def truth(name: str, value: Any) -> bool:
-    """A truth value; an empty text is false.
+    """Return a boolean; empty text is false.
 
     Raises:
         AirflowFailException: it is neither true nor false.
@@ -80,16 +80,16 @@ def truth(name: str, value: Any) -> bool:
 
 
 def document(name: str, value: Any) -> Any:
-    """A list or an object, which may be given as JSON text; None for an empty one.
+    """Return a list or an object, which may be given as JSON text; None for empty text.
 
     Raises:
-        AirflowFailException: it is a text that is not JSON.
+        AirflowFailException: it is text, but not JSON.
     """
     text = optional_text(value) if isinstance(value, str) else None
     try:
         return json.loads(text) if text else None if isinstance(value, str) else value
     except ValueError:
         raise AirflowFailException(
-            f"{name}={value!r:.200} is a text, and not the JSON of a list or an object. A template that gives one ends "
+            f"{name}={value!r:.200} is text, and not the JSON of a list or an object. A template that renders one ends "
             "in '| tojson'."
         ) from None

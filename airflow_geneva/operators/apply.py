@@ -42,13 +42,13 @@ from airflow_geneva.udf_definition import UdfDefinition
 
 _ERROR_LINE = "airflow_geneva: "
 _STARTED = ("_submit_sp", "_yarn_application_id", "_kubernetes_driver_pod")
-"""What the hook knows of a driver that is there to be ended."""
+"""Attributes that the hook sets once a driver is running."""
 
 
 class ApplyOperator(SparkSubmitOperator):
     """Run the UDFs on the missing rows of one shard with spark-submit, and stage its data files.
 
-    A retry goes on from the checkpoints of the tries before. A shard in which nothing is left to run starts no Spark.
+    A retry continues from the checkpoints of earlier tries. A shard with nothing left to run does not start Spark.
     The driver does not inherit the worker's environment: it gets an allow-list, the storage options of the Lance
     connection, and `env_vars`.
 
@@ -57,11 +57,11 @@ class ApplyOperator(SparkSubmitOperator):
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
         spark_conn_id: the Airflow connection of the Spark master.
-        inline_below_rows: a shard with fewer rows to run is computed in the task itself; by default as
-            `[geneva] inline_below_rows` says, which is 0.
-        retry_policy: from Airflow 3.3 on, when to try again; None: a wrong request is not tried again.
-        kwargs: as for `SparkSubmitOperator`; `conf` and its own arguments go before what the UDF's resources and the
-            plan's `concurrency` come to. `env_vars` is templated, and not kept among the rendered fields.
+        inline_below_rows: a shard with fewer rows to run is computed in the task itself; by default
+            `[geneva] inline_below_rows`, which is 0.
+        retry_policy: Airflow 3.3 and later; None: a wrong request is not retried.
+        kwargs: as for `SparkSubmitOperator`; `conf` and its own arguments override the settings from the UDF's
+            resources and the plan's `concurrency`. `env_vars` is templated, but not stored with the rendered fields.
     """
 
     template_fields: Sequence[str] = (
@@ -100,13 +100,13 @@ class ApplyOperator(SparkSubmitOperator):
         reference = check_shard(self.shard)
         plan = OpenPlan.of(open_database(self.lance_conn_id, self.database), reference)
         shard = plan.load_shard(reference["shard"])
-        # While the cluster has no place for it, there is no driver to show signs of life.
+        # While the application waits for the cluster, no driver writes heartbeats.
         with beating(plan.folder.storage, "apply"), plan.folder.noting_failure(plan.fingerprint, shard.index):
             how = self._compute(plan, shard, context, configured)
         done = plan.folder.read_shard("apply", plan.fingerprint, shard.index)
         if done is None:
             raise AirflowException(
-                f"Spark ended well, and left no result in {plan.folder.storage.root}. If the table lies on a local "
+                f"Spark ended well, and wrote no result in {plan.folder.storage.root}. If the table is on a local "
                 "disk, all of Spark must run on this machine; use an object store otherwise. Then clear the plan task "
                 "with its downstream tasks."
             )
@@ -114,17 +114,17 @@ class ApplyOperator(SparkSubmitOperator):
         return done
 
     def _compute(self, plan: OpenPlan, shard: Shard, context: Context, configured: Configuration) -> str:
-        """Get the shard computed; returns how, in words."""
+        """Compute the shard; return in words how."""
         work = plan.saved.work
         again = plan.folder.read_shard("apply", plan.fingerprint, shard.index) is not None
         if not shard.to_apply or (again and is_ready(plan.location, work, shard)):
             _keep(plan, shard, rows_run=0, seconds=0.0)
-            return "(all of it was ready, no Spark started)"
+            return "(all of it was staged, no Spark started)"
         rows = sum(min(item.rows, len(item.missing)) for item in shard.to_apply)
         given = optional_int("inline_below_rows", self.inline_below_rows)
         if rows < (configured.inline_below_rows if given is None else given):
             kit = open_kit(work)
-            # The run keeps to the code it was planned with. If that is not what this process has, Spark has it.
+            # The run uses the planned code, which Spark gets. If this process has another version, compute on Spark.
             if has_planned_code(kit):
                 began = time.monotonic()
                 reports = apply_here(plan.location, work, shard, kit)
@@ -139,14 +139,14 @@ class ApplyOperator(SparkSubmitOperator):
         return "on Spark"
 
     def _remember_by_plan(self, fingerprint: str, again: bool) -> None:
-        """Let a `durable` task go back to an application of this very plan only.
+        """Let a `durable` task reconnect only to an application of this plan.
 
-        Airflow remembers what a task submitted also when it is cleared, and takes an application that ended well for
-        the one that is asked for.
+        Airflow keeps the id of a submitted application even when the task is cleared, and would take an old application
+        that ended well for the current one.
         """
         self.external_id_key = f"{SparkSubmitOperator.external_id_key}_{fingerprint}"
         self._K8S_DRIVER_STATUS_KEY = f"k8s_driver_status_{fingerprint}"
-        if again:  # it ended well, and what it computed is gone
+        if again:  # it ended well, and its staged files were removed
             self.durable = False
 
     def _submit(self, plan: OpenPlan, shard: Shard, scratch: Scratch, context: Context) -> None:
@@ -166,25 +166,25 @@ class ApplyOperator(SparkSubmitOperator):
         options = dict(plan.location.options)
         if connection["deploy_mode"] == "cluster":
             _check_cluster(master, self.lance_conn_id, options, given)
-        # Given to the hook, the base class would lay them over the worker's whole environment, or write them on the
-        # command line. Here they are part of the driver's own environment.
+        # The base class would add them to the worker's whole environment, or write them on the command line. Here they
+        # are part of the driver's own environment.
         self.env_vars = None
         environment = self._environment(master, options, given, scratch, connection["spark_binary"])
         self.conf = self._settings(work, master)
         if connection["deploy_mode"] != "cluster" and "spark.pyspark.python" in self.conf:
-            # Spark would start the driver, too, on the Python that was named for the executors.
+            # Otherwise Spark would also start the driver on the executors' Python.
             self.conf.setdefault("spark.pyspark.driver.python", environment["PYSPARK_DRIVER_PYTHON"])
         self._driver = (master.url, environment)
         try:
             super().execute(context)
         except AirflowException:
-            told = None if self._hook is None else _error_of(self._hook)
-            if told is None:
+            reason = None if self._hook is None else _error_of(self._hook)
+            if reason is None:
                 raise
-            raise AirflowException(f"Computing shard {shard.index} of {plan.target} failed: {told}") from None
+            raise AirflowException(f"Computing shard {shard.index} of {plan.target} failed: {reason}") from None
 
     def _get_hook(self) -> SparkSubmitHook:
-        # Asked for by the base class after it has added to `conf` what OpenLineage wants to know.
+        # The base class calls this after it has added the OpenLineage settings to `conf`.
         hook = super()._get_hook()
         if self._driver is not None:
             hook._connection["master"], environment = self._driver
@@ -192,13 +192,13 @@ class ApplyOperator(SparkSubmitOperator):
         return hook
 
     def poll_until_complete(self, external_id: Any, context: Context) -> None:
-        # The hook ends what it knows of when the task is stopped, and knows only of what it submitted itself.
+        # On kill the hook ends only applications that it knows, so tell it about one that an earlier try submitted.
         if self._hook is not None and self._hook._is_yarn_cluster_mode:
             self._hook._yarn_application_id = external_id
         super().poll_until_complete(external_id, context)
 
     def _check_connection(self) -> Mapping[str, Any]:
-        """What the Spark connection comes to; Airflow itself would take one that it cannot read for `yarn`."""
+        """Return the resolved Spark connection; reject one that cannot be read, for which Airflow would use `yarn`."""
         try:
             found = BaseHook.get_connection(self._conn_id)
         except AirflowNotFoundException as error:
@@ -252,7 +252,7 @@ class ApplyOperator(SparkSubmitOperator):
 
     def on_kill(self) -> None:
         hook = self._hook
-        # One that was gone back to has no spark-submit in this process.
+        # After a reconnect there is no spark-submit in this process.
         if hook is None or not any(getattr(hook, name, None) for name in _STARTED):
             stop_here()
             return
@@ -273,7 +273,7 @@ def _keep(plan: OpenPlan, shard: Shard, rows_run: int, seconds: float) -> None:
 
 
 def _code(plan: OpenPlan, scratch: Scratch) -> list[str]:
-    """This package and the UDFs', as archives on this machine; the UDFs' must be those that were planned with."""
+    """Write this package and the UDFs' code as local archives; check that the UDFs' code is the planned code."""
     archives = [scratch.write("airflow_geneva.zip", package_zip())]
     for code in codes_of(plan.saved.work):
         name = str(code.zip)
@@ -283,7 +283,7 @@ def _code(plan: OpenPlan, scratch: Scratch) -> list[str]:
             data = b""
         if code_sha256(data) != code.sha256:
             raise AirflowFailException(
-                f"The code {plan.folder.storage.path(name)} is gone or is not what was planned with (its SHA-256 "
+                f"The code {plan.folder.storage.path(name)} was removed, or is not the planned code (its SHA-256 "
                 "differs). Clear the plan task with its downstream tasks."
             )
         archives.append(scratch.write(name, data))
@@ -313,7 +313,7 @@ def _check_cluster(
 
 
 def _error_of(hook: SparkSubmitHook) -> str | None:
-    """What the Spark application said last, if it ended with an error of its own."""
+    """Return the last error that the Spark application printed, if any."""
     lines = list(getattr(hook, "_last_submit_log_lines", ()))
     starts = [at for at, line in enumerate(lines) if line.startswith(_ERROR_LINE)]
     return "\n".join(lines[starts[-1] :]).removeprefix(_ERROR_LINE) if starts else None

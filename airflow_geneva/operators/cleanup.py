@@ -1,4 +1,4 @@
-"""Remove what earlier backfills left beside their tables."""
+"""Remove files that earlier jobs left beside their tables."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from airflow_geneva.run.cleanup.garbage import Garbage, add_up, parse_ttl
 
 
 class CleanupCheckpointsOperator(LanceOperator):
-    """Remove what nobody needs any more beside the tables of a database.
+    """Remove the files beside a database's tables that are not needed any more.
 
-    That is checkpoints, staged data files that nothing references, plans and records of ended jobs, half-written files,
-    what the state of a column was folded from, and snapshots of views that no version of the view names. What an open
-    job uses stays, and so does everything that is younger than `ttl`. A killed task is simply run again.
+    These are checkpoints, unreferenced staged data files, plans and records of ended jobs, half-written files, ledgers
+    that a newer fold includes, and view snapshots that no version of the view references. Files that an open job uses
+    and files younger than `ttl` are kept. After a kill, run the task again.
 
-    Returns how many files and bytes were removed, or with `dry_run` would be, in all and by kind.
+    Returns the number of files and bytes removed (with `dry_run`, that would be removed), in total and by kind.
 
     Args:
         table: the table's name; by default all tables of the database.
-        ttl: how old everything has to be that goes: a text such as `7d` or `12h`, or a timedelta. Let it be longer than
-            the longest time between planning a backfill and its last retry.
-        dry_run: remove nothing, only tell.
+        ttl: minimum age of removed files: text such as `7d` or `12h`, or a timedelta. Choose it longer than the longest
+            time between planning a backfill and its last retry.
+        dry_run: remove nothing, only report.
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
 
@@ -52,7 +52,7 @@ class CleanupCheckpointsOperator(LanceOperator):
         super().__init__(**kwargs)
         self.table = table
         self.ttl = ttl
-        # Not `dry_run`: that is a method of every operator.
+        # Not named `dry_run`, which is a method of every operator.
         self.only_tell = dry_run
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -71,11 +71,11 @@ class CleanupCheckpointsOperator(LanceOperator):
                 garbage = find_garbage(location, ttl)
                 found.append(garbage if dry else collect(location, garbage))
             except GenevaError as error:
-                # One table that cannot be read keeps no other from being cleaned.
+                # Clean the other tables even if one cannot be read.
                 failed.append(error)
-        told = "\n".join(str(garbage) for garbage in found if garbage.count or garbage.notes)
+        report = "\n".join(str(garbage) for garbage in found if garbage.count or garbage.notes)
         self.log.info(
-            "%s %s tables.\n%s", "Looked at" if dry else "Cleaned up", len(found), told or "Nothing to remove."
+            "%s %s tables.\n%s", "Checked" if dry else "Cleaned up", len(found), report or "Nothing to remove."
         )
         if failed:
             raise failed[0]

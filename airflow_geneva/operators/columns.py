@@ -20,15 +20,15 @@ from airflow_geneva.udf import UDF, load_udf
 
 
 class AddColumnsOperator(LanceOperator):
-    """Define computed columns, if they are not defined like this already.
+    """Define computed columns, unless they are already defined like this.
 
-    A column that is new is added, one with another UDF, or another version of it, is altered, one that is as asked for
-    is left alone. No value is computed: that is what a backfill does.
+    A new column is added; a column with another UDF or UDF version is altered; a column with the same definition is
+    unchanged. No value is computed: a backfill does that.
 
     Args:
         table: the table's name.
-        columns: by name, the import path `"module:name"` of its UDF, or that and the columns to feed its parameters; or
-            the JSON of it, which is what a template gives.
+        columns: by name, the import path `"module:name"` of its UDF, or the path and the input columns for its
+            parameters; or that as JSON text, which a template renders.
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
 
@@ -61,19 +61,19 @@ class AddColumnsOperator(LanceOperator):
                     _define(table, specs, present, added, altered)
                     break
                 except (OSError, InvalidInput) as error:
-                    # Others wrote to the table meanwhile, or another run defines the very same.
+                    # Another writer committed meanwhile, or another run defines the same columns.
                     conflict = is_conflict(error) if isinstance(error, OSError) else table.schema.names != present
                     if not conflict or not left:
                         raise
         unchanged = [name for name in specs if name not in added and name not in altered]
-        self.log.info("Table %s: added %s, altered %s, left alone %s.", table.name, added, altered, unchanged)
+        self.log.info("Table %s: added %s, altered %s, unchanged %s.", table.name, added, altered, unchanged)
         return {"added": added, "altered": altered, "unchanged": unchanged, "version": table.version}
 
 
 def _define(
     table: Table, specs: Mapping[str, ColumnSpec], present: Sequence[str], added: list[str], altered: list[str]
 ) -> None:  # fmt: skip
-    """Do what is left to do, and note what was done."""
+    """Alter and add the columns that differ or are missing, and record them in the two lists."""
     differing = {name: spec for name, spec in specs.items() if name in present and _differs(table, name, spec)}
     if differing:
         table.alter_columns(differing)
@@ -99,11 +99,11 @@ def _load(path: Any) -> UDF:
 
 
 def _differs(table: Table, column: str, spec: ColumnSpec) -> bool:
-    """Compare a column with what is asked for; raises for one of another type, when it is altered."""
+    """Whether a column's definition differs from the requested one; altering a column of another type raises later."""
     stored = table.definition(column)
     udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
     wanted = udf.definition(inputs)
     if wanted.input_columns is None:
-        # A UDF of whole record batches is given the columns that there were when its column was defined.
+        # A record-batch UDF gets the columns that existed when its column was defined.
         wanted = replace(wanted, input_columns=stored.input_columns)
     return wanted.to_json() != stored.to_json() or table.schema.field(column).type != udf.data_type

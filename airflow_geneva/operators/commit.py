@@ -1,4 +1,4 @@
-"""Make what a shard computed visible."""
+"""Commit a shard."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _REASONS_TOLD = 5
 class CommitOperator(LanceOperator):
     """Commit one shard of a plan: verify its staged data files, and make them visible.
 
-    It works from what lies in the checkpoints and not from what `apply` returned, so it can be run again, and after an
-    `apply` that was marked as success; whatever is not computed then is left for the next run.
+    It works from the checkpoints, not from the output of `apply`. So it can be run again, also after a user marked
+    `apply` as success; rows that are not computed are left for the next run.
 
-    Of a view's shard nothing becomes visible: it is verified and recorded, and `finish` swaps the view when all are.
+    A shard of a view does not become visible: it is verified and recorded, and `finish` swaps the view when all shards
+    are verified.
 
     Args:
         shard: one entry of the plan task's output.
@@ -43,8 +44,8 @@ class CommitOperator(LanceOperator):
         shard = check_shard(self.shard)
         plan = OpenPlan.of(self.open_database(), shard)
         failure = plan.folder.noting_failure(plan.fingerprint, shard["shard"])
-        patience = conflict_retries(configured.version_conflict_max_retries)
-        with beating(plan.folder.storage, "commit"), failure, patience:
+        retries = conflict_retries(configured.version_conflict_max_retries)
+        with beating(plan.folder.storage, "commit"), failure, retries:
             result = commit_planned(plan.location, plan.saved, plan.load_shard(shard["shard"]))
         state = "visible" if result.visible else "verified"
         self.log.info(
@@ -52,10 +53,10 @@ class CommitOperator(LanceOperator):
             result.shard, plan.target, result.fragments, state,
             result.rows_computed, result.rows_reused, result.rows_left,
         )  # fmt: skip
-        told = result.left_reasons[:_REASONS_TOLD]
+        shown = result.left_reasons[:_REASONS_TOLD]
         return {
             **result.to_json(),
             "versions": list(result.versions),
-            "left_reasons": [f"fragment {fragment}: {why}" for fragment, why in told],
+            "left_reasons": [f"fragment {fragment}: {why}" for fragment, why in shown],
             "fragments_left": len(result.left_reasons),
         }

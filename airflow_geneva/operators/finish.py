@@ -1,4 +1,4 @@
-"""End a backfill or a refresh: record it, swap a view, and tell whoever waits for the column or the view."""
+"""Finish a backfill or refresh: record it, swap a view, and send the asset event."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from airflow_geneva.storage import Storage
 from airflow_geneva.version_stamp import Stamp, stamp_of
 from airflow_geneva.view_definition import ViewDefinition
 
-_KEPT_OF_COLUMN = "What the others committed is recorded, and announced by the next run that finishes."
-_KEPT_OF_VIEW = "The view is as it was, and what was computed is kept."
-_LEFT_OF_COLUMN = "%s rows were left because others changed them meanwhile; the next run computes them. %s"
-_LEFT_OF_VIEW = "The view was left as it is, with %s rows due; the next run uses what this one computed. %s"
+_KEPT_OF_COLUMN = "What the other shards committed is recorded, and announced by the next run that finishes."
+_KEPT_OF_VIEW = "The view is unchanged, and computed rows are kept."
+_LEFT_OF_COLUMN = "%s rows were left because other writers changed them meanwhile; the next run computes them. %s"
+_LEFT_OF_VIEW = "The view is unchanged, with %s rows due; the next run reuses what this one computed. %s"
 
 
 class FinishOperator(LanceOperator):
-    """Record how a backfill or a refresh ended, and send one asset event when something changed.
+    """Record how a backfill or refresh ended, and send one asset event if something changed.
 
-    It runs whatever happened before, and goes by what is in the table and beside it: the plan that the plan task names
-    now, its shards' results, and the commits of the table. With the plan or a shard missing it fails, after it has
-    recorded what there is. Nothing changed and nothing to announce: no event, and green.
+    It runs even if earlier tasks failed, and works from the table and the files beside it: the plan that the plan task
+    names now, the results of its shards, and the table's commits. If the plan or a shard is missing, it records what
+    there is and then fails. If nothing changed and nothing is to be announced, it succeeds without an event.
 
-    A view is swapped here, all at once, when all of its shards are there. If another refresh replaced its rows
-    meanwhile it is left to the next run, with a warning.
+    It swaps a view in one commit when all shards are verified. If another refresh replaced the view's rows meanwhile,
+    it logs a warning and leaves the view to the next run.
 
     Args:
-        plan_task_id: id of the plan task, its groups included.
+        plan_task_id: id of the plan task, including its groups.
         table: the table's or view's name; an outlet of the task unless it is a template.
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
@@ -54,19 +54,19 @@ class FinishOperator(LanceOperator):
     operator_extra_links = (JobLink(),)
 
     def __init__(self, *, plan_task_id: str, table: str, **kwargs: Any) -> None:
-        # One at a time, so that each sees what the others announced, and no two runs announce the same commits.
+        # One at a time, so that no two runs announce the same commits.
         super().__init__(**{"trigger_rule": "all_done", "max_active_tis_per_dag": 1, **kwargs})
         self.plan_task_id = plan_task_id
         self.table = table
         self._finished: tuple[OpenPlan, BackfillResult] | None = None
-        # Which asset a template leads to is only known when it is rendered; an alias may stand for any.
+        # The asset of a template is known only at run time; an alias can stand for any asset.
         templated = is_template(table) or is_template(self.lance_conn_id)
         self._alias = AssetAlias(f"{self.dag_id}/{self.task_id}") if templated else None
         self.outlets = [*self.outlets, self._alias or lance_asset(table, self.lance_conn_id)]
 
     def execute(self, context: Context) -> dict[str, Any]:
         summary = self._summary(context)
-        patience = conflict_retries(Configuration.read().version_conflict_max_retries)
+        retries = conflict_retries(Configuration.read().version_conflict_max_retries)
         try:
             plan = OpenPlan.of(self.open_database(), summary)
         except InvalidInput as error:
@@ -74,7 +74,7 @@ class FinishOperator(LanceOperator):
         indexes = range(len(plan.saved.shards))
         committed = [ShardResult.read(plan.folder, plan.fingerprint, index) for index in indexes]
         there = [shard for shard in committed if shard is not None]
-        with beating(plan.folder.storage, "finish") if plan.saved.shards else nullcontext(), patience:
+        with beating(plan.folder.storage, "finish") if plan.saved.shards else nullcontext(), retries:
             try:
                 result = finish_planned(plan.location, plan.saved, there, _seconds(plan, summary, there))
             except InvalidInput as error:
@@ -89,20 +89,20 @@ class FinishOperator(LanceOperator):
                 "downstream tasks."
             )
         if result.state == PARTIAL:
-            told = _LEFT_OF_VIEW if plan.is_refresh else _LEFT_OF_COLUMN
-            self.log.warning(told, result.rows_left, "; ".join(result.notes))
+            message = _LEFT_OF_VIEW if plan.is_refresh else _LEFT_OF_COLUMN
+            self.log.warning(message, result.rows_left, "; ".join(result.notes))
         event = self._announce(plan, result, context)
         return {**result.to_json(), "commits": list(result.commits), "notes": list(result.notes), "event": event}
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Tell OpenLineage, where its provider is installed, what was read and written, and what columns came of."""
+        """Return lineage for OpenLineage, if its provider is installed."""
         return None if self._finished is None else lineage_of(*self._finished)
 
     def _summary(self, context: Context) -> Mapping[str, Any]:
-        """What the plan task planned last.
+        """Return the summary of the plan task's last plan.
 
         Raises:
-            AirflowSkipException: it was skipped.
+            AirflowSkipException: the plan task was skipped.
             AirflowFailException: there is no plan.
         """
         ti = context["ti"]
@@ -119,7 +119,7 @@ class FinishOperator(LanceOperator):
         return summary
 
     def _announce(self, plan: OpenPlan, result: BackfillResult, context: Context) -> dict[str, Any] | None:
-        """Send one event for all commits that no event has told of yet, this job's and earlier ones'."""
+        """Send one event for all unannounced commits, of this job and earlier jobs."""
         work = plan.saved.work
         column = None if plan.is_refresh else work.column
         asset = lance_asset(required_text("table", self.table), required_text("lance_conn_id", self.lance_conn_id))
@@ -131,7 +131,7 @@ class FinishOperator(LanceOperator):
             jobs.setdefault(work.job_id, Mark(work.job_id, work.version))
 
         def is_ours(version: int, commit: str | None) -> bool:
-            # Tables that were made again, or lie in other databases of the connection, have events of the same asset.
+            # The asset also has events of a table that was created again, or of another database on the connection.
             if version > dataset.version:
                 return False
             stamp = _stamp(plan, version)
@@ -177,7 +177,7 @@ def _stamp(plan: OpenPlan, version: int) -> Stamp | None:
 
 
 def _seconds(plan: OpenPlan, summary: Mapping[str, Any], committed: Sequence[ShardResult]) -> dict[str, float]:
-    """Time of the plan, of all spark-submits and of all commits; the waiting in between, Airflow's own pages show."""
+    """Return the seconds of planning, of all spark-submits and of all commits, without waiting times."""
     shards = range(len(plan.saved.shards))
     applied = [plan.folder.read_shard("apply", plan.fingerprint, index) for index in shards]
     spent = sum(float(document.get("seconds", 0.0)) for document in applied if document is not None)

@@ -1,4 +1,4 @@
-"""Find out what is left to compute in a column."""
+"""Plan a backfill: find out what is left to compute in a column."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from airflow_geneva.task_memory import task_memory_bytes
 from airflow_geneva.udf import load_udf
 
 SUMMARY = "summary"
-"""Key of the XCom that says what was planned, beside the list of shards."""
+"""XCom key of the plan's summary; the return value is the list of shards."""
 
 _DEFAULT = Sizing()
 
@@ -38,29 +38,30 @@ _DEFAULT = Sizing()
 class PlanBackfillOperator(LanceOperator):
     """Plan a backfill: which rows of a column are due, and why, cut into shards.
 
-    Returns one dict a shard, to expand `ApplyOperator` and `CommitOperator` over, and pushes a `summary`. Nothing due:
-    an empty list, so nothing is expanded. A retry, or a cleared task, plans again, what was computed meanwhile counts.
+    Returns one dict per shard, to expand `ApplyOperator` and `CommitOperator` over, and pushes a `summary`. If no row
+    is due, the list is empty, so no task is expanded. A retried or cleared task plans again, and uses what was computed
+    meanwhile.
 
-    All fields but the task's own are templated; an empty text means None, and numbers may be texts.
+    All fields but the task's own are templated; empty text means None, and numbers may be text.
 
     Args:
         table: the table's name.
         column: the computed column.
         udf: import path `"module:name"`; by default the column's own UDF.
-        where: SQL filter on the rows; `now()` and its like stand for the DAG run's `run_after`.
+        where: SQL filter on the rows; `now()` and similar functions return the DAG run's `run_after`.
         read_version: compute only rows that existed at this table version.
-        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another version's value.
-        continue_from: other versions of the UDF whose values are taken over; several with commas between them.
+        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
+        continue_from: other versions of the UDF whose values are kept, separated by commas.
         errors_only: compute only rows the UDF failed on, however often.
-        recompute_mixed: compute only rows whose value was taken over from another version.
+        recompute_mixed: compute only rows whose value comes from another version.
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
-        concurrency: Spark task slots per spark-submit; by default as `[geneva] concurrency` says, which is 8.
+        concurrency: Spark task slots per spark-submit; by default `[geneva] concurrency`, which is 8.
         intra_applier_concurrency: threads per slot.
         batch_size: rows per UDF call.
         checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
         checkpoint_interval: seconds between two checkpoints of a task.
         task_size: rows per Spark task.
-        task_shuffle_diversity: how many stretches of the table neighbouring tasks are drawn from.
+        task_shuffle_diversity: number of stretches of the table that neighboring tasks are drawn from.
         shard_size: fragments per shard.
         commit_granularity: fragments per Lance commit; by default as many as keep a backfill at about 100 commits.
         lance_conn_id: the Airflow connection of the database.
@@ -189,7 +190,7 @@ class PlanBackfillOperator(LanceOperator):
 
 
 def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, Any]:
-    """The sizes that were given, as numbers; an empty one stands for its default, which may be configured."""
+    """Return the given sizes as numbers; for an empty one the default, which may be configured."""
     kinds = {
         size.name: optional_float if size.name == "checkpoint_interval" else optional_int for size in fields(Sizing)
     }
@@ -200,22 +201,22 @@ def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, A
 
 
 def check_import_path(udf: Any) -> str | None:
-    """A UDF as operators take it.
+    """Check a UDF argument: an import path, or a template.
 
     Raises:
-        InvalidInput: it is the function itself, which another process could not find again.
+        InvalidInput: it is the function itself, which another process cannot find.
     """
-    if udf is None or isinstance(udf, str) or hasattr(udf, "resolve"):  # what another task or a param gives
+    if udf is None or isinstance(udf, str) or hasattr(udf, "resolve"):  # the output of another task, or a param
         return udf  # type: ignore[no-any-return]
     path = getattr(udf, "import_path", None)
     hint = f"udf={path!r}" if path else 'udf="my_project.udfs:embed"'
-    raise InvalidInput(f"udf={udf!r:.80} is not a text. Tasks run in other processes: name it by import path, {hint}.")
+    raise InvalidInput(f"udf={udf!r:.80} is not text. Tasks run in other processes: give its import path, {hint}.")
 
 
 def job_id_of(context: Context, checkpoints: Storage) -> str:
-    """A job's name: the same for all tries of a task, so that they are one job, and sorting by when it began.
+    """Return the job id: the same for all tries of a task, so that they are one job, and sorted by start time.
 
-    The dates of the run do not tell that: `airflow backfill create` makes runs for days long past.
+    The dates of the run do not give the start time: `airflow backfill create` makes runs for past days.
     """
     ti = context["ti"]
     about = "\0".join([ti.dag_id, ti.run_id, ti.task_id, str(ti.map_index)])
@@ -228,19 +229,19 @@ def job_id_of(context: Context, checkpoints: Storage) -> str:
 
 
 def run_text(context: Context) -> str:
-    """Tells two tries of plan tasks apart."""
+    """Return text that identifies one try of a plan task."""
     ti = context["ti"]
     return f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}/{ti.try_number}"
 
 
 def about_run(context: Context) -> dict[str, Any]:
-    """What a job's record says of the Airflow run."""
+    """Return the fields of a job's record about the Airflow run."""
     ti = context["ti"]
     return {"airflow": {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "try": ti.try_number}}
 
 
 def summarize(plan: Plan, saved: SavedPlan, plan_uri: str) -> dict[str, Any]:
-    """What the XCom `summary` says of any plan."""
+    """Return the XCom `summary` of a plan."""
     work = plan.work
     return {
         "plan_uri": plan_uri,

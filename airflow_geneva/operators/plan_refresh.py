@@ -1,4 +1,4 @@
-"""Find out what a view lacks."""
+"""Plan a refresh: find out which rows a view lacks."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _DEFAULT = Sizing()
 
 
 class PlanRefreshOperator(LanceOperator):
-    """Plan a refresh: which rows of the source a view lacks, and which of its rows have to go, cut into shards.
+    """Plan a refresh: which source rows a view lacks, and which of its rows must be removed, cut into shards.
 
-    Returns one dict a shard, to expand `ApplyOperator` and `CommitOperator` over, and pushes a `summary`. Nothing to
-    compute: an empty list, so nothing is expanded; `FinishOperator` then still takes out the rows that left. A retry,
-    or a cleared task, plans again, what was computed meanwhile counts.
+    Returns one dict per shard, to expand `ApplyOperator` and `CommitOperator` over, and pushes a `summary`. If no row
+    must be computed, the list is empty, so no task is expanded; `FinishOperator` still removes rows that are no longer
+    in the query's result. A retried or cleared task plans again, and uses what was computed meanwhile.
 
-    All fields but the task's own are templated; an empty text means None, and numbers may be texts.
+    All fields but the task's own are templated; empty text means None, and numbers may be text.
 
     Args:
         view: the view's name.
-        src_version: the source version to refresh to, also an earlier one; by default the newest.
+        src_version: the source version to refresh to, which may be an earlier one; by default the newest.
         max_rows_per_fragment: rows of each new fragment of the view.
-        on_code_change: `error`, `recompute` or `new_rows`, when the view holds values of other UDF code.
+        on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values.
         ignore_checkpoints: do not use what earlier runs computed.
-        concurrency: Spark task slots per spark-submit; by default as `[geneva] concurrency` says, which is 8.
+        concurrency: Spark task slots per spark-submit; by default `[geneva] concurrency`, which is 8.
         intra_applier_concurrency: threads per slot.
         batch_size: rows per UDF call.
         checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
         checkpoint_interval: seconds between two checkpoints of a task.
         task_size: rows per Spark task.
-        task_shuffle_diversity: how many stretches of the source neighbouring tasks are drawn from.
+        task_shuffle_diversity: number of stretches of the source that neighboring tasks are drawn from.
         shard_size: source fragments per shard.
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
@@ -114,7 +114,7 @@ class PlanRefreshOperator(LanceOperator):
         configured = Configuration.read()
         view = self._open_view()
         definition = view.view_definition
-        # Before the plan, which may already be about a version that somebody writes from here on.
+        # Read before planning: the plan may already be based on a version that is written from here on.
         since = view.version
         try:
             made = self._plan(view, definition, context, configured)
@@ -122,7 +122,7 @@ class PlanRefreshOperator(LanceOperator):
             raise AirflowFailException(str(error)) from error
         saved = start_refresh(made, view.location, run_text(context), ship_code=True, about=about_run(context))
         work = saved.work
-        # Also with no shard: rows may leave the view.
+        # Also without shards: rows may be removed from the view.
         write_mark(view.location.checkpoints, work.field_id, Mark(work.job_id, since))
         job = JobFolder.of(view.location.checkpoints, work.job_id)
         self.log.info("%s", made)
@@ -143,7 +143,7 @@ class PlanRefreshOperator(LanceOperator):
         view = self.open_database().open_table(name)
         if not isinstance(view, View):
             raise InvalidInput(
-                f"{name!r} is a table and not a view, so it cannot be refreshed. Make a view first "
+                f"{name!r} is a table and not a view, so it cannot be refreshed. Create a view first "
                 "(CreateMaterializedViewOperator), or compute the table's columns with BackfillTaskGroup."
             )
         return view

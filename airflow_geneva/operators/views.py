@@ -1,4 +1,4 @@
-"""Make materialized views."""
+"""Create materialized views."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 
 class CreateMaterializedViewOperator(LanceOperator):
-    """Make a materialized view, if there is none of this definition already.
+    """Create a materialized view, unless there is one with this definition already.
 
-    No UDF runs: that is what a refresh does. A view of the same definition is left alone, whatever the code version of
-    its UDFs, which a refresh asks about. A view of another definition is an error that says what changed, or with
-    `recreate` it is dropped and made anew; until its first refresh it is empty then.
+    No UDF runs: a refresh does that. A view with the same definition is left unchanged, even if the code of its UDFs
+    changed; `on_code_change` of a refresh handles that. For a view with another definition the task fails and says what
+    changed, or with `recreate` it drops the view and creates it again; then the view is empty until its first refresh.
 
     Args:
         view: the view's name.
-        table: name of the table or view that it is made from.
+        table: name of its source table or view.
         where: SQL filter, or None.
         select: names of columns; or columns by name: a column's name or an SQL expression as text, or
-            `{"udf": "module:name", "inputs": [...]}`, of which the inputs may be left out. None: all columns. Or the
-            JSON of it, which is what a template gives.
-        add_columns: more columns, in the form that `select` takes by name, or the JSON of it.
-        explode: a column of lists whose elements become rows of their own; None: none.
+            `{"udf": "module:name", "inputs": [...]}`, in which the inputs are optional. None: all columns. Or that as
+            JSON text, which a template renders.
+        add_columns: more columns by name, as for `select`, or that as JSON text.
+        explode: a list column whose elements become rows; None: none.
         shuffle_seed: shuffle the rows by this seed; None: no shuffle.
-        limit: most rows, or None.
-        offset: rows to leave out before.
-        recreate: drop a view of another definition.
+        limit: maximum number of rows, or None.
+        offset: rows to skip first.
+        recreate: drop a view with another definition.
         max_rows_per_fragment: rows of each fragment of the view; None: 1,048,576.
         lance_conn_id: the Airflow connection of the view's database.
         database: another URI to use with that connection's storage options.
-        source_database: URI of the table's database, used with that connection too; None: the view's.
+        source_database: URI of the source's database, opened with the same connection; None: the view's database.
 
     Example:
         ```python
@@ -102,15 +102,15 @@ class CreateMaterializedViewOperator(LanceOperator):
         if database.location(name).exists():
             differences = self._compare(database, name, query)
             if not differences:
-                self.log.info("View %s is there already, and of this definition.", name)
+                self.log.info("View %s exists already, with this definition.", name)
                 return {"view": name, "created": False, "differences": []}
             if not truth("recreate", self.recreate):
                 raise InvalidInput(
-                    f"View {name!r} is there, and of another definition: {'; '.join(differences)}. "
-                    "Change the task back, give the view another name, or give recreate=True to have it dropped and "
-                    "computed anew."
+                    f"View {name!r} exists, with another definition: {'; '.join(differences)}. "
+                    "Change the task back, give the view another name, or give recreate=True to drop it and compute it "
+                    "again."
                 )
-            self.log.warning("View %s is dropped and made anew: %s.", name, "; ".join(differences))
+            self.log.warning("View %s is dropped and created again: %s.", name, "; ".join(differences))
             database.drop_table(name)
         rows = optional_int("max_rows_per_fragment", self.max_rows_per_fragment)
         rows = ROWS_PER_FRAGMENT if rows is None else rows
@@ -119,9 +119,9 @@ class CreateMaterializedViewOperator(LanceOperator):
         except (InvalidInput, OSError):
             if not database.location(name).exists() or self._compare(database, name, query):
                 raise
-            self.log.info("View %s was made by somebody else meanwhile, of this definition.", name)
+            self.log.info("Another process created view %s meanwhile, with this definition.", name)
             return {"view": name, "created": False, "differences": differences}
-        self.log.info("View %s was made, with %s rows to be computed.", name, view.lance.count_rows())
+        self.log.info("View %s was created, with %s rows to compute.", name, view.lance.count_rows())
         return {"view": name, "created": True, "differences": differences}
 
     def _query(self, database: Database) -> Query:
@@ -144,16 +144,16 @@ class CreateMaterializedViewOperator(LanceOperator):
         return query.add_columns(_specs(more)) if more else query
 
     def _compare(self, database: Database, name: str, query: Query) -> list[str]:
-        """In words, how the view that is there differs from what is asked for."""
+        """Describe how the existing view differs from the requested one."""
         there = database.open_table(name)
         if not isinstance(there, View):
-            raise InvalidInput(f"{name!r} is a table and not a view, so it is left alone. Choose another name.")
+            raise InvalidInput(f"{name!r} is a table and not a view, so it is not changed. Choose another name.")
         found, wanted = there.view_definition, query.definition()
         gained = found.gained_columns(wanted)
         if gained:
             self.log.warning(
-                "Table %s has gained the columns %s, which view %s of all its columns is without; drop the view to "
-                "have it made with them.",
+                "Table %s has gained the columns %s, which view %s of all its columns does not have; drop the view to "
+                "have it created with them.",
                 *(found.source_table, gained, name),
             )
         return found.differences(wanted)

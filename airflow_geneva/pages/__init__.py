@@ -1,1 +1,1 @@
-"""Pages inside the Airflow UI: what jobs did and do, and how tables and views stand."""
+"""Pages inside the Airflow UI: jobs, and the freshness of tables and views."""

@@ -1,8 +1,8 @@
-"""What the user of a request may see.
+"""Authorization: what the user of a request may see.
 
-A job that a DAG started is for those who may read the DAG's task instances, whatever table it is about. A table, and
-jobs that no DAG started, are for those who may read the Airflow connection of its database, and for those who may read
-the task instances of a DAG that names the table as an asset.
+A user who may read a DAG's task instances may see the jobs of that DAG. A user may see a table, and its jobs that no
+DAG started, if the user may read the Airflow connection of its database, or the task instances of a DAG that names the
+table as an asset.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _KEPT_SECONDS = 5.0
 
 
 class Viewer:
-    """The user of one request; Airflow is asked each question once.
+    """The user of one request; caches the answers of Airflow's auth manager.
 
     Args:
-        user: as Airflow's auth manager made them from the token.
+        user: the user that Airflow's auth manager returned for the token.
     """
 
     def __init__(self, user: Any) -> None:
@@ -47,7 +47,7 @@ class Viewer:
         self._connections: dict[str, bool] = {}
 
     def may_read_dag(self, dag_id: str) -> bool:
-        """Whether they may read a DAG's task instances."""
+        """Whether the user may read a DAG's task instances."""
         if dag_id not in self._dags:
             self._dags[dag_id] = get_auth_manager().is_authorized_dag(
                 method="GET",
@@ -58,7 +58,7 @@ class Viewer:
         return self._dags[dag_id]
 
     def may_read_connection(self, conn_id: str) -> bool:
-        """Whether they may read an Airflow connection, and so everything in its database."""
+        """Whether the user may read an Airflow connection, and so everything in its database."""
         if conn_id not in self._connections:
             self._connections[conn_id] = get_auth_manager().is_authorized_connection(
                 method="GET",
@@ -68,20 +68,20 @@ class Viewer:
         return self._connections[conn_id]
 
     def may_see_table(self, conn_id: str, table: str) -> bool:
-        """Whether they may see a table or view."""
+        """Whether the user may see a table or view."""
         return self.may_read_connection(conn_id) or self._uses(conn_id, table)
 
     def may_see_database(self, conn_id: str) -> bool:
-        """Whether they may see something of a connection's database."""
+        """Whether the user may see any table of a connection's database."""
         if self.may_read_connection(conn_id):
             return True
         return any(self._uses(conn_id, table) for owner, table in dags_by_table() if owner == conn_id)
 
     def may_see_job(self, conn_id: str | None, job: Job) -> bool:
-        """Whether they may see a job.
+        """Whether the user may see a job.
 
         Args:
-            conn_id: the connection of its database; None when it is in one that no connection names.
+            conn_id: the connection of its database; None if no connection names it.
         """
         if job.airflow is not None:
             return self.may_read_dag(job.airflow.dag_id)
@@ -92,22 +92,22 @@ class Viewer:
 
 
 def dags_by_table() -> Mapping[tuple[str, str], set[str]]:
-    """DAGs that write a table, read it, wait for it or have changed it, by connection and table; kept for seconds.
+    """Return the DAGs that write, read, wait for or changed a table, by connection and table; cached for seconds.
 
-    Those are known by their assets: see :func:`airflow_geneva.assets.lance_asset`. Who may read a DAG is not kept.
+    They are found by their assets: see :func:`airflow_geneva.assets.lance_asset`. Permissions are not cached.
     """
     return _find_dags(int(time.monotonic() / _KEPT_SECONDS))
 
 
 @lru_cache(maxsize=1)
 def _find_dags(moment: int) -> Mapping[tuple[str, str], set[str]]:
-    """Ask the database; once a moment."""
+    """Query Airflow's database; `moment` is the cache key."""
     found: dict[tuple[str, str], set[str]] = {}
     references = [
         (TaskOutletAssetReference.asset_id, TaskOutletAssetReference.dag_id),
         (TaskInletAssetReference.asset_id, TaskInletAssetReference.dag_id),
         (DagScheduleAssetReference.asset_id, DagScheduleAssetReference.dag_id),
-        # A table whose name is a template is known by its events only.
+        # A table whose name is a template is known only by its events.
         (AssetEvent.asset_id, AssetEvent.source_dag_id),
     ]
     with create_session() as session:
@@ -115,14 +115,14 @@ def _find_dags(moment: int) -> Mapping[tuple[str, str], set[str]]:
             query = select(AssetModel.uri, dag_id).join(AssetModel, AssetModel.id == asset_id)
             named = query.where(AssetModel.uri.startswith(_SCHEME), dag_id.is_not(None)).distinct()
             for uri, dag in session.execute(named):
-                # An asset that is watched says after a question mark how.
+                # The URI of a watched asset has a query string after the table.
                 conn_id, _, table = uri.removeprefix(_SCHEME).partition("?")[0].rpartition("/")
                 found.setdefault((conn_id, table), set()).add(str(dag))
     return found
 
 
 def viewer(request: Request, user: GetUserDep) -> Viewer:
-    """The user of a request; 401 without a login, 403 with a token that is none."""
+    """Return the user of a request; 401 without a login, 403 with an invalid token."""
     request.state.viewer = Viewer(user)
     return request.state.viewer  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""The pages' routes. Each of them asks who is there first, and what somebody may not see is not there for them."""
+"""The pages' routes. Each one authenticates the user first, and answers 404 for what the user may not see."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _PATIENCE_SECONDS = 30.0
 _THREADS = Threads("geneva-page")
 _FILES = {"pages.css": "text/css", "pages.js": "text/javascript"}
 
-# Airflow mounts a plugin's app and leaves it open. Nothing is mounted here in turn, as that would go without the check.
+# Airflow does not authenticate requests to a plugin's app. Do not mount sub-apps here: they would skip the dependency.
 app = FastAPI(
     title="Geneva", dependencies=[Depends(get_user)], docs_url=None, redoc_url=None, openapi_url=None,
     redirect_slashes=False,
@@ -56,13 +56,13 @@ PageNumber = Annotated[int, Query(ge=1, le=10_000)]
 
 @dataclass(frozen=True)
 class JobPlace:
-    """Where a job is, and how its page is reached.
+    """The location of a job and the URL of its page.
 
     Args:
-        conn_id: the connection of its database; None when its task was given another one.
+        conn_id: the connection of its database; None if its task used another database.
         location: its table.
         job_id: the job.
-        path, query: of its page, below the pages' root.
+        path, query: path and query of its page, below the pages' root.
     """
 
     conn_id: str | None
@@ -72,19 +72,19 @@ class JobPlace:
     query: tuple[tuple[str, str], ...] = ()
 
     def url(self, part: str = "", **more: int) -> str:
-        """The page, or a part of it."""
+        """Return the URL of the page, or of a part of it."""
         query = urlencode([*self.query, *more.items()])
         return f"{self.path}{part}" + (f"?{query}" if query else "")
 
 
 @dataclass(frozen=True)
 class TaskPlace:
-    """A task instance, and the jobs that its run planned.
+    """A task instance, and the jobs of its DAG run.
 
     Args:
         dag_id, run_id, task_id: the task instance.
         jobs: all jobs of the run.
-        job: the one the task works for, or None.
+        job: the job that the task works for, or None.
     """
 
     dag_id: str
@@ -95,9 +95,9 @@ class TaskPlace:
 
 
 def apart(answer: Callable[..., _T]) -> Callable[..., Awaitable[_T]]:
-    """Have a route, or what it depends on, wait for a store in threads of the pages' own, and not for ever.
+    """Run a route or a dependency in the pages' own threads, with a timeout, because it may wait for a store.
 
-    FastAPI would use those that all of Airflow's API server shares.
+    FastAPI would use the threads that the whole API server of Airflow shares.
     """
 
     @wraps(answer)
@@ -108,7 +108,7 @@ def apart(answer: Callable[..., _T]) -> Callable[..., Awaitable[_T]]:
 
 
 def _store_of(values: Mapping[str, Any]) -> Hashable:
-    """What tells the stores of two requests apart."""
+    """Return a key for the store that a request reads."""
     task = values.get("task")
     place: JobPlace | None = values.get("job", task.job if task else None)
     return place.location.database_uri if place else (values.get("conn_id"), values.get("dag_id"))
@@ -117,18 +117,18 @@ def _store_of(values: Mapping[str, Any]) -> Hashable:
 def task_place(
     request: Request, viewer: ViewerDep, dag_id: str, run_id: str, task_id: str, map_index: str = "-1"
 ) -> TaskPlace:
-    """The task that the query names.
+    """Return the task that the query names.
 
     Args:
-        map_index: the UI leaves the name of the placeholder where a task is not mapped.
+        map_index: for a task that is not mapped, the UI passes the name of the placeholder.
 
     Raises:
-        HTTPException: 403, the viewer may not read the DAG's task instances.
+        HTTPException: 403 if the viewer may not read the DAG's task instances.
     """
     if not viewer.may_read_dag(dag_id):
         raise HTTPException(403)
     index = int(map_index) if map_index.isdecimal() and len(map_index) < 10 else -1
-    # Airflow 3.1 puts a run id into the query as it is, and a plus sign means a blank there. Run ids hold none.
+    # Airflow 3.1 does not encode run ids in the query, where a plus sign means a blank. Run ids have no blanks.
     run_id = run_id.replace(" ", "+")
     jobs = tuple(jobs_of_run(dag_id, run_id))
     planned = job_of_task(jobs, task_id, index)
@@ -142,12 +142,12 @@ def task_place(
 
 
 def table_place(viewer: ViewerDep, conn_id: str, table: str) -> tuple[Database, TableLocation]:
-    """The table that the path names, and its database.
+    """Return the table that the path names, and its database.
 
     Raises:
-        HTTPException: 404, the viewer may not see it.
-        InvalidInput: the name would leave its folder.
-        StorageError: the database is not there.
+        HTTPException: 404 if the viewer may not see it.
+        InvalidInput: the name is not valid.
+        StorageError: the database does not exist.
     """
     if not viewer.may_see_table(conn_id, table):
         raise HTTPException(404)
@@ -156,12 +156,12 @@ def table_place(viewer: ViewerDep, conn_id: str, table: str) -> tuple[Database, 
 
 
 def job_place(viewer: ViewerDep, conn_id: str, table: str, job_id: str) -> JobPlace:
-    """The job that the path names.
+    """Return the job that the path names.
 
     Raises:
-        HTTPException: 404, the viewer may not see anything of its database.
-        InvalidInput: the name would leave its folder.
-        StorageError: the database is not there.
+        HTTPException: 404 if the viewer may not see anything of its database.
+        InvalidInput: the name is not valid.
+        StorageError: the database does not exist.
     """
     if not viewer.may_see_database(conn_id):
         raise HTTPException(404)
@@ -177,13 +177,13 @@ JobDep = Annotated[JobPlace, Depends(apart(job_place))]
 @app.get("/")
 @apart
 def show_databases(request: Request, viewer: ViewerDep) -> HTMLResponse:
-    """The Lance databases that the viewer may see something of."""
+    """List the Lance databases of which the viewer may see something."""
     return page(request, "overview.html", databases=list_databases(viewer))
 
 
 @app.get("/static/{name}")
 def send_file(name: str) -> Response:
-    """The style sheet and the script."""
+    """Send the style sheet or the script."""
     if name not in _FILES:
         raise HTTPException(404)
     kept = {**HEADERS, "Cache-Control": "private, max-age=86400"}
@@ -193,7 +193,7 @@ def send_file(name: str) -> Response:
 @app.get("/task")
 @apart
 def show_task(request: Request, viewer: ViewerDep, task: TaskDep, errors: PageNumber = 1) -> HTMLResponse:
-    """The job that a task works for, or those of its run."""
+    """Show the job that a task works for, or the jobs of its run."""
     if task.job is None:
         return page(request, "task.html", task=task)
     return _job_page(request, viewer, task.job, errors)
@@ -202,7 +202,7 @@ def show_task(request: Request, viewer: ViewerDep, task: TaskDep, errors: PageNu
 @app.get("/task/live")
 @apart
 def show_task_live(request: Request, viewer: ViewerDep, task: TaskDep) -> HTMLResponse:
-    """What moves on the page of a task's job."""
+    """Send the part of a task's job page that is updated while the job runs."""
     if task.job is None:
         raise HTTPException(404)
     return _job_live(request, viewer, task.job)
@@ -211,7 +211,7 @@ def show_task_live(request: Request, viewer: ViewerDep, task: TaskDep) -> HTMLRe
 @app.get("/databases/{conn_id}")
 @apart
 def show_database(request: Request, viewer: ViewerDep, conn_id: str, before: str | None = None) -> HTMLResponse:
-    """A database: its tables, and its newest jobs."""
+    """Show a database: its tables and its newest jobs."""
     if not viewer.may_see_database(conn_id):
         raise HTTPException(404)
     database = open_database(conn_id)
@@ -230,7 +230,7 @@ def show_database(request: Request, viewer: ViewerDep, conn_id: str, before: str
 @app.get("/databases/{conn_id}/tables/{table}")
 @apart
 def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
-    """A table or view: its columns, and where to learn how they stand."""
+    """Show a table or view; the page then loads the freshness of its columns."""
     database, location = place
     described = describe_table(location)
     source = described.source_in(database)
@@ -241,7 +241,7 @@ def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDe
 @app.get("/databases/{conn_id}/tables/{table}/standing")
 @apart
 def show_standing(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
-    """How a table's columns and the views made of it stand, as far as that is known in two seconds."""
+    """Send the freshness of a table's columns and of its views, as far as it is known within two seconds."""
     database, location = place
     found = count_standings(database, conn_id, location, viewer, _COUNT_SECONDS)
     return page(request, "_standing.html", conn_id=conn_id, table=location.name, standing=found)
@@ -250,14 +250,14 @@ def show_standing(request: Request, viewer: ViewerDep, conn_id: str, place: Tabl
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}")
 @apart
 def show_job(request: Request, viewer: ViewerDep, job: JobDep, errors: PageNumber = 1) -> HTMLResponse:
-    """A job: how far it is, how it went, and what it failed on."""
+    """Show a job: its progress, its result and its failed rows."""
     return _job_page(request, viewer, job, errors)
 
 
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}/live")
 @apart
 def show_job_live(request: Request, viewer: ViewerDep, job: JobDep) -> HTMLResponse:
-    """What moves on the page of a job."""
+    """Send the part of a job's page that is updated while the job runs."""
     return _job_live(request, viewer, job)
 
 
@@ -271,7 +271,7 @@ def _job_page(request: Request, viewer: ViewerDep, place: JobPlace, errors: int)
 def _job_live(request: Request, viewer: ViewerDep, place: JobPlace) -> HTMLResponse:
     began = time.monotonic()
     shown = _find(viewer, place)
-    # A job with a thousand shards on an object store is asked about less often.
+    # Poll less often if reading is slow, as for a job with a thousand shards on an object store.
     wait = max(_POLL_SECONDS, 10 * (time.monotonic() - began))
     return page(request, "_job.html", place=place, shown=shown, wait=wait)
 
@@ -280,7 +280,7 @@ def _find(viewer: ViewerDep, place: JobPlace) -> JobView:
     try:
         shown = find_job(place.location, place.job_id)
     except DamagedRecord:
-        # Nobody knows which DAG it was.
+        # Without the record the DAG is not known, so check the table.
         if place.conn_id is None or not viewer.may_see_table(place.conn_id, place.location.name):
             raise HTTPException(404) from None
         raise
@@ -291,28 +291,28 @@ def _find(viewer: ViewerDep, place: JobPlace) -> JobView:
 
 @app.exception_handler(HttpError)
 def tell_refusal(request: Request, error: HttpError) -> Response:
-    """A page that says so, without what the request was about."""
+    """Answer with an error page that does not repeat the request."""
     return page(request, "error.html", error.status_code, status=error.status_code, title=None, message=None)
 
 
 @app.exception_handler(RequestValidationError)
 def tell_misuse(request: Request, error: RequestValidationError) -> Response:
-    """The same for an address that nobody was given."""
+    """Answer 404 for a malformed URL."""
     return page(request, "error.html", 404, status=404, title=None, message=None)
 
 
 @app.exception_handler(OSError)
 @app.exception_handler(GenevaError)
 def tell_error(request: Request, error: GenevaError | OSError) -> Response:
-    """What this package found wrong, or a store; raised only once the viewer has been let in.
+    """Answer with an error of this package or of a store; it is raised only after authorization.
 
-    In its own words for those who may read the connection, as these name the place.
+    The message names the database's location, so only viewers who may read the connection see it.
     """
     text = without_secrets(str(error))
     logger.warning("%s cannot be shown: %s", request.url.path, text)
     viewer = getattr(request.state, "viewer", None)
     conn_id = getattr(request.state, "conn_id", request.path_params.get("conn_id"))
-    told = viewer is not None and conn_id is not None and viewer.may_read_connection(conn_id)
+    allowed = viewer is not None and conn_id is not None and viewer.may_read_connection(conn_id)
     title = "Damaged record" if isinstance(error, DamagedRecord) else None
     status = 503 if isinstance(error, OSError) else 404
-    return page(request, "error.html", status, status=status, title=title, message=text if told else None)
+    return page(request, "error.html", status, status=status, title=title, message=text if allowed else None)

@@ -1,4 +1,4 @@
-"""Long counts, made once for whoever asks for them, and not waited for longer than a page may take."""
+"""Slow counts: each runs once for all requests, and a page waits for it only for a limited time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _Key = tuple[Hashable, Hashable]
 
 
 class Counts:
-    """Counts that are being made, a few at once for each store, so that one that hangs holds up no other.
+    """Runs counts in threads, a few at a time per store, so that a store that hangs blocks no other.
 
-    Results are kept for a moment, so that a page that asks for several of them gets each, one after another.
+    Results are cached for a few seconds, so that a page that polls for several counts gets each of them.
 
     Args:
-        at_once: threads to count in, for a store.
+        at_once: maximum number of threads per store.
     """
 
     def __init__(self, at_once: int = _AT_ONCE) -> None:
@@ -35,16 +35,16 @@ class Counts:
         self._ended: dict[_Key, float] = {}
 
     def get(self, store: Hashable, name: Hashable, count: Callable[[], _T], until: float) -> _T | None:
-        """The result of a count; None when it is not there in time, and is to be asked for again.
+        """Return the result of a count; None if it is not ready in time; then ask again.
 
         Args:
-            store: names the store that is counted in.
-            name: names the count; who asks for the same one waits for the same thread.
-            count: makes it.
-            until: the time to wait for it to, by ``time.monotonic``.
+            store: key of the store that the count reads.
+            name: key of the count; requests for the same key share one thread.
+            count: the function that counts.
+            until: deadline of the wait, by ``time.monotonic``.
 
         Raises:
-            Exception: whatever the count raised; a panic of pylance as a StorageError.
+            Exception: any exception of the count; a panic of pylance as a StorageError.
         """
         future = self._start((store, name), count)
         if future is None:
@@ -65,7 +65,7 @@ class Counts:
                     del self._ended[old], self._asked[old]
             if key not in self._asked:
                 if sum(one[0] == key[0] and one not in self._ended for one in self._asked) >= _MOST_ASKED:
-                    # A table that changes all the time is asked about under new names, faster than is counted.
+                    # A table that changes constantly gives new keys faster than the counts finish.
                     return None
                 self._asked[key] = self._threads.submit(key[0], lambda: self._make(key, count))
             return self._asked[key]

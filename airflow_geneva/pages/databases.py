@@ -1,4 +1,4 @@
-"""The Lance databases that Airflow knows, and those of them that somebody may see."""
+"""The Lance databases that Airflow knows, and which of them a user may see."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class KnownDatabase:
 
     Args:
         conn_id: its Airflow connection.
-        place: its URI, for those who may read the connection; else None.
+        place: its URI if the viewer may read the connection, else None.
         error: why the connection cannot be used, or None.
     """
 
@@ -35,9 +35,9 @@ class KnownDatabase:
 
 
 def list_databases(viewer: Viewer) -> list[KnownDatabase]:
-    """The databases that somebody may see something of, sorted.
+    """List the databases of which a viewer may see something, sorted.
 
-    A connection is known when it is stored in Airflow, when the API server has it in its environment, or when a DAG
+    A connection is known if it is stored in Airflow, if the API server has it in its environment, or if a DAG
     names one of its tables as an asset. No database is opened.
     """
     with create_session() as session:
@@ -46,7 +46,7 @@ def list_databases(viewer: Viewer) -> list[KnownDatabase]:
     named = {conn_id for conn_id, _ in dags_by_table()}
     found = []
     for conn_id in sorted(stored | given | named):
-        # What is in the environment may be anything; what a DAG names has to be a database.
+        # A connection in the environment may have any type; one that a DAG names is a database.
         if viewer.may_see_database(conn_id) and (conn_id in stored | named or _is_lance(conn_id)):
             found.append(_describe(conn_id, viewer))
     return found
@@ -55,36 +55,36 @@ def list_databases(viewer: Viewer) -> list[KnownDatabase]:
 def _is_lance(conn_id: str) -> bool:
     try:
         return LanceHook(conn_id).is_lance
-    except Exception:  # of no type, as it cannot be read
+    except Exception:  # its type is unknown if it cannot be read
         return False
 
 
 def _describe(conn_id: str, viewer: Viewer) -> KnownDatabase:
     try:
         database = open_database(conn_id)
-    except Exception as error:  # whatever is wrong with one of them, the others are listed
+    except Exception as error:  # list the other databases even if one fails
         return KnownDatabase(conn_id, error=str(error) if viewer.may_read_connection(conn_id) else "cannot be opened")
     return KnownDatabase(conn_id, place_of(database, conn_id, viewer))
 
 
 def place_of(database: Database, conn_id: str, viewer: Viewer) -> str | None:
-    """A database's URI without credentials, for those who may read its connection."""
+    """Return a database's URI without credentials; None if the viewer may not read its connection."""
     return without_credentials(database.uri) if viewer.may_read_connection(conn_id) else None
 
 
 def missing_folder(database: Database) -> str | None:
-    """The folder of a local database that is not on the API server's machine; None when all is well."""
+    """Return the folder of a local database that does not exist on the API server's machine; None if it exists."""
     return database.uri if is_local(database.uri) and not os.path.isdir(database.uri) else None
 
 
 def open_database(conn_id: str, uri: str | None = None) -> Database:
-    """The database of an Airflow connection, whose store is not waited for long; its secrets are masked from here on.
+    """Open the database of an Airflow connection with short timeouts; Airflow masks its secrets from now on.
 
     Args:
         uri: another database to use with the connection's storage options.
 
     Raises:
-        InvalidInput: there is no such connection, or it is of another type.
+        InvalidInput: there is no such connection, or it has another type.
     """
     hook = LanceHook(conn_id)
     if not hook.is_lance:
@@ -94,11 +94,11 @@ def open_database(conn_id: str, uri: str | None = None) -> Database:
 
 
 def reach_database(conn_id: str) -> Database:
-    """The same of a database that is there, as far as can be told without asking a store.
+    """Open a database like `open_database`, and check that a local folder exists.
 
     Raises:
-        InvalidInput: there is no such connection, or it is of another type.
-        StorageError: it is a folder that is not on this machine.
+        InvalidInput: there is no such connection, or it has another type.
+        StorageError: it is a local folder that does not exist on this machine.
     """
     database = open_database(conn_id)
     if missing_folder(database) is not None:
@@ -107,5 +107,5 @@ def reach_database(conn_id: str) -> Database:
 
 
 def visible_tables(database: Database, conn_id: str, viewer: Viewer) -> list[str]:
-    """Names of the tables and views that somebody may see, sorted."""
+    """Return the names of the tables and views that a viewer may see, sorted."""
     return [name for name in database.table_names() if viewer.may_see_table(conn_id, name)]

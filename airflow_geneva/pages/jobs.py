@@ -1,4 +1,4 @@
-"""Jobs as the pages list and show them."""
+"""Read jobs for the pages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JobsPage:
 
     Args:
         jobs: those that the viewer may see.
-        older: the id to go on before, or None when these were the oldest.
+        older: the id before which the next page starts; None if there are no older jobs.
     """
 
     jobs: tuple[Job, ...]
@@ -46,17 +46,17 @@ def list_jobs(
     table: str | None = None,
     most: int = JOBS_A_PAGE,
 ) -> JobsPage:
-    """The newest jobs of a database that somebody may see.
+    """List the newest jobs of a database that a viewer may see.
 
-    However many there are, at most ten times as many are read; a page that comes out short for it says where to go on.
+    Reads at most ten times as many jobs as it returns; a page that is short because of that still has `older`.
 
     Args:
         before: only jobs with smaller ids.
-        table: of one table only.
-        most: how many at most.
+        table: only jobs of this table.
+        most: maximum number of jobs.
 
     Raises:
-        InvalidInput: ``before`` is no job id, or ``table`` no name of a table.
+        InvalidInput: ``before`` is not a job id, or ``table`` is not a table name.
     """
     if before is not None and not is_job_id(before):
         raise InvalidInput(f"{before!r} is not a job id.")
@@ -82,12 +82,12 @@ def list_jobs(
 
 @dataclass(frozen=True)
 class JobView:
-    """A job as its page shows it.
+    """The data of a job's page.
 
     Args:
         job: the job.
-        shards: those shown: the ones that failed and those that still move first.
-        commits: the newest table versions it wrote, oldest first.
+        shards: the shards to show; failed and running ones are chosen first.
+        commits: the newest table versions that it wrote, oldest first.
     """
 
     job: Job
@@ -96,12 +96,12 @@ class JobView:
 
     @property
     def failed(self) -> int:
-        """Rows that it failed on: while it runs, and when it fails, there are only the records of them."""
+        """Number of failed rows; for a running or failed job the number of error records."""
         return max(self.job.rows_failed, self.job.errors)
 
     @property
     def shares(self) -> Shares:
-        """The bar of the whole job."""
+        """The segments of the whole job's progress bar."""
         job = self.job
         if not job.rows_pending:
             return (("committed", 100.0),) if job.state == DONE else ()
@@ -109,7 +109,7 @@ class JobView:
 
     @property
     def bars(self) -> list[tuple[ShardStatus, Shares]]:
-        """The shards that are shown, with their bars."""
+        """The shown shards with the segments of their progress bars."""
         return [
             (shard, _shares(shard.rows, shard.rows_committed, shard.rows_ready, shard.rows_checkpointed))
             for shard in self.shards
@@ -117,17 +117,17 @@ class JobView:
 
 
 def _shares(rows: int, committed: int, ready: int, checkpointed: int) -> Shares:
-    """Rows by the last state they have reached, as parts of 100 that lie side by side."""
+    """Return the percentage of rows by the last state that they reached, without empty parts."""
     reached = (("committed", 0, committed), ("ready", committed, ready), ("checkpointed", ready, checkpointed))
     parts = ((name, 100.0 * (min(end, rows) - min(start, rows)) / max(rows, 1)) for name, start, end in reached)
     return tuple((name, round(part, 3)) for name, part in parts if part > 0)
 
 
 def find_job(location: TableLocation, job_id: str) -> JobView | None:
-    """A job of a table, with its shards; None when there is none.
+    """Read a job of a table with its shards; None if there is no such job.
 
     Raises:
-        InvalidInput: it is no job id.
+        InvalidInput: it is not a job id.
     """
     job = read_job(JobFolder.of(location.checkpoints, job_id))
     if job is None:
@@ -140,13 +140,13 @@ def find_job(location: TableLocation, job_id: str) -> JobView | None:
 
 @dataclass(frozen=True)
 class ErrorsPage:
-    """Some of the rows that a job failed on.
+    """A page of a job's failed rows.
 
     Args:
         records: the records of this page.
-        page, pages: which of how many, from 1.
-        read: records that were read; of a job with many more, not all are.
-        kinds: exceptions among them, the most frequent first, with how often each occurred.
+        page, pages: 1-based page number, and number of pages.
+        read: number of records that were read; not all are read if there are very many.
+        kinds: the most frequent exceptions with their counts, most frequent first.
     """
 
     records: tuple[ErrorRecord, ...]
@@ -157,10 +157,10 @@ class ErrorsPage:
 
 
 def list_errors(location: TableLocation, job_id: str, page: int) -> ErrorsPage:
-    """One page of a job's error records, newest first.
+    """Return one page of a job's error records, newest first.
 
     Args:
-        page: from 1; what lies beyond the last one is the last one.
+        page: 1-based page number; a number beyond the last page gives the last page.
     """
     records = read_errors(location.checkpoints, job_id, most=_MOST_ERRORS)
     pages = max(-(-len(records) // ERRORS_A_PAGE), 1)

@@ -1,4 +1,4 @@
-"""From values to HTML: everything is escaped, and everything goes through Airflow's secrets masker."""
+"""Render pages: all values are escaped and go through Airflow's secrets masker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from airflow_geneva.links.job import PAGES
 STATIC = Path(__file__).parent / "static"
 
 HEADERS = {
-    # Nothing from elsewhere, no script or style inside of a page, and no frame but Airflow's own around it.
+    # No resources from other origins, no inline scripts or styles, and no frame around it except Airflow's.
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'self'",
     "X-Content-Type-Options": "nosniff",
@@ -33,25 +33,25 @@ _NOT_KEPT = {**HEADERS, "Cache-Control": "no-store"}
 
 
 def masked(value: Any) -> Any:
-    """A text without the secrets that Airflow knows of; anything else as it is."""
+    """Mask the secrets that Airflow knows in text; return other values unchanged."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return without_secrets(str(redact_of_server(redact_of_tasks(value))))
 
 
 def cut(text: str, most: int) -> str:
-    """The beginning of a text; masked first, as the masker does not know a part of a secret."""
+    """Truncate text; mask it first, because the masker does not find a part of a secret."""
     whole = str(masked(text))
     return whole if len(whole) <= most else f"{whole[:most]}..."
 
 
 def first_line(text: str, most: int = 300) -> str:
-    """The first line of a text, and of that the beginning."""
+    """Return the first line of a text, truncated."""
     return cut(str(masked(text)).partition("\n")[0], most)
 
 
 def duration(seconds: float) -> str:
-    """A length of time as people say it."""
+    """Format a duration for people."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, hours = seconds / 60, seconds / 3600
@@ -61,7 +61,7 @@ def duration(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago a moment was."""
+    """Format how long ago a time was."""
     return f"{duration(max(datetime.now(timezone.utc).timestamp() - seconds, 0.0))} ago"
 
 
@@ -90,10 +90,10 @@ def environment() -> Environment:
 
 
 def page(request: Request, template: str, answer: int = 200, **values: Any) -> HTMLResponse:
-    """Answer with a template, which knows where the pages and Airflow's own are.
+    """Render a template into a response; templates get the root URLs of the pages and of Airflow.
 
     Args:
-        answer: the status.
+        answer: the HTTP status code.
     """
     root = str(request.scope.get("root_path", "")).rstrip("/")
     text = environment().get_template(template).render(

@@ -1,4 +1,4 @@
-"""Tables and views as their pages show them."""
+"""Read tables and views for the pages."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _JOBS_OF_COLUMNS = 25
 
 @dataclass(frozen=True)
 class ColumnView:
-    """A column, or a view, as a row of a table's page.
+    """A column or view as a row of a table's page.
 
     Args:
-        name: what it is called.
+        name: its name.
         type: the column's Arrow type; "" for a view.
-        what: what it is computed by, in words; None for a column that is just data.
-        standing: how it stands; None while that is being counted, and for plain data.
-        error: why it cannot be told, or None.
-        job: the newest job about it that the viewer may see.
+        what: description of what computes it; None for a plain data column.
+        standing: its freshness; None while it is being counted, and for plain data.
+        error: why the freshness is unknown, or None.
+        job: its newest job that the viewer may see.
     """
 
     name: str
@@ -52,21 +52,21 @@ class ColumnView:
 
     @property
     def counting(self) -> bool:
-        """Whether its standing is still to come."""
+        """Whether its freshness is still being counted."""
         return self.what is not None and self.standing is None and self.error is None
 
 
 @dataclass(frozen=True)
 class TableView:
-    """A table or view as its page shows it.
+    """The data of a table's or view's page.
 
     Args:
-        name: what it is called.
+        name: its name.
         version: its newest version.
-        rows, fragments: how large it is.
-        definition: the query, of a view that this package made; else None.
+        rows, fragments: its size.
+        definition: for a view of this package, its query; else None.
         columns: its columns, without the system columns of a view.
-        own: of a view, the view itself; else None.
+        own: for a view, the view itself; else None.
         error: what is wrong with its definition, or None.
     """
 
@@ -80,7 +80,7 @@ class TableView:
     error: str | None = None
 
     def source_in(self, database: Database) -> str | None:
-        """The table that it is made of, if it is a view of a table of this database."""
+        """The source table, if this is a view of a table in this database."""
         made_of = self.definition
         if made_of is None or made_of.source_database != without_credentials(database.uri):
             return None
@@ -88,7 +88,7 @@ class TableView:
 
 
 def describe_table(location: TableLocation) -> TableView:
-    """What the table's manifest says of it.
+    """Describe a table from its manifest.
 
     Raises:
         InvalidInput: there is no such table.
@@ -98,7 +98,7 @@ def describe_table(location: TableLocation) -> TableView:
 
 
 def _open(location: TableLocation) -> lance.LanceDataset:
-    """The table; a store that does not answer is told from one without that table, which pylance does not do."""
+    """Open the table; unlike pylance, distinguish a store that does not answer from a table that does not exist."""
     if not location.exists():
         raise InvalidInput(f"There is no table {location.name!r} at {location.uri}.")
     try:
@@ -145,12 +145,12 @@ def _query(definition: ViewDefinition) -> str:
 
 @dataclass(frozen=True)
 class StandingView:
-    """How a table's columns, or a view, and the views made of it stand.
+    """The freshness of a table's columns, or of a view, and of its views.
 
     Args:
-        columns: its computed columns; of a view, the view itself.
-        views: the views that are made of it.
-        counting: whether some are still being counted.
+        columns: its computed columns; for a view, the view itself.
+        views: the views of which it is the source.
+        counting: whether some counts are not finished.
     """
 
     columns: tuple[ColumnView, ...]
@@ -161,11 +161,11 @@ class StandingView:
 def count_standings(
     database: Database, conn_id: str, location: TableLocation, viewer: Viewer, seconds: float
 ) -> StandingView:
-    """Count what is pending, for so long; ask again for the rest.
+    """Count pending rows within a time limit; ask again for unfinished counts.
 
     Args:
         conn_id: the connection of the database.
-        seconds: to wait for the counts.
+        seconds: time limit.
 
     Raises:
         InvalidInput: there is no such table.
@@ -222,7 +222,7 @@ def _counted(
 def _views_of(
     database: Database, conn_id: str, location: TableLocation, version: int, viewer: Viewer, until: float
 ) -> list[ColumnView] | None:
-    """The views that are made of a table; None while the database is still being looked through."""
+    """Return the views of a table; None until the search of the database has finished."""
     search = (location.name, "views")
     found = _COUNTS.get(location.database_uri, search, lambda: _find_views(database, location.name), until)
     if found is None:
@@ -237,7 +237,7 @@ def _views_of(
 
 
 def _find_views(database: Database, source: str) -> dict[str, ColumnView]:
-    """Every view of a database that is made of one of its tables; tables that cannot be opened are passed over."""
+    """Find the views of a table in its database; skip tables that cannot be opened."""
     place = without_credentials(database.uri)
     found: dict[str, ColumnView] = {}
     for name in database.table_names():
@@ -252,7 +252,7 @@ def _find_views(database: Database, source: str) -> dict[str, ColumnView]:
 
 
 def _newest_jobs(database: Database, conn_id: str, viewer: Viewer, table: str, most: int) -> Mapping[str, Job]:
-    """Of the newest visible jobs, the newest of each column of a table, or of a view by its own name."""
+    """Return the newest visible job of each column of a table, or of a view under its own name."""
     newest: dict[str, Job] = {}
     for job in list_jobs(database, conn_id, viewer, table=table, most=most).jobs:
         newest.setdefault(job.view or job.column or "", job)

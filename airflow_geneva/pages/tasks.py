@@ -1,4 +1,4 @@
-"""Which job a task of Airflow works for."""
+"""Find the job that an Airflow task works for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from airflow_geneva.location import TableLocation
 from airflow_geneva.pages.databases import open_database
 from airflow_geneva.uri import check_name, normalize_uri
 
-# Not imported from the operators, with which half of Airflow and Spark would come into the API server.
+# Not imported from the operators: that would load large parts of Airflow and Spark into the API server.
 _SUMMARY = "summary"
 
 
@@ -29,7 +29,7 @@ class PlannedJob:
         lance_conn_id: the connection it used.
         table: the table or view.
         job_id: the job.
-        plan_uri: where its plan lies.
+        plan_uri: URI of its plan.
     """
 
     task_id: str
@@ -41,22 +41,22 @@ class PlannedJob:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """The task groups that the plan task stands in."""
+        """The task groups around the plan task."""
         return tuple(self.task_id.split(".")[:-1])
 
     @staticmethod
     def read(task_id: str, map_index: int, summary: Any) -> PlannedJob | None:
-        """What a plan task pushed; None when it is something else."""
+        """Parse the summary that a plan task pushed; None if it is something else."""
         names = ("lance_conn_id", "table", "job_id", "plan_uri")
         if not isinstance(summary, Mapping) or not all(isinstance(summary.get(name), str) for name in names):
             return None
         return PlannedJob(task_id, map_index, *(summary[name] for name in names))
 
     def locate(self) -> tuple[TableLocation, bool]:
-        """Where the job's table is, and whether that is in the database that its connection names.
+        """Return the location of the job's table, and whether it is in the connection's database.
 
         Raises:
-            InvalidInput: the connection is gone, or the plan lies where no plan lies.
+            InvalidInput: the connection does not exist, or the URI is not that of a plan.
         """
         inside = f"/{check_name(self.table, 'table')}.lance/_checkpoints/jobs/{self.job_id}/"
         place, found, _ = self.plan_uri.rpartition(inside)
@@ -70,7 +70,7 @@ class PlannedJob:
 
 
 def jobs_of_run(dag_id: str, run_id: str) -> list[PlannedJob]:
-    """The jobs that a DAG run planned, by their plan tasks."""
+    """Return the jobs that the plan tasks of a DAG run planned."""
     query = select(XComModel.task_id, XComModel.map_index, XComModel.value).where(
         XComModel.dag_id == dag_id, XComModel.run_id == run_id, XComModel.key == _SUMMARY
     )
@@ -81,9 +81,9 @@ def jobs_of_run(dag_id: str, run_id: str) -> list[PlannedJob]:
 
 
 def job_of_task(jobs: Sequence[PlannedJob], task_id: str, map_index: int) -> PlannedJob | None:
-    """The job that a task works for: one it planned itself, else that of the innermost task group around it.
+    """Return the job that a task works for: its own plan's, else that of the innermost task group around it.
 
-    None when there is no such job, or more than one.
+    None if there is no such job, or more than one.
     """
     own = [job for job in jobs if job.task_id == task_id and job.map_index == map_index]
     if own:

@@ -1,4 +1,4 @@
-"""Wait for rows that a view or a column has not seen."""
+"""Sensor that waits for rows that a view or a column has not seen."""
 
 from __future__ import annotations
 
@@ -21,32 +21,31 @@ from airflow_geneva.uri import normalize_uri
 
 
 class NewFragmentsSensor(BaseSensorOperator):
-    """Wait until a table has rows that a view or a column has not seen, or that came after a version.
+    """Wait until a table has rows that a view or a column has not seen, or that were added after a version.
 
-    Compaction makes fragments and no rows, so it is not waited for. A table that is not there yet is waited for, and so
-    is one that cannot be reached for a while; a view or a column that is not there yet has seen nothing. A table that
-    was dropped and made again is new as a whole, also when its version is lower. Rows that a restore brings back are
-    new, and those it takes away are deleted. Rows that a backfill's `where` left out have not been seen by the column.
-    When the store refuses, or there is no such connection, the sensor fails at once.
+    Compaction writes new fragments but no new rows, so the sensor ignores it. The sensor waits if the table does not
+    exist yet or cannot be reached; a view or column that does not exist yet has seen nothing. In a table that was
+    dropped and created again all rows are new, even if its version is lower. Rows that a restore brings back are new,
+    and rows that it removes are deleted. Rows that a backfill's `where` left out are unseen by the column. If the store
+    denies access, or the connection does not exist, the sensor fails at once.
 
-    What is waited for is derived from the table each time, by the times at which Lance says that versions were
-    committed, so nothing is lost between two looks, and all modes agree. The clocks of those who write should agree
-    with Airflow's.
+    Each poke reads the state from the table and the commit times of its versions, so it misses nothing between two
+    pokes, and all modes give the same result. The clocks of writers should agree with Airflow's.
 
-    Returns the table, its `version`, `from_version` (None when nothing was seen before), the number of `fragments` with
+    Returns the table, its `version`, `from_version` (None if nothing was seen before), the number of `fragments` with
     such rows, the first hundred `fragment_ids`, and `new_rows`, `changed_rows` and `deleted_rows`.
 
     Args:
         table: the table's name.
         since: `"view:long_docs"`, a view of the table; `"column:n"`, a computed column of it; or a version of it.
-        changed_rows: of a view or a version, rows that were updated or deleted count too. To a column, rows whose
-            inputs were updated are new in any case.
-        min_new_rows: wait for so many rows that count.
-        min_new_fragments: wait for so many fragments with such rows.
-        quiet_period: wait until the table has had no new version for so long, in seconds or as a timedelta.
-        max_wait: do not wait for all that any more once something has been there for so long. With
-            `exponential_backoff` also the longest pause.
-        deferrable: wait in the triggerer, with no worker slot; by default as `[operators] default_deferrable` says.
+        changed_rows: for a view or a version, also count rows that were updated or deleted. For a column, rows whose
+            inputs were updated always count.
+        min_new_rows: wait for at least this many rows that count.
+        min_new_fragments: wait for at least this many fragments with such rows.
+        quiet_period: wait until the table has had no new version for this long, in seconds or as a timedelta.
+        max_wait: ignore the last three conditions once a row has waited this long. With `exponential_backoff` also the
+            longest pause.
+        deferrable: wait in the triggerer, without a worker slot; by default `[operators] default_deferrable`.
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
         kwargs: as for every sensor: `poke_interval`, `timeout`, `mode="poke"` or `"reschedule"`, `soft_fail`.
@@ -109,11 +108,11 @@ class NewFragmentsSensor(BaseSensorOperator):
         return None
 
     def execute_complete(self, context: Context, event: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Go on with what the trigger found."""
+        """Return the trigger's event."""
         if event is None or "error" in event:
-            told = "The trigger ended without an event." if event is None else event["error"]
-            raise AirflowFailException(told)
-        self.log.info("The triggerer found what is waited for: %s", event)
+            reason = "The trigger ended without an event." if event is None else event["error"]
+            raise AirflowFailException(reason)
+        self.log.info("The trigger found new rows: %s", event)
         return dict(event)
 
     def poke(self, context: Context) -> PokeReturnValue:
@@ -126,9 +125,7 @@ class NewFragmentsSensor(BaseSensorOperator):
         except Exception as error:
             if is_hopeless(error):
                 raise AirflowFailException(without_secrets(str(error))) from error
-            self.log.warning(
-                "Cannot look at table %s, trying again later: %s", wanted.table, without_secrets(str(error))
-            )
+            self.log.warning("Cannot check table %s, trying again later: %s", wanted.table, without_secrets(str(error)))
             return PokeReturnValue(is_done=False)
         self.log.info(found.told)
         return PokeReturnValue(is_done=found.event is not None, xcom_value=found.event)
@@ -153,7 +150,7 @@ class NewFragmentsSensor(BaseSensorOperator):
     def _trigger(self) -> NewFragmentsTrigger:
         database = optional_text(self.database)
         try:
-            # What names its credentials is refused here, before it could be written into the trigger's row.
+            # Reject a URI with credentials here, before Airflow stores the trigger's arguments in its database.
             database = database and normalize_uri(database)
         except InvalidInput as error:
             raise AirflowFailException(str(error)) from error

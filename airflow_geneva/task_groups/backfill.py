@@ -1,4 +1,4 @@
-"""A whole backfill as tasks of a DAG."""
+"""A backfill as a task group."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _DEFAULT = Sizing()
 
 
 class BackfillTaskGroup(TaskGroup):
-    """Compute what is missing in a column: `plan`, then `shards.apply` and `shards.commit` per shard, then `finish`.
+    """Compute the missing values of a column: `plan`, `shards.apply` and `shards.commit` per shard, then `finish`.
 
-    Each shard is retried, cleared and watched by itself, and what it computed is visible as soon as it is committed.
-    With nothing to do the shards are skipped, `finish` is green, and what stands downstream of the group runs.
+    Each shard can be retried, cleared and watched separately, and its rows are visible as soon as it is committed. With
+    nothing to do the shards are skipped, `finish` succeeds, and tasks downstream of the group run.
 
-    Text parameters are templated. An empty text means None, so `where="{{ params.where or '' }}"` is no filter unless
-    one is given; numbers may be texts. Connections, `database` and `inline_below_rows` may come from `default_args`.
+    Text parameters are templated. Empty text means None, so `where="{{ params.where or '' }}"` is no filter unless one
+    is given; numbers may be text. Connections, `database` and `inline_below_rows` may come from `default_args`.
 
     Args:
         group_id: id of the group.
@@ -31,27 +31,27 @@ class BackfillTaskGroup(TaskGroup):
         udf: import path `"module:name"`; by default the column's own UDF.
         where: SQL filter on the rows.
         read_version: compute only rows that existed at this table version.
-        concurrency: Spark task slots per spark-submit; by default as `[geneva] concurrency` says, which is 8.
+        concurrency: Spark task slots per spark-submit; by default `[geneva] concurrency`, which is 8.
         intra_applier_concurrency: threads per slot.
         batch_size: rows per UDF call.
         checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
         checkpoint_interval: seconds between two checkpoints of a task.
         task_size: rows per Spark task.
-        task_shuffle_diversity: how many stretches of the table neighbouring tasks are drawn from.
+        task_shuffle_diversity: number of stretches of the table that neighboring tasks are drawn from.
         shard_size: fragments per shard.
         commit_granularity: fragments per Lance commit; by default as many as keep a backfill at about 100 commits.
-        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another version's value.
-        continue_from: other versions of the UDF whose values are taken over; several with commas between them.
+        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
+        continue_from: other versions of the UDF whose values are kept, separated by commas.
         errors_only: compute only rows the UDF failed on, however often.
-        recompute_mixed: compute only rows whose value was taken over from another version.
+        recompute_mixed: compute only rows whose value comes from another version.
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
         lance_conn_id: the Airflow connection of the database; by default `lance_default`.
         database: another URI to use with that connection's storage options.
         spark_conn_id: the Airflow connection of the Spark master; by default `spark_default`.
-        max_active_shards: how many shards are computed at once.
+        max_active_shards: maximum number of shards that are computed at once.
         spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
-        inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark; by default as
-            `[geneva] inline_below_rows` says, which is 0.
+        inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark; by default
+            `[geneva] inline_below_rows`, which is 0.
         kwargs: as for `TaskGroup`.
 
     Example:

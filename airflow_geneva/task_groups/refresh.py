@@ -1,4 +1,4 @@
-"""A whole refresh of a view as tasks of a DAG."""
+"""A refresh of a view as a task group."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ _DEFAULT = Sizing()
 
 
 class RefreshTaskGroup(TaskGroup):
-    """Bring a view up to its source: `plan`, then `shards.apply` and `shards.commit` per shard, then `finish`.
+    """Update a view to its source: `plan`, `shards.apply` and `shards.commit` per shard, then `finish`.
 
-    Each shard is retried, cleared and watched by itself; the view changes once, in `finish`, when all shards are there.
-    With nothing to compute the shards are skipped, and `finish` takes out what left the view. With nothing to do at all
-    it writes no version and sends no event; what stands downstream of the group runs.
+    Each shard can be retried, cleared and watched separately; the view changes once, in `finish`, when all shards are
+    verified. With nothing to compute the shards are skipped, and `finish` only removes rows that are no longer in the
+    query's result. With nothing to do it writes no version and sends no event; tasks downstream of the group run.
 
-    Text parameters are templated. An empty text means None, and numbers may be texts. Connections, `database` and
+    Text parameters are templated. Empty text means None, and numbers may be text. Connections, `database` and
     `inline_below_rows` may come from `default_args`.
 
     Args:
         group_id: id of the group.
         view: the view's name.
-        src_version: the source version to refresh to, also an earlier one; by default the newest.
-        source: name of the table or view that it is made from, which is shown as the inlet of the view's asset; unless
-            it, or the connection, is a template.
+        src_version: the source version to refresh to, which may be an earlier one; by default the newest.
+        source: name of the view's source table or view, which Airflow shows as the inlet of the view's asset, unless
+            it or the connection is a template.
         max_rows_per_fragment: rows of each new fragment of the view.
-        concurrency: Spark task slots per spark-submit; by default as `[geneva] concurrency` says, which is 8.
+        concurrency: Spark task slots per spark-submit; by default `[geneva] concurrency`, which is 8.
         intra_applier_concurrency: threads per slot.
         batch_size: rows per UDF call.
         checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
         checkpoint_interval: seconds between two checkpoints of a task.
         task_size: rows per Spark task.
-        task_shuffle_diversity: how many stretches of the source neighbouring tasks are drawn from.
+        task_shuffle_diversity: number of stretches of the source that neighboring tasks are drawn from.
         shard_size: source fragments per shard.
-        on_code_change: `error`, `recompute` or `new_rows`, when the view holds values of other UDF code.
+        on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values.
         ignore_checkpoints: do not use what earlier runs computed.
         lance_conn_id: the Airflow connection of the database; by default `lance_default`.
         database: another URI to use with that connection's storage options.
         spark_conn_id: the Airflow connection of the Spark master; by default `spark_default`.
-        max_active_shards: how many shards are computed at once.
+        max_active_shards: maximum number of shards that are computed at once.
         spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
-        inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark; by default as
-            `[geneva] inline_below_rows` says, which is 0.
+        inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark; by default
+            `[geneva] inline_below_rows`, which is 0.
         kwargs: as for `TaskGroup`.
 
     Example:
@@ -110,7 +110,7 @@ class RefreshTaskGroup(TaskGroup):
                 ignore_checkpoints=ignore_checkpoints,
                 **place,
             )
-            # An asset has to be known while the DAG is read.
+            # An asset must be known while Airflow parses the DAG.
             unknown = source is None or is_template(source) or is_template(plan.lance_conn_id)
             inlets = [] if unknown else [lance_asset(str(source), plan.lance_conn_id)]
             finish = FinishOperator(task_id="finish", plan_task_id=plan.task_id, table=view, inlets=inlets, **place)

@@ -1,4 +1,4 @@
-"""Look at a table for somebody who waits: what is new, whether it is enough, and when to look again."""
+"""Check a table for a sensor or trigger: which rows are new, whether they are enough, and when to check again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import lance
 
 _MOST_IDS = 100
-"""So many fragments are named in an event, which Airflow keeps in its database."""
+"""Maximum number of fragment ids in an event, which Airflow stores in its database."""
 
 _REFUSED = re.compile(
     r"lacked (the necessary privileges|valid authentication)|status(?: code)?:? (401|403)\b|permission denied"
@@ -48,11 +48,11 @@ _PASSING = (OSError, ValueError, RuntimeError)
 
 @dataclass(frozen=True)
 class Stamps:
-    """Where the table, and the view that is asked about, stand.
+    """The newest versions of a table and, if one is watched, of a view.
 
     Args:
-        table: None when it is not there.
-        view: None when it is not there, or not asked about.
+        table: None if the table does not exist.
+        view: None if the view does not exist, or none is watched.
     """
 
     table: Stamp | None
@@ -70,20 +70,20 @@ class Stamps:
 
 
 def _read_stamp(version: Any, commit: Any, files: Sequence[Any] | None = None, highest: Any = -1) -> Stamp:
-    """A stamp as Airflow kept it; older versions of this package wrote no files."""
+    """Parse a stamp that Airflow stored; older versions of this package wrote no files."""
     return Stamp(int(version), str(commit), None if files is None else tuple(map(str, files)), int(highest))
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a look at a table found.
+    """The result of checking a table.
 
     Args:
         pending: whether there is something new.
-        event: what to say about it; None as long as it is to be waited for.
-        seen: the version that was looked at.
-        again: when something may be due although the table stands still; None for never.
-        told: all of this in words.
+        event: the event to send; None to wait longer.
+        seen: the version that was checked.
+        again: when to check again even if the table does not change; None for never.
+        told: a description for the log.
     """
 
     pending: bool
@@ -94,17 +94,17 @@ class Look:
 
 
 def peek(database: Database, wanted: Wanted) -> Stamps:
-    """Where the tables stand, as cheaply as possible; opens none of them."""
+    """Return the newest versions without opening the tables."""
     place = Storage(database.uri, impatient(database.uri, database.options))
     view = None if wanted.view is None else newest_stamp(place, wanted.view)
     return Stamps(newest_stamp(place, wanted.table), view)
 
 
 def look(database: Database, wanted: Wanted, seen: Stamp | None, now: datetime) -> Look:
-    """Look what is new in a table.
+    """Find out what is new in a table.
 
     Args:
-        seen: the version that was seen last, where `wanted` names nothing else.
+        seen: the last seen version, used if `wanted.since` is None.
 
     Raises:
         Exception: anything; see :func:`is_hopeless`.
@@ -115,7 +115,7 @@ def look(database: Database, wanted: Wanted, seen: Stamp | None, now: datetime) 
 
 def _look(database: Database, wanted: Wanted, seen: Stamp | None, now: datetime) -> Look:
     if newest_stamp(_place(database), wanted.table) is None:
-        return Look(False, None, None, None, f"Table {wanted.table} is not there yet.")
+        return Look(False, None, None, None, f"Table {wanted.table} does not exist yet.")
     table = Table(database.location(wanted.table))
     dataset = table.lance
     with reading(table.location, dataset):
@@ -145,7 +145,7 @@ def _look_at(
         else:
             again = over_at if again is None else min(again, over_at)
     if short:
-        return Look(True, None, stamp, again, f"{told}, but {short}: it is waited for more.")
+        return Look(True, None, stamp, again, f"{told}, but {short}: waiting for more.")
     return Look(True, _event(dataset, wanted, found), stamp, None, f"{told}.")
 
 
@@ -166,7 +166,7 @@ def _unseen(
     if seen is None:
         return everything(dataset)
     then = stamp_of(_place(database), wanted.table, seen.version)
-    # A version that is gone was cleaned up, or is one of a table that was dropped and made again.
+    # A missing version was cleaned up, or belongs to a table that was dropped and created again.
     if then is None:
         other = seen.files is not None and is_other_table(dataset, seen.files, seen.highest)
     else:
@@ -187,8 +187,8 @@ def _unseen_by_view(
     definition = view.view_definition
     if (definition.source_table, definition.source_database) != (table.name, without_credentials(database.uri)):
         raise InvalidInput(
-            f"View {name!r} is made from {definition.source_table!r} in {definition.source_database}, and not from "
-            f"{table.name!r} in {database.uri}. Wait for the table that the view is made from."
+            f"The source of view {name!r} is {definition.source_table!r} in {definition.source_database}, not "
+            f"{table.name!r} in {database.uri}. Wait for the view's own source."
         )
     reads = [column.name for column in definition.reads]
     return unseen_by_view(dataset, reads, ViewContents(view.location, view.lance).snapshot, changed_rows)
@@ -203,9 +203,9 @@ def _unseen_by_column(table: Table, dataset: lance.LanceDataset, column: str) ->
 
 def _too_little(found: Unseen, wanted: Wanted) -> str:
     if wanted.min_new_rows is not None and found.row_count < wanted.min_new_rows:
-        return f"{wanted.min_new_rows:,} rows are asked for"
+        return f"{wanted.min_new_rows:,} rows are required"
     if wanted.min_new_fragments is not None and len(found.rows) < wanted.min_new_fragments:
-        return f"{wanted.min_new_fragments:,} fragments are asked for"
+        return f"{wanted.min_new_fragments:,} fragments are required"
     return ""
 
 
@@ -226,7 +226,7 @@ def _event(dataset: lance.LanceDataset, wanted: Wanted, found: Unseen) -> dict[s
 def _in_words(found: Unseen) -> str:
     parts = [f"{found.new_rows:,} rows"] if found.new_rows or not found else []
     parts += [f"{found.changed_rows:,} updated rows"] if found.changed_rows else []
-    lost = "perhaps deleted rows" if found.deleted_rows is None else f"{found.deleted_rows:,} rows less"
+    lost = "perhaps deleted rows" if found.deleted_rows is None else f"{found.deleted_rows:,} deleted rows"
     parts += [lost] if found.deleted_rows != 0 else []
     return " and ".join(parts) + f" in {len(found.rows):,} fragments"
 
@@ -241,11 +241,11 @@ def _since(wanted: Wanted, seen: Stamp | None) -> str:
 
 
 class Watch:
-    """Looks again and again, and opens a table only when it may have something new.
+    """Checks a table repeatedly, and opens it only if it may have something new.
 
     Args:
-        wanted: what is waited for.
-        settled: where the tables stood when there was nothing more to say about them; None at the beginning.
+        wanted: the condition to wait for.
+        settled: the versions up to which everything was reported; None at the beginning.
     """
 
     def __init__(self, wanted: Wanted, settled: Stamps | None = None) -> None:
@@ -256,7 +256,7 @@ class Watch:
         self._event: dict[str, Any] | None = None
 
     def step(self, database: Database, now: datetime) -> Look | None:
-        """Look if there may be something new; None when all stands still.
+        """Check the table if it may have something new; None if nothing changed.
 
         Raises:
             Exception: anything; see :func:`is_hopeless`.
@@ -269,7 +269,7 @@ class Watch:
         if found.seen is not None and (found.event or not found.pending):
             self.settled = Stamps(found.seen, stamps.view)
         if found.event is not None and found.event == self._event:
-            # The view was touched, by the very refresh perhaps that the event has set off, and lacks the same rows.
+            # The view changed, perhaps by the refresh that the event triggered, and still lacks the same rows.
             return replace(found, event=None)
         self._event = found.event
         return found
@@ -282,12 +282,12 @@ class Watch:
 
 
 def is_hopeless(error: BaseException) -> bool:
-    """Whether waiting does not help: what was asked makes no sense, or the store refuses. An unreachable store may."""
+    """Whether waiting does not help: the request is not valid, or the store denies access (not: is unreachable)."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
     if any(isinstance(one, PermissionError) or _REFUSED.search(str(one)) for one in chain):
         return True
-    # What pylance says about a table or a store may pass; our own words about what was asked do not.
+    # An error of pylance about a table or store may be temporary; an InvalidInput of this package is not.
     passing = [one for one in chain if not isinstance(one, GenevaError) and isinstance(one, _PASSING)]
     return isinstance(error, InvalidInput) and not passing

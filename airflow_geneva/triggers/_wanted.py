@@ -1,4 +1,4 @@
-"""What somebody waits for, in plain values."""
+"""The condition that a sensor or trigger waits for, as plain values."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from airflow_geneva.uri import check_name
 
 @dataclass(frozen=True)
 class Wanted:
-    """What somebody waits for.
+    """The condition that a sensor or trigger waits for.
 
     Args:
         table: a table of the database.
-        since: `"view:<name>"`, `"column:<name>"`, or a version as text; None for the version that was seen last.
-        changed_rows: rows that were updated or deleted count too.
-        min_new_rows: wait for so many rows that count.
-        min_new_fragments: wait for so many fragments with such rows.
-        quiet_period: wait until the table has had no new version for so many seconds.
-        max_wait: do not wait for all that any more once something has been there for so many seconds.
+        since: `"view:<name>"`, `"column:<name>"`, or a version as text; None for the last seen version.
+        changed_rows: also count rows that were updated or deleted.
+        min_new_rows: wait for at least this many rows that count.
+        min_new_fragments: wait for at least this many fragments with such rows.
+        quiet_period: wait until the table has had no new version for this many seconds.
+        max_wait: ignore the last three conditions once a row has waited this many seconds.
     """
 
     table: str
@@ -31,10 +31,10 @@ class Wanted:
     max_wait: float | None = None
 
     def __post_init__(self) -> None:
-        """Check what can be checked without looking.
+        """Check the values without reading the table.
 
         Raises:
-            InvalidInput: says what makes no sense.
+            InvalidInput: a value is not valid.
         """
         kind, name = self.parsed
         if kind not in ("", "version", "view", "column") or (kind and not name):
@@ -48,11 +48,11 @@ class Wanted:
         for field in fields(self)[3:]:
             value = getattr(self, field.name)
             if value is not None and not value > 0:
-                raise InvalidInput(f"{field.name}={value!r} makes no sense. Give more than 0, or nothing.")
+                raise InvalidInput(f"{field.name}={value!r} is not valid. Give more than 0, or nothing.")
 
     @property
     def parsed(self) -> tuple[str, str]:
-        """What `since` names, and its name."""
+        """The kind and the name in `since`."""
         if self.since is None:
             return "", ""
         kind, colon, name = self.since.partition(":")

@@ -1,4 +1,4 @@
-"""Wait in the triggerer for rows that a view, a column or this trigger itself has not seen."""
+"""Trigger that waits for rows that a view, a column or the trigger itself has not seen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airflow_geneva.triggers._looking import Look, Stamps, Watch
 
 SEEN = "airflow_geneva.seen"
-"""Key of the watermark in the state that Airflow keeps of an asset."""
+"""Key of the watermark in Airflow's state of an asset."""
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 600.0
 _PATIENCE_SECONDS = 600.0
@@ -33,34 +33,34 @@ _THREADS = Threads("geneva-look")
 
 
 class NewFragmentsTrigger(BaseEventTrigger):
-    """Send an event when a table has rows that nobody has seen: again and again behind an `AssetWatcher`, or once.
+    """Send an event when a table has unseen rows: repeatedly for an `AssetWatcher`, or once for a sensor.
 
-    `assets.watched_lance_asset` makes an asset with its watcher; `NewFragmentsSensor` defers to this trigger.
+    `assets.watched_lance_asset` returns an asset with its watcher; `NewFragmentsSensor` defers to this trigger.
 
-    Every `poll_interval` it lists the table's versions, in a thread, and opens the table only if there is a new one. A
-    table that is not there is waited for; one that was dropped and made again is new as a whole. While the store cannot
-    be reached the pauses grow, up to ten minutes. A watcher never gives up; a sensor is told when it makes no sense to
-    wait, because the store refuses, or because there is no such connection.
+    Every `poll_interval` it lists the table's versions, in a thread, and opens the table only if there is a new one. It
+    waits if the table does not exist; in a table that was dropped and created again all rows are new. While the store
+    cannot be reached the pauses grow, up to ten minutes. A watcher never stops; a sensor gets an error if waiting does
+    not help, because the store denies access or the connection does not exist.
 
-    Events are hints: after a restart of the triggerer the last one may be sent again. Airflow 3.3 and later keep what
-    was seen last beside the asset; before, the first look after a restart finds everything new.
+    Events are hints: after a restart of the triggerer the last one may be sent again. Airflow 3.3 and later store the
+    last seen version with the asset; before, all rows are new to the first poll after a restart.
 
     Args:
         table: the table's name.
-        lance_conn_id: the Airflow connection of the database, which is read in the triggerer.
+        lance_conn_id: the Airflow connection of the database; the triggerer reads it.
         database: another URI to use with that connection's storage options.
-        since: `"view:<name>"`, `"column:<name>"`, or a version; None for what the trigger itself saw last.
-        changed_rows: rows that were updated or deleted count too.
-        min_new_rows, min_new_fragments: wait for so many.
-        quiet_period: wait until the table has had no new version for so many seconds.
-        max_wait: do not wait for all that any more once something has been there for so many seconds.
-        poll_interval: seconds between two looks at the table's version.
-        asset: name of the asset that is watched. Without it, two assets with equal triggers share one, which then
-            cannot keep what it saw.
-        once: end after one event, for a task that waits.
+        since: `"view:<name>"`, `"column:<name>"`, or a version; None for the version that the trigger saw last.
+        changed_rows: also count rows that were updated or deleted.
+        min_new_rows, min_new_fragments: wait for at least this many.
+        quiet_period: wait until the table has had no new version for this many seconds.
+        max_wait: ignore the last three conditions once a row has waited this many seconds.
+        poll_interval: seconds between two polls of the table's version.
+        asset: name of the watched asset. Without it, two assets with equal triggers share one trigger, which then
+            cannot store what it saw.
+        once: end after one event, for a deferred task.
 
     Raises:
-        InvalidInput: what is waited for makes no sense, or the database's URI holds credentials.
+        InvalidInput: an argument is not valid, or the database's URI holds credentials.
 
     Example:
         ```python
@@ -87,17 +87,17 @@ class NewFragmentsTrigger(BaseEventTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         self.lance_conn_id = lance_conn_id
         if database and "://" in database:
-            normalize_uri(database)  # refuses credentials, which Airflow would keep in its database
+            normalize_uri(database)  # rejects credentials, which Airflow would store in its database
         self.database = database
         self.wanted = Wanted(table, since, changed_rows, min_new_rows, min_new_fragments, quiet_period, max_wait)
         if not poll_interval > 0:
-            raise InvalidInput(f"poll_interval={poll_interval!r} makes no sense. Give more than 0 seconds.")
+            raise InvalidInput(f"poll_interval={poll_interval!r} is not valid. Give more than 0 seconds.")
         self.poll_interval = poll_interval
         self.asset = asset
         self.once = once
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """What Airflow keeps of it: plain values, and no credential among them."""
+        """Return the class path and arguments that Airflow stores: plain values, no credentials."""
         given = {
             **asdict(self.wanted),
             "lance_conn_id": self.lance_conn_id,
@@ -116,8 +116,8 @@ class NewFragmentsTrigger(BaseEventTrigger):
         from airflow_geneva.triggers._looking import Watch, is_hopeless
 
         if self.once:
-            # The task has just looked. Airflow fails a task that is woken before its scheduler has taken note of the
-            # end of the process that deferred: https://github.com/apache/airflow/issues/71580
+            # The task has just checked the table. Airflow fails a task that is resumed before its scheduler has noticed
+            # the end of the process that deferred: https://github.com/apache/airflow/issues/71580
             await asyncio.sleep(_BEFORE_WAKING_SECONDS)
         stored = await self._recall()
         watch = Watch(self.wanted, stored)
@@ -126,15 +126,15 @@ class NewFragmentsTrigger(BaseEventTrigger):
         while True:
             found, pause = None, self.poll_interval
             try:
-                # Not before the pause after an event: by now Airflow has it, whatever happens to the triggerer.
+                # Store the state only after the pause that follows an event: by then Airflow has the event.
                 if watch.settled != stored:
                     await self._remember(watch.settled)
                     stored = watch.settled
-                # Read again once in a while, and after a failure: it may name another place by now.
+                # Read the connection again from time to time, and after a failure: its URI may have changed.
                 if hook is None or time.monotonic() > stale_at:
                     hook = await LanceHook(self.lance_conn_id).aread()
                     stale_at = time.monotonic() + _CONNECTION_SECONDS
-                # In threads of its own: Airflow's are for all triggers, and a store may never answer.
+                # Use own threads: all triggers share Airflow's, and a store may never answer.
                 step, store = partial(self._step, hook, watch), (self.lance_conn_id, self.database)
                 found, watch = await _THREADS.run(store, step, _PATIENCE_SECONDS)
                 pause = watch.pause(pause, _now())
@@ -146,7 +146,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
                     return
                 pause = min(pause * 2 ** min(failures, 16), max(pause, _LONGEST_PAUSE))
                 self.log.warning(
-                    "Cannot look at table %s, trying again in %.0f seconds: %s",
+                    "Cannot check table %s, trying again in %.0f seconds: %s",
                     self.wanted.table,
                     pause,
                     without_secrets(str(error)),
@@ -161,12 +161,12 @@ class NewFragmentsTrigger(BaseEventTrigger):
             await asyncio.sleep(max(pause, _SHORTEST_PAUSE))
 
     def _step(self, hook: LanceHook, watch: Watch) -> tuple[Look | None, Watch]:
-        """Look, and what is known then; what comes too late is forgotten, and has changed nothing."""
+        """Check the table on a copy of the watch, and return both, so that a call that times out changes nothing."""
         after = copy(watch)
         return after.step(hook.get_database(self.database), _now()), after
 
     async def _recall(self) -> Stamps | None:
-        """What was seen last, if Airflow keeps it."""
+        """Return what was seen last, if Airflow stores it."""
         from airflow_geneva.triggers._looking import Stamps
 
         store = getattr(self, "asset_state_store", None)
@@ -176,7 +176,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
             kept = await store.aget(SEEN)
             return None if kept is None else Stamps.from_json(kept)
         except Exception as error:
-            self.log.warning("Cannot read what was seen of table %s last: %s", self.wanted.table, error)
+            self.log.warning("Cannot read the last seen version of table %s: %s", self.wanted.table, error)
             return None
 
     async def _remember(self, settled: Stamps | None) -> None:
@@ -186,12 +186,12 @@ class NewFragmentsTrigger(BaseEventTrigger):
         try:
             await store.aset(SEEN, settled.to_json())
         except Exception as error:
-            # It costs an event too many after the next restart.
-            self.log.warning("Cannot keep what was seen of table %s last: %s", self.wanted.table, error)
+            # The cost is one redundant event after the next restart.
+            self.log.warning("Cannot store the last seen version of table %s: %s", self.wanted.table, error)
 
 
 def _load() -> None:
-    """Import what takes long to import, so that the loop finds it there."""
+    """Import slow modules in a thread, so that they do not block the event loop."""
     import airflow_geneva.hooks.lance
     import airflow_geneva.triggers._looking  # noqa: F401
 

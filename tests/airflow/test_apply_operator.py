@@ -301,14 +301,14 @@ def test_code_that_is_not_what_was_planned_is_not_run(desk: Desk, recorder: Reco
     assert "is not what was planned with" in error(run)
     code.unlink()
     run.clear(("backfill.shards.apply", 0)).go()
-    assert "is gone or is not what was planned with" in error(run)
+    assert "was removed, or is not the planned code" in error(run)
     assert not recorder.seen
 
 
 def test_spark_that_ends_well_without_a_result_is_an_error(desk: Desk, recorder: Recorder) -> None:
     program = recorder.file.parent / "bin" / "spark-submit"
     program.write_text("#!/bin/sh\n")
-    assert "left no result" in error(go(desk))
+    assert "wrote no result" in error(go(desk))
 
 
 def test_a_small_shard_is_computed_in_the_task_when_it_has_the_planned_code(desk: Desk, recorder: Recorder) -> None:

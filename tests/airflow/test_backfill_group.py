@@ -426,7 +426,7 @@ def test_the_group_works_inside_another_group_and_shows_its_asset(desk: Desk) ->
 def test_a_udf_is_named_by_its_import_path(desk: Desk) -> None:
     import geneva_dag_udfs
 
-    with pytest.raises(ValueError, match="name it by import path, udf='geneva_dag_udfs:length'"):
+    with pytest.raises(ValueError, match="give its import path, udf='geneva_dag_udfs:length'"):
         make_dag(desk, udf=geneva_dag_udfs.length)
 
 

@@ -179,4 +179,4 @@ def test_yarn_is_asked_by_its_rest_interface_or_the_task_is_not_durable(desk: De
     assert yarn.submitted() == []
     again = Driver.trigger(make_dag(desk, inline_below_rows=0, spark_submit={"durable": False})).go()
     assert len(yarn.submitted()) == 1
-    assert "left no result" in again.error("backfill.shards.apply", 0)
+    assert "wrote no result" in again.error("backfill.shards.apply", 0)

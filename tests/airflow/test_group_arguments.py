@@ -180,7 +180,7 @@ def at_once(make: Callable[[], LanceOperator]) -> list[Any]:
 def test_a_view_that_several_runs_define_at_once_is_made_by_one(due: Desk) -> None:
     done = at_once(lambda: CreateMaterializedViewOperator(task_id="x", view="v", table=due.table.name, select=["text"]))
     assert [one["created"] for one in sorted(done, key=str)] == [False, False, False, True]
-    with pytest.raises(InvalidInput, match="of another definition"):
+    with pytest.raises(InvalidInput, match="with another definition"):
         CreateMaterializedViewOperator(task_id="x", view="v", table=due.table.name, select=["n"]).execute({})
 
 
@@ -199,7 +199,7 @@ def test_a_group_inside_of_a_mapped_one_is_refused_while_the_dag_is_read(airflow
         def each(table: str) -> None:
             BackfillTaskGroup(table=table, column="n")
 
-        with pytest.raises(InvalidInput, match="inside of a mapped task group"):
+        with pytest.raises(InvalidInput, match="inside a mapped task group"):
             each.expand(table=["docs", "books"])
 
 

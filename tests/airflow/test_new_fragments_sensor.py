@@ -204,7 +204,7 @@ def test_a_table_that_is_not_there_is_waited_for_and_what_reads_it_has_seen_noth
         ("views:v", "is not understood"),
         ("view:", "is not understood"),
         ("-3", "is not understood"),
-        ("view:other", "is made from 'other_source'"),
+        ("view:other", "is 'other_source'"),
         ("view:other_source", "is a table and not a view"),
         ("column:text", "has no UDF"),
     ],

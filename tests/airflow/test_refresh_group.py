@@ -158,7 +158,7 @@ def test_a_failed_shard_leaves_the_view_as_it_was_and_is_mended_by_clearing_it(d
     assert run.state == "failed"
     assert run.states()["refresh.shards.commit"] == ["success", "upstream_failed", "success"]
     assert "1 of 3 shards" in run.error("refresh.finish")
-    assert "The view is as it was" in run.error("refresh.finish")
+    assert "The view is unchanged" in run.error("refresh.finish")
     assert shown(view) == dict.fromkeys(texts("a"), 3)
     assert len(announced(view)) == 1
     job = desk.database.job(run.xcom("refresh.plan", "summary")["job_id"])
