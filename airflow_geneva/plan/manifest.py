@@ -1,4 +1,4 @@
-"""What a table's manifest says about its fragments, as far as one column is concerned."""
+"""Read from a table's manifest what matters for one column: fragments, their data files and deletion files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ FileRef = tuple[int, int, str]
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that matter to one piece of work, by field id, so that a rename changes nothing.
+    """The columns that matter for one job, by field id, so that a rename changes nothing.
 
     Args:
-        inputs: for each input of the UDF, in its order, the field ids of the column and all its children.
-        where: the same for the columns a filter mentions.
-        output: the same for the output column; ``output[0]`` names the column. A view's source has none.
+        inputs: for each input of the UDF, in order, the field ids of the column and all its children.
+        where: the same for the columns that the filter mentions.
+        output: the same for the output column; ``output[0]`` is the column itself. Empty for a view's source.
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -38,12 +38,12 @@ class Columns:
 
     @property
     def inputs_text(self) -> str:
-        """The inputs by field id, as facts name them."""
+        """The inputs' field ids, as facts name them."""
         return ",".join(str(fields[0]) for fields in self.inputs)
 
     @cached_property
     def roles(self) -> dict[int, list[tuple[str, int]]]:
-        """Which columns a field id belongs to."""
+        """The columns that each field id belongs to."""
         found: dict[int, list[tuple[str, int]]] = {}
         groups = [("i", self.inputs), ("w", self.where), ("o", (self.output,))]
         for role, columns in groups:
@@ -57,7 +57,7 @@ class Columns:
         return {}
 
     def parts(self, fields: Sequence[int]) -> tuple[tuple[str, int], ...]:
-        """Which columns a data file with these field ids holds a part of; most files of a table have the same."""
+        """Return the columns that a data file with these field ids holds; cached, most files have the same fields."""
         key = tuple(fields)
         found = self._parts.get(key)
         if found is None:
@@ -68,16 +68,16 @@ class Columns:
 
 @dataclass(frozen=True)
 class FragmentFiles:
-    """One fragment: its rows, and the data files of the columns that matter.
+    """One fragment with the data files of the columns that matter.
 
     Args:
         id: fragment id.
         physical_rows: rows in its data files, deleted ones included.
-        deletion: identity of its deletion file, "" when nothing is deleted.
+        deletion: identity of its deletion file; "" if no row is deleted.
         deleted: number of deleted rows.
-        inputs, where, output: data files, in the order of the columns; a column without a file is all NULL. Of a view's
-            source, where none of the columns has a file, `inputs` names the rows instead.
-        bytes: size of the files that hold the inputs, for sizing reads.
+        inputs, where, output: data files, in the order of the columns; a column without a file is all NULL. For a
+            view's source, if none of the columns has a file, `inputs` identifies the rows instead.
+        bytes: size of the files that hold the inputs.
     """
 
     id: int
@@ -95,24 +95,24 @@ class FragmentFiles:
 
     @cached_property
     def srcfiles(self) -> str:
-        """Hash of the files the result is computed from: inputs and filter columns, in their order."""
+        """Hash of the files that the result is computed from: inputs and filter columns, in order."""
         return md5(repr((self.inputs, self.where)))
 
     @cached_property
     def signature(self) -> str:
-        """Hash of what a computed value depends on and lies in: input files and output files."""
+        """Hash of the input files and the output files."""
         return self.signature_with(self.output)
 
     def signature_with(self, output: Sequence[FileRef]) -> str:
-        """The signature this fragment will have once its output lies in other files."""
+        """Return the signature that this fragment will have with other output files."""
         return md5(repr((self.inputs, tuple(output))))
 
     def where_signature(self, output: Sequence[FileRef] | None = None) -> str:
-        """Hash of everything a filter's verdict and the value depend on."""
+        """Hash of all files that the filter's result and the value depend on."""
         return md5(repr((self.inputs, self.where, self.output if output is None else tuple(output))))
 
     def source_paths(self) -> list[str]:
-        """Paths of the files of inputs and filter columns, sorted."""
+        """Return the sorted paths of the files of inputs and filter columns."""
         return sorted({path for _, _, path in (*self.inputs, *self.where)})
 
     def to_json(self) -> list[Any]:
@@ -131,7 +131,7 @@ def _refs(items: Sequence[Sequence[Any]]) -> tuple[FileRef, ...]:
 
 
 def field_ids(dataset: lance.LanceDataset, column: str) -> tuple[int, ...]:
-    """Ids of a column and of everything nested in it; files name the leaves, metadata the column.
+    """Return the ids of a column and all fields nested in it: data files name the leaves, the schema names the column.
 
     Raises:
         InvalidInput: the table has no such column.
@@ -151,7 +151,7 @@ def field_ids(dataset: lance.LanceDataset, column: str) -> tuple[int, ...]:
 def columns_of(
     dataset: lance.LanceDataset, inputs: Sequence[str], where: Sequence[str], output: str | None
 ) -> Columns:  # fmt: skip
-    """Look the columns up at one version of the table; a view's source has no output."""
+    """Look up the columns at one version of the table; a view's source has no output."""
     return Columns(
         tuple(field_ids(dataset, name) for name in inputs),
         tuple(field_ids(dataset, name) for name in sorted(where)),
@@ -160,7 +160,7 @@ def columns_of(
 
 
 def fields_present(dataset: lance.LanceDataset, fields: tuple[int, ...]) -> tuple[int, ...]:
-    """The field ids of a column if a version still has it, whatever its name; else none."""
+    """Return the field ids of a column if a version still has it, under any name; else ()."""
     by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
     return field_ids(dataset, by_id[fields[0]]) if fields[0] in by_id else ()
 
@@ -168,16 +168,16 @@ def fields_present(dataset: lance.LanceDataset, fields: tuple[int, ...]) -> tupl
 def read_manifest(
     dataset: lance.LanceDataset, columns: Columns, only: set[int] | None = None
 ) -> dict[int, FragmentFiles]:
-    """All fragments of a version, or some, by id; no data is read."""
+    """Return all or some fragments of a version, by id, without reading data."""
     with garbage_collector_off():
-        # Asking for some by id spares a commit in a table of 100,000 fragments the look at all of them.
+        # Get few fragments by id: a commit to a table of 100,000 fragments then need not list all of them.
         fragments = dataset.get_fragments() if only is None else map(dataset.get_fragment, sorted(only))
         found = (fragment_files(f.metadata, columns) for f in fragments if f is not None)
         return {files.id: files for files in found}
 
 
 def fragment_files(metadata: Any, columns: Columns) -> FragmentFiles:
-    """Reduce one fragment's metadata to what matters."""
+    """Extract what matters from one fragment's metadata."""
     files: dict[str, list[tuple[int, int, str]]] = {"i": [], "w": [], "o": []}
     size = 0
     for data_file in metadata.files:
@@ -197,7 +197,7 @@ def fragment_files(metadata: Any, columns: Columns) -> FragmentFiles:
         deleted = named["num_deleted_rows"] or 0
     inputs = _in_order(files["i"], columns.inputs)
     if not inputs and not columns.output:
-        # What a view reads is all NULL or constant here, so which rows there are is all that it depends on.
+        # All columns that the view reads are NULL or constant here, so its content depends only on which rows exist.
         inputs = ((-1, -1, _rows_identity(metadata)),)
     return FragmentFiles(
         metadata.id,
@@ -206,15 +206,15 @@ def fragment_files(metadata: Any, columns: Columns) -> FragmentFiles:
         deleted,
         inputs,
         _in_order(files["w"], columns.where),
-        # Files may come back in a new fragment with new row ids, as a view's do when it is restored and refreshed.
-        # Rows that have an output are known by its file.
+        # The same input files can return in a new fragment with other row ids, for example after a view was restored
+        # and refreshed. An output file identifies the rows; without one, the fragment id does.
         _in_order(files["o"], (columns.output,)) if columns.output else ((-1, -1, str(metadata.id)),),
         size,
     )
 
 
 def _rows_identity(metadata: Any) -> str:
-    """The rows of a fragment by their ids, deleted ones included."""
+    """Identify the rows of a fragment by their ids, including deleted rows."""
     ids = metadata.row_id_meta
     return f"rows-{md5(repr((metadata.physical_rows, None if ids is None else ids.asdict())))}"
 
@@ -226,10 +226,10 @@ def _in_order(files: list[tuple[int, int, str]], columns: tuple[tuple[int, ...],
 
 
 def open_fragment(dataset: lance.LanceDataset, fragment_id: int) -> lance.LanceFragment:
-    """A fragment of a version that is known to have it.
+    """Return a fragment of a version.
 
     Raises:
-        InvalidInput: it does not.
+        InvalidInput: the version has no such fragment.
     """
     found = dataset.get_fragment(fragment_id)
     if found is None:
@@ -238,7 +238,7 @@ def open_fragment(dataset: lance.LanceDataset, fragment_id: int) -> lance.LanceF
 
 
 def live_offsets(dataset: lance.LanceDataset, fragment: FragmentFiles) -> Ranges:
-    """Physical offsets of the rows that are not deleted; reads the deletion file, no column."""
+    """Return the physical offsets of the rows that are not deleted; reads only the deletion file."""
     if not fragment.deletion:
         return Ranges.of(0, fragment.physical_rows)
     parts: list[Ranges] = []
@@ -248,7 +248,7 @@ def live_offsets(dataset: lance.LanceDataset, fragment: FragmentFiles) -> Ranges
 
 
 def row_ids(dataset: lance.LanceDataset, fragment_id: int) -> tuple[Any, Any]:
-    """Physical offsets and row ids of the live rows of a fragment, in physical order."""
+    """Return physical offsets and row ids of a fragment's live rows, in physical order."""
     scanner = open_fragment(dataset, fragment_id).scanner(columns=[], with_row_address=True, with_row_id=True)
     table = scanner.to_table()
     offsets = table.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF
@@ -257,7 +257,7 @@ def row_ids(dataset: lance.LanceDataset, fragment_id: int) -> tuple[Any, Any]:
 
 @contextmanager
 def garbage_collector_off() -> Iterator[None]:
-    """Millions of small objects are made while reading a manifest; collecting between them triples the time."""
+    """Turn the garbage collector off: reading a manifest makes millions of objects, collections triple the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

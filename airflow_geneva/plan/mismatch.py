@@ -1,4 +1,4 @@
-"""Fragment checkpoints that are not used, because they were computed from data files that the fragment has no more."""
+"""Report fragment checkpoints that the plan cannot use, because they were computed from data files since replaced."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MOST_FILES = 8
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A checkpoint of a fragment that was computed from other data files.
+    """A fragment checkpoint that was computed from other data files than the fragment has now.
 
     Args:
         fragment: the fragment's id.
-        expected: data files that the fragment has now and the checkpoint was not computed from.
-        found: data files that the checkpoint was computed from and the fragment does not have now; None when it
-            cannot be read.
+        expected: data files of the fragment that the checkpoint was not computed from.
+        found: data files that the checkpoint was computed from and the fragment no longer has; None if the
+            checkpoint cannot be read.
     """
 
     fragment: int
@@ -38,17 +38,17 @@ class Mismatch:
         if self.expected:
             return f"expected {_listed(self.expected)} as well"
         if self.found:
-            return f"found {_listed(self.found)}, which the fragment has no more"
+            return f"found {_listed(self.found)}, which the fragment no longer has"
         return "expected other columns in the same data files"
 
 
 @dataclass(frozen=True)
 class Mismatches:
-    """All of a plan.
+    """All mismatches of a plan.
 
     Args:
-        shown: the first of them.
-        more: how many others there are.
+        shown: the first few.
+        more: number of the others.
     """
 
     shown: tuple[Mismatch, ...] = ()
@@ -56,10 +56,10 @@ class Mismatches:
 
 
 def find_mismatches(index: KeyIndex | None, works: Sequence[FragmentWork]) -> Mismatches:
-    """Look for fragments in a plan that have a checkpoint for other data files only; reads the first few of them.
+    """Find fragments in a plan that only have a checkpoint for other data files; read the first few checkpoints.
 
     Args:
-        index: the checkpoints that the plan may use; None for none.
+        index: the checkpoints that the plan may reuse; None: no checkpoints.
         works: the plan's fragments.
     """
     by_id = {work.id: work for work in works}

@@ -1,4 +1,4 @@
-"""Rows that moved without a trace: compare them by value with a version at which they were known."""
+"""Recognize computed rows that an update moved, by comparing their values with an earlier version of the table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BATCH_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Reference:
-    """A version of the table at which it is known which rows were computed.
+    """An earlier version of the table at which the facts were complete.
 
     Args:
         dataset: the table at that version.
@@ -40,7 +40,7 @@ class Reference:
 
     @staticmethod
     def at(dataset: lance.LanceDataset, columns: Columns) -> Reference | None:
-        """Open a version for comparison; None when it lacks one of the columns, or one holds blobs."""
+        """Prepare a version for comparison; None if it lacks one of the columns, or one holds blobs."""
         by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
         wanted = [fields[0] for fields in (*columns.inputs, columns.output) if fields]
         if any(field not in by_id for field in wanted):
@@ -58,9 +58,9 @@ def known_by_value(
     names: tuple[str, ...],
     unknown: Ranges,
 ) -> tuple[dict[Provenance, Ranges], Ranges]:
-    """Rows of a fragment that were computed at the reference version and have the same inputs and output since.
+    """Find rows of a fragment that were computed at the reference version and whose inputs and output are unchanged.
 
-    Right for any history between the two versions, because nothing but values is compared.
+    The result is right for any history between the two versions, because only values are compared.
 
     Args:
         dataset: the table now.
@@ -69,7 +69,7 @@ def known_by_value(
         unknown: live offsets of the fragment about which nothing is known.
 
     Returns:
-        Offsets by what came of them, and all those that existed at the reference version.
+        Offsets by provenance, and the offsets of all rows that existed at the reference version.
     """
     found: dict[Provenance, list[Offsets]] = {}
     existing: list[Offsets] = [np.empty(0, np.int64)]
@@ -101,7 +101,7 @@ def _compare(
 ) -> dict[Provenance, Offsets]:  # fmt: skip
     ids = now.column("_rowid")
     columns = [*dict.fromkeys(reference.names), "_rowid", "_rowaddr"]
-    # Dead ids are left out silently, so the answer is aligned on the ids it carries.
+    # Lance silently leaves out ids that the version does not have, so align the rows by the returned ids.
     then = single_batch(reference.dataset._take_rows(ids.to_pylist(), columns=columns))
     order = np.argsort(then.column("_rowid").to_numpy())
     then_ids = then.column("_rowid").to_numpy()[order]
@@ -122,7 +122,7 @@ def _compare(
 def _by_provenance(
     reference: Reference, state: ColumnState, addresses: Any, offsets: Offsets
 ) -> dict[Provenance, Offsets]:  # fmt: skip
-    """Sort rows by what was known about them at the reference version."""
+    """Group rows by their provenance at the reference version."""
     found: dict[Provenance, list[Offsets]] = {}
     for fragment_id in np.unique(addresses >> 32):
         files = reference.manifest[int(fragment_id)]

@@ -1,4 +1,4 @@
-"""The columns of a query, checked against its source."""
+"""Resolve the columns of a query against its source: check them and find their types."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import lance
 
 QuerySpec: TypeAlias = str | UDF | tuple[UDF, Sequence[str]]
-"""A column of a query: the source column's name or an SQL expression, a UDF, or a UDF with its inputs."""
+"""A column of a query: a source column's name, an SQL expression, a UDF, or a UDF with its inputs."""
 
-# What holds for a column of its source only: the UDF that computes it, and its part in the primary key.
+# Metadata of a source column that its view must not inherit: the UDF that computes it, and its primary key.
 _NOT_INHERITED = (b"geneva::", b"lance-schema:")
 _INTERNAL = {"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"}
 
@@ -34,10 +34,10 @@ class Outputs:
     """The columns of a query on one version of its source.
 
     Args:
-        columns: what they are, in order.
+        columns: the columns, in order.
         schema: their Arrow fields, all nullable; blob columns as blobs.
-        udfs: the loaded UDFs by the columns they compute.
-        reads: names of the source columns that any of them reads.
+        udfs: the loaded UDFs, by the column that they compute.
+        reads: names of the source columns that the query's columns read.
     """
 
     columns: tuple[OutputColumn, ...]
@@ -49,8 +49,8 @@ class Outputs:
 def resolve_outputs(dataset: lance.LanceDataset, table: str, specs: Sequence[tuple[str, Any]]) -> Outputs:
     """Check a query's columns and find their types.
 
-    An input of a UDF is the query's column of that name if one comes before it, else the source's. SQL expressions
-    read the source's columns only.
+    An input of a UDF is an earlier column of the query with that name, else the source's column. SQL expressions read
+    the source's columns only.
 
     Args:
         dataset: one version of the source.
@@ -58,7 +58,7 @@ def resolve_outputs(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
         specs: names and `QuerySpec`s, in order.
 
     Raises:
-        InvalidInput: names what was asked for, what there is, and what to do.
+        InvalidInput: names the requested column, the existing columns, and what to do.
     """
     visible = visible_columns(dataset.schema)
     names = [name for name, _ in specs]
@@ -88,14 +88,14 @@ def resolve_outputs(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
 
 
 def check_output_name(name: object) -> None:
-    """Refuse names that views and Lance have taken for columns of their own."""
+    """Refuse names of system columns of views and Lance."""
     check_column_name(name)
     if str(name).lower() in SYSTEM_COLUMNS:
         raise InvalidInput(f"{name!r} cannot be the name of a column: views have columns of that name. Choose another.")
 
 
 def check_expression(sql: object, what: str) -> str:
-    """Refuse what is no text, is empty, or reads columns that are not the table's own."""
+    """Refuse an expression that is not a text, is empty, or reads system columns."""
     if not isinstance(sql, str) or not sql.strip():
         raise InvalidInput(f"{what} is {sql!r:.200}. Give it as a text that is not empty.")
     internal = names_in(sql) & {*_INTERNAL, *SYSTEM_COLUMNS}
@@ -108,7 +108,7 @@ def check_expression(sql: object, what: str) -> str:
     for character in brackets_of(sql):
         depth += (character == "(") - (character == ")")
         if depth < 0:
-            # Lance takes what comes before it for the whole, and in brackets of our own it would mean another thing.
+            # Lance would parse only the part before this bracket; in brackets of ours, the text means something else.
             raise InvalidInput(f"{what}, {sql!r}, closes a bracket that it did not open. Write one condition or value.")
     return sql.strip()
 
@@ -124,7 +124,7 @@ def _of_source(
         kept = {k: v for k, v in (found.metadata or {}).items() if not k.startswith(_NOT_INHERITED)}
         made = found.with_name(name).with_nullable(True).with_metadata(kept or None)
         if is_blob(found):
-            # An older kind of blob too: views are stored in the newest format, which has one kind only.
+            # Convert the older kind of blob too: views use the newest storage format, which has one kind only.
             made = blob_field(name)
         return OutputColumn(name, "column", str(made.type), expression=source), made, {source}
     sql = check_expression(spec, f"The expression of column {name!r}")
@@ -134,8 +134,8 @@ def _of_source(
 
 def _sql_type(dataset: lance.LanceDataset, table: str, visible: list[str], name: str, sql: str) -> pa.DataType:
     try:
-        # Lance asks for a column of the table beside an expression, which in SQL could not be one with a backtick in
-        # its name, or for row ids. An empty scan finds what is wrong with the plan too.
+        # Lance cannot scan an expression alone, so add row ids: a column's name might contain a backtick. An empty scan
+        # also finds errors in the execution plan.
         with engine_errors():
             scanner = dataset.scanner(columns={"value": f"({sql})"}, with_row_id=True, limit=0)
             found = scanner.to_table().schema.field("value")

@@ -1,4 +1,4 @@
-"""Placeholder rows of a view: a source row's id and no values yet."""
+"""Create a view with placeholder rows, which hold a source row's id and no values yet."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import lance
 
 PLACEHOLDER_FIELDS = pa.schema([pa.field(SOURCE_ROW_ID, pa.int64()), pa.field(IS_SET, pa.bool_())])
-"""The system columns, which come first in a view: their field ids are 0 and 1."""
+"""The system columns of a view. They come first, so their field ids are 0 and 1."""
 
 CREATED_FROM = "geneva.view.created_from"
-"""Transaction property of a view's first version: the source version its placeholders were made of."""
+"""Transaction property of a view's first version: the source version that the placeholders were made from."""
 
 DATA_STORAGE_VERSION = "2.2"
 
@@ -32,24 +32,24 @@ def create_view(
     max_rows_per_fragment: int,
     source_version: int,
 ) -> lance.LanceDataset:
-    """Make a view's table with its placeholders, in one commit: a process killed before it leaves no table.
+    """Create a view's table with its placeholders in one commit; if the process dies before it, there is no table.
 
-    The columns other than the system's cost no file: Lance gives NULL for columns that no file has.
+    Only the system columns have data files: Lance returns NULL for columns without a file.
 
     Args:
         schema: the view's own columns, nullable, with the schema metadata.
         row_ids: ids of the source's rows, in the view's order.
-        max_rows_per_fragment: rows of each fragment but the last.
-        source_version: what `row_ids` were read from.
+        max_rows_per_fragment: rows of each fragment except the last.
+        source_version: the source version that `row_ids` were read from.
 
     Raises:
-        InvalidInput: there is such a table already.
+        InvalidInput: the table exists already.
     """
     import lance
     from lance.fragment import write_fragments
 
     _check_new(location)
-    # Those of a former view of this name whose removal was cut short.
+    # Remove checkpoints of an earlier view of this name whose removal did not complete.
     for name in location.checkpoints.list_files():
         location.checkpoints.delete(name)
     batches = (_placeholders(part) for part in row_ids)
@@ -82,7 +82,7 @@ def create_view(
         enable_stable_row_ids=True,
     )
     if made.version != 1:
-        # Lance does not tell making a table from overwriting one that came into being a moment ago.
+        # Another process created the table a moment ago; Lance then overwrites it instead of failing.
         location.open(made.version - 1).restore()  # type: ignore[no-untyped-call]
         raise _taken(location)
     return made
@@ -99,6 +99,6 @@ def _check_new(location: TableLocation) -> None:
 
 def _taken(location: TableLocation) -> InvalidInput:
     return InvalidInput(
-        f"Table {location.name!r} already exists at {location.uri}. Choose another name for the view, or open what is "
-        f"there: db.open_table({location.name!r})."
+        f"Table {location.name!r} already exists at {location.uri}. Choose another name for the view, or open the "
+        f"existing table: db.open_table({location.name!r})."
     )

@@ -1,6 +1,6 @@
-"""Whether a table is still the one that a job was planned on, and not another one that was made in its place.
+"""Check that a table is still the one that a job was planned on, and was not dropped and created again.
 
-A table that is dropped and made again begins to count its versions anew, and Lance commits to whatever table it finds.
+A table that is dropped and created again starts at version 1, and Lance commits to any table that it finds at the URI.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _CLEANED_UP = "cleaned up"
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """A version of a table by which a job knows the table again.
+    """The table version that a job was planned on; the job recognizes the table by it.
 
     Args:
         uri: normalized URI of the table.
         name: its name in its database.
         version: the version.
-        written: when it was written, in nanoseconds, as its manifest says; that of another table says another time.
-        commit: its :class:`airflow_geneva.version_stamp.Stamp`; "" where nothing is to be committed.
+        written: when the version was written, in nanoseconds, from its manifest; another table has another time.
+        commit: its :class:`airflow_geneva.version_stamp.Stamp`; "" if the job commits nothing to the table.
     """
 
     uri: str
@@ -44,16 +44,16 @@ class PlannedTable:
 
     @staticmethod
     def of(location: TableLocation, dataset: lance.LanceDataset) -> PlannedTable:
-        """The version that is open; costs no request."""
+        """Describe the open version, without a request."""
         return PlannedTable(location.uri, location.name, int(dataset.version), _written(dataset))
 
     def stamped(self, options: StorageOptions) -> PlannedTable:
-        """Read the stamp, once a job is to begin: a table that :meth:`check` knows later is the one that had it."""
+        """Add the version's stamp when a job begins; later checks compare with it."""
         stamp = stamp_of(*self._place(options), self.version)
         return replace(self, commit=_CLEANED_UP if stamp is None else stamp.commit)
 
     def check(self, dataset: lance.LanceDataset) -> None:
-        """Hold the table, opened again, against this one, as far as that costs no request.
+        """Compare the reopened table with the planned one, without a request.
 
         Raises:
             TableRemade: it is another table.
@@ -63,19 +63,19 @@ class PlannedTable:
             raise self._remade()
 
     def look(self, options: StorageOptions) -> None:
-        """Look whether the table is still this one: one read of 64 bytes.
+        """Check that the table is still the planned one; reads 64 bytes.
 
         Raises:
-            TableRemade: it is another table, or gone.
+            TableRemade: it is another table, or it was dropped.
         """
         if not self._stands(options):
             raise self._remade()
 
     def settle(self, options: StorageOptions, committed: lance.LanceDataset, transaction: lance.Transaction) -> None:
-        """Look immediately after a commit, and take it back if it reached another table.
+        """Check the table immediately after a commit, and undo the commit if it reached another table.
 
         Raises:
-            TableRemade: it is another table, or gone.
+            TableRemade: it is another table, or it was dropped.
         """
         if not self._stands(options):
             self._take_back(options, int(committed.version), transaction)
@@ -89,7 +89,7 @@ class PlannedTable:
         now = stamp_of(*self._place(options), self.version)
         if now is not None:
             return self.commit in ("", now.commit)
-        # The version was cleaned up, or the table has not come so far again.
+        # The version was cleaned up, or a new table has not reached it.
         newest = newest_stamp(*self._place(options))
         return newest is not None and newest.version > self.version
 
@@ -106,11 +106,11 @@ class PlannedTable:
             undone = self._restore(options, version, version - 1)
             if undone == version + 1:
                 return
-            # Lance lets a restore undo what others have just committed, without a conflict.
+            # Lance reported no conflict, but our restore also undid another writer's commit: undo the restore.
             self._restore(options, undone, undone - 1)
         raise TableRemade(
             f"{self._remade()} But its version {version} is a commit of this job, and others have committed since: "
-            f"restore version {version - 1} and repeat their commits, or compute the column or the view anew."
+            f"restore version {version - 1} and repeat their commits, or compute the column or the view again."
         )
 
     def _restore(self, options: StorageOptions, newest: int, version: int) -> int:
@@ -133,10 +133,10 @@ def _written(dataset: lance.LanceDataset) -> int:
 
 @contextmanager
 def naming_remade(tables: Sequence[PlannedTable], options: StorageOptions) -> Iterator[None]:
-    """Let what fails because a table was made again say so: its files are gone, which Lance says in many ways.
+    """If the block fails and a table was dropped and created again, raise that instead of Lance's various errors.
 
     Raises:
-        TableRemade: the body failed, and a table was made again.
+        TableRemade: the block failed, and a table was dropped and created again.
     """
     try:
         yield

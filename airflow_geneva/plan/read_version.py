@@ -1,4 +1,4 @@
-"""The version of a table that a plan was asked to read: open it, and tell which rows existed at it."""
+"""Open the table version that a plan reads, and find out which rows existed at it."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDatase
 
 
 def version_exists(dataset: lance.LanceDataset, version: int) -> bool:
-    """Whether a version is still there; reads a listing."""
+    """Whether a version still exists; lists the table's versions."""
     return any(int(reference["version"]) == version for reference in dataset.version_refs())
 
 
 @contextmanager
 def reading(location: TableLocation, dataset: lance.LanceDataset) -> Iterator[None]:
-    """Say of what cannot be read inside of this block that its version was cleaned up meanwhile, if it was.
+    """If a read in this block fails because the version was cleaned up meanwhile, raise an error that says so.
 
     Args:
         location: the table.
-        dataset: it at the version that is read.
+        dataset: the table at the version that the block reads.
 
     Raises:
-        StorageError: the version is gone; to read the newest one instead helps.
+        StorageError: the version was cleaned up; running again reads the newest version.
     """
     try:
         yield
@@ -66,11 +66,11 @@ def reading(location: TableLocation, dataset: lance.LanceDataset) -> Iterator[No
 
 
 class RowsThen:
-    """Rows that existed at the version asked for.
+    """Finds rows that existed at the requested version.
 
     Args:
-        dataset: the table as it is planned on.
-        version: the version asked for; None for that of ``dataset``.
+        dataset: the table at the planned version.
+        version: the requested version; None: the planned version.
     """
 
     def __init__(self, dataset: lance.LanceDataset, version: int | None) -> None:
@@ -78,7 +78,7 @@ class RowsThen:
         self.version = dataset.version if version is None else version
 
     def among(self, files: FragmentFiles, rows: Ranges) -> Ranges:
-        """Those among some rows of a fragment."""
+        """Return the rows of a fragment among the given ones that existed at the version."""
         if self.version >= self.dataset.version:
             return rows
         if self._physical_rows.get(files.id) == files.physical_rows:
@@ -93,6 +93,6 @@ class RowsThen:
 
     @cached_property
     def _physical_rows(self) -> dict[int, int]:
-        """Of each fragment at that version."""
+        """Number of physical rows of each fragment at that version."""
         then = open_version(self.dataset, self.version)
         return {fragment.fragment_id: fragment.metadata.physical_rows for fragment in then.get_fragments()}

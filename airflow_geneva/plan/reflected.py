@@ -1,4 +1,4 @@
-"""What a view shows, as far as a plan asks for it."""
+"""What a planner needs to know about the current state of a view."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Reflected(Protocol):
-    """What a view shows now, read as far as it is asked for."""
+    """The current state of a view; parts are read on demand."""
 
     @property
     def dataset(self) -> lance.LanceDataset:
@@ -20,15 +20,18 @@ class Reflected(Protocol):
 
     @property
     def swap(self) -> str:
-        """Names what is shown; another swap or a foreign change of rows changes it; "" before the first swap."""
+        """Identifies the rows; a swap or any other change of rows changes it; "" before the first swap."""
 
     @property
     def changed(self) -> str:
-        """What others did to the rows since the newest swap; "" for nothing."""
+        """What other writers did to the rows since the newest swap; "" for nothing."""
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """What it reflects; None before the first, when it is lost, or when others changed the view's rows."""
+        """The source as the view reflects it.
+
+        None before the first swap, if the document is lost, or if other writers changed the rows.
+        """
 
     @property
     def shown(self) -> Ranges:

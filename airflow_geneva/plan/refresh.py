@@ -1,4 +1,4 @@
-"""Plan a refresh: which rows of the source a view lacks, and which of its rows have to go."""
+"""Plan a refresh: find the source rows that a view lacks, and the rows that must leave it."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def plan_refresh(
     reflected: Reflected,
     request: RefreshRequest,
 ) -> Plan:
-    """Compare the source with what the view reflects; writes nothing.
+    """Compare the source with what the view reflects; write nothing.
 
     Args:
         udfs: the loaded UDFs, by column.
 
     Raises:
-        InvalidInput: the source no longer fits, or cannot be refreshed to that version.
-        CodeChanged: values of other code are at stake and ``on_code_change`` is ``error``.
+        InvalidInput: the source no longer fits the query, or the view cannot be refreshed to that version.
+        CodeChanged: rows hold values of other code and ``on_code_change`` is ``error``.
     """
     request.check()
     dataset = source.open()
@@ -99,12 +99,12 @@ def _plan(
         work = _work(view, definition, source, dataset, udfs, code, request, reflected)
         works, tallies, mismatches = _works(view, dataset, work, chosen, changes)
     if base is None and reflected.snapshot is not None and not stake:
-        changes.notes.append("rows may hold values of other code, from refreshes of new rows only: all are made again.")
+        changes.notes.append("rows may hold values of other code, kept by earlier refreshes: all are computed again.")
     works_rows = sum(item.rows for item in works)
     if changes.given_up:
         changes.notes.append(f"{changes.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again.")
     if reflected.changed:
-        changes.notes.append(f"others changed the view's rows ({reflected.changed}): all are put in place again.")
+        changes.notes.append(f"other writers changed the view's rows ({reflected.changed}): all are written again.")
     total = dataset.count_rows()
     return Plan(
         work=replace(work, rows=works_rows),
@@ -136,13 +136,13 @@ def _check_version(definition: ViewDefinition, dataset: lance.LanceDataset, view
 
 
 def _older(base: Snapshot | None, code: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Code other than the newest that rows which stay in the view may hold values of."""
+    """Return the older code versions whose values rows that stay in the view may hold."""
     return () if base is None else tuple(sorted({*base.older, *base.code} - set(code)))
 
 
 @dataclass(frozen=True, eq=False)
 class ChosenRows:
-    """Rows of one source fragment that are due."""
+    """The due rows of one source fragment."""
 
     fragment: ChangedFragment
     due: Ranges
@@ -156,7 +156,10 @@ def choose_rows(
     base: Snapshot | None,
     reflected: Reflected,
 ) -> tuple[list[ChosenRows], Ranges, Ranges]:
-    """The rows to compute, the row ids that leave the view, and, for a query that cuts, the ids that match."""
+    """Return the rows to compute, the row ids that leave the view, and the row ids that the filter selects.
+
+    The last are empty unless the query has a limit or an offset.
+    """
     chosen = [ChosenRows(fragment, fragment.rows) for fragment in changes.changed]
     if definition.where is not None and chosen:
         selected = selected_offsets(dataset, [item.fragment.files.id for item in chosen], definition.where)
@@ -205,7 +208,7 @@ def _work(
         on_error=[rule for policy in policies for rule in _rules(policy)] or "fail",
         num_cpus=max((udf.num_cpus for udf in udfs.values() if udf.num_cpus), default=None),
         num_gpus=max((udf.num_gpus for udf in udfs.values() if udf.num_gpus), default=None),
-        # They take turns in one process, which keeps what each of them has loaded.
+        # The UDFs of a view share one process, which keeps what each of them has loaded.
         memory=sum(udf.memory or 0 for udf in udfs.values()) or None,
     )
     return Work(
@@ -235,7 +238,7 @@ def _work(
 
 
 def _as_planned(column: OutputColumn, udfs: Mapping[str, UDF]) -> OutputColumn:
-    """A column whose UDF is described as it is now, at the path that the view finds it by."""
+    """Replace a column's UDF by its current definition, with the import path that the view stores."""
     if column.udf is None:
         return column
     now = udfs[column.name].definition(column.inputs)

@@ -1,4 +1,4 @@
-"""Backfills and refreshes as they were asked for; a backfill is checked, then planned."""
+"""The requests of users for backfills and refreshes; check and plan a backfill."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SIZES = {f.name for f in fields(Sizing)}
 
 @dataclass(frozen=True)
 class BackfillRequest:
-    """What the caller asked for; see :meth:`airflow_geneva.Table.plan_backfill`."""
+    """The arguments of a backfill; see :meth:`airflow_geneva.Table.plan_backfill`."""
 
     column: str
     where: str | None = None
@@ -51,7 +51,7 @@ class BackfillRequest:
 
     @staticmethod
     def of(column: str, options: Mapping[str, Any]) -> BackfillRequest:
-        """A request out of keyword arguments: those that are not the request's own are sizes."""
+        """Make a request from keyword arguments; arguments that are not fields of the request are sizes."""
         own = {part.name for part in fields(BackfillRequest)} - {"column", "sizing"}
         sizing = {name: value for name, value in options.items() if name not in own}
         return BackfillRequest(column, **{name: options[name] for name in own & set(options)}, sizing=sizing)
@@ -59,7 +59,7 @@ class BackfillRequest:
 
 @dataclass(frozen=True)
 class RefreshRequest:
-    """What the caller asked for; see :meth:`airflow_geneva.view.View.refresh`."""
+    """The arguments of a refresh; see :meth:`airflow_geneva.view.View.refresh`."""
 
     job_id: str
     src_version: int | None = None
@@ -69,21 +69,21 @@ class RefreshRequest:
     sizing: Sizing = field(default_factory=Sizing)
 
     def check(self) -> None:
-        """Refuse what makes no sense.
+        """Refuse invalid arguments.
 
         Raises:
-            InvalidInput: names the parameter, what was given, and what fits.
+            InvalidInput: names the parameter, its value, and what is valid.
         """
         if self.on_code_change not in ON_CODE_CHANGE:
             raise InvalidInput(f"on_code_change={self.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
         if not isinstance(self.ignore_checkpoints, bool):
-            raise InvalidInput(f"ignore_checkpoints={self.ignore_checkpoints!r} makes no sense: give True or False.")
+            raise InvalidInput(f"ignore_checkpoints={self.ignore_checkpoints!r} is not valid: give True or False.")
         for name, value in {
             "src_version": self.src_version,
             "max_rows_per_fragment": self.max_rows_per_fragment,
         }.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidInput(f"{name}={value!r} makes no sense: give a whole number of at least 1.")
+                raise InvalidInput(f"{name}={value!r} is not valid: give a whole number of at least 1.")
 
 
 def plan_request(
@@ -93,15 +93,15 @@ def plan_request(
     inputs: Sequence[str] | None,
     newest: lance.LanceDataset | None = None,
 ) -> Plan:
-    """Check a request and plan it; writes nothing.
+    """Check a request and plan it; write nothing.
 
     Args:
         udf: the loaded UDF.
-        inputs: the input columns as the column's definition maps them, or None for the UDF's own.
+        inputs: the input columns as the column's definition maps them; None: the UDF's own.
         newest: the table, if the caller has just opened it.
 
     Raises:
-        InvalidInput: something asked for does not exist or makes no sense.
+        InvalidInput: an argument is not valid, or names something that does not exist.
         CodeChanged: see :func:`airflow_geneva.plan.backfill.plan_backfill`.
     """
     _check_kinds(request)
@@ -155,19 +155,19 @@ def _plan(
 
 
 def told_to_start_over() -> bool:
-    """Whether ``GENEVA_IGNORE_CHECKPOINTS`` asks every job of this process to start over.
+    """Whether ``GENEVA_IGNORE_CHECKPOINTS`` makes every job of this process ignore checkpoints.
 
     Raises:
-        InvalidInput: its value says neither yes nor no.
+        InvalidInput: its value is not valid.
     """
     value = os.environ.get("GENEVA_IGNORE_CHECKPOINTS", "").strip().lower()
     if value not in ("", "0", "false", "1", "true"):
-        raise InvalidInput(f"GENEVA_IGNORE_CHECKPOINTS={value!r} makes no sense: set it to 1, or unset it.")
+        raise InvalidInput(f"GENEVA_IGNORE_CHECKPOINTS={value!r} is not valid: set it to 1, or unset it.")
     return value in ("1", "true")
 
 
 def _versions(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Versions as a list, or as one text with commas between them, as a templated field gives it."""
+    """Parse versions from a list, or from one text with commas, as a templated field renders it."""
     named = given.split(",") if isinstance(given, str) else list(given or ())
     return tuple(dict.fromkeys(version.strip() for version in named if version.strip()))
 
@@ -178,12 +178,12 @@ def _check_kinds(request: BackfillRequest) -> None:
     versions = request.continue_from
     listed = isinstance(versions, Sequence) and all(isinstance(version, str) for version in versions)
     if versions is not None and not listed:
-        raise InvalidInput(f"continue_from={versions!r} makes no sense: give a UDF version, or a list of them.")
+        raise InvalidInput(f"continue_from={versions!r} is not valid: give a UDF version, or a list of them.")
     if request.errors_only and request.recompute_mixed:
         raise InvalidInput("errors_only and recompute_mixed each name the only rows to run. Give one of them.")
     if versions and (request.ignore_checkpoints or request.recompute_mixed):
         raise InvalidInput(
-            "continue_from takes over what another version computed; ignore_checkpoints and recompute_mixed ask for "
+            "continue_from reuses what another version computed; ignore_checkpoints and recompute_mixed ask for "
             "the opposite. Give one of them."
         )
     kinds = {
@@ -196,14 +196,14 @@ def _check_kinds(request: BackfillRequest) -> None:
     }
     for name, (value, kind, wanted) in kinds.items():
         if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-            raise InvalidInput(f"{name}={value!r} makes no sense: give {wanted}.")
+            raise InvalidInput(f"{name}={value!r} is not valid: give {wanted}.")
 
 
 def check_sizing(given: Mapping[str, Any]) -> Sizing:
-    """Refuse unknown and nonsensical sizes.
+    """Refuse unknown and invalid sizes.
 
     Raises:
-        InvalidInput: names the parameter, what was given, and what fits.
+        InvalidInput: names the parameter, its value, and what is valid.
     """
     unknown = sorted(set(given) - _SIZES)
     if unknown:
@@ -215,7 +215,7 @@ def check_sizing(given: Mapping[str, Any]) -> Sizing:
         least = {"checkpoint_interval": 0, "task_memory_bytes": LEAST_TASK_MEMORY}.get(name, 1)
         number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < least:
-            raise InvalidInput(f"{name}={value!r} makes no sense: give a number of at least {least}.")
+            raise InvalidInput(f"{name}={value!r} is not valid: give a number of at least {least}.")
     sizing = Sizing(**{"task_memory_bytes": task_memory_bytes(), **given})
     low, high = sizing.min_checkpoint_size, sizing.max_checkpoint_size or sizing.checkpoint_size
     if low is not None and high is not None and low > high:

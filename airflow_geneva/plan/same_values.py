@@ -1,4 +1,4 @@
-"""Compare two Arrow arrays row by row, whatever their type."""
+"""Compare two Arrow arrays of any type row by row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def same_values(left: pa.Array, right: pa.Array) -> Mask:
-    """For every row, whether a UDF would be given the same: NULL equals NULL, NaN equals NaN, and 0.0 is not -0.0.
+    """Return for every row whether a UDF would get the same value: NULL equals NULL, NaN equals NaN, 0.0 is not -0.0.
 
     Args:
         left, right: arrays of one type and length.
@@ -20,7 +20,7 @@ def same_values(left: pa.Array, right: pa.Array) -> Mask:
     try:
         return _same(left, right)
     except pa.ArrowNotImplementedError:
-        # A type that Arrow cannot compare: its rows count as changed, which costs work and is never wrong.
+        # Arrow cannot compare this type. The rows count as changed: they are computed again, and results stay correct.
         return np.zeros(len(left), np.bool_)
 
 
@@ -38,7 +38,7 @@ def _same(left: pa.Array, right: pa.Array) -> Mask:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """The same values in an array whose encoding says nothing about them."""
+    """Decode extension types and dictionaries, so that equal values have equal arrays."""
     kind = array.type
     if isinstance(array, pa.ExtensionArray):
         return _plain(array.storage)
@@ -53,7 +53,7 @@ def _present(array: pa.Array) -> Mask:
 
 
 def _same_present(left: pa.Array, right: pa.Array) -> Mask:
-    """The comparison of arrays without NULLs on their top level."""
+    """Compare arrays without NULLs on their top level."""
     kind = left.type
     if pt.is_struct(kind):
         parts = zip(left.flatten(), right.flatten(), strict=True)
@@ -75,7 +75,7 @@ def _same_present(left: pa.Array, right: pa.Array) -> Mask:
 
 
 def _entries(maps: pa.MapArray) -> pa.ListArray:
-    # Not by a cast, which refuses values that are NULL where a field inside of them may not be.
+    # A cast would fail on NULL values whose nested fields are not nullable.
     pairs = pa.StructArray.from_arrays([maps.keys, maps.items], ["key", "value"])
     return pa.ListArray.from_arrays(maps.offsets, pairs)
 

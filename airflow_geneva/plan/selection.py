@@ -1,4 +1,4 @@
-"""Which rows of a source a query gives, and in which order."""
+"""Select the rows of a query from its source, in the query's order."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def select_row_ids(
     limit: int | None = None,
     offset: int = 0,
 ) -> Iterator[RowIdArray]:
-    """Row ids of a query's rows in its order, in batches: filtered, ordered by row id, shuffled, offset, limited.
+    """Yield the row ids of a query in batches: filtered, ordered by row id or shuffled, then offset and limited.
 
-    Row ids that already lie in ascending order, as they do until rows are updated, are passed through and never held;
-    otherwise 8 bytes for each matching row are.
+    Row ids that are already in ascending order, as they are until rows are updated, are streamed. Otherwise all
+    matching row ids are held in memory, 8 bytes each.
 
     Args:
-        dataset: one version of the source; without stable row ids its row ids are row addresses.
+        dataset: one version of the source; without stable row ids, row ids are row addresses.
         where: SQL filter, or None.
-        shuffle_seed: None: ordered by row id.
+        shuffle_seed: seed of the order; None: order by row id.
         limit: most rows, or None.
-        offset: rows to leave out before.
+        offset: number of rows to skip first.
     """
     if limit == 0:
         return
@@ -50,7 +50,7 @@ def select_row_ids(
 
 
 def _scan(dataset: lance.LanceDataset, where: str | None) -> Iterator[RowIdArray]:
-    """Row ids as they lie in the table; without a filter no column is read."""
+    """Yield row ids in the table's order; without a filter, no column is read."""
     scanner = dataset.scanner(
         columns=[], filter=where, with_row_id=True, batch_size=_BATCH_ROWS, scan_in_order=True, batch_readahead=4
     )

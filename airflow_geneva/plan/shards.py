@@ -18,10 +18,10 @@ def cut_shards(works: Sequence[FragmentWork], shard_size: int | None) -> tuple[S
     """Group fragments into shards.
 
     Args:
-        shard_size: fragments per shard; None makes as few shards as possible, because each costs a spark-submit.
+        shard_size: fragments per shard; None: as few shards as possible, because each costs a spark-submit.
 
     Raises:
-        InvalidInput: so small a shard size would need more shards than Airflow can map.
+        InvalidInput: the shard size would need more shards than Airflow can map.
     """
     ordered = sorted(works, key=lambda work: work.id)
     size = shard_size
@@ -37,9 +37,10 @@ def cut_shards(works: Sequence[FragmentWork], shard_size: int | None) -> tuple[S
 
 
 def fragments_per_commit(fragments: int, shards: int) -> int:
-    """Fewest fragments that a commit covers unless asked otherwise, the last one of a shard aside.
+    """Return the default for the fewest fragments per commit, except a shard's last commit.
 
-    Every commit writes the whole manifest again. With these a backfill makes at most about 100, or one a shard.
+    Every commit rewrites the whole manifest. With this default, a backfill makes at most about 100 commits, or one per
+    shard.
 
     Args:
         fragments: number of fragments of the shard.

@@ -1,4 +1,4 @@
-"""What changed in the source of a view since its newest swap."""
+"""Find out what changed in the source of a view since its newest swap."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     import lance
 
 VALUES = "view"
-"""What values of a view count as in facts: the code that made them is compared as a whole."""
+"""UDF version in facts about a view's values; the planner compares the code of a view's UDFs separately."""
 
 
 @dataclass(frozen=True, eq=False)
 class ChangedFragment:
-    """A source fragment with rows that the view does not reflect as they are.
+    """A source fragment with rows that the view does not reflect yet.
 
     Args:
         files: the fragment.
         live: its live offsets.
         ids: their row ids.
-        rows: offsets of rows that are new or changed, or failed and are tried again.
-        tried: rows that failed before.
-        look_up: gives all its live rows, physical offsets and row ids.
+        rows: offsets of rows that are new or changed, or failed and run again.
+        tried: rows that failed in earlier runs.
+        look_up: returns physical offsets and row ids of all its live rows.
     """
 
     files: FragmentFiles
@@ -45,7 +45,7 @@ class ChangedFragment:
     look_up: RowIdLookup
 
     def ids_of(self, rows: Ranges) -> Ranges:
-        """Row ids of some of its rows."""
+        """Return the row ids of some of its rows."""
         if rows == self.live or not rows:
             return self.ids if rows else rows
         offsets, ids = self.look_up()
@@ -54,13 +54,13 @@ class ChangedFragment:
 
 @dataclass
 class SourceChanges:
-    """How a source version differs from what a view reflects.
+    """The differences between a source version and what a view reflects.
 
     Args:
-        changed: fragments with rows to look at.
-        gone: row ids that the view may not show any more as they are: deleted, or changed.
-        fragments: what the next snapshot will say about all of the source's fragments, failures aside.
-        notes: sentences for the reader.
+        changed: fragments with new or changed rows.
+        gone: ids of rows that were deleted or changed, so that the view must not show their old values.
+        fragments: all fragments of the source for the next snapshot, without new failures.
+        notes: sentences for the user.
     """
 
     changed: list[ChangedFragment] = field(default_factory=list)
@@ -73,7 +73,7 @@ class SourceChanges:
 def compare_source(
     dataset: lance.LanceDataset, columns: Columns, names: tuple[str, ...], snapshot: Snapshot | None
 ) -> SourceChanges:
-    """Compare a source version with the snapshot of a view's newest swap; without one, everything is new.
+    """Compare a source version with the snapshot of a view's newest swap; without a snapshot, all rows are new.
 
     Args:
         dataset: the source at the version to refresh to.
@@ -137,7 +137,7 @@ def _changed(files: FragmentFiles, knowledge: Knowledge, before: Mapping[str, So
 def _ids_before_compaction(
     files: FragmentFiles, knowledge: Knowledge, before: Mapping[str, SourceFragment]
 ) -> Ranges | None:  # fmt: skip
-    """The ids of all rows of a fragment that took over those of fragments which are known; None for any other."""
+    """Return the row ids of a fragment that the snapshot has, or that was compacted from such fragments; else None."""
     then = before.get(files.signature)
     if then is not None:
         return then.ids if then.deletion == files.deletion else None
@@ -154,7 +154,7 @@ def _tried_again(failed: Tried) -> bool:
 
 
 def where_they_lie(dataset: lance.LanceDataset, columns: Columns, wanted: Ranges) -> Iterator[ChangedFragment]:
-    """The fragments in which rows with these row ids live."""
+    """Yield the fragments that hold rows with the given row ids."""
     for files in read_manifest(dataset, columns).values():
         if files.live_rows:
             offsets, ids = found = row_ids(dataset, files.id)

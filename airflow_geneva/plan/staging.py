@@ -1,4 +1,4 @@
-"""Whether a staged data file may still be used."""
+"""Check whether a staged data file can still be used."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def staged_fits(
     output_fields: tuple[int, ...],
     settled: Ranges,
 ) -> bool:
-    """Whether a staged data file may replace a fragment's column as the fragment is now.
+    """Whether a commit may replace a fragment's column with a staged data file.
 
     Args:
         files: the fragment now.
         live: its live offsets.
-        due: those that have to be computed.
+        due: the offsets that must be computed.
         output_fields: field ids of the output column.
-        settled: rows of the file for which nothing is left to do, see
+        settled: rows of the file that need no further work, see
             :meth:`airflow_geneva.checkpoint.trust.Trust.settled_rows`.
     """
     if staged.output_field_ids != output_fields or staged.output_files != files.output:
@@ -44,21 +44,21 @@ def staged_fits(
 
 
 def staged_gives_rows(dataset: lance.LanceDataset, staged: StagedFragment, column: str) -> bool:
-    """Whether values can be read out of the data file; of blobs a file by itself only says where they lie."""
+    """Whether values can be read from the data file; for blobs, a file alone holds only references."""
     return not is_blob(dataset.schema.field(column)) and staged_is_whole(dataset, staged)
 
 
 def staged_is_whole(dataset: lance.LanceDataset, staged: StagedFragment) -> bool:
-    """Whether the data file is there, readable, and as long as it should be."""
+    """Whether the data file exists, is readable, and has the expected number of rows."""
     return LanceFile.of_table(dataset, staged.file).count_rows() == staged.physical_rows
 
 
 def view_file_is_whole(view: lance.LanceDataset, staged: StagedFragment) -> bool:
-    """Whether the staged file of view rows is there, readable, and as long as it should be."""
+    """Whether the staged file of view rows exists, is readable, and has the expected number of rows."""
     return staged.dense and staged_is_whole(view, staged)
 
 
 def view_file_gives_rows(view: lance.LanceDataset, work: Work, staged: StagedFragment) -> bool:
-    """Whether single source rows can be read out of a staged file: not once lists in it have become rows, nor blobs."""
+    """Whether single source rows can be read from a staged file; not after explode, and not with blob columns."""
     blobs = not work.plain_blobs and any(is_blob(field) for field in view.schema)
     return work.explode is None and not blobs and view_file_is_whole(view, staged)

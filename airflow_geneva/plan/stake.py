@@ -1,4 +1,4 @@
-"""Rows that hold values of other code: no run computes them anew unasked."""
+"""Stop a plan that would recompute or mix rows of another code version, unless the user decided what to do."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from airflow_geneva.plan.values import Work
 
 
 def check_stake(work: Work, stake: Mapping[str, int], on_code_change: str) -> None:
-    """Stop a backfill for which nobody said what becomes of such rows.
+    """Stop a backfill if rows hold values of other UDF versions and the user did not say what to do with them.
 
     Args:
-        stake: rows of the column that hold values of other versions, by version.
+        stake: number of rows that hold values of other versions, by version.
 
     Raises:
-        CodeChanged: there are some, and ``on_code_change`` is ``error``.
+        CodeChanged: there are such rows, and ``on_code_change`` is ``error``.
     """
     at_stake = {maker: rows for maker, rows in stake.items() if maker not in work.continue_from}
     if at_stake and on_code_change == "error":
@@ -35,13 +35,13 @@ def check_stake(work: Work, stake: Mapping[str, int], on_code_change: str) -> No
 def view_stake(
     reflected: Reflected, code: tuple[tuple[str, str], ...], on_code_change: str, view: str
 ) -> tuple[tuple[str, int], ...]:
-    """Rows of a view that hold values of other code, by the version they hold.
+    """Count the rows of a view that hold values of other code, by version.
 
     Args:
-        code: by column, the version of the UDF as it is now.
+        code: the current version of each column's UDF.
 
     Raises:
-        CodeChanged: there are some, and ``on_code_change`` is ``error``.
+        CodeChanged: there are such rows, and ``on_code_change`` is ``error``.
     """
     then = dict(reflected.snapshot.code if reflected.snapshot else ())
     changed = [(name, then[name], version) for name, version in code if then.get(name, version) != version]

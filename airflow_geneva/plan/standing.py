@@ -1,4 +1,4 @@
-"""How a column or a view stands to its data: counted without its code, so by somebody who could not import it."""
+"""Count how many rows of a column or a view are up to date, without loading its code."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ UP_TO_DATE, STALE, NEVER = "up to date", "stale", "never computed"
 
 @dataclass(frozen=True)
 class Standing:
-    """What is left to do for a column or a view, whatever version its code has by now.
+    """How fresh a column or a view is; values of every code version count as computed.
 
     Args:
         rows: live rows of the table, or of a view's source.
-        pending: rows that are new, changed, or failed and are tried again; a column's filters are not asked.
-        gone: rows that are to leave a view.
-        failed: rows that hold no value because the code failed on them.
-        given_up: of these, those that failed in as many runs as are tried.
-        versions: rows of a column that hold a value, by the code version that made it.
-        computed: whether there is anything at all.
+        pending: rows that are new or changed, or that failed and run again; filters of backfills are not evaluated.
+        gone: rows that must leave the view.
+        failed: rows that hold no value because the UDF failed on them.
+        given_up: the rows among `failed` that failed in the maximum number of runs.
+        versions: rows of a column that hold a value, by the code version that computed it.
+        computed: whether anything was ever computed.
     """
 
     rows: int
@@ -86,7 +86,7 @@ def column_standing(
 
 
 def _whole(files: FragmentFiles, knowledge: Knowledge) -> Standing | None:
-    """A fragment that one code version is done with, as facts say; only deletions are read, of rows given up."""
+    """Count a fragment that one code version completed, from facts alone; None if there is no such fact."""
     if not files.live_rows or not files.output:
         return Standing(files.live_rows, files.live_rows)
     for fact in knowledge.state.facts.get(files.signature, ()):
@@ -115,12 +115,12 @@ def _rows(dataset: lance.LanceDataset, files: FragmentFiles, knowledge: Knowledg
 
 
 def view_standing(dataset: lance.LanceDataset, definition: ViewDefinition, reflected: Reflected) -> Standing:
-    """Count the rows of its source that a view does not show as they are.
+    """Count the source rows that a view does not reflect.
 
     Args:
         dataset: the source.
         definition: the view's query.
-        reflected: what the view shows.
+        reflected: the state of the view.
 
     Raises:
         InvalidInput: the source no longer fits the query.
@@ -136,7 +136,7 @@ def view_standing(dataset: lance.LanceDataset, definition: ViewDefinition, refle
         chosen, gone, _ = choose_rows(dataset, definition, columns, changes, snapshot, reflected)
     leaving = Ranges.empty()
     if snapshot is not None and gone:
-        # Rows that the query did not select before are not shown, and cannot leave.
+        # Only rows that the view shows can leave it; the query did not select the others before.
         leaving = gone & reflected.shown - Ranges.union(item.fragment.ids_of(item.due) for item in chosen)
     again = sum(len(offsets & fragment.rows) for fragment in changes.changed for _, offsets in fragment.tried)
     return Standing(

@@ -1,4 +1,4 @@
-"""What a refresh does to its view at the end, all at once."""
+"""The plan of a swap: the change that a refresh makes to its view at the end, in one commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.storage import Storage
 
 EVERYTHING = Ranges.of(0, (1 << 63) - 1)
-"""All source row ids there can be, for a swap that takes every row out."""
+"""All possible source row ids, for a swap that removes every row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,12 +22,12 @@ class SwapPlan:
     """The swap of a refresh.
 
     Args:
-        based_on: names what the view showed when this was planned; "" before the first swap.
+        based_on: identifies the view's state at planning; "" before the first swap.
         gone: source row ids whose rows leave the view.
-        snapshot: what the view will reflect.
-        advances: whether that says more than what the view reflects now, even if no row comes or goes.
-        max_rows_per_fragment: rows of each new fragment; None: as the source's fragments come.
-        shuffle_seed: the new rows are ordered by their hash; None: as they lie in the source.
+        snapshot: the source as the view will reflect it.
+        advances: whether `snapshot` differs from what the view reflects now, even if no row changes.
+        max_rows_per_fragment: rows of each new fragment; None: one new fragment per source fragment.
+        shuffle_seed: seed of the hash that the new rows are sorted by; None: the source's order.
     """
 
     based_on: str
@@ -38,10 +38,10 @@ class SwapPlan:
     shuffle_seed: int | None = None
 
     def snapshot_with(self, failed: Mapping[str, Tried]) -> Snapshot:
-        """The snapshot of the swap, with the rows that failed in it.
+        """Return the snapshot with the rows that failed in this refresh.
 
         Args:
-            failed: by fragment signature, rows that failed, by the number of runs.
+            failed: by fragment signature, the failed rows by the number of runs.
         """
         fragments = tuple(
             replace(fragment, failed=(*fragment.failed, *failed.get(fragment.signature, ())))
@@ -50,7 +50,7 @@ class SwapPlan:
         return replace(self.snapshot, fragments=fragments)
 
     def save(self, job: Storage) -> tuple[str, str]:
-        """Keep it in the job's folder; returns the name of its document, and the document's SHA-256."""
+        """Write the swap plan into the job's folder; return the document's name and SHA-256."""
         key = save_snapshot(job, "plan", self.snapshot)
         name = f"swap-{key.rpartition('.')[2]}.json"
         document = {
@@ -68,14 +68,14 @@ class SwapPlan:
 
     @staticmethod
     def load(job: Storage, name: str, data: bytes) -> SwapPlan:
-        """Read one back.
+        """Read a swap plan.
 
         Args:
-            name: its document.
-            data: what the document holds, checked already.
+            name: the document's name.
+            data: the document's content, whose digest the caller has checked.
 
         Raises:
-            InvalidInput: the snapshot that it names is gone, or was changed.
+            InvalidInput: the snapshot that it names is missing or was changed.
         """
         document = json.loads(data)
         key = document["snapshot"]
@@ -101,5 +101,5 @@ class SwapPlan:
 
 
 def sha256(data: bytes) -> str:
-    """The SHA-256 of a document of a plan, as 64 hex digits."""
+    """Return the SHA-256 of a plan's document, as 64 hex digits."""
     return hashlib.sha256(data).hexdigest()

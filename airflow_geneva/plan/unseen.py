@@ -1,4 +1,4 @@
-"""What a table has that a view, a column or a reader has not seen: cheaper than a plan."""
+"""Count the rows of a table that are new to a view, a column or a reader; cheaper than a plan."""
 
 from __future__ import annotations
 
@@ -36,21 +36,20 @@ if TYPE_CHECKING:
 _MOST_FILES = 16
 _CREATED, _UPDATED = "_row_created_at_version", "_row_last_updated_at_version"
 Mask = npt.NDArray[np.bool_]
-# A column that no file has: nobody asks for the identity of what is read.
+# A field id that no file has: these manifests are only compared by their rows.
 _NO_COLUMNS = Columns((), (), (-1,))
 
 
 @dataclass(frozen=True, eq=False)
 class Unseen:
-    """What somebody has not seen of a table.
+    """The rows of a table that are new, changed or deleted since an observer last read it.
 
     Args:
-        rows: physical offsets of rows that are new or changed, by the id of their fragment; deleted ones may be among
-            them.
-        new_rows: how many of them are new.
-        changed_rows: how many were seen as they were before; 0 where that was not asked.
-        deleted_rows: how many rows are gone; 0 where that was not asked, None where nobody knows.
-        version: the version that was seen; 0 for none, None where there is no such version.
+        rows: physical offsets of new or changed rows, by fragment id; may include deleted rows.
+        new_rows: number of new rows.
+        changed_rows: number of changed rows; 0 if the caller did not ask for them.
+        deleted_rows: number of deleted rows; 0 if the caller did not ask for them, None if unknown.
+        version: the version that the observer read; 0: none, None: the observer did not read one version.
     """
 
     rows: Mapping[int, Ranges] = field(default_factory=dict)
@@ -69,20 +68,20 @@ class Unseen:
 
     @property
     def row_count(self) -> int:
-        """Rows that are new, changed or gone, as far as they were asked for and are known."""
+        """Number of new, changed and deleted rows, as far as requested and known."""
         return self.new_rows + self.changed_rows + (self.deleted_rows or 0)
 
 
 def unseen_by_view(
     dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot | None, changed_rows: bool
 ) -> Unseen:  # fmt: skip
-    """What a view does not reflect of its source. Rows that failed are no news.
+    """Find the source rows that a view does not reflect; rows that failed do not count.
 
     Args:
         dataset: the source.
         reads: the columns that the view reads.
-        snapshot: what the view reflects; None for nothing.
-        changed_rows: rows that were updated or deleted count too.
+        snapshot: the source as the view reflects it; None: nothing.
+        changed_rows: count updated and deleted rows too.
     """
     if snapshot is None:
         return everything(dataset)
@@ -95,7 +94,7 @@ def unseen_by_view(
     rows: dict[int, Ranges] = {}
     new = changed = 0
     for fragment in found.changed:
-        # Not those that are only to be tried again.
+        # Without rows that only run again because they failed.
         news = fragment.rows - Ranges.union(rows for _, rows in fragment.tried)
         offsets, ids = fragment.look_up()
         came = Ranges.from_offsets(offsets[~before.mask(ids.view(np.int64))]) & news
@@ -112,7 +111,7 @@ def unseen_by_view(
 def _is_another_table(
     dataset: lance.LanceDataset, columns: Columns, snapshot: Snapshot, found: SourceChanges
 ) -> bool:  # fmt: skip
-    """Whether the source was dropped and made again, so that its versions and row ids mean other rows."""
+    """Whether the source was dropped and created again, so that its versions and row ids name other rows."""
     seen = {fragment.signature for fragment in snapshot.fragments}
     if not seen or not seen.isdisjoint(fragment.signature for fragment in found.fragments):
         return False
@@ -127,9 +126,9 @@ def _is_another_table(
 def unseen_by_column(
     dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
 ) -> Unseen:  # fmt: skip
-    """Rows for whose inputs, as they are now, the UDF has not been asked.
+    """Find the rows on whose current inputs the UDF has not run.
 
-    Rows that failed have been tried; rows that a filter left out have not been.
+    The UDF has run on rows that failed, but not on rows that a filter did not select.
 
     Args:
         checkpoints: the table's ``_checkpoints`` folder.
@@ -156,19 +155,19 @@ def _lacking(dataset: lance.LanceDataset, files: FragmentFiles, state: ColumnSta
 
 
 def unseen_since(dataset: lance.LanceDataset, version: int, changed_rows: bool) -> Unseen:
-    """Rows that a reader of a version did not see; without stable row ids, those of fragments that came after it.
+    """Find the rows that are new or changed since a version; without stable row ids, the rows of newer fragments.
 
-    Values that were written in place, into fragments that stayed, do not count: that may be any column.
+    Values that were written in place, into existing fragments, do not count, because they may be of any column.
 
     Args:
-        version: a later one than the table has means that it was dropped and made again.
-        changed_rows: rows that were updated or deleted since count too.
+        version: a version newer than the table's means that the table was dropped and created again.
+        changed_rows: count rows that were updated or deleted since too.
     """
     if dataset.version == version:
         return Unseen(version=version)
     if dataset.version < version:
         return everything(dataset)
-    # Of a version that was cleaned up rows say themselves when they came, but nobody knows which ones are gone.
+    # If the version was cleaned up, rows still name the version that created them, but deleted rows are unknown.
     then = _version(dataset, version)
     before = {} if then is None else read_manifest(then, _NO_COLUMNS)
     now = read_manifest(dataset, _NO_COLUMNS)
@@ -202,7 +201,7 @@ def unseen_since(dataset: lance.LanceDataset, version: int, changed_rows: bool) 
 
 @dataclass
 class _RowsThen:
-    """Rows of the fragments that are not the same any more, as ranges: there may be millions."""
+    """Rows of fragments that have changed since, stored as ranges because there may be millions."""
 
     by_fragment: dict[int, Ranges] = field(default_factory=dict)
     by_update: dict[int, list[Ranges]] = field(default_factory=dict)
@@ -220,7 +219,7 @@ class _RowsThen:
         return self.ids.mask(ids)
 
     def differs(self, fragment: int, ids: Offsets, updated: Offsets) -> Mask:
-        """Rows that were updated since, or before that if a restore took the update back; both move them."""
+        """Return which rows were updated since, or whose update a restore has undone; both move the rows."""
         same = self.by_fragment.get(fragment, Ranges.empty()).mask(ids)
         for version in np.unique(updated):
             then = Ranges.union(self.by_update.get(int(version), ()))
@@ -234,7 +233,7 @@ def _same(files: FragmentFiles, other: FragmentFiles | None) -> bool:
 
 
 def everything(dataset: lance.LanceDataset) -> Unseen:
-    """All rows, for somebody who has seen none."""
+    """Return all rows of a table, for an observer that has read none."""
     with garbage_collector_off():
         inhabited = [files for files in read_manifest(dataset, _NO_COLUMNS).values() if files.live_rows]
     return Unseen(_whole(inhabited), new_rows=sum(files.live_rows for files in inhabited))
@@ -245,9 +244,9 @@ def _whole(fragments: Iterable[FragmentFiles]) -> dict[int, Ranges]:
 
 
 def some_files(dataset: lance.LanceDataset) -> tuple[tuple[str, ...], int]:
-    """Of fragments from all over a table one data file each, by the ends of their names, and the highest fragment id.
+    """Sample the table: one data file each of some fragments, by the end of its name, and the highest fragment id.
 
-    No other table has a file of such a name.
+    File names are unique, so no other table has these files.
     """
     with garbage_collector_off():
         fragments = dataset.get_fragments()
@@ -257,9 +256,9 @@ def some_files(dataset: lance.LanceDataset) -> tuple[tuple[str, ...], int]:
 
 
 def is_other_table(dataset: lance.LanceDataset, files: Sequence[str], highest: int) -> bool:
-    """Whether a table was made again since :func:`some_files` was asked about the one of its name.
+    """Whether the table was dropped and created again since :func:`some_files` sampled it.
 
-    A compaction leaves no file either, but its fragments have higher ids.
+    A compaction may also replace all sampled files, but its fragments have higher ids.
     """
     with garbage_collector_off():
         fragments = dataset.get_fragments()
@@ -273,14 +272,14 @@ def _end(file: lance.fragment.DataFile) -> str:
 
 
 def first_version(dataset: lance.LanceDataset, unseen: Unseen) -> int:
-    """The version with which something unseen began, or one before it: rows that came say it, others may not."""
+    """Return a version no later than the first one with unseen changes; exact for new rows."""
     earliest = 1 if unseen.version is None else unseen.version + 1
     if not dataset.has_stable_row_ids or unseen.deleted_rows != 0:
         return earliest
     found = int(dataset.version)
     for id, rows in unseen.rows.items():
         offsets, _, created, updated = _rows(dataset, id)
-        # Of a column nobody knows what was seen; an updated row is due since then.
+        # For a column there is no version that was read; an updated row is due since its update.
         came = updated if unseen.version is None else np.where(created < earliest, updated, created)
         found = min(found, int(came[rows.mask(offsets)].min()))
         if found <= earliest:
@@ -289,18 +288,18 @@ def first_version(dataset: lance.LanceDataset, unseen: Unseen) -> int:
 
 
 def committed_at(dataset: lance.LanceDataset, version: int) -> datetime:
-    """When a version was committed; of one that was cleaned up, when the oldest that is left after it was."""
+    """Return when a version was committed; if it was cleaned up, when the next remaining version was."""
     left = None if version == dataset.version else _version(dataset, version)
     if left is None:
         kept = [reference["version"] for reference in dataset.version_refs()]
         left = dataset.checkout_version(min(found for found in (*kept, dataset.version) if found >= version))
-    # `versions()` would say it too, of all versions at once: it opens each of them.
+    # `versions()` also has the time, but it opens every version.
     nanoseconds = cast(int, left._ds.current_version()["timestamp"])
     return datetime.fromtimestamp(nanoseconds / 1e9, timezone.utc)
 
 
 def _version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset | None:
-    """A version; None for one that was cleaned up."""
+    """Open a version; None if it was cleaned up."""
     try:
         with engine_errors():
             return dataset.checkout_version(version)
@@ -309,7 +308,7 @@ def _version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset | 
 
 
 def _rows(dataset: lance.LanceDataset, fragment: int) -> tuple[Offsets, Offsets, Offsets, Offsets]:
-    """Offsets of a fragment's live rows, their ids, and the versions in which they came and were updated last."""
+    """Read offsets and ids of a fragment's live rows, and the versions that created and last updated them."""
     offsets, ids = row_ids(dataset, fragment)
     table = open_fragment(dataset, fragment).scanner(columns=[_CREATED, _UPDATED]).to_table()
     created, updated = (table.column(name).to_numpy().astype(np.int64) for name in (_CREATED, _UPDATED))

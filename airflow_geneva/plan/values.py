@@ -1,4 +1,4 @@
-"""What a plan says: the work that all tasks have in common, its shards, and why there is so much to do."""
+"""The plan of a job: what all tasks have in common, the shards, and the reasons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_geneva.task_memory import DEFAULT_TASK_MEMORY, batch_bytes, checkpo
 
 @dataclass(frozen=True)
 class Sizing:
-    """How work is cut; rows, seconds and bytes.
+    """Sizes of shards, tasks, batches, checkpoints and commits.
 
     Args:
         concurrency: Spark task slots per spark-submit.
@@ -29,9 +29,9 @@ class Sizing:
         min_checkpoint_size, max_checkpoint_size: bounds of the adaptive size.
         checkpoint_interval: seconds between two checkpoints of a task.
         task_size: rows per Spark task.
-        task_shuffle_diversity: how many stretches of the table neighbouring tasks are drawn from.
+        task_shuffle_diversity: number of regions of the table that consecutive tasks are taken from.
         shard_size: fragments per shard.
-        commit_granularity: fragments per Lance commit; None for as many as keep a backfill at about 100 commits.
+        commit_granularity: fragments per Lance commit; None: enough to keep a backfill at about 100 commits.
         task_memory_bytes: bytes of rows that a task slot holds at a time; see `airflow_geneva.task_memory`.
     """
 
@@ -59,12 +59,12 @@ class Sizing:
 
 @dataclass(frozen=True)
 class CodeRef:
-    """How a worker gets at the UDF.
+    """How a worker loads a UDF.
 
     Args:
-        import_path: ``module:name``, or None when the caller's own process made the function and hands it over.
-        zip: name of the code archive beside the plan, or None when the module is installed everywhere.
-        sha256: digest of the archive; "" when there is none.
+        import_path: ``module:name``; None if the caller's process defined the function and sends it pickled.
+        zip: name of the code archive beside the plan; None if the module is installed on the workers.
+        sha256: digest of the archive; "" without an archive.
     """
 
     import_path: str | None
@@ -74,32 +74,32 @@ class CodeRef:
 
 @dataclass(frozen=True)
 class Work:
-    """Everything a task has to know besides its fragments; small, and free of credentials.
+    """What all tasks of a job need to know, besides their fragments; small, and free of credentials.
 
     Args:
-        job_id: names the job in checkpoints, ledgers and commits.
+        job_id: identifies the job in checkpoints, ledgers and commits.
         table: normalized URI of the table.
         table_name: its name in the database.
         column, field_id: the output column.
-        udf: the UDF's definition, as stored JSON text.
-        code: how to load it.
+        udf: the UDF's definition, as JSON text.
+        code: how to load the UDF.
         inputs: names of the input columns at the planned version.
         where: frozen filter, or None.
-        version: the table version that is read.
-        tables: the table that is read and the one that is committed to, as they were planned on; of a column one.
-        read_version: the version asked for, or None for the newest.
-        udf_name, udf_version: identity of the code, taken once at plan time.
-        sizing: how the work is cut.
-        ignore_checkpoints: checkpoints of other jobs are not used.
-        continue_from: UDF versions whose checkpoints are used too.
-        agreement: digest of the output type and the declared deps, which such versions must have in common.
-        rows: rows of the job that are due.
-        makers: other versions whose values stay in the column as if they were this one's.
-        source: of a refresh, the table that is read; "" where the table itself is.
-        explode: of a refresh, the column of lists whose elements become rows of their own.
-        plain_blobs: of a refresh, whether staged files hold blobs as plain bytes, because they are read back.
-        query: of a refresh, the view's definition with the code versions planned, as JSON text.
-        codes: of a refresh, how to load the modules of its UDFs that travel with it, each once.
+        version: the table version to read.
+        tables: the table to read and the table to commit to, as planned on; one entry for a column.
+        read_version: the version that the user requested; None: the newest.
+        udf_name, udf_version: identity of the code, determined once by the plan.
+        sizing: sizes of shards, tasks, batches, checkpoints and commits.
+        ignore_checkpoints: do not reuse checkpoints of other jobs.
+        continue_from: other UDF versions whose checkpoints the job reuses.
+        agreement: hash of the output type and the declared deps; must be equal for versions in `continue_from`.
+        rows: number of due rows of the job.
+        makers: other versions whose values stay in the column and count as this version's.
+        source: refresh only: the table to read; "" for a backfill.
+        explode: refresh only: the list column whose elements become separate rows.
+        plain_blobs: refresh only: whether staged files hold blobs as plain bytes, so that they can be read back.
+        query: refresh only: the view's definition with the planned code versions, as JSON text.
+        codes: refresh only: how to load the modules of its UDFs that travel with the job, each once.
     """
 
     job_id: str
@@ -130,14 +130,14 @@ class Work:
 
     @cached_property
     def identity(self) -> WorkIdentity:
-        # A job that starts over computes under a filter-like tag of its own, so that it resumes its own work only.
+        # A job that ignores checkpoints adds its id to the filter in the key, so it finds only its own checkpoints.
         tag = f"{self.where or ''}\0only:{self.job_id}" if self.ignore_checkpoints else self.where
         if self.plain_blobs:
             tag = f"{tag or ''}\0plain blobs"
         return WorkIdentity(self.udf_name, self.udf_version, self.column, tag, self.table)
 
     def trust(self, *versions: str) -> Trust:
-        """Whose checkpoints it uses: its own version's, and those of other versions."""
+        """Return which checkpoints the job reuses: its own version's and those of the given versions."""
         own = (self.identity.prefix, self.udf_version)
         others = tuple((replace(self.identity, version=version).prefix, version) for version in versions)
         return Trust(self.job_id, (own, *others), self.agreement)
@@ -158,11 +158,11 @@ class Work:
 
     @property
     def target(self) -> str:
-        """What is computed, for messages: a view, or a column of a table."""
+        """The view or the column that the job computes, for messages."""
         return self.table_name if self.source else f"{self.table_name}.{self.column}"
 
     def tried(self, work: FragmentWork) -> Tried:
-        """Rows of a fragment on which the UDF failed in earlier runs."""
+        """Return the rows of a fragment on which the UDF failed in earlier runs."""
         return runs_failed(work.known, self.udf_version)
 
     def key(self, work: FragmentWork) -> FragmentKey:
@@ -195,17 +195,17 @@ class Tally:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a backfill would run, and why.
+    """What a backfill or a refresh would run, and why.
 
     Args:
         work: what all tasks have in common.
-        shards: the fragments with something left, cut into shards.
+        shards: the fragments with due rows, grouped into shards.
         rows_total: live rows of the table at the planned version.
-        tallies: for every reason, fragments and rows, those with nothing left included.
-        stake: rows that hold the value of another UDF version, by version.
-        learned: facts found out while planning, for the next plan to know at once.
-        notes: sentences for the reader, e.g. why whole fragments are recomputed.
-        swap: of a refresh, what is done to the view at the end.
+        tallies: number of fragments and rows for every reason, including those with nothing to do.
+        stake: number of rows that hold the value of another UDF version, by version.
+        learned: facts that the planner found out, for the next plan.
+        notes: sentences for the user, for example why whole fragments are recomputed.
+        swap: refresh only: the swap at the end.
         mismatches: fragments with a checkpoint that was computed from other data files than they have now.
     """
 
@@ -221,33 +221,33 @@ class Plan:
 
     @property
     def fragments(self) -> tuple[FragmentWork, ...]:
-        """The fragments with something left."""
+        """The fragments with due rows."""
         return tuple(work for shard in self.shards for work in shard.fragments)
 
     @property
     def rows_pending(self) -> int:
-        """Rows that are selected and due, those held by checkpoints included."""
+        """Number of rows that are selected and due, including rows in checkpoints."""
         return sum(shard.rows for shard in self.shards)
 
     @property
     def rows_skipped(self) -> int:
-        """Live rows for which nothing is due."""
+        """Number of live rows that are not due."""
         return self.rows_total - self.rows_pending
 
     @property
     def rows_to_run(self) -> int:
-        """Most rows the UDF will see: due rows that no checkpoint holds."""
+        """Most rows that the UDF will run on: due rows that no checkpoint holds."""
         return sum(min(work.rows, len(work.missing)) for work in self.fragments if not work.staged)
 
     @property
     def rows_held(self) -> tuple[int, int]:
-        """Fragments that have checkpoints to use, and their rows that these hold."""
+        """Number of fragments with reusable checkpoints, and number of rows in these."""
         held = [work.rows if work.staged else work.rows - min(work.rows, len(work.missing)) for work in self.fragments]
         return sum(rows > 0 for rows in held), sum(held)
 
     @property
     def reasons(self) -> dict[str, int]:
-        """Rows by the reason why they are due, or are not."""
+        """Number of rows by the reason why they are due or not."""
         return {tally.reason: tally.rows for tally in self.tallies if tally.rows}
 
     def with_work(self, **changes: Any) -> Plan:

@@ -1,4 +1,4 @@
-"""Filters: checked before any work, frozen in time, and reduced to the columns they read."""
+"""Filters: check them, replace functions of the current time, find the columns they read, and evaluate them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from airflow_geneva.plan.manifest import open_fragment
 if TYPE_CHECKING:
     import lance
 
-# As Lance reads SQL: one pass, because each kind may hold the quotes of the others. Double quotes make texts.
+# Tokens as Lance parses SQL, in one pass, because each kind may contain the quotes of the others. Double quotes make
+# string literals.
 _TEXT = r"""'(?:[^']|'')*'|"(?:[^"]|"")*\""""
 _COMMENT = r"--[^\n]*|/\*.*?\*/"
 _GAP = rf"(?:\s|{_COMMENT})*"
@@ -36,14 +37,14 @@ _DICE = {"random", "rand", "uuid"}
 
 
 def freeze_where(where: str | None, at: datetime | None = None) -> str | None:
-    """Replace the functions that look at the clock by the moment of the run, so that every task sees one filter.
+    """Replace functions of the current time by the time of the run, so that every task evaluates the same filter.
 
     Args:
-        where: SQL filter; empty counts as none.
-        at: the DAG run's ``run_after``, or None for now; UTC.
+        where: SQL filter; an empty text means no filter.
+        at: the DAG run's ``run_after``; None: now. UTC.
 
     Raises:
-        InvalidInput: the filter draws random values, which no second task could repeat.
+        InvalidInput: the filter draws random values, which another task could not repeat.
     """
     if where is None or not where.strip():
         return None
@@ -62,12 +63,12 @@ def freeze_where(where: str | None, at: datetime | None = None) -> str | None:
 
 
 def volatile_functions(sql: str) -> list[str]:
-    """The functions in a filter or expression that give something else at every call: those of clock and dice."""
+    """Return the functions of time and randomness in a filter or expression."""
     return sorted({name for name in map(_volatile, _TOKEN.finditer(sql)) if name})
 
 
 def _volatile(token: re.Match[str]) -> str | None:
-    """The function of clock or dice that is called here."""
+    """Return the function of time or randomness that a token calls, or None."""
     if token["name"] is None or token["field"]:
         return None
     name = _unquoted(token["name"]).lower()
@@ -77,13 +78,13 @@ def _volatile(token: re.Match[str]) -> str | None:
 
 
 def names_in(sql: str) -> set[str]:
-    """Every name that a filter or expression mentions, in lower case; what stands in double quotes may be one."""
+    """Return every name that a filter or expression mentions, in lower case; texts in double quotes count as names."""
     found = (token["name"] or token["text"] for token in _TOKEN.finditer(sql))
     return {_unquoted(name).lower() for name in found if name and name[0] != "'"}
 
 
 def brackets_of(sql: str) -> str:
-    """A filter or expression without its texts, names and comments, in which brackets are not brackets."""
+    """Remove literals, names and comments, which may contain brackets, from a filter or expression."""
     return _TOKEN.sub(lambda token: "(" * bool(token["call"]) + ")" * bool(token["empty"]), sql)
 
 
@@ -93,7 +94,7 @@ def _unquoted(name: str) -> str:
 
 
 def where_columns(where: str | None, columns: list[str]) -> list[str]:
-    """Columns a filter may read: every one it mentions, in whatever case, so never too few."""
+    """Return the columns that a filter may read: all that it mentions, in any case, so never too few."""
     if where is None:
         return []
     mentioned = names_in(where)
@@ -101,10 +102,10 @@ def where_columns(where: str | None, columns: list[str]) -> list[str]:
 
 
 def check_where(dataset: lance.LanceDataset, where: str | None) -> None:
-    """Ask the engine whether it understands a filter.
+    """Check that Lance accepts a filter.
 
     Raises:
-        InvalidInput: it does not; carries the engine's message.
+        InvalidInput: Lance does not; the error contains Lance's message.
     """
     if where is None:
         return
@@ -122,7 +123,7 @@ def check_where(dataset: lance.LanceDataset, where: str | None) -> None:
 
 
 def selected_offsets(dataset: lance.LanceDataset, fragment_ids: list[int], where: str) -> dict[int, Ranges]:
-    """Physical offsets, by fragment, of the live rows that a filter selects; one scan over the filter's columns."""
+    """Return the physical offsets, by fragment, of the live rows that a filter selects, in one scan of its columns."""
     if not fragment_ids:
         return {}
     fragments = [open_fragment(dataset, fragment_id) for fragment_id in fragment_ids]

@@ -384,8 +384,8 @@ def test_a_templated_view_inside_another_group_is_announced_as_well(desk: Desk) 
         ({"src_version": 99}, "Version 99"),
         ({"src_version": "new"}, "src_version='new' is not a whole number"),
         ({"on_code_change": "perhaps"}, "on_code_change='perhaps' is unknown"),
-        ({"max_rows_per_fragment": 0}, "max_rows_per_fragment=0 makes no sense"),
-        ({"shard_size": 0}, "shard_size=0 makes no sense"),
+        ({"max_rows_per_fragment": 0}, "max_rows_per_fragment=0 is not valid"),
+        ({"shard_size": 0}, "shard_size=0 is not valid"),
     ],
 )
 def test_what_cannot_be_planned_is_said_before_anything_starts(desk: Desk, wrong: dict[str, Any], told: str) -> None:

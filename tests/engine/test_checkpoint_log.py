@@ -132,7 +132,7 @@ def test_a_checkpoint_that_lacks_a_data_file_is_not_said_to_be_of_none(
     [
         (("a", "b"), ("c",), "expected [a, b], found [c]"),
         (("a",), (), "expected [a] as well"),
-        ((), ("c",), "found [c], which the fragment has no more"),
+        ((), ("c",), "found [c], which the fragment no longer has"),
         ((), (), "expected other columns in the same data files"),
         (("a",), None, "expected [a], found a checkpoint that cannot be read"),
     ],

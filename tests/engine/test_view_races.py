@@ -92,7 +92,7 @@ def test_rows_that_others_change_between_two_refreshes_are_put_right_without_run
     MEANWHILE[name][0](view)
     seen = len(trace)
     result = view.refresh(runner="inline")
-    assert "others changed the view's rows" in str(result.notes)
+    assert "other writers changed the view's rows" in str(result.notes)
     assert_equals_query(view, table, Asked())
     assert (len(trace), view.lance.count_rows()) == (seen, 100)
     assert_nothing_to_refresh(view, trace)

@@ -125,7 +125,7 @@ def test_the_memory_of_a_task_slot_is_given_or_in_the_environment(monkeypatch: p
     monkeypatch.setenv("GENEVA_TASK_MEMORY_BYTES", "5000")
     assert check_sizing({}).task_memory_bytes == 5_000
     assert check_sizing({"task_memory_bytes": 6_000}).task_memory_bytes == 6_000
-    with pytest.raises(InvalidInput, match="task_memory_bytes=7 makes no sense"):
+    with pytest.raises(InvalidInput, match="task_memory_bytes=7 is not valid"):
         check_sizing({"task_memory_bytes": 7})
     monkeypatch.setenv("GENEVA_TASK_MEMORY_BYTES", "128m")
     with pytest.raises(InvalidInput, match="GENEVA_TASK_MEMORY_BYTES='128m' is not a number of bytes"):
