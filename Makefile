@@ -41,7 +41,7 @@ lint: install ## Check format, lint and types
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-format: install ## Format the code and mend what can be mended
+format: install ## Format the code and apply automatic fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 

@@ -37,7 +37,7 @@ class Stamp:
 def newest_stamp(database: Storage, table: str) -> Stamp | None:
     """Return the newest version of a table; None if there is no such table.
 
-    Costs one listing and one read of 64 bytes, whatever the size of the table.
+    Costs one listing and one read of 64 bytes, for any size of the table.
 
     Raises:
         StorageError: the store is unreachable or denies access.

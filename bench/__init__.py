@@ -1,1 +1,1 @@
-"""Measure airflow_geneva beside pylance alone, in one run on one machine: ``python -m bench``."""
+"""Benchmark airflow_geneva against pylance alone, in one run on one machine: ``python -m bench``."""

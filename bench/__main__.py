@@ -1,4 +1,4 @@
-"""``python -m bench``: every measurement in a process of its own, then the tables."""
+"""``python -m bench``: run each measurement in its own process, then print the tables."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ COLD_CASES = ("a", "c", "a16m")
 
 
 class Bench:
-    """Runs measurements one after another.
+    """Runs the measurements one after another.
 
     Args:
-        scratch: folder for tables.
+        scratch: folder for the tables.
         quick: small sizes, one repeat.
-        runners: which of ours to measure.
+        runners: which of our runners to measure.
     """
 
     def __init__(self, scratch: Path, quick: bool, runners: Sequence[str]) -> None:
@@ -49,7 +49,7 @@ class Bench:
             self.environment.update(java_environment(scratch / "java"))
 
     def run(self, cases: Sequence[str]) -> dict[str, Any]:
-        """Measure the cases asked for; a mapping from kind of measurement to what was found."""
+        """Measure the given cases; return the results by kind of measurement."""
         results: dict[str, Any] = {"compare": [], "once": [], "slow": None, "plan": [], "changes": None, "view": []}
         for name in cases:
             if name == "slow":
@@ -86,7 +86,7 @@ class Bench:
             shutil.rmtree(folder)
 
     def _slow(self) -> dict[str, Any]:
-        # A fragment that takes longer than the default interval, so that it is checkpointed on the way.
+        # A fragment must take longer than the default interval, so that it is checkpointed while it runs.
         size = {"rows": 200 if self.quick else 24_000, "fragments": 2}
         sides = self._measure("slow", folder=str(self.scratch / "slow"), repeats=1 if self.quick else 3, **size)
         return {"sides": sides, **size}
@@ -155,12 +155,12 @@ class Bench:
 
 
 def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
-    """Measure, print the tables, and keep those of a whole run in ``docs/benchmarks.md``."""
+    """Measure and print the tables; write those of a complete run to ``docs/benchmarks.md``."""
     everything = [*CASES, *OTHERS]
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, inline unless told: does it work?")
-    parser.add_argument("--cases", default=",".join(everything), help="some of the default, with commas: %(default)s")
-    parser.add_argument("--runners", default=None, help=f"some of {','.join(RUNNERS)}")
+    parser.add_argument("--quick", action="store_true", help="small sizes, inline by default: does it work?")
+    parser.add_argument("--cases", default=",".join(everything), help="comma-separated cases; default: %(default)s")
+    parser.add_argument("--runners", default=None, help=f"comma-separated, of {','.join(RUNNERS)}")
     options = parser.parse_args(arguments)
     cases = options.cases.split(",")
     runners = (options.runners or ("inline" if options.quick else ",".join(RUNNERS))).split(",")

@@ -1,4 +1,4 @@
-"""What an hourly table's age costs: a backfill and a refresh after every hour's changes, and nothing is cleaned up."""
+"""The cost of a table's age: a backfill and a refresh after the changes of each hour, without any cleanup."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _OURS, _LANCES = "_checkpoints", ("_versions", "_transactions", "_deletions")
 
 
 def measure(folder: str, cycles: int, ends: int) -> dict[str, Any]:
-    """Let a table and a view of it grow old.
+    """Run many hours of changes on a table and a view.
 
     Args:
-        cycles: hours that pass.
-        ends: the first and the last so many are compared.
+        cycles: number of hours.
+        ends: number of first and last hours to compare.
     """
     db = airflow_geneva.connect(folder)
     table = db.create_table("docs", _rows(0))
@@ -69,7 +69,7 @@ def _rows(hour: int) -> pa.Table:
 
 
 def _change(table: Table, view: View, hour: int) -> bool:
-    """One hour's changes; whether a compaction was among them."""
+    """Make one hour's changes; return whether there was a compaction."""
     rows = (hour + 1) * _ADDED
     table.add(_rows(hour + 1))
     every = rows // _UPDATED
@@ -103,7 +103,7 @@ def _ends(took: Sequence[tuple[float, float]], ends: int) -> dict[str, float]:
 
 
 def _size(*uris: str, folders: Sequence[str]) -> Mapping[str, int]:
-    """Files and bytes below some folders of tables."""
+    """Count files and bytes below some folders of tables."""
     paths = [
         Path(base, name)
         for uri in uris

@@ -1,4 +1,4 @@
-"""What is measured: the tables and the functions of the cases."""
+"""The benchmark cases: their tables and UDFs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ TABLE = "docs"
 
 @dataclass(frozen=True)
 class Case:
-    """One way to fill a column.
+    """A benchmark of filling a column.
 
     Args:
-        name: how the command line calls it.
-        title: what it is.
+        name: name on the command line.
+        title: description.
         rows, fragments: size of the table.
-        udf: what computes the column.
-        column: its input.
+        udf: the UDF that computes the column.
+        column: the input column.
         kind: ``fill`` an empty column, run ``again`` with nothing to do, or ``grow`` by a tenth and fill that.
         peer: seconds of the peer, measured elsewhere; see ``docs/benchmarks.md``.
-        repeats: pairs of runs that count.
+        repeats: number of measured pairs of runs.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Case:
     repeats: int = 7
 
     def small(self) -> Case:
-        """The same case, for a look at whether it works."""
+        """Return a small version of the case, to check that it works."""
         return replace(self, rows=max(self.rows // 1_000, 160), repeats=1)
 
     def make(self, folder: Path) -> None:
-        """Make its table."""
+        """Create its table."""
         numbers = np.arange(self.rows)
         columns = {"x": pa.array(numbers)}
         if self.column == "text":
@@ -55,7 +55,7 @@ class Case:
         airflow_geneva.connect(folder).create_table(TABLE, pa.table(columns), max_rows_per_file=per_file)
 
     def grow(self, table: Table) -> int:
-        """Append a tenth of the rows as one fragment; returns how many."""
+        """Append a tenth of the rows as one fragment; return their number."""
         rows = self.rows // 10
         table.add(pa.table({"x": pa.array(np.arange(rows))}))
         return rows

@@ -1,4 +1,4 @@
-"""What a table's changes cost the next backfill: planning, and the rows that run."""
+"""The cost of table changes for the next backfill: planning time, and rows to run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bench import udfs
 
 
 def measure(folder: str, rows: int, fragments: int, repeats: int) -> dict[str, Any]:
-    """Change a computed table in one way after another; after each, plan several times and backfill once.
+    """Apply several kinds of changes to a computed table; after each, plan several times and backfill once.
 
     Args:
-        rows, fragments: size of the table to begin with.
-        repeats: plans that are timed.
+        rows, fragments: initial size of the table.
+        repeats: number of measured plans.
     """
     data = pa.table({"id": pa.array(range(rows)), "x": pa.array(range(rows)), "other": pa.array(range(rows))})
     table = airflow_geneva.connect(folder).create_table("docs", data, max_rows_per_file=rows // fragments)

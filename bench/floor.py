@@ -1,4 +1,4 @@
-"""The yardstick: pylance alone doing the same reads, the same function and the same commit, in one process."""
+"""The baseline: pylance alone with the same reads, the same function and the same commit, in one process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def add_column(uri: str, column: str, udf: UDF) -> None:
 
 
 def fill_column(uri: str, source: str, column: str, udf: UDF, batch_rows: int = _ROWS) -> int:
-    """Compute a column in all fragments that have no file for it; returns the rows computed.
+    """Compute a column in all fragments that have no file for it; return the number of rows.
 
-    `LanceFileWriter` is used because it is faster than `write_fragments`, so the yardstick is the stricter one.
+    It uses `LanceFileWriter`, which is faster than `write_fragments`, so the baseline is strict.
     """
     dataset = lance.dataset(uri)
     todo = empty_fragments(dataset, column)
@@ -47,7 +47,7 @@ def fill_column(uri: str, source: str, column: str, udf: UDF, batch_rows: int = 
 
 
 def empty_fragments(dataset: lance.LanceDataset, column: str) -> list[LanceFragment]:
-    """Fragments without a data file of a column, told by the manifest."""
+    """Return the fragments without a data file of a column, according to the manifest."""
     (field_id,) = (field.id() for field in dataset.lance_schema.fields() if field.name() == column)
     return [
         fragment

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own, so that no other one's memory, caches or sessions show in it.
+"""Run one measurement in its own process, without memory, caches or sessions of other measurements.
 
 Started by :mod:`bench.__main__` as ``python -m bench.measure OUTPUT NAME KEYWORDS-AS-JSON``.
 """
@@ -24,13 +24,13 @@ Measured = dict[str, Any]
 
 
 def make(case: str, folder: str, quick: bool) -> Measured:
-    """Make the table of a case."""
+    """Create the table of a case."""
     _case(case, quick).make(Path(folder))
     return {}
 
 
 def compare(case: str, folder: str, quick: bool, runner: str) -> Measured:
-    """Run our side and the floor in turn on one table; the first round warms up and does not count."""
+    """Run our side and the baseline in turn on one table; the first round is a warm-up."""
     what, table = _case(case, quick), open_table(Path(folder))
     prepared = None if what.kind == "fill" else _filled(table, what, runner)
     ours, theirs = [], []
@@ -38,7 +38,7 @@ def compare(case: str, folder: str, quick: bool, runner: str) -> Measured:
         mine, other = prepared or _new_columns(table, what)
         if what.kind == "grow":
             what.grow(table)
-        # Who comes first changes, as the second one finds the inputs in memory.
+        # Alternate the order, because the second side finds the inputs in memory.
         if turn % 2:
             ours.append(_ours(table, what, mine, runner))
             theirs.append(_floor(table, what, other))
@@ -60,7 +60,7 @@ def compare(case: str, folder: str, quick: bool, runner: str) -> Measured:
 
 
 def once(case: str, folder: str, quick: bool, side: str) -> Measured:
-    """Run one side once from a cold start: seconds since the process began, and memory."""
+    """Run one side once from a cold start; measure seconds since the process started, and memory."""
     what, table = _case(case, quick), open_table(Path(folder))
     mine, other = _new_columns(table, what)
     run = _floor(table, what, other) if side == "floor" else _ours(table, what, mine, side)
@@ -73,7 +73,7 @@ def once(case: str, folder: str, quick: bool, side: str) -> Measured:
 
 
 def slow(folder: str, rows: int, fragments: int, repeats: int) -> Measured:
-    """A UDF of 1 ms a row with checkpoints at two intervals, and as a plain loop with none."""
+    """Measure a UDF of 1 ms per row with two checkpoint intervals, and as a plain loop without checkpoints."""
     what = Case("slow", "", rows, fragments, udfs.slow_embed)
     what.make(Path(folder))
     table = open_table(Path(folder))
@@ -140,7 +140,7 @@ def _floor(table: Table, case: Case, column: str) -> Measured:
 
 
 def _checkpoints(table: Table) -> tuple[int, int]:
-    """Number and bytes of all files below ``_checkpoints``: checkpoints, plans, ledgers and job records."""
+    """Count files and bytes below ``_checkpoints``: checkpoints, plans, ledgers and job records."""
     sizes = [
         os.path.getsize(os.path.join(folder, name))
         for folder, _, names in os.walk(table.location.checkpoints.root)

@@ -1,4 +1,4 @@
-"""Planning over tables of very many fragments, made without writing their data."""
+"""Planning for tables with very many fragments, which are created without writing their data."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from bench.cases import TABLE, open_table
 
 _ROWS = 10
 _LINKS = 30_000
-"""Names one file may have; common file systems allow 65,000."""
+"""Hard links per file; common file systems allow 65,000."""
 _LEDGERS = 20
 
 
 def make_many(folder: str, fragments: int, computed: bool) -> dict[str, Any]:
-    """Make a table of many fragments of ten rows: one data file under many names, appended in one commit.
+    """Create a table with many fragments of ten rows: one data file with many hard links, appended in one commit.
 
     Args:
-        computed: its column ``y`` is computed, and the state of the column says so.
+        computed: mark its column ``y`` as computed in the column's state.
     """
     table = airflow_geneva.connect(folder).create_table(TABLE, pa.table({"x": pa.array(range(_ROWS))}))
     table.add_columns({"y": udfs.double})
@@ -63,7 +63,7 @@ def make_many(folder: str, fragments: int, computed: bool) -> dict[str, Any]:
 
 
 def measure(folder: str, computed: bool, repeats: int) -> dict[str, Any]:
-    """Time planning on such a table, beside opening it and reading its file lists with pylance."""
+    """Measure planning on such a table, and pylance opening it and reading its file lists."""
     table = open_table(Path(folder))
     sides: dict[str, Callable[[], Any]] = {
         "floor": lambda: _read_file_lists(table.uri),
@@ -92,7 +92,7 @@ def _read_file_lists(uri: str) -> int:
 
 
 def _linked(data: Path, file: DataFile, number: int) -> DataFile:
-    """The data file under a name of its own, so that every fragment has its own signature, as in a real table."""
+    """Link the data file under a new name, so that each fragment has its own signature, as in a real table."""
     name = f"{number:06}-{file.path}"
     source = data / f"{number // _LINKS}-{file.path}"
     if not source.exists():

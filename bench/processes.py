@@ -1,4 +1,4 @@
-"""Memory and processor time of this process and of those it started."""
+"""Memory and CPU time of this process and its descendants."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def peak_self() -> int:
-    """Largest resident size of this process so far, in bytes."""
+    """Return the peak resident size of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT
 
 
 def peak_children() -> int:
-    """Sum of the largest resident sizes of the living processes below this one, in bytes; shared pages count twice."""
+    """Return the sum of the peak resident sizes of living descendants, in bytes; shared pages count repeatedly."""
     return sum(_peak(child) for child in _below())
 
 
 def cpu_seconds(below: bool = True) -> float:
-    """Processor time so far of this process with all its threads, and of the living ones below it if wanted."""
+    """Return the CPU time of this process with all its threads, and optionally of its living descendants."""
     return time.process_time() + sum(_cpu(child) for child in _below()) if below else time.process_time()
 
 
 class TreePeak:
-    """The largest memory that this process and those below it take together while a block runs.
+    """Measures the peak memory of this process and its descendants together while a block runs.
 
-    Pages that processes share count once. Java is counted apart.
+    Shared pages count once. Java is counted separately.
 
     Attributes:
         python: bytes of all processes that are not Java.
-        jvm: bytes of those that are.
+        jvm: bytes of Java processes.
     """
 
     def __enter__(self) -> TreePeak:

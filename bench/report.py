@@ -1,4 +1,4 @@
-"""What was measured, as Markdown, and where it is kept."""
+"""Render the results as Markdown, and write them to the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def render(results: Mapping[str, Any]) -> str:
-    """All tables of a run."""
+    """Render all tables of a run."""
     parts = [_machine()]
     if results.get("compare"):
         parts.append("### Filling a column\n\n" + _compared(results["compare"]))
@@ -41,7 +41,7 @@ def render(results: Mapping[str, Any]) -> str:
 
 
 def write(page: Path, text: str) -> None:
-    """Put the tables between the markers of a page, and leave the rest of it as it is."""
+    """Replace the text between the markers of a page with the tables."""
     before, _, rest = page.read_text().partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
@@ -226,7 +226,7 @@ def _viewed(run: Mapping[str, Any]) -> str:
 
 
 def _median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Median of the ratios of runs that stood side by side, which load from elsewhere hits alike."""
+    """Return the median of the ratios of paired runs, which other load on the machine affects equally."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 

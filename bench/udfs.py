@@ -1,4 +1,4 @@
-"""The functions that are measured; our side and the floor call the very same ones."""
+"""The measured UDFs; our side and the baseline call the same functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case f: a view of every other row with one computed column, kept up beside pylance alone doing the same work."""
+"""Case f: a view of every other row with one computed column, against pylance alone with the same work."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SCHEMA = pa.schema([("source", pa.int64()), ("x", pa.int64()), ("y", pa.int64()
 
 
 class Floor:
-    """The same view by hand: a scan with a filter, the function, one file a fragment, and a commit of the same kind.
+    """The same view by hand: a filtered scan, the function, one file per fragment, and the same kind of commit.
 
     Args:
         source: the source's folder.
-        uri: where to keep the view.
+        uri: the view's folder.
     """
 
     def __init__(self, source: str, uri: str) -> None:
@@ -38,7 +38,7 @@ class Floor:
         lance.write_dataset(_SCHEMA.empty_table(), uri, enable_stable_row_ids=True)
 
     def fill(self) -> int:
-        """Rows of fragments that were not there before."""
+        """Add the rows of new fragments."""
         source = lance.dataset(self.source)
         new = [f for f in source.get_fragments() if f.fragment_id not in self.fragments]
         rows = self._swap_in([fragment.scanner(**_READ) for fragment in new]) if new else 0
@@ -46,7 +46,7 @@ class Floor:
         return rows
 
     def update(self) -> int:
-        """Rows that were updated, told by the versions that Lance keeps of rows; they stay in the view."""
+        """Replace updated rows, found by Lance's row versions; they stay in the view."""
         source = lance.dataset(self.source)
         changed = f"_row_last_updated_at_version > {self.seen} AND {FILTER}"
         ids = source.to_table(columns=[], filter=changed, with_row_id=True)["_rowid"].to_pylist()
@@ -56,12 +56,12 @@ class Floor:
         return rows
 
     def nothing(self) -> int:
-        """Look whether there is anything."""
+        """Check whether there is a new fragment."""
         source = lance.dataset(self.source)
         return len({f.fragment_id for f in source.get_fragments()} - self.fragments)
 
     def compacted(self) -> int:
-        """What was compacted and nothing else needs a look only, for one who knows."""
+        """After a compaction only: nothing to do but to note the new fragments."""
         source = lance.dataset(self.source)
         self.seen, self.fragments = source.version, {f.fragment_id for f in source.get_fragments()}
         return 0
@@ -77,7 +77,7 @@ class Floor:
                     writer.write_batch(pa.record_batch([ids, x, udfs.double.func(x)], schema=_SCHEMA))
                     rows += batch.num_rows
             made.append((name, rows))
-        # Not an append: two that do the same at once would both be committed, and their rows be there twice.
+        # Not an append: two concurrent appends would both be committed, and the rows would be in the view twice.
         swap = lance.LanceOperation.Update(
             new_fragments=[FragmentMetadata(0, [DataFile.create(view, name)], rows) for name, rows in made if rows],
             updated_fragments=[fragment.metadata for fragment in view.get_fragments()[:1]],
@@ -91,11 +91,11 @@ _READ: dict[str, Any] = {"columns": ["x"], "filter": FILTER, "with_row_id": True
 
 
 def measure(folder: str, rows: int, fragments: int, runner: str, repeats: int) -> dict[str, Any]:
-    """Change a source in one way after another; after each, refresh the view, and keep the floor's up.
+    """Apply several kinds of changes to a source; after each, refresh the view and the baseline's view.
 
     Args:
-        rows, fragments: size of the source to begin with.
-        repeats: rounds that count, each on tables of its own; one more warms up.
+        rows, fragments: initial size of the source.
+        repeats: number of measured rounds, each on new tables; one more round is a warm-up.
     """
     found: dict[str, dict[str, Any]] = {}
     for turn in range(repeats + 1):
@@ -122,7 +122,7 @@ def measure(folder: str, rows: int, fragments: int, runner: str, repeats: int) -
                 about["floor"].append(side)
         mine, other = view.to_arrow(), lance.dataset(floor.uri).to_table(columns=["x", "y"])
         if not mine.select(["x", "y"]).sort_by("x").equals(other.sort_by("x")):
-            raise SystemExit("Our view does not hold what the floor's does.")
+            raise SystemExit("Our view differs from the baseline's view.")
     return {"rows": rows, "fragments": fragments, "runner": runner, "changes": found}
 
 
@@ -139,5 +139,5 @@ def _changes(table: Table, floor: Floor, rows: int) -> list[tuple[str, Callable[
 
 
 def _update(table: Table) -> None:
-    # Every other row that it hits is in the view, before and after.
+    # Half of the updated rows are in the view, before and after.
     table.lance.update({"x": "x + 20000000000"}, where="x % 100 < 1")

@@ -1,4 +1,4 @@
-"""Wide rows, in and out: seconds beside pylance alone, and the memory of all processes."""
+"""Wide input and output rows: seconds against pylance alone, and the memory of all processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BATCH_BYTES = 32 << 20
 
 
 def make(folder: str, rows: int, width: int, kind: str) -> dict[str, Any]:
-    """Make a table of wide values, with an empty column for each side."""
+    """Create a table of wide values."""
     schema = pa.schema({"id": pa.int64(), "x": pa.binary()})
     rng = np.random.default_rng(0)
 
@@ -43,7 +43,7 @@ def make(folder: str, rows: int, width: int, kind: str) -> dict[str, Any]:
 
 
 def measure(folder: str, width: int, side: str) -> dict[str, Any]:
-    """Compute the column once, by pylance alone or by a runner of ours, from a cold start."""
+    """Compute the column once from a cold start, by pylance alone or by one of our runners."""
     table = airflow_geneva.connect(folder).open_table("docs")
     column = f"y_{side}"
     if side == "floor":
@@ -55,7 +55,7 @@ def measure(folder: str, width: int, side: str) -> dict[str, Any]:
     with processes.TreePeak() as peak:
         began, cpu = time.perf_counter(), processes.cpu_seconds()
         if side == "floor":
-            # It has to be told what fits; we find out.
+            # The baseline needs a batch size that fits; our side finds it out.
             rows = floor.fill_column(table.uri, "x", column, udfs.backwards, max(1, _BATCH_BYTES // width))
         else:
             rows = table.backfill(column, udf=udfs.backwards, runner=side).rows_computed

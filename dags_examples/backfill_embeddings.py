@@ -1,4 +1,4 @@
-"""Keep the column `embedding` of the table `verses` computed, on Spark: a run computes exactly what is missing."""
+"""Compute the missing values of the column `embedding` of the table `verses`, on Spark."""
 
 from __future__ import annotations
 

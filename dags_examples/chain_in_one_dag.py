@@ -1,4 +1,4 @@
-"""Every hour, one after the other: a column, a view of the rows that have it, and a view on that view."""
+"""Every hour, in one DAG: backfill a column, refresh a view of the rows that have it, refresh a view on that view."""
 
 from __future__ import annotations
 

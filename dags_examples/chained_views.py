@@ -1,4 +1,4 @@
-"""A view on a view: whoever changes `verses` sets the first DAG off, and its refresh the second."""
+"""A view on a view: a change of `verses` triggers the first DAG, and its refresh triggers the second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Once a day, remove what backfills left beside the tables and nobody needs any more."""
+"""Once a day, remove files beside the tables that are not needed any more."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ with DAG(
     schedule="@daily",
     catchup=False,
     params={
-        "ttl": Param("7d", type="string", description="How old everything has to be that goes, such as 7d or 12h"),
-        "dry_run": Param(False, type="boolean", description="Remove nothing, only tell"),
+        "ttl": Param("7d", type="string", description="Remove only what is older than this, such as 7d or 12h"),
+        "dry_run": Param(False, type="boolean", description="Remove nothing, only report"),
     },
     tags=["geneva"],
     doc_md=__doc__,

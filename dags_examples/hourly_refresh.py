@@ -1,4 +1,4 @@
-"""Every hour, bring the view `long_verses` up to the table `verses`: only verses that came or changed are embedded."""
+"""Every hour, update the view `long_verses` to the table `verses`: only new and changed verses are embedded."""
 
 from __future__ import annotations
 

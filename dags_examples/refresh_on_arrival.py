@@ -1,4 +1,4 @@
-"""Refresh the view `long_verses` as soon as `verses` has something that it has not seen, whoever wrote it."""
+"""Refresh the view `long_verses` as soon as `verses` has rows from any writer that the view has not seen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ with DAG(dag_id="refresh_on_arrival", schedule=[new_verses], max_active_runs=1, 
 
     @task
     def arrived(triggering_asset_events: Any = None) -> list[dict[str, Any] | None]:
-        """For the reader of the run only: the refresh finds out by itself what there is to do."""
+        """Only for display in the run: the refresh finds out itself what to compute."""
         return [new_fragments(event) for events in triggering_asset_events.values() for event in events]
 
     define = CreateMaterializedViewOperator(

@@ -13,7 +13,7 @@ from airflow_geneva.task_groups import RefreshTaskGroup
 with DAG(
     dag_id="refresh_on_new_data",
     schedule="@continuous",
-    start_date=datetime(2025, 1, 1),  # without one, Airflow makes one run at most
+    start_date=datetime(2025, 1, 1),  # without a start date, Airflow creates at most one run
     max_active_runs=1,
     tags=["geneva"],
     doc_md=__doc__,

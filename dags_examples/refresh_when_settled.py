@@ -1,4 +1,4 @@
-"""Refresh the view `long_verses` once a load of `verses` is over, or after an hour; wait in the triggerer meanwhile."""
+"""Refresh the view `long_verses` when a load of `verses` is over, or after an hour; wait in the triggerer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_geneva.task_groups import RefreshTaskGroup
 with DAG(
     dag_id="refresh_when_settled",
     schedule="@continuous",
-    start_date=datetime(2025, 1, 1),  # without one, Airflow makes one run at most
+    start_date=datetime(2025, 1, 1),  # without a start date, Airflow creates at most one run
     max_active_runs=1,
     tags=["geneva"],
     doc_md=__doc__,

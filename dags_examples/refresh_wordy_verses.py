@@ -1,4 +1,4 @@
-"""Whenever `verses` changes, make a view of its wordy verses, or bring the one that is there up to it."""
+"""Whenever `verses` changes, create or refresh a view of its long verses."""
 
 from __future__ import annotations
 

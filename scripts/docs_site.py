@@ -1,4 +1,4 @@
-"""What the documentation's site is built with: references of commands and options, and docstrings as they are meant."""
+"""Hooks for the documentation site: references of commands and options, and rendering of docstrings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SEVERAL = re.compile(r"(?P<indent> +)(?P<names>\w+(?:, \w+)+): (?P<text>.+)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the commands of `airflow-geneva`, and the options of Airflow's configuration, where a page asks for them."""
+    """Insert the commands of `airflow-geneva` and the options of Airflow's configuration at a page's markers."""
     for asked, describe in ((_COMMANDS, describe_commands), (_CONFIGURATION, describe_configuration)):
         if asked in markdown:
             markdown = markdown.replace(asked, "\n".join(describe()))
@@ -28,7 +28,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def describe_configuration() -> Iterator[str]:
-    """The sections and options that Airflow is told of, as Markdown."""
+    """Describe the sections and options of Airflow's configuration as Markdown."""
     for section, about in get_provider_info()["config"].items():
         yield f"{_markdown(about['description'])}\n"
         yield "| option | meaning | default | in the environment |\n|---|---|---|---|"
@@ -42,7 +42,7 @@ def _markdown(text: str) -> str:
 
 
 def describe_commands() -> Iterator[str]:
-    """Every command of the program as Markdown, from the program itself."""
+    """Describe every command of the program as Markdown."""
     yield from _describe(typer.main.get_command(app), "airflow-geneva")
 
 
@@ -65,7 +65,7 @@ def _describe(command: Any, name: str) -> Iterator[str]:
 
 
 class PlainDocstrings(griffe.Extension):
-    """Docstrings without Sphinx's roles, with an entry for each of several parameters, and defaults as values."""
+    """Removes Sphinx roles from docstrings, splits entries of several parameters, and shows defaults as values."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
@@ -79,7 +79,7 @@ class PlainDocstrings(griffe.Extension):
 
 
 def _one_each(lines: list[str]) -> Iterator[str]:
-    """The lines, with `a, b: text` as `a: text` and `b: text`."""
+    """Return the lines with `a, b: text` split into `a: text` and `b: text`."""
     at = 0
     while at < len(lines):
         match = _SEVERAL.fullmatch(lines[at])

@@ -86,7 +86,7 @@ class JobFolder:
             self.storage.write_json("job.json", {**record, "ended": ended})
             fault_point("record.kept")
         names = [name for name in self.storage.list_files() if name != "job.json" and not name.startswith("errors/")]
-        # Remove the plans first: a cleared task then reports that its plan is gone, whatever else still exists.
+        # Remove the plans first: a cleared task then reports that its plan is gone, even if other files still exist.
         plans = [name for name in names if name.startswith("plan-")]
         self.storage.delete_all(plans)
         self.storage.delete_all(name for name in names if name not in plans)

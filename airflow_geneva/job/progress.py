@@ -86,7 +86,7 @@ class Reporter:
         rows, fragments: size of the shard.
         storage: the job's folder, or None to keep no file.
         name: name of the file.
-        emit: told the line.
+        emit: called with each line.
         every: seconds between two reports in the file, and the shortest pause between two lines.
         longest: the longest pause between two lines.
         rows_held: rows that were in checkpoints when the shard was planned.

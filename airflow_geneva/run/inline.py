@@ -33,7 +33,9 @@ def apply_inline(location: TableLocation, work: Work, shard: Shard, udf: UDF) ->
         return []
     bench = Bench.at(location, work)
     tool = Tool.of(udf, work, skipped_before(location, work))
-    return run_shard_inline(location, work, shard, lambda unit, told: run_unit(bench, unit, tool, told), tool.skipped)
+    return run_shard_inline(
+        location, work, shard, lambda unit, on_rows: run_unit(bench, unit, tool, on_rows), tool.skipped
+    )
 
 
 def run_shard_inline(

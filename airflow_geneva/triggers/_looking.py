@@ -130,9 +130,9 @@ def _look_at(
     if stamp is not None and wanted.since is None:
         files, highest = some_files(dataset)
         stamp = replace(stamp, files=files, highest=highest)
-    told = f"Version {dataset.version} of table {wanted.table} has {_in_words(found)}{_since(wanted, seen)}"
+    text = f"Version {dataset.version} of table {wanted.table} has {_in_words(found)}{_since(wanted, seen)}"
     if not found:
-        return Look(False, None, stamp, None, f"{told}.")
+        return Look(False, None, stamp, None, f"{text}.")
     short, again = _too_little(found, wanted), None
     if not short and wanted.quiet_period is not None:
         quiet_at = committed_at(dataset, dataset.version) + timedelta(seconds=wanted.quiet_period)
@@ -141,12 +141,12 @@ def _look_at(
     if short and wanted.max_wait is not None:
         over_at = committed_at(dataset, first_version(dataset, found)) + timedelta(seconds=wanted.max_wait)
         if over_at <= now:
-            told, short = f"{told}, some of it for {wanted.max_wait:g} s and more", ""
+            text, short = f"{text}, some of it for {wanted.max_wait:g} s and more", ""
         else:
             again = over_at if again is None else min(again, over_at)
     if short:
-        return Look(True, None, stamp, again, f"{told}, but {short}: waiting for more.")
-    return Look(True, _event(dataset, wanted, found), stamp, None, f"{told}.")
+        return Look(True, None, stamp, again, f"{text}, but {short}: waiting for more.")
+    return Look(True, _event(dataset, wanted, found), stamp, None, f"{text}.")
 
 
 def _place(database: Database) -> Storage:

@@ -122,7 +122,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
         stored = await self._recall()
         watch = Watch(self.wanted, stored)
         hook: LanceHook | None = None
-        told, failures, stale_at = "", 0, 0.0
+        logged, failures, stale_at = "", 0, 0.0
         while True:
             found, pause = None, self.poll_interval
             try:
@@ -151,9 +151,9 @@ class NewFragmentsTrigger(BaseEventTrigger):
                     pause,
                     without_secrets(str(error)),
                 )
-            if found is not None and found.told != told:
-                told = found.told
-                self.log.info(told)
+            if found is not None and found.told != logged:
+                logged = found.told
+                self.log.info(logged)
             if found is not None and found.event is not None:
                 yield _event(found.event)
                 if self.once:

@@ -1,1 +1,1 @@
-"""`make demo`: a real text, embedded by Airflow and Spark in three runs."""
+"""`make demo`: Airflow and Spark embed a real text in three runs."""

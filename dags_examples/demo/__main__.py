@@ -1,4 +1,4 @@
-"""Compute, have nothing to do, compute what is new: three backfills by Airflow, and a view that follows them."""
+"""Three backfills by Airflow (all rows, nothing to do, new rows), and the refreshes of a view that they trigger."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HELD_BACK = 6
 
 
 class InUse(Exception):
-    """Another demo, or its Airflow, is using the folder."""
+    """Another demo or its Airflow uses the folder."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,11 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
-    # wordllama sets the log level of the whole process when it is imported, unless somebody did before.
+    # On import wordllama sets the log level of the whole process, unless it is set already.
     logging.basicConfig(level=logging.WARNING)
     home = DemoHome(CHECKOUT / ".demo")
     console = Console()
-    # The DAGs folder is on Airflow's path; here, the UDFs in it are imported as Airflow imports them.
+    # Airflow has the DAGs folder on its path; import the UDFs in it in the same way.
     sys.path.insert(0, str(DAGS))
     try:
         with claim(home):
@@ -74,13 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_demo(home: DemoHome, books: Sequence[pa.Table], held_back: int, query: str, console: Console) -> list[str]:
-    """Run the backfill three times, with the refreshes that it sets off; returns what was not as it should be.
+    """Run the backfill three times, with the refreshes that it triggers; return the problems.
 
     Args:
-        home: where everything is made; what an earlier demo left there is removed.
-        books: one table each.
-        held_back: how many of the last ones come only before the third run.
-        query: a sentence to find the nearest verses to.
+        home: the demo's folder; files of an earlier demo are removed.
+        books: one table per book.
+        held_back: number of last books that are appended before the third run.
+        query: a sentence, to find the nearest verses.
     """
     from embedding_udfs.counted import counted_embed
 
@@ -140,10 +140,10 @@ def serve(home: DemoHome, console: Console) -> None:
 
 @contextmanager
 def claim(home: DemoHome) -> Iterator[None]:
-    """Keep other demos away from the folder meanwhile.
+    """Lock the folder against other demos.
 
     Raises:
-        InUse: there is one already.
+        InUse: another demo has the lock.
     """
     home.root.mkdir(parents=True, exist_ok=True)
     with open(home.lock, "w") as lock:

@@ -1,4 +1,4 @@
-"""What a person wants to see at the end: runs, versions, and the verses nearest to a sentence."""
+"""The demo's report: runs, versions, and the verses nearest to a sentence."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def show_runs(title: str, runs: Sequence[Run], console: Console) -> None:
 
 
 def show_versions(table: Table, runs: Sequence[Run], console: Console) -> None:
-    """Print how the table came to its newest version."""
+    """Print the history of the table's versions."""
     names = {run.result.get("job_id"): run.name for run in runs}
     dataset = table.lance
     grid = _grid(f"Versions of table {table.name}")
@@ -77,7 +77,7 @@ def show_nearest(table: Table, query: str, console: Console, count: int = 5) -> 
 
 
 def nearest(table: Table, query: str, count: int) -> pa.Table:
-    """The verses nearest to a sentence by cosine distance, nearest first."""
+    """Find the verses nearest to a sentence by cosine distance, nearest first."""
     from embedding_udfs import embed
 
     [vector] = embed(pa.array([query]))

@@ -1,4 +1,4 @@
-"""Airflow's REST API: trigger a run, watch its tasks, read what they log and return."""
+"""A client of Airflow's REST API: trigger a run, watch its tasks, read their logs and results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ENDED = ("success", "failed")
 
 @dataclass(frozen=True)
 class TaskState:
-    """A task instance at a moment.
+    """The state of a task instance.
 
     Args:
-        task_id: its full id, groups included.
+        task_id: its full id, with its groups.
         map_index: -1 for a task that is not mapped.
-        state: Airflow's word for it; None before it is scheduled.
-        try_number: 1 for the first.
+        state: Airflow's state; None before it is scheduled.
+        try_number: 1-based try number.
         seconds: how long it ran, or None.
     """
 
@@ -45,15 +45,15 @@ class TaskState:
 
 
 class AirflowApi:
-    """What a client of Airflow can ask.
+    """A client of Airflow's REST API.
 
     Args:
-        url: of the API server.
-        check: called before each request, to raise if Airflow is no longer there.
+        url: URL of the API server.
+        check: called before each request; raises if Airflow has stopped.
     """
 
     def __init__(self, url: str, check: Callable[[], None]) -> None:
-        # A proxy set in the environment does not know this machine's own ports.
+        # A proxy from the environment cannot reach this machine's ports.
         self._http = httpx.Client(base_url=f"{url}/api/v2", trust_env=False, timeout=60)
         self._check = check
 
@@ -80,7 +80,7 @@ class AirflowApi:
         return str(run["dag_run_id"])
 
     def runs(self, dag_id: str) -> list[str]:
-        """Ids of a DAG's runs, oldest first."""
+        """Return the ids of a DAG's runs, oldest first."""
         found = self._json("GET", f"/dags/{dag_id}/dagRuns?order_by=run_after")["dag_runs"]
         return [str(run["dag_run_id"]) for run in found]
 
@@ -88,7 +88,7 @@ class AirflowApi:
         return str(self._json("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
 
     def tasks(self, dag_id: str, run_id: str) -> list[TaskState]:
-        """The run's task instances in the order they started."""
+        """Return the run's task instances in the order of their start."""
         found = self._json("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
         found.sort(key=lambda item: (item["start_date"] or "9", item["map_index"]))
         return [
@@ -97,7 +97,7 @@ class AirflowApi:
         ]
 
     def log(self, dag_id: str, run_id: str, task: TaskState) -> list[str]:
-        """Lines of the log of a task's current try, also while it runs; of errors, what they say."""
+        """Return the log lines of a task's current try, also while it runs, with error messages."""
         place = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task.task_id}/logs/{max(task.try_number, 1)}"
         answer = self._request(
             "GET",
@@ -114,7 +114,7 @@ class AirflowApi:
         return [line for line in lines if not line.startswith("::")]
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
-        """What a task that is not mapped returned, or pushed under a key; None if it did not."""
+        """Return the XCom of an unmapped task; None if there is none."""
         place = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/xcomEntries/{key}"
         answer = self._request("GET", place)
         if answer.status_code == httpx.codes.NOT_FOUND:

@@ -1,4 +1,4 @@
-"""A run of a DAG: wait for it, show it while it works, and hold what it says against what happened."""
+"""Follow a DAG run: wait for it, show its progress, and compare its reported counts with the actual ones."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LOG_LINES = 8
 
 @dataclass(frozen=True)
 class Target:
-    """What a DAG keeps up to date.
+    """The table or view that a DAG updates.
 
     Args:
         dag_id: the DAG.
-        group: id of its task group.
-        database: where the table is.
-        table: the table or view; it may not be there yet.
-        counts: the file in which the UDF notes its rows.
+        group: id of the DAG's task group.
+        database: the table's database.
+        table: the table or view; it may not exist yet.
+        counts: the file in which the UDF counts its rows.
     """
 
     dag_id: str
@@ -44,25 +44,25 @@ class Target:
 
     @property
     def version(self) -> int:
-        """The table's newest version; 0 before there is a table."""
+        """The table's newest version; 0 if it does not exist."""
         return self.database.open_table(self.table).version if self.table in self.database.table_names() else 0
 
     @property
     def counted(self) -> int:
-        """Rows that the UDF has counted so far."""
+        """Number of rows that the UDF has counted so far."""
         return sum(map(int, self.counts.read_text().split())) if self.counts.exists() else 0
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, as a user of Airflow sees it, and what really happened.
+    """A finished DAG run: what it reported, and what was observed.
 
     Args:
-        name: what to call it.
-        state: the DAG run's.
+        name: name for display.
+        state: state of the DAG run.
         tasks: its task instances.
-        result: what the `finish` task returned; empty when it returned nothing.
-        counted: rows that the UDF counted itself.
+        result: return value of the `finish` task; empty if there is none.
+        counted: rows that the UDF itself counted.
         versions: the table's version before and after.
         seconds: from the trigger to the end.
     """
@@ -76,15 +76,15 @@ class Run:
     seconds: float
 
     def stage_seconds(self, stage: str) -> float | None:
-        """How long the tasks of a stage ran together, or None if none did."""
+        """Return the total seconds of a stage's tasks; None if none ran."""
         ran = [task.seconds or 0.0 for task in self.tasks if task.stage == stage and task.ran]
         return sum(ran) if ran else None
 
     def problems(self, computed: int, skipped: int) -> list[str]:
-        """What is not as it should be.
+        """Return the differences between the expected and the actual run.
 
         Args:
-            computed, skipped: rows that the run had to compute, and to leave alone.
+            computed, skipped: expected numbers of computed and skipped rows.
         """
         if self.state != "success":
             return [f"{self.name}: the DAG run ended as {self.state}."]
@@ -108,7 +108,7 @@ def wait_for_dag(api: AirflowApi, dag_id: str, seconds: float = 120) -> None:
     """Wait until Airflow has read a DAG, and allow it to run.
 
     Raises:
-        TimeoutError: it did not, with the reason if Airflow knows one.
+        TimeoutError: Airflow did not read it; with Airflow's import errors.
     """
     deadline = time.monotonic() + seconds
     while not api.knows(dag_id):
@@ -119,7 +119,7 @@ def wait_for_dag(api: AirflowApi, dag_id: str, seconds: float = 120) -> None:
 
 
 class Watch:
-    """Follows the next run of a DAG, whoever sets it off; made before that, it knows how things were."""
+    """Follows the next run of a DAG. Create it before the run: it records the state before."""
 
     def __init__(self, api: AirflowApi, target: Target, console: Console) -> None:
         self.api = api
@@ -136,10 +136,10 @@ class Watch:
         """Wait for the run and its end, printing what its tasks do.
 
         Args:
-            name: what to call it.
+            name: name for display.
 
         Raises:
-            TimeoutError: it did not begin, or did not end.
+            TimeoutError: the run did not start or did not end in time.
         """
         self.began = time.monotonic()
         with self.console.status("triggered") as status:
@@ -168,7 +168,7 @@ class Watch:
         return new[0]
 
     def _look(self, run_id: str) -> str:
-        """Print what is new; returns what is going on, in a line."""
+        """Print what is new; return a status line."""
         tasks = self.api.tasks(self.dag_id, run_id)
         for task in tasks:
             if task.stage == "apply" and task.ran:

@@ -1,4 +1,4 @@
-"""Airflow itself: its own home and database, scheduler, DAG processor and API server, as a user would run it."""
+"""Run Airflow with its own home and database: scheduler, DAG processor and API server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import psutil
 
 from airflow_geneva.java import java_environment
 
-# The API server reads the logs of this machine's tasks itself: no need for a log server on a port of its own.
+# The API server reads this machine's task logs itself, so no log server is needed.
 COMPONENTS: dict[str, list[str]] = {"api-server": [], "scheduler": ["--skip-serve-logs"], "dag-processor": []}
 START_SECONDS = 300
 STOP_SECONDS = 8
@@ -34,7 +34,7 @@ class AirflowStopped(Exception):
 
 @dataclass(frozen=True)
 class DemoHome:
-    """The folder that holds everything the demo makes.
+    """The folder with all files of the demo.
 
     Args:
         root: its path.
@@ -53,12 +53,12 @@ class DemoHome:
 
     @property
     def logs(self) -> Path:
-        """What Airflow's components print."""
+        """The logs of Airflow's components."""
         return self.airflow / "logs"
 
     @property
     def counts(self) -> Path:
-        """The folder in which each UDF notes its rows."""
+        """The folder in which each UDF counts its rows."""
         return self.root / "rows_in_udfs"
 
     @property
@@ -79,9 +79,9 @@ class Airflow:
     """Airflow's running components.
 
     Args:
-        url: of the API server and the UI.
-        processes: by component.
-        logs: the folder of what they print.
+        url: URL of the API server and the UI.
+        processes: processes by component.
+        logs: the folder of their logs.
     """
 
     url: str
@@ -89,10 +89,10 @@ class Airflow:
     logs: Path
 
     def check(self) -> None:
-        """Make sure that all of them run.
+        """Check that all components run.
 
         Raises:
-            AirflowStopped: one ended.
+            AirflowStopped: a component ended.
         """
         for name, process in self.processes.items():
             if process.poll() is not None:
@@ -100,7 +100,7 @@ class Airflow:
                 raise AirflowStopped(f"airflow {name} ended with status {process.returncode}:\n{_last_lines(text)}")
 
     def wait(self) -> None:
-        """Wait until one of them ends, and raise `AirflowStopped`."""
+        """Wait until a component ends, and raise `AirflowStopped`."""
         while True:
             self.check()
             time.sleep(1)
@@ -114,12 +114,12 @@ class Airflow:
 
 
 def airflow_environment(home: DemoHome, dags: Path, port: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment of Airflow's components; nothing of the user's own Airflow or Spark is in it.
+    """Return the environment of Airflow's components, without settings of the user's own Airflow or Spark.
 
     Args:
         dags: the DAGs folder.
-        port: of the API server.
-        variables: what UDFs find in it when a task runs them itself.
+        port: port of the API server.
+        variables: more variables, for UDFs that a task runs itself.
     """
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "SPARK_", "PYSPARK_"))
@@ -135,7 +135,7 @@ def airflow_environment(home: DemoHome, dags: Path, port: int, variables: Mappin
         "TMPDIR": str(home.temporary),
         "AIRFLOW_HOME": str(home.airflow),
         "AIRFLOW_CONN_LANCE_DEFAULT": json.dumps({"conn_type": "lance", "host": str(home.database)}),
-        # Only the JSON form: Airflow turns "spark://local[2]" into yarn without a word.
+        # Only the JSON form: Airflow silently turns "spark://local[2]" into yarn.
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
             {"conn_type": "spark", "host": f"local[{_SLOTS}]", "extra": {"deploy-mode": "client"}}
         ),
@@ -154,7 +154,7 @@ def airflow_environment(home: DemoHome, dags: Path, port: int, variables: Mappin
 
 
 def write_spark_conf(home: DemoHome, executor_environment: Mapping[str, str]) -> None:
-    """Write `spark-defaults.conf`, the way settings reach a cluster that no DAG has to know.
+    """Write `spark-defaults.conf`, which configures Spark outside the DAGs.
 
     Args:
         executor_environment: variables that the Python workers get.
@@ -167,14 +167,14 @@ def write_spark_conf(home: DemoHome, executor_environment: Mapping[str, str]) ->
 
 @contextlib.contextmanager
 def run_airflow(home: DemoHome, dags: Path, variables: Mapping[str, str]) -> Iterator[Airflow]:
-    """Make the database if need be, start Airflow, and stop every process at the end.
+    """Create the database if needed, start Airflow, and stop all processes at the end.
 
     Args:
         dags: the DAGs folder.
-        variables: what UDFs find in the environment when a task runs them itself.
+        variables: more variables, for UDFs that a task runs itself.
 
     Raises:
-        AirflowStopped: a component did not come up.
+        AirflowStopped: a component did not start.
     """
     for folder in (home.logs, home.temporary):
         folder.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def run_airflow(home: DemoHome, dags: Path, variables: Mapping[str, str]) -> Ite
     try:
         for name, options in COMPONENTS.items():
             with open(home.logs / f"{name}.log", "wb") as log:
-                # A session of its own: Ctrl-C reaches the demo only, which then stops them in order.
+                # In a new session: Ctrl-C reaches only the demo, which then stops the components in order.
                 started[name] = subprocess.Popen(
                     [sys.executable, "-m", "airflow", name, *options],
                     env=environment,
@@ -202,11 +202,11 @@ def run_airflow(home: DemoHome, dags: Path, variables: Mapping[str, str]) -> Ite
 
 
 def _migrate(home: DemoHome, environment: Mapping[str, str]) -> None:
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "airflow", "db", "migrate"], env=environment, capture_output=True, text=True, check=False
     )
-    if told.returncode != 0:
-        raise AirflowStopped(f"airflow db migrate failed:\n{_last_lines(told.stdout + told.stderr)}")
+    if done.returncode != 0:
+        raise AirflowStopped(f"airflow db migrate failed:\n{_last_lines(done.stdout + done.stderr)}")
 
 
 def _wait_until_healthy(airflow: Airflow) -> None:
@@ -219,7 +219,7 @@ def _wait_until_healthy(airflow: Airflow) -> None:
 
 
 def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End the components, and whatever they would leave: tasks, Spark drivers and their workers."""
+    """Stop the components and their descendants: tasks, Spark drivers and workers."""
     impatient = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         family = [member for process in processes for member in _with_descendants(process.pid)]

