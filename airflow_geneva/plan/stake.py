@@ -49,9 +49,9 @@ def view_stake(
         return ()
     rows = len(reflected.shown)
     if on_code_change == "error":
-        told = ", ".join(f"column {name!r} from version {old} to {new}" for name, old, new in changed)
+        changes = ", ".join(f"column {name!r} from version {old} to {new}" for name, old, new in changed)
         raise CodeChanged(
-            f"The code of UDFs changed behind view {view!r}: {told}. {rows:,} rows of the view hold values of the old "
+            f"The code of UDFs changed behind view {view!r}: {changes}. {rows:,} rows of the view hold values of the old "
             'code. Recompute them with on_code_change="recompute", or leave them and compute only new and changed rows '
             'with on_code_change="new_rows".'
         )
