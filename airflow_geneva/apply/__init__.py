@@ -1,1 +1,1 @@
-"""Compute it: read a range, map it, keep checkpoints."""
+"""Compute rows: read a range, call the UDF, write checkpoints."""

@@ -48,7 +48,6 @@ class Bisection:
     and all smaller ones succeed, no row fails: the values of the smaller calls are kept, and a warning is logged.
 
     Args:
-        settlement: the batch.
         call: calls the UDF on a span of rows; repeats the call of a single row once if its worker process dies.
     """
 

@@ -165,7 +165,6 @@ class Applier:
         """Run the UDF on the live, selected rows of ``run``, in physical order.
 
         Args:
-            fragment: the fragment.
             live: its live offsets.
             run: physical offsets to run.
             keep_last: write a checkpoint of the last steps too; not needed if the caller stages the whole fragment.

@@ -77,7 +77,6 @@ class ErrorLog:
 
     Args:
         work: the job.
-        fragment: the fragment.
         job: the job's folder.
     """
 

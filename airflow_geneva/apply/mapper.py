@@ -24,7 +24,6 @@ class Mapper:
     """A UDF and the input columns that it is called on.
 
     Args:
-        udf: the UDF.
         input_columns: columns of the batches, in the order of its parameters; None: the UDF's own. A record-batch UDF
             without input columns gets all columns.
     """

@@ -45,7 +45,6 @@ class OutputComputer:
     """Computes a query's columns from batches of source rows; a context manager.
 
     Args:
-        columns: the columns.
         udfs: by UDF column, its UDF or the UDF's parcel.
     """
 

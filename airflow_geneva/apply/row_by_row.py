@@ -25,7 +25,6 @@ class RowByRow:
     calls, no row is to blame: the remaining rows are cut in half until one row is left, which counts as called.
 
     Args:
-        settlement: the batch.
         order: maps rows in a worker; ends early at a row that this class has to decide about.
         explain: converts the loss of a worker to the failure of a row.
     """

@@ -15,7 +15,6 @@ class Settlement:
     """Collects the results of one batch.
 
     Args:
-        mapper: the UDF.
         inputs: the rows that it is called on.
         rules: its error policy.
     """

@@ -139,7 +139,6 @@ class KeyIndex:
     """The checkpoint keys that a job may reuse, listed once, by fragment.
 
     Args:
-        store: the checkpoint store.
         trust: which checkpoints the job reuses.
         places: the (srcfiles, fragment id) pairs to list; None: all, which takes longer.
     """

@@ -67,7 +67,6 @@ class Failures:
     """Rows that failed in a job.
 
     Args:
-        job_id: the job.
         rows: physical offsets, by the number of runs in which they failed, including this job.
     """
 

@@ -1,1 +1,1 @@
-"""Make it visible: verify, replace, answer conflicts."""
+"""Make computed rows visible: verify staged files, commit them, retry on conflicts."""

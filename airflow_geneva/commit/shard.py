@@ -89,7 +89,6 @@ class ShardCommitter:
         """Commit the candidates that fit, and report those that do not.
 
         Args:
-            shard: the shard.
             candidates: its fragments that have a staged file.
             missing: fragment id and reason of the others.
             on_group: called after every Lance commit with the number of visible fragments and due rows, and the table

@@ -42,11 +42,7 @@ class Candidate:
         return found
 
     def only_failed_again(self, version: str) -> bool:
-        """Whether the UDF failed only on rows that it failed on before, so that their values are NULL already.
-
-        Args:
-            version: the UDF version.
-        """
+        """Whether the UDF failed only on rows that it failed on before, so that their values are NULL already."""
         failed = Ranges.union(rows for _, rows in runs_failed(self.work.known, version))
         computed = self.staged.computed
         return (

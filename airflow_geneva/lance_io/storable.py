@@ -23,7 +23,6 @@ def check_storable(fields: Iterable[pa.Field], version: str, what: str) -> None:
     """Refuse columns whose types pylance cannot write and read back, with NULL on every level.
 
     Args:
-        fields: the columns.
         version: the data storage version of their table.
         what: description of the table or view, for error messages.
 

@@ -31,7 +31,6 @@ class PlannedTable:
     Args:
         uri: normalized URI of the table.
         name: its name in its database.
-        version: the version.
         written: when the version was written, in nanoseconds, from its manifest; another table has another time.
         commit: its :class:`airflow_geneva.version_stamp.Stamp`; "" if the job commits nothing to the table.
     """

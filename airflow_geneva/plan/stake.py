@@ -51,8 +51,8 @@ def view_stake(
     if on_code_change == "error":
         changes = ", ".join(f"column {name!r} from version {old} to {new}" for name, old, new in changed)
         raise CodeChanged(
-            f"The code of UDFs changed behind view {view!r}: {changes}. {rows:,} rows of the view hold values of the old "
-            'code. Recompute them with on_code_change="recompute", or leave them and compute only new and changed rows '
-            'with on_code_change="new_rows".'
+            f"The code of UDFs changed behind view {view!r}: {changes}. {rows:,} rows of the view hold values of the "
+            'old code. Recompute them with on_code_change="recompute", or leave them and compute only new and changed '
+            'rows with on_code_change="new_rows".'
         )
     return tuple((old, rows) for _, old, _ in changed)
