@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -231,21 +231,18 @@ def _answers(stack: Stack) -> bool:
 
 
 def _end(stack: Stack) -> None:
-    processes = list(stack.processes.values())
-    family = stack.below() + [child for orphan in stack.orphans for child in _family(orphan)]
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    for orphan in stack.orphans:
-        if orphan.is_running():
-            orphan.kill()
-    for child in psutil.wait_procs(family, timeout=10)[1]:
-        child.kill()
+    """Hold every process before the first is killed, so that none starts another meanwhile."""
+    roots = [*(psutil.Process(process.pid) for process in stack.processes.values()), *stack.orphans]
+    held: set[psutil.Process] = set()
+    while found := {member for root in roots for member in _family(root)} - held:
+        for member in found:
+            with suppress(psutil.NoSuchProcess):
+                member.suspend()
+        held |= found
+    for member in held:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(held)
 
 
 def _family(process: psutil.Process) -> list[psutil.Process]:
