@@ -114,6 +114,10 @@ class Stack:
     def pause(self, dag_id: str) -> None:
         self.call("PATCH", f"/dags/{dag_id}", {"is_paused": True})
 
+    def read_again(self, dag_id: str) -> None:
+        """Have the DAG processor read a file now: its watchers begin when it is read while the DAG is not paused."""
+        self.call("PUT", f"/parseDagFile/{self.call('GET', f'/dags/{dag_id}')['file_token']}")
+
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Start a run without a logical date; returns its id."""
         self.unpause(dag_id)
@@ -242,7 +246,7 @@ def _end(stack: Stack) -> None:
     for member in held:
         with suppress(psutil.NoSuchProcess):
             member.kill()
-    psutil.wait_procs(held)
+    psutil.wait_procs(held, timeout=10)
 
 
 def _family(process: psutil.Process) -> list[psutil.Process]:

@@ -112,7 +112,7 @@ def test_a_refresh_waits_in_the_triggerer_for_a_load_to_be_over(desk: Desk, vers
 
 
 def test_a_refresh_on_arrival_makes_its_view_and_can_be_started_by_hand(desk: Desk, verses: Table) -> None:
-    """`test_arrival.py` shows it on a running Airflow."""
+    """`test_views_on_a_scheduler.py` shows it on a running Airflow."""
     dag = example("refresh_on_arrival")
     for more in ("Amen.", "Selah."):
         verses.add([{"text": f"{LONG} {more}"}])

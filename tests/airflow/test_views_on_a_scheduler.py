@@ -17,17 +17,26 @@ import pytest
 
 import airflow_geneva
 from airflow_geneva import Database
-from tests.airflow.stack import RUN_SECONDS, Stack, start_stack
+from airflow_geneva.assets import new_fragments
+from tests.airflow.stack import COMPONENTS, RUN_SECONDS, Stack, start_stack
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 
 EXAMPLES = Path(__file__).parents[2] / "dags_examples"
-DAGS = HOURLY, ON_NEW_DATA, ON_THE_VIEW = ("hourly_refresh", "refresh_on_new_data", "refresh_verses_of_light")
+HOURLY, ON_NEW_DATA, ON_ARRIVAL, WHEN_SETTLED, ON_THE_VIEW = DAGS = (
+    "hourly_refresh", "refresh_on_new_data", "refresh_on_arrival", "refresh_when_settled", "refresh_verses_of_light",
+)  # fmt: skip
 QUICKER = {
-    # The examples as they are shown, but for the clock: an hour is ten seconds, and five minutes are three.
-    "hourly_refresh.py": ('schedule="@hourly"', 'schedule="* * * * * */10"'),
-    "refresh_on_new_data.py": ("poke_interval=300", "poke_interval=3"),
-    "chained_views.py": ("", ""),
+    # The examples as they are shown, but for the clock: an hour is ten seconds, and minutes are seconds.
+    "hourly_refresh.py": {'schedule="@hourly"': 'schedule="* * * * * */10"'},
+    "refresh_on_new_data.py": {"poke_interval=300": "poke_interval=3"},
+    "refresh_on_arrival.py": {"poll_interval=60": "poll_interval=1"},
+    "refresh_when_settled.py": {
+        "quiet_period=timedelta(minutes=2)": "quiet_period=4",
+        "poke_interval=60": "poke_interval=2",
+    },
+    # Names the asset of the source without a watcher, which must not end the watching.
+    "chained_views.py": {},
 }
 
 # In the place of the model, under its name: it notes what it is asked for, and a judge can do without it.
@@ -95,15 +104,28 @@ class Site:
             assert not in_vain, f"{what} did not come\n{self.stack.logs()}"
             time.sleep(0.5)
 
-    def is_sensor_waiting(self) -> bool:
-        """Whether the sensor is off its slot until it looks again."""
-        runs = self.runs(ON_NEW_DATA)
-        tasks = self.stack.tasks(ON_NEW_DATA, runs[-1]["dag_run_id"]) if runs else []
-        return any((task["task_id"], task["state"]) == ("wait", "up_for_reschedule") for task in tasks)
+    def wait_for_sensor(self, dag_id: str, state: str) -> None:
+        """Wait until the sensor of the newest run is off its slot."""
+
+        def is_off() -> bool:
+            runs = self.runs(dag_id)
+            tasks = self.stack.tasks(dag_id, runs[-1]["dag_run_id"]) if runs else []
+            return any((task["task_id"], task["state"]) == ("wait", state) for task in tasks)
+
+        self.wait(is_off, f"{state} of the sensor")
+
+    def wait_for_end(self, dag_id: str) -> None:
+        self.wait(lambda: all(run["state"] == "success" for run in self.runs(dag_id)), f"the end of {dag_id}")
+
+    def _events(self) -> list[dict[str, Any]]:
+        return list(self.stack.call("GET", "/assets/events?limit=100&order_by=timestamp")["asset_events"])
 
     def events(self, view: str) -> list[dict[str, Any]]:
-        found = self.stack.call("GET", "/assets/events?limit=100&order_by=timestamp")["asset_events"]
-        return [event["extra"] for event in found if event["name"] == f"lance_default/{view}"]
+        return [event["extra"] for event in self._events() if event["name"] == f"lance_default/{view}"]
+
+    def arrivals(self) -> list[dict[str, Any]]:
+        """What the watcher's events say, oldest first."""
+        return [found for event in self._events() if (found := new_fragments(event["extra"]))]
 
     def finished(self, dag_id: str) -> list[dict[str, Any]]:
         """What the refreshes returned that ended since this was asked last."""
@@ -126,17 +148,17 @@ class Site:
 def site(java_home: str, new_airflow_db: Path, tmp_path: Path) -> Iterator[Site]:
     calls = tmp_path / "calls"
     files = {"embedding_udfs.py": UDFS.format(calls=str(calls)), ".airflowignore": "embedding_udfs"}
-    for name, (shown, quicker) in QUICKER.items():
-        text = (EXAMPLES / name).read_text()
-        assert shown in text
-        files[name] = text.replace(shown, quicker)
+    for name, quicker in QUICKER.items():
+        files[name] = (EXAMPLES / name).read_text()
+        for shown, short in quicker.items():
+            assert shown in files[name]
+            files[name] = files[name].replace(shown, short)
     settings = {
         "AIRFLOW_CONN_LANCE_DEFAULT": json.dumps({"conn_type": "lance", "host": str(tmp_path / "db")}),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
     }
     database = airflow_geneva.connect(tmp_path / "db")
-    database.create_table("verses", verses(range(FIRST_ROWS)), max_rows_per_file=400)
-    with start_stack(tmp_path / "home", new_airflow_db, files, settings) as stack:
+    with start_stack(tmp_path / "home", new_airflow_db, files, settings, (*COMPONENTS, "triggerer")) as stack:
         for dag_id in DAGS:
             stack.wait_for_dag(dag_id)
         yield Site(stack, database, calls)
@@ -161,7 +183,7 @@ def follow(site: Site, dag_id: str, change: Callable[[str], None]) -> None:
     source = lance.dataset(site.uri).to_table()
     site.known = dict(zip(source["id"].to_pylist(), source["text"].to_pylist(), strict=True))
     site.wait(site.are_equal, "the equality of both views")
-    site.wait(lambda: all(run["state"] == "success" for run in site.runs(ON_THE_VIEW)), "the end of the second refresh")
+    site.wait_for_end(ON_THE_VIEW)
 
     due = Counter(text for key, text in site.known.items() if len(text) > 100 and before.get(key) != text)
     assert site.asked_for() == due
@@ -171,15 +193,25 @@ def follow(site: Site, dag_id: str, change: Callable[[str], None]) -> None:
     assert {result["state"] for result in first + second} == {"DONE"}
 
 
+def create(uri: str) -> None:
+    lance.write_dataset(verses(range(FIRST_ROWS)), uri, enable_stable_row_ids=True, max_rows_per_file=400)
+
+
 def append(uri: str, numbers: Iterable[int]) -> None:
     lance.write_dataset(verses(numbers), uri, mode="append")
 
 
-def update_and_delete(uri: str) -> None:
+def update_and_delete(uri: str, start: int = 0) -> None:
     source = lance.dataset(uri)
-    source.update({"text": f"replace(text, '{DARK}', '{LIGHT}')"}, where="id < 30")
-    source.update({"text": f"concat(id, '{DARK}')"}, where="id >= 30 AND id < 60")
-    source.delete("id >= 60 AND id < 90")
+    light, dark, gone = (f"id >= {start + n} AND id < {start + n + 30}" for n in (0, 30, 60))
+    source.update({"text": f"replace(text, '{DARK}', '{LIGHT}')"}, where=light)
+    source.update({"text": f"concat(id, '{DARK}')"}, where=dark)
+    source.delete(gone)
+
+
+def append_update_and_delete(uri: str) -> None:
+    append(uri, range(3_000, 3_030))
+    update_and_delete(uri, 300)
 
 
 def compact_and_upsert(uri: str) -> None:
@@ -192,25 +224,51 @@ def compact_and_upsert(uri: str) -> None:
     append(uri, range(5_000, 5_030))
 
 
-def test_a_chain_of_views_follows_its_source_by_the_hour_and_by_a_sensor(site: Site) -> None:
-    for dag_id in (ON_THE_VIEW, HOURLY):
+def test_a_chain_of_views_follows_its_source_by_a_watcher_by_the_hour_and_by_sensors(site: Site) -> None:
+    for dag_id in (ON_THE_VIEW, ON_ARRIVAL):
         site.stack.unpause(dag_id)
-    follow(site, HOURLY, lambda uri: None)
-    follow(site, HOURLY, lambda uri: append(uri, range(2_000, 2_030)))
-    before = site.versions(), site.events("long_verses"), site.events("verses_of_light")
-    site.stack.unpause(ON_NEW_DATA)
+    site.stack.read_again(ON_ARRIVAL)
+    # The source comes later than those who watch it.
+    follow(site, ON_ARRIVAL, create)
+    site.wait_for_end(ON_ARRIVAL)
+    [first], [run] = site.arrivals(), site.runs(ON_ARRIVAL)
+    assert (first["new_rows"], first["fragment_ids"], first["since"]) == (1_600, [0, 1, 2, 3], "view:long_verses")
+    place = f"/dags/{ON_ARRIVAL}/dagRuns/{run['dag_run_id']}/taskInstances/arrived/xcomEntries/return_value"
+    assert site.stack.call("GET", place)["value"] == [first]
+    follow(site, ON_ARRIVAL, append_update_and_delete)
+    site.wait_for_end(ON_ARRIVAL)
+    # What the view does not care about starts nothing.
+    before = len(site.runs(ON_ARRIVAL)), len(site.arrivals())
+    source = lance.dataset(site.uri)
+    assert source.optimize.compact_files().fragments_removed > 1
+    source.update_config({"some": "thing"})
+    time.sleep(5)
+    assert (len(site.runs(ON_ARRIVAL)), len(site.arrivals())) == before
+    site.stack.pause(ON_ARRIVAL)
+
+    shown = site.versions(), site.events("long_verses"), site.events("verses_of_light")
+    site.stack.unpause(HOURLY)
     nothing_new: list[dict[str, Any]] = []
     site.wait(lambda: bool(nothing_new.extend(site.finished(HOURLY)) or nothing_new), "an hour without changes")
     assert all(result["event"] is None for result in nothing_new)
-    assert (site.versions(), site.events("long_verses"), site.events("verses_of_light")) == before
+    assert (site.versions(), site.events("long_verses"), site.events("verses_of_light")) == shown
+    follow(site, HOURLY, lambda uri: append(uri, range(2_000, 2_030)))
     site.stack.pause(HOURLY)
 
-    for change in (lambda uri: append(uri, range(3_000, 3_030)), update_and_delete, compact_and_upsert):
-        site.wait(site.is_sensor_waiting, "the sensor")
+    site.stack.unpause(ON_NEW_DATA)
+    for change in (update_and_delete, compact_and_upsert):
+        site.wait_for_sensor(ON_NEW_DATA, "up_for_reschedule")
         follow(site, ON_NEW_DATA, change)
+    site.stack.pause(ON_NEW_DATA)
+
+    site.stack.unpause(WHEN_SETTLED)
+    site.wait_for_sensor(WHEN_SETTLED, "deferred")
+    follow(site, WHEN_SETTLED, lambda uri: append(uri, range(6_000, 6_030)))
+    assert "Trigger exited with error" not in site.stack.logs()
 
     kinds = {dag_id: {run["run_type"] for run in site.runs(dag_id)} for dag_id in DAGS}
-    assert kinds == {HOURLY: {"scheduled"}, ON_NEW_DATA: {"scheduled"}, ON_THE_VIEW: {"asset_triggered"}}
+    on_assets = {ON_ARRIVAL, ON_THE_VIEW}
+    assert kinds == {dag_id: {"asset_triggered" if dag_id in on_assets else "scheduled"} for dag_id in DAGS}
     for view in ("long_verses", "verses_of_light"):
         told = site.events(view)
         assert [event["from_version"] for event in told[1:]] == [event["to_version"] for event in told[:-1]]
