@@ -298,7 +298,7 @@ def test_code_that_is_not_what_was_planned_is_not_run(desk: Desk, recorder: Reco
     zipfile.ZipFile(other, "w").close()
     code.write_bytes(other.getvalue())
     run.clear(("backfill.shards.apply", 0)).go()
-    assert "is not what was planned with" in error(run)
+    assert "is not the planned code" in error(run)
     code.unlink()
     run.clear(("backfill.shards.apply", 0)).go()
     assert "was removed, or is not the planned code" in error(run)

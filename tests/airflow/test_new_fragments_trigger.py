@@ -124,9 +124,9 @@ def test_it_is_the_same_after_airflow_has_kept_it() -> None:
         ({"since": "view:"}, "is not understood"),
         ({"since": "view:../v"}, "is not a view name"),
         ({"table": "../docs"}, "is not a table name"),
-        ({"min_new_rows": 0}, "min_new_rows=0 makes no sense"),
-        ({"quiet_period": -1.0}, "quiet_period=-1.0 makes no sense"),
-        ({"poll_interval": 0}, "poll_interval=0 makes no sense"),
+        ({"min_new_rows": 0}, "min_new_rows=0 is not valid"),
+        ({"quiet_period": -1.0}, "quiet_period=-1.0 is not valid"),
+        ({"poll_interval": 0}, "poll_interval=0 is not valid"),
     ],
 )
 def test_what_makes_no_sense_is_refused_while_the_dag_is_read(settings: dict[str, Any], told: str) -> None:

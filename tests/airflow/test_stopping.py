@@ -20,7 +20,7 @@ OPERATORS = [
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.task_id)
 def test_it_ends_at_the_statement_it_is_at_and_may_be_retried(operator: PlanBackfillOperator) -> None:
     """Airflow retries a task that exits, and lets one that carries on do so for seconds."""
-    with pytest.raises(SystemExit, match="goes on from here"):
+    with pytest.raises(SystemExit, match="continues from here"):
         operator.on_kill()
 
 

@@ -250,7 +250,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 def test_the_doctor_finds_this_environment_healthy(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["doctor", "--path", str(tmp_path)])
     assert told.exit_code == 0, told.output
-    assert "mended by" not in told.output
+    assert "fix it with" not in told.output
 
 
 def test_the_doctor_fails_and_names_one_command_for_each_failure(
