@@ -113,3 +113,19 @@ def test_a_run_that_was_planned_goes_on_or_says_which_task_to_clear(group: str, 
         assert found["calls"] == []
         assert found["errors"]
         assert all("Clear the plan task" in error for error in found["errors"])
+
+
+def test_the_pages_show_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.airflow.browsing import browsing, of_job, text_of
+    from tests.airflow.rights import Rights
+    from tests.written_before.in_airflow import CONNECTION
+
+    monkeypatch.setenv("AIRFLOW_CONN_SHELF", CONNECTION)
+    written.unpack("killed", "skipped")
+    for get in browsing(monkeypatch):
+        Rights.give("reader", connections=["shelf"])
+        (killed,) = written.database().jobs(table="killed")
+        page = text_of(get(of_job("killed", killed.id)))
+        assert all(text in page for text in ("RUNNING", "dead", "steady", killed.udf_version))
+        (skipped,) = written.database().jobs(table="skipped")
+        assert "cannot do 38" in text_of(get(of_job("skipped", skipped.id)))

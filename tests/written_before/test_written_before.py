@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_geneva import View
+from airflow_geneva.errors import CodeChanged
 from airflow_geneva.run.cleanup import collect, find_garbage
 from airflow_geneva.udf import load_udf
 from tests.invariants import assert_right
@@ -102,6 +103,15 @@ def test_a_view_equals_its_query_once_it_is_refreshed(view: str) -> None:
     rows = found.source().lance.to_table(filter="x % 3 != 0").to_pylist()
     wanted = [{"id": row["id"], "twice": 2 * row["x"], "steady": 7 * row["x"]} for row in rows]
     assert sorted(found.to_arrow().to_pylist(), key=str) == sorted(wanted, key=str)
+
+
+def test_code_that_changed_stops_the_plan() -> None:
+    unpack("complete")
+    database().open_table("complete").alter_columns({"score": udfs.steady})
+    with pytest.raises(CodeChanged, match=RECORD["code_versions"]["score"]):
+        run("complete", "score")
+    assert_free(run("complete", "score", on_code_change="new_rows"))
+    assert run("complete", "score", on_code_change="recompute")["rows_computed"] == 60
 
 
 def test_a_killed_job_is_dead_and_one_that_shows_signs_of_life_is_not() -> None:
