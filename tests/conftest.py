@@ -24,13 +24,13 @@ SCRATCH = Path(tempfile.mkdtemp(prefix="airflow-geneva-tests-"))
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
 DATABASE = database_named("airflow")
 
-# No JVM of a test lives long enough for its second compiler and its parallel collector to be worth their time.
+# No JVM of a test lives long enough for its second compiler and its parallel collector to be worth their time, and
+# Spark's classes need no verification.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 SPARK_CONF = SCRATCH / "spark-conf"
 SPARK_CONF.mkdir()
 (SPARK_CONF / "spark-defaults.conf").write_text(
-    "".join(
-        f"spark.{side}.defaultJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC\n" for side in ("driver", "executor")
-    )
+    "".join(f"spark.{side}.defaultJavaOptions {JAVA_OPTIONS}\n" for side in ("driver", "executor"))
 )
 
 # Airflow reads these while it is imported, so they are set before any test can import it. Nothing of the user's own
