@@ -16,6 +16,7 @@ from airflow_geneva.plan.values import Work
 from airflow_geneva.run.bench import Bench
 from airflow_geneva.run.task import Tool, run_unit
 from airflow_geneva.run.units import DoUnit, Unit, UnitReport, whole_unit
+from airflow_geneva.task_memory import return_large_buffers
 
 if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
@@ -71,6 +72,7 @@ def run_units(do: DoUnit, units: Sequence[Unit], reporter: Reporter, threads: in
     Raises:
         UdfError: the error of the first unit that failed, raised after running units have ended.
     """
+    return_large_buffers()
     if threads <= 1 or len(units) <= 1:
         reports = []
         for unit in units:
