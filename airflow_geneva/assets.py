@@ -11,7 +11,7 @@ from urllib.parse import urlencode, urlsplit
 from airflow.sdk import Asset, AssetWatcher
 from airflow.sdk.execution_time.context import InletEventsAccessors
 
-from airflow_geneva.uri import check_name
+from airflow_geneva.storage.uri import check_name
 
 logger = logging.getLogger("airflow_geneva.lineage")
 

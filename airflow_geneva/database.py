@@ -11,13 +11,13 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.record import job_ids, read_chosen, read_job
 from airflow_geneva.job.status import Job
-from airflow_geneva.location import TableLocation
-from airflow_geneva.rows import RowData, as_table
-from airflow_geneva.storage import Storage, freeze_options
+from airflow_geneva.lance_io.rows import RowData, as_table
+from airflow_geneva.storage.files import Storage, freeze_options
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.uri import check_name, is_local, is_name, join, normalize_uri
 from airflow_geneva.table import Table
-from airflow_geneva.uri import check_name, is_local, is_name, join, normalize_uri
 from airflow_geneva.view import View
-from airflow_geneva.view_definition import is_view
+from airflow_geneva.views.definition import is_view
 
 if TYPE_CHECKING:
     import pyarrow as pa

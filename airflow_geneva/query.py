@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.udf import UDF
-from airflow_geneva.uri import without_credentials
 
 if TYPE_CHECKING:
     import lance
     import pyarrow as pa
 
     from airflow_geneva.database import Database
-    from airflow_geneva.plan.outputs import Outputs, QuerySpec
     from airflow_geneva.table import Table
     from airflow_geneva.view import View
-    from airflow_geneva.view_definition import ViewDefinition
+    from airflow_geneva.views.definition import ViewDefinition
+    from airflow_geneva.views.resolve import Outputs, QuerySpec
 
 ROWS_PER_FRAGMENT = 1_048_576
 _READ_ROWS = 4_096
@@ -148,11 +148,11 @@ class Query:
         """
         import pyarrow as pa
 
-        from airflow_geneva.apply.outputs import OutputComputer, take_rows
-        from airflow_geneva.explode import explode_rows
+        from airflow_geneva.apply.query_columns import OutputComputer, take_rows
         from airflow_geneva.lance_io.arrays import single_batch
-        from airflow_geneva.plan.selection import select_row_ids
-        from airflow_geneva.plan.where import freeze_where
+        from airflow_geneva.lance_io.filters import freeze_where
+        from airflow_geneva.views.explode import explode_rows
+        from airflow_geneva.views.selection import select_row_ids
 
         dataset = self.table.lance
         where = freeze_where(self._filter(dataset))
@@ -207,9 +207,9 @@ class Query:
             ```
         """
         from airflow_geneva.database import Database
-        from airflow_geneva.plan.placeholders import create_view
-        from airflow_geneva.plan.selection import select_row_ids
         from airflow_geneva.view import View
+        from airflow_geneva.views.placeholders import create_view
+        from airflow_geneva.views.selection import select_row_ids
 
         chosen, called = _either("db", db, "conn", conn), _either("name", name, "view_name", view_name)
         if called is None:
@@ -235,10 +235,10 @@ class Query:
 
     def _filter(self, dataset: lance.LanceDataset) -> str | None:
         """Return the whole filter; of a view, only computed rows pass it."""
-        from airflow_geneva.plan.outputs import check_expression
-        from airflow_geneva.plan.where import check_where
-        from airflow_geneva.view_columns import IS_SET
-        from airflow_geneva.view_definition import is_view
+        from airflow_geneva.lance_io.filters import check_where
+        from airflow_geneva.views.columns import IS_SET
+        from airflow_geneva.views.definition import is_view
+        from airflow_geneva.views.resolve import check_expression
 
         conditions = [check_expression(condition, "The filter") for condition in self.conditions]
         for condition in conditions:
@@ -247,9 +247,9 @@ class Query:
         return whole[0] if len(whole) == 1 else " AND ".join(f"({part})" for part in whole) or None
 
     def _outputs(self, dataset: lance.LanceDataset) -> Outputs:
-        from airflow_geneva.explode import exploded_schema
-        from airflow_geneva.plan.outputs import resolve_outputs
-        from airflow_geneva.view_definition import visible_columns
+        from airflow_geneva.views.definition import visible_columns
+        from airflow_geneva.views.explode import exploded_schema
+        from airflow_geneva.views.resolve import resolve_outputs
 
         every = ((name, f"`{name}`") for name in visible_columns(dataset.schema))
         first = tuple(every) if self.selected is None else self.selected
@@ -264,11 +264,11 @@ class Query:
         return replace(outputs, schema=exploded_schema(outputs.schema, self.exploded))
 
     def _definition(self, dataset: lance.LanceDataset, outputs: Outputs) -> ViewDefinition:
+        from airflow_geneva.lance_io.filters import where_columns
         from airflow_geneva.lance_io.storable import check_storable
-        from airflow_geneva.plan.placeholders import DATA_STORAGE_VERSION
-        from airflow_geneva.plan.where import where_columns
-        from airflow_geneva.view_columns import source_columns
-        from airflow_geneva.view_definition import ViewDefinition
+        from airflow_geneva.views.columns import source_columns
+        from airflow_geneva.views.definition import ViewDefinition
+        from airflow_geneva.views.placeholders import DATA_STORAGE_VERSION
 
         where = self._filter(dataset)
         check_storable(outputs.schema, DATA_STORAGE_VERSION, f"a view of table {self.table.name!r}")
@@ -301,7 +301,7 @@ class Query:
 
 
 def _check_repeatable(sql: str) -> None:
-    from airflow_geneva.plan.where import volatile_functions
+    from airflow_geneva.lance_io.filters import volatile_functions
 
     found = volatile_functions(sql)
     if found:

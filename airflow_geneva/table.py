@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_geneva.column_definition import (
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.rows import RowData, as_table
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.udf import UDF, UdfDefinition
+from airflow_geneva.udf.definition import (
     UDF_KEY,
     ColumnSpec,
     check_type,
@@ -17,10 +21,6 @@ from airflow_geneva.column_definition import (
     read_definition,
     stored_definition,
 )
-from airflow_geneva.errors import InvalidInput
-from airflow_geneva.location import TableLocation
-from airflow_geneva.rows import RowData, as_table
-from airflow_geneva.udf import UDF, UdfDefinition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from airflow_geneva.job.error_records import ErrorRecord
     from airflow_geneva.job.result import BackfillResult
-    from airflow_geneva.plan.values import Plan
+    from airflow_geneva.plan.model import Plan
     from airflow_geneva.query import Query
     from airflow_geneva.run.background import JobFuture
 
@@ -172,7 +172,7 @@ class Table:
             ignore_checkpoints: do not use what earlier jobs computed and did not commit; the same as the environment
                 variable ``GENEVA_IGNORE_CHECKPOINTS=1``.
             run_after: the time that ``now()`` returns; by default the time of this call.
-            sizing: see :class:`airflow_geneva.plan.values.Sizing`.
+            sizing: see :class:`airflow_geneva.plan.model.Sizing`.
 
         Raises:
             InvalidInput: an argument is not valid, or names something that does not exist.
@@ -221,7 +221,7 @@ class Table:
             JobFailed: the job failed; ``.result`` says what it completed before.
         """
         from airflow_geneva.run.backfill import check_runner, run_backfill
-        from airflow_geneva.run.job import Stopwatch
+        from airflow_geneva.run.column_stages import Stopwatch
 
         check_runner(runner)
         watch = Stopwatch()
@@ -262,7 +262,7 @@ class Table:
         """
         from airflow_geneva.run.backfill import check_runner
         from airflow_geneva.run.background import start_in_background
-        from airflow_geneva.run.job import Stopwatch
+        from airflow_geneva.run.column_stages import Stopwatch
 
         check_runner(runner)
         watch = Stopwatch()
@@ -294,7 +294,7 @@ class Table:
         Raises:
             InvalidInput: ``job_id`` is not a job id, or the column is not a computed column.
         """
-        from airflow_geneva.plan.failed import failed_addresses
+        from airflow_geneva.plan.failed_rows import failed_addresses
 
         if job_id is not None:
             return sorted({record.row_address for record in self.get_errors(job_id, column_name)})

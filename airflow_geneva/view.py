@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
-from airflow_geneva.view_columns import IS_SET
-from airflow_geneva.view_definition import ViewDefinition, visible_columns
+from airflow_geneva.views.columns import IS_SET
+from airflow_geneva.views.definition import ViewDefinition, visible_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from airflow_geneva.job.result import BackfillResult
+    from airflow_geneva.plan.model import Plan
     from airflow_geneva.plan.request import RefreshRequest
-    from airflow_geneva.plan.values import Plan
 
 
 class View(Table):
@@ -44,7 +44,7 @@ class View(Table):
             InvalidInput: the source does not exist.
         """
         from airflow_geneva.database import Database
-        from airflow_geneva.storage import freeze_options
+        from airflow_geneva.storage.files import freeze_options
 
         definition = self.view_definition
         options = self.location.options if storage_options is None else freeze_options(storage_options)
@@ -78,8 +78,8 @@ class View(Table):
         Raises:
             InvalidInput: ``job_id`` is not a job id, or ``column_name`` is given without it.
         """
-        from airflow_geneva.commit.contents import ViewContents
-        from airflow_geneva.plan.failed import failed_source_addresses
+        from airflow_geneva.commit.view_state import ViewContents
+        from airflow_geneva.plan.failed_rows import failed_source_addresses
 
         if job_id is not None:
             return super().get_failed_row_addresses(job_id, column_name)
@@ -109,7 +109,7 @@ class View(Table):
             max_rows_per_fragment: rows of each new fragment of the view.
             on_code_change: ``error``, ``recompute`` or ``new_rows`` when the view holds another UDF version's values.
             ignore_checkpoints: do not use what earlier jobs computed.
-            sizing: see :class:`airflow_geneva.plan.values.Sizing`.
+            sizing: see :class:`airflow_geneva.plan.model.Sizing`.
 
         Raises:
             InvalidInput: the source no longer fits the view, or an argument is not valid.

@@ -16,8 +16,8 @@ import pyarrow as pa
 from lance.fragment import DataFile, FragmentMetadata
 
 import airflow_geneva
-from airflow_geneva.checkpoint.state import Fact, append_ledger, computed_by, fold_ledgers
-from airflow_geneva.plan.manifest import columns_of, field_ids, read_manifest
+from airflow_geneva.checkpoint.facts import Fact, append_ledger, computed_by, fold_ledgers
+from airflow_geneva.lance_io.fragments import columns_of, field_ids, read_manifest
 from bench import processes, udfs
 from bench.cases import TABLE, open_table
 

@@ -9,9 +9,9 @@ from typing import Any
 import griffe
 import typer
 
-from airflow_geneva.cli import app
+from airflow_geneva.cli.app import app
 from airflow_geneva.get_provider_info import get_provider_info
-from airflow_geneva.plan.values import Sizing
+from airflow_geneva.plan.model import Sizing
 
 _COMMANDS = "<!-- commands -->"
 _CONFIGURATION = "<!-- configuration -->"

@@ -76,7 +76,7 @@ def _java_where_needed(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="session")
 def java_home() -> str:
     """Java for Spark in this process's environment, whatever the machine has."""
-    from airflow_geneva.java import java_environment
+    from airflow_geneva.spark.java import java_environment
 
     os.environ.update(java_environment(SCRATCH / "java"))
     return os.environ["JAVA_HOME"]

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.arrow_types import castable, is_list, storage_type
-from airflow_geneva.blobs import as_blobs, is_blob_type
 from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.arrow_types import castable, is_list, storage_type
+from airflow_geneva.lance_io.blobs import as_blobs, is_blob_type
 
 
 class OutputMismatch(TypeError):

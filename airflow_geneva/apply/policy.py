@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from airflow_geneva.on_error import Fail, Policy, Retry, Skip
+from airflow_geneva.udf.error_policy import Fail, Policy, Retry, Skip
 
 Rules = tuple[Retry | Skip | Fail, ...]
 

@@ -11,13 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.apply.sizing import joint_width
-from airflow_geneva.checkpoint.fragment import RowIds
-from airflow_geneva.checkpoint.ranges import Offsets, Ranges
 from airflow_geneva.errors import StorageError
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.engine_errors import is_overflow
-from airflow_geneva.plan.manifest import FragmentFiles, open_fragment
-from airflow_geneva.task_memory import FittingRows, TooWide
+from airflow_geneva.lance_io.fragments import FragmentFiles, open_fragment
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.lance_io.task_memory import FittingRows, TooWide
 
 if TYPE_CHECKING:
     import lance

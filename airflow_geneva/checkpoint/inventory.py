@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from airflow_geneva.checkpoint.keys import key_part, md5, parse_key, path_to_key
+from airflow_geneva.checkpoint.keys import key_part, parse_key, path_to_key
 from airflow_geneva.checkpoint.packs import keys_of_pack
-from airflow_geneva.storage import Storage
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.uri import md5
 
 _PREFIX = re.compile(r"udf-(?P<udf>.*)_ver-(?P<version>.*)_col-(?P<column>.*)_where-(?P<where>\w+)_uri-(?P<uri>\w+)")
 _NO_FILTER = md5("")

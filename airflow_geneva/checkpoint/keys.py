@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
+
+from airflow_geneva.storage.uri import md5
 
 # "-" is unsafe because every marker of a key ends in one: a name must not look like a marker.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.]")
@@ -12,11 +13,6 @@ _SUFFIX = re.compile(
     r"^(?P<prefix>.*)_srcfiles-(?P<srcfiles>[0-9a-f]{32})_frag-(?P<fragment>\d+)(?P<range>_range-\d+-\d+)?$"
 )
 _NAME_LENGTH = 60
-
-
-def md5(text: str) -> str:
-    """Hash a user-given string for use in a key."""
-    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def key_part(name: str) -> str:

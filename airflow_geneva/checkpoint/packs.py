@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from airflow_geneva.lance_io.data_file import FileWriter, LanceFile, Positions
 from airflow_geneva.lance_io.engine_errors import EngineError
-from airflow_geneva.storage import Storage
+from airflow_geneva.storage.files import Storage
 
 FOLDER = "packed"
 MOST_PACKS = 8

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.lance_io.row_ranges import Ranges
 
 MOST_RUNS = 3
 """Number of runs in which a row may fail under one UDF version; after that, only ``errors_only`` runs it again."""

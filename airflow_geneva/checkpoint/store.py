@@ -17,8 +17,8 @@ from airflow_geneva.checkpoint.packs import FULL_BYTES, MOST_PACKS, Packs, from_
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.data_file import FileWriter, LanceFile
-from airflow_geneva.storage import Storage
-from airflow_geneva.uri import join
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.uri import join
 
 Positions = npt.NDArray[np.int64]
 

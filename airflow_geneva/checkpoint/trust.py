@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from airflow_geneva.checkpoint.fragment import StagedFragment
 from airflow_geneva.checkpoint.provenance import Failures, Tried
-from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.records import StagedFragment
+from airflow_geneva.lance_io.row_ranges import Ranges
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_geneva.checkpoint.fragment import StagedFragment
 from airflow_geneva.checkpoint.provenance import Provenance, add_rows, runs_failed
-from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.plan.fragment_work import FragmentWork
-from airflow_geneva.plan.manifest import FragmentFiles, live_offsets
-from airflow_geneva.plan.staging import staged_fits
+from airflow_geneva.checkpoint.records import StagedFragment
+from airflow_geneva.lance_io.fragments import FragmentFiles, live_offsets
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.reusable_files import staged_fits
+from airflow_geneva.plan.shard import FragmentWork
 
 if TYPE_CHECKING:
     import lance

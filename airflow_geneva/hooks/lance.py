@@ -14,8 +14,8 @@ from airflow.sdk.log import mask_secret
 
 from airflow_geneva.database import Database, connect
 from airflow_geneva.errors import GenevaError, InvalidInput
-from airflow_geneva.storage_options import read_storage_options, secrets_of
-from airflow_geneva.uri import is_local, normalize_uri
+from airflow_geneva.storage.options import read_storage_options, secrets_of
+from airflow_geneva.storage.uri import is_local, normalize_uri
 
 
 class LanceHook(BaseHook):

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.storage import Storage
+from airflow_geneva.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.job")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_geneva.errors import InvalidInput, StorageError, without_secrets
 from airflow_geneva.faults import fault_point
-from airflow_geneva.storage import Storage
+from airflow_geneva.storage.files import Storage
 
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_geneva.lance_io.engine_errors import is_failure
-from airflow_geneva.storage import Storage
+from airflow_geneva.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.job")
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from airflow_geneva.errors import StorageError
-from airflow_geneva.storage import Storage
+from airflow_geneva.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.progress")
 

@@ -13,9 +13,9 @@ from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import JobFolder, is_job_id
 from airflow_geneva.job.heartbeat import HEARTBEAT, SILENT_WHILE_WORKING, Heartbeat, silence_allowed
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, RUNNING
-from airflow_geneva.job.shard import WAITING, ShardStatus, in_parallel, read_shards
+from airflow_geneva.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.job.status import AirflowRun, Job
-from airflow_geneva.storage import Storage
+from airflow_geneva.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.job")
 

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from airflow_geneva.job.result import DONE, PENDING, RUNNING
-from airflow_geneva.job.shard import ShardStatus
+from airflow_geneva.job.shard_status import ShardStatus
 
 STAGES = ("plan", "spark", "apply", "commit", "finish")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.types as pt
 
-from airflow_geneva.arrow_types import storage_type
+from airflow_geneva.lance_io.arrow_types import storage_type
 
 _ROWS_PER_FILE = 1 << 20
 

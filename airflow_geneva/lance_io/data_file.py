@@ -15,12 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from airflow_geneva.arrow_types import leaf_types
-from airflow_geneva.blobs import is_blob
 from airflow_geneva.errors import StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.arrays import single_batch, without_slices
+from airflow_geneva.lance_io.arrow_types import leaf_types
 from airflow_geneva.lance_io.blob_file import BlobFileWriter
+from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.engine_errors import (
     EngineError,
     as_it_is,
@@ -30,8 +30,8 @@ from airflow_geneva.lance_io.engine_errors import (
     is_panic,
 )
 from airflow_geneva.lance_io.storable import reason_against
-from airflow_geneva.task_memory import TooWide, rows_at_once
-from airflow_geneva.uri import is_local, join
+from airflow_geneva.lance_io.task_memory import TooWide, rows_at_once
+from airflow_geneva.storage.uri import is_local, join
 
 if TYPE_CHECKING:
     import lance

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.uri import is_local
+from airflow_geneva.storage.uri import is_local
 
 if TYPE_CHECKING:
     import lance

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-from airflow_geneva.arrow_types import storage_type
-from airflow_geneva.blobs import is_blob
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.arrow_types import storage_type
+from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 
 _FILLED, _NULL, _EMPTY, _HOLES = range(4)

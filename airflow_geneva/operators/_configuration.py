@@ -7,9 +7,9 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, conf
 
-from airflow_geneva.commit.conflicts import max_retries
 from airflow_geneva.get_provider_info import get_provider_info
-from airflow_geneva.task_memory import LEAST_TASK_MEMORY
+from airflow_geneva.lance_io.conflicts import max_retries
+from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY
 
 _SECTION = "geneva"
 

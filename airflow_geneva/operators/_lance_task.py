@@ -14,12 +14,12 @@ from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.location import TableLocation
 from airflow_geneva.operators._retries import with_retry_policy
 from airflow_geneva.operators._templated import optional_text, required_text
-from airflow_geneva.plan.document import SavedPlan, load_plan
-from airflow_geneva.plan.fragment_work import Shard
-from airflow_geneva.storage import Storage
+from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
+from airflow_geneva.plan.shard import Shard
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.location import TableLocation
 
 
 class LanceOperator(BaseOperator):

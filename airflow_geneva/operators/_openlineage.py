@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from airflow_geneva.job.result import BackfillResult
-from airflow_geneva.location import TableLocation
+from airflow_geneva.lance_io.filters import where_columns
 from airflow_geneva.operators._lance_task import OpenPlan
-from airflow_geneva.plan.former import version_label
-from airflow_geneva.plan.values import Work
-from airflow_geneva.plan.where import where_columns
-from airflow_geneva.udf_definition import UdfDefinition
-from airflow_geneva.view_definition import ViewDefinition
+from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.previous_inputs import version_label
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.udf.stored_definition import UdfDefinition
+from airflow_geneva.views.definition import ViewDefinition
 
 if TYPE_CHECKING:
     import lance

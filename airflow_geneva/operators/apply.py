@@ -14,9 +14,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowNotFoundException
 from airflow.sdk import BaseHook, Context
 
-from airflow_geneva.code_zip import code_sha256
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.java import java_environment
 from airflow_geneva.job.folder import shard_name
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.links.job import JobLink
@@ -24,11 +22,12 @@ from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import OpenPlan, check_shard, open_database, stop_here
 from airflow_geneva.operators._retries import with_retry_policy
 from airflow_geneva.operators._templated import optional_int, required_text
-from airflow_geneva.plan.fragment_work import Shard
-from airflow_geneva.plan.values import Work
-from airflow_geneva.run.planned import apply_here, codes_of, has_planned_code, is_ready, open_kit
-from airflow_geneva.run.spark_session import BLAS_VARIABLES, package_zip, session_settings
-from airflow_geneva.spark_submit import (
+from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.shard import Shard
+from airflow_geneva.run.stages import apply_here, codes_of, has_planned_code, is_ready, open_kit
+from airflow_geneva.spark.java import java_environment
+from airflow_geneva.spark.session import BLAS_VARIABLES, package_zip, session_settings
+from airflow_geneva.spark.submit import (
     APPLICATION,
     CREDENTIALS,
     HOW_TO_CONNECT,
@@ -38,7 +37,8 @@ from airflow_geneva.spark_submit import (
     driver_environment,
     find_spark_submit,
 )
-from airflow_geneva.udf_definition import UdfDefinition
+from airflow_geneva.udf.code_zip import code_sha256
+from airflow_geneva.udf.stored_definition import UdfDefinition
 
 _ERROR_LINE = "airflow_geneva: "
 _STARTED = ("_submit_sp", "_yarn_application_id", "_kubernetes_driver_pod")

@@ -9,11 +9,11 @@ from typing import Any
 from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
 
+from airflow_geneva.cleanup import collect, find_garbage
+from airflow_geneva.cleanup.garbage import Garbage, add_up, parse_ttl
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.operators._templated import optional_text, required_text, truth
-from airflow_geneva.run.cleanup import collect, find_garbage
-from airflow_geneva.run.cleanup.garbage import Garbage, add_up, parse_ttl
 
 
 class CleanupCheckpointsOperator(LanceOperator):

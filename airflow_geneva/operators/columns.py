@@ -8,15 +8,15 @@ from typing import Any
 
 from airflow.sdk import Context
 
-from airflow_geneva.column_definition import ColumnSpec
-from airflow_geneva.commit.conflicts import conflict_retries, is_conflict, max_retries
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.conflicts import conflict_retries, is_conflict, max_retries
 from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.operators._templated import document, required_text
 from airflow_geneva.operators.plan import check_import_path
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, load_udf
+from airflow_geneva.udf.definition import ColumnSpec
 
 
 class AddColumnsOperator(LanceOperator):

@@ -7,12 +7,12 @@ from typing import Any
 
 from airflow.sdk import Context
 
-from airflow_geneva.commit.conflicts import conflict_retries
 from airflow_geneva.job.heartbeat import beating
+from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan, check_shard
-from airflow_geneva.run.planned import commit_planned
+from airflow_geneva.run.stages import commit_planned
 
 _REASONS_TOLD = 5
 

@@ -10,22 +10,22 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import Asset, AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
-from airflow_geneva.commit.conflicts import conflict_retries
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.announcement import Mark, find_commits, read_marks, remove_mark
 from airflow_geneva.job.folder import JobFolder, began
 from airflow_geneva.job.heartbeat import beating
+from airflow_geneva.job.outbox import Mark, find_commits, read_marks, remove_mark
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
+from airflow_geneva.lance_io.conflicts import conflict_retries
+from airflow_geneva.lance_io.version_stamp import Stamp, stamp_of
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan
 from airflow_geneva.operators._openlineage import lineage_of
 from airflow_geneva.operators._templated import is_template, required_text
 from airflow_geneva.operators.plan import SUMMARY
-from airflow_geneva.run.planned import finish_planned
-from airflow_geneva.storage import Storage
-from airflow_geneva.version_stamp import Stamp, stamp_of
-from airflow_geneva.view_definition import ViewDefinition
+from airflow_geneva.run.stages import finish_planned
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.views.definition import ViewDefinition
 
 _KEPT_OF_COLUMN = "What the other shards committed is recorded, and announced by the next run that finishes."
 _KEPT_OF_VIEW = "The view is unchanged, and computed rows are kept."

@@ -13,20 +13,20 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
 
 from airflow_geneva.errors import CodeChanged, InvalidInput
-from airflow_geneva.job.announcement import Mark, write_mark
 from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.outbox import Mark, write_mark
 from airflow_geneva.job.record import job_ids
+from airflow_geneva.lance_io.task_memory import task_memory_bytes
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.operators._templated import optional_float, optional_int, optional_text, required_text, truth
-from airflow_geneva.plan.document import SavedPlan, plan_name, shard_summaries
+from airflow_geneva.plan.model import Plan, Sizing
 from airflow_geneva.plan.request import BackfillRequest, plan_request
-from airflow_geneva.plan.values import Plan, Sizing
-from airflow_geneva.run.job import start_job
-from airflow_geneva.storage import Storage
+from airflow_geneva.plan.saved_plan import SavedPlan, plan_name, shard_summaries
+from airflow_geneva.run.column_stages import start_job
+from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
-from airflow_geneva.task_memory import task_memory_bytes
 from airflow_geneva.udf import load_udf
 
 SUMMARY = "summary"

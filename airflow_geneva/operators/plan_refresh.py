@@ -10,19 +10,19 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
 
 from airflow_geneva.errors import CodeChanged, InvalidInput
-from airflow_geneva.job.announcement import Mark, write_mark
 from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.outbox import Mark, write_mark
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.operators._templated import optional_int, optional_text, required_text, truth
 from airflow_geneva.operators.plan import SUMMARY, about_run, job_id_of, read_sizing, run_text, summarize
-from airflow_geneva.plan.document import plan_name, shard_summaries
+from airflow_geneva.plan.model import Plan, Sizing
 from airflow_geneva.plan.request import RefreshRequest, check_sizing
-from airflow_geneva.plan.values import Plan, Sizing
+from airflow_geneva.plan.saved_plan import plan_name, shard_summaries
 from airflow_geneva.run.refresh import plan, start_refresh
 from airflow_geneva.view import View
-from airflow_geneva.view_definition import ViewDefinition
+from airflow_geneva.views.definition import ViewDefinition
 
 _DEFAULT = Sizing()
 

@@ -17,7 +17,7 @@ from airflow_geneva.udf import load_udf
 from airflow_geneva.view import View
 
 if TYPE_CHECKING:
-    from airflow_geneva.plan.outputs import QuerySpec
+    from airflow_geneva.views.resolve import QuerySpec
 
 
 class CreateMaterializedViewOperator(LanceOperator):

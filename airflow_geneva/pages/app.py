@@ -19,7 +19,6 @@ from starlette.responses import Response
 
 from airflow_geneva.database import Database
 from airflow_geneva.errors import DamagedRecord, GenevaError, without_secrets
-from airflow_geneva.location import TableLocation
 from airflow_geneva.pages.access import ViewerDep
 from airflow_geneva.pages.databases import (
     list_databases,
@@ -33,7 +32,8 @@ from airflow_geneva.pages.jobs import JobView, find_job, list_errors, list_jobs
 from airflow_geneva.pages.render import HEADERS, STATIC, page
 from airflow_geneva.pages.tables import count_standings, describe_table
 from airflow_geneva.pages.tasks import PlannedJob, job_of_task, jobs_of_run
-from airflow_geneva.patience import Threads
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.timeouts import Threads
 
 logger = logging.getLogger("airflow_geneva.pages")
 

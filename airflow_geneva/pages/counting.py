@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any, TypeVar
 
-from airflow_geneva.patience import Threads
+from airflow_geneva.storage.timeouts import Threads
 
 _T = TypeVar("_T")
 

@@ -13,8 +13,8 @@ from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.pages.access import Viewer, dags_by_table
-from airflow_geneva.patience import impatient
-from airflow_geneva.uri import is_local, without_credentials
+from airflow_geneva.storage.timeouts import impatient
+from airflow_geneva.storage.uri import is_local, without_credentials
 
 _VARIABLE = "AIRFLOW_CONN_"
 

@@ -11,10 +11,10 @@ from airflow_geneva.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.job.folder import JobFolder, is_job_id
 from airflow_geneva.job.record import job_ids, read_chosen, read_job
 from airflow_geneva.job.result import DONE
-from airflow_geneva.job.shard import ShardStatus, in_parallel
+from airflow_geneva.job.shard_status import ShardStatus, in_parallel
 from airflow_geneva.job.status import Job
-from airflow_geneva.location import TableLocation
 from airflow_geneva.pages.access import Viewer
+from airflow_geneva.storage.location import TableLocation
 
 JOBS_A_PAGE = 100
 _READ_FOR_ONE = 10

@@ -7,21 +7,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from airflow_geneva.column_definition import stored_definition
-from airflow_geneva.commit.contents import ViewContents
+from airflow_geneva.commit.view_state import ViewContents
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
 from airflow_geneva.job.status import Job
 from airflow_geneva.lance_io.engine_errors import is_failure
-from airflow_geneva.location import TableLocation
 from airflow_geneva.pages.access import Viewer
 from airflow_geneva.pages.counting import Counts
 from airflow_geneva.pages.databases import visible_tables
 from airflow_geneva.pages.jobs import list_jobs
-from airflow_geneva.plan.standing import Standing, column_standing, view_standing
-from airflow_geneva.uri import without_credentials
-from airflow_geneva.view_columns import SYSTEM_COLUMNS
-from airflow_geneva.view_definition import ViewDefinition, is_view
+from airflow_geneva.plan.freshness import Standing, column_standing, view_standing
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.uri import without_credentials
+from airflow_geneva.udf.definition import stored_definition
+from airflow_geneva.views.columns import SYSTEM_COLUMNS
+from airflow_geneva.views.definition import ViewDefinition, is_view
 
 if TYPE_CHECKING:
     import lance

@@ -12,9 +12,9 @@ from sqlalchemy import select
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import is_job_id
-from airflow_geneva.location import TableLocation
 from airflow_geneva.pages.databases import open_database
-from airflow_geneva.uri import check_name, normalize_uri
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.uri import check_name, normalize_uri
 
 # Not imported from the operators: that would load large parts of Airflow and Spark into the API server.
 _SUMMARY = "summary"

@@ -7,19 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from airflow_geneva.checkpoint.fragment import StagedFragment
-from airflow_geneva.checkpoint.held import KeyIndex
-from airflow_geneva.checkpoint.keys import md5
+from airflow_geneva.checkpoint.facts import ColumnState, Fact, load_state, looked_at
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, runs_failed
-from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.checkpoint.state import ColumnState, Fact, load_state, looked_at
+from airflow_geneva.checkpoint.records import StagedFragment
+from airflow_geneva.checkpoint.reuse import KeyIndex
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
-from airflow_geneva.plan.continuing import check_continue_from, savings
-from airflow_geneva.plan.due import DueRows, Wanted, by_maker, sort_rows
-from airflow_geneva.plan.former import FormerInputs
-from airflow_geneva.plan.fragment_work import FragmentWork
-from airflow_geneva.plan.known import Knowledge
-from airflow_geneva.plan.manifest import (
+from airflow_geneva.lance_io.filters import check_where, selected_offsets, where_columns
+from airflow_geneva.lance_io.fragments import (
     Columns,
     FragmentFiles,
     columns_of,
@@ -28,14 +22,20 @@ from airflow_geneva.plan.manifest import (
     read_manifest,
     row_ids,
 )
-from airflow_geneva.plan.mismatch import find_mismatches
-from airflow_geneva.plan.read_version import RowsThen
-from airflow_geneva.plan.shards import cut_shards
-from airflow_geneva.plan.staging import staged_fits, staged_gives_rows
-from airflow_geneva.plan.stake import check_stake
-from airflow_geneva.plan.values import Plan, Tally, Work
-from airflow_geneva.plan.where import check_where, selected_offsets, where_columns
-from airflow_geneva.storage import Storage
+from airflow_geneva.lance_io.read_version import RowsThen
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.code_change import check_stake
+from airflow_geneva.plan.computed_rows import Knowledge
+from airflow_geneva.plan.continue_from import check_continue_from, savings
+from airflow_geneva.plan.cutting import cut_shards
+from airflow_geneva.plan.file_mismatch import find_mismatches
+from airflow_geneva.plan.model import Plan, Tally, Work
+from airflow_geneva.plan.previous_inputs import FormerInputs
+from airflow_geneva.plan.reusable_files import staged_fits, staged_gives_rows
+from airflow_geneva.plan.row_status import DueRows, Wanted, by_maker, sort_rows
+from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.uri import md5
 
 if TYPE_CHECKING:
     import lance

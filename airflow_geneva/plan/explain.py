@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from airflow_geneva.plan.former import version_label
-from airflow_geneva.plan.values import Plan
+from airflow_geneva.plan.model import Plan
+from airflow_geneva.plan.previous_inputs import version_label
 
 _LISTED = 8
 

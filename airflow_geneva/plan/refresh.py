@@ -10,34 +10,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from airflow_geneva.blobs import is_blob
-from airflow_geneva.checkpoint.held import KeyIndex
-from airflow_geneva.checkpoint.keys import md5
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
-from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.checkpoint.snapshot import Snapshot
+from airflow_geneva.checkpoint.reuse import KeyIndex
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.location import TableLocation
-from airflow_geneva.on_error import describe_policy
-from airflow_geneva.plan.fragment_work import FragmentWork
-from airflow_geneva.plan.manifest import columns_of, garbage_collector_off, row_ids
-from airflow_geneva.plan.mismatch import Mismatches, find_mismatches
-from airflow_geneva.plan.planned_table import PlannedTable
-from airflow_geneva.plan.read_version import open_version, reading
-from airflow_geneva.plan.reflected import Reflected
+from airflow_geneva.lance_io.blobs import is_blob
+from airflow_geneva.lance_io.filters import selected_offsets
+from airflow_geneva.lance_io.fragments import columns_of, garbage_collector_off, row_ids
+from airflow_geneva.lance_io.read_version import open_version, reading
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.lance_io.table_identity import PlannedTable
+from airflow_geneva.plan.code_change import view_stake
+from airflow_geneva.plan.cutting import cut_shards
+from airflow_geneva.plan.file_mismatch import Mismatches, find_mismatches
+from airflow_geneva.plan.model import CodeRef, Plan, Tally, Work
 from airflow_geneva.plan.request import RefreshRequest, told_to_start_over
-from airflow_geneva.plan.shards import cut_shards
-from airflow_geneva.plan.source import ChangedFragment, SourceChanges, compare_source, where_they_lie
-from airflow_geneva.plan.staging import view_file_gives_rows, view_file_is_whole
-from airflow_geneva.plan.stake import view_stake
-from airflow_geneva.plan.swap import EVERYTHING, SwapPlan
-from airflow_geneva.plan.values import CodeRef, Plan, Tally, Work
-from airflow_geneva.plan.where import selected_offsets
-from airflow_geneva.row_order import in_order
-from airflow_geneva.udf_definition import UdfDefinition
-from airflow_geneva.view_columns import OutputColumn
-from airflow_geneva.view_definition import ViewDefinition
+from airflow_geneva.plan.reusable_files import view_file_gives_rows, view_file_is_whole
+from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.plan.source_changes import ChangedFragment, SourceChanges, compare_source, where_they_lie
+from airflow_geneva.plan.swap_plan import EVERYTHING, SwapPlan
+from airflow_geneva.plan.view_state import Reflected
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.uri import md5
+from airflow_geneva.udf.error_policy import describe_policy
+from airflow_geneva.udf.stored_definition import UdfDefinition
+from airflow_geneva.views.columns import OutputColumn
+from airflow_geneva.views.definition import ViewDefinition
+from airflow_geneva.views.row_order import in_order
 
 if TYPE_CHECKING:
     import lance

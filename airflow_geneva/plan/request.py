@@ -9,21 +9,21 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_geneva.annotations import check_inputs
-from airflow_geneva.checkpoint.keys import md5
-from airflow_geneva.code_version import deps_version
-from airflow_geneva.column_definition import check_type
+from airflow_geneva.code_hash.hasher import deps_version
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import new_job_id
-from airflow_geneva.location import TableLocation
+from airflow_geneva.lance_io.filters import freeze_where
+from airflow_geneva.lance_io.fragments import field_ids
+from airflow_geneva.lance_io.read_version import open_version, reading
+from airflow_geneva.lance_io.table_identity import PlannedTable
+from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
 from airflow_geneva.plan.backfill import plan_backfill
-from airflow_geneva.plan.due import ON_CODE_CHANGE, Wanted
-from airflow_geneva.plan.manifest import field_ids
-from airflow_geneva.plan.planned_table import PlannedTable
-from airflow_geneva.plan.read_version import open_version, reading
-from airflow_geneva.plan.values import CodeRef, Plan, Sizing, Work
-from airflow_geneva.plan.where import freeze_where
-from airflow_geneva.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
+from airflow_geneva.plan.model import CodeRef, Plan, Sizing, Work
+from airflow_geneva.plan.row_status import ON_CODE_CHANGE, Wanted
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.uri import md5
+from airflow_geneva.udf.annotations import check_inputs
+from airflow_geneva.udf.definition import check_type
 
 if TYPE_CHECKING:
     import lance

@@ -12,15 +12,15 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.lance_io.engine_errors import is_failure
-from airflow_geneva.location import TableLocation
-from airflow_geneva.plan.document import SavedPlan
-from airflow_geneva.plan.fragment_work import Shard
-from airflow_geneva.plan.planned_table import naming_remade
-from airflow_geneva.plan.values import Plan
+from airflow_geneva.lance_io.table_identity import naming_remade
+from airflow_geneva.plan.model import Plan
+from airflow_geneva.plan.saved_plan import SavedPlan
+from airflow_geneva.plan.shard import Shard
+from airflow_geneva.run.column_stages import Stopwatch, commit_shard, fail_job, finish_job, start_job, why_it_failed
+from airflow_geneva.run.column_task import ColumnKit
 from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.job import Stopwatch, commit_shard, fail_job, finish_job, start_job, why_it_failed
-from airflow_geneva.run.task import ColumnKit
-from airflow_geneva.udf_parcel import UdfParcel
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.udf.shipping import UdfParcel
 
 if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
@@ -73,7 +73,7 @@ def start_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, w
         StorageError: the table's folder is read-only or unreachable.
     """
     if runner == "spark" and any(shard.to_apply for shard in plan.shards):
-        from airflow_geneva.run.spark_session import start_session
+        from airflow_geneva.spark.session import start_session
 
         watch.lap("plan")
         start_session(plan.work)
@@ -116,7 +116,7 @@ def carry_out(started: StartedBackfill) -> BackfillResult:
 
 def _apply(started: StartedBackfill, shard: Shard) -> None:
     if shard.to_apply and started.runner == "spark":
-        from airflow_geneva.run.spark import apply_in_session
+        from airflow_geneva.spark.tasks import apply_in_session
 
         apply_in_session(started.location, started.plan.work, shard, ColumnKit(UdfParcel.of(started.udf)))
     else:

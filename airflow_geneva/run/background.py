@@ -12,10 +12,10 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.record import read_job
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.job.status import Job
-from airflow_geneva.location import TableLocation
-from airflow_geneva.plan.values import Plan
+from airflow_geneva.plan.model import Plan
 from airflow_geneva.run.backfill import StartedBackfill, carry_out, start_backfill
-from airflow_geneva.run.job import Stopwatch
+from airflow_geneva.run.column_stages import Stopwatch
+from airflow_geneva.storage.location import TableLocation
 
 if TYPE_CHECKING:
     from airflow_geneva.udf import UDF

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from airflow_geneva.checkpoint.fragment import StagedFragment
-from airflow_geneva.checkpoint.held import BrokenFile, Held, KeyIndex
-from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.records import StagedFragment
+from airflow_geneva.checkpoint.reuse import BrokenFile, Held, KeyIndex
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError
-from airflow_geneva.plan.fragment_work import FragmentWork
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.shard import FragmentWork
 
 logger = logging.getLogger("airflow_geneva.run")
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from airflow_geneva.blobs import is_blob
-from airflow_geneva.checkpoint.fragment import StagedFragment, read_range, read_staged
 from airflow_geneva.checkpoint.keys import FragmentKey, parse_key, path_to_key
 from airflow_geneva.checkpoint.packs import FOLDER as PACKED
-from airflow_geneva.checkpoint.snapshot import loose_snapshots, pack_snapshots
+from airflow_geneva.checkpoint.records import StagedFragment, read_range, read_staged
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.checkpoint.view_snapshot import loose_snapshots, pack_snapshots
 from airflow_geneva.errors import StorageError
-from airflow_geneva.job.tidying import busy_targets, tidy_jobs
-from airflow_geneva.location import TableLocation
-from airflow_geneva.plan.staging import staged_is_whole
-from airflow_geneva.plan.values import Work
+from airflow_geneva.job.old_jobs import busy_targets, tidy_jobs
+from airflow_geneva.lance_io.blobs import is_blob
+from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.reusable_files import staged_is_whole
+from airflow_geneva.storage.location import TableLocation
 
 logger = logging.getLogger("airflow_geneva.run")
 

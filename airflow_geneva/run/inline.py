@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
-from airflow_geneva.apply.given_up import SkipCount, skipped_before
+from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
 from airflow_geneva.job.folder import APPLYING, JobFolder, progress_name
 from airflow_geneva.job.progress import Reporter
-from airflow_geneva.location import TableLocation
-from airflow_geneva.plan.fragment_work import Shard
-from airflow_geneva.plan.values import Work
-from airflow_geneva.run.bench import Bench
-from airflow_geneva.run.task import Tool, run_unit
+from airflow_geneva.lance_io.task_memory import return_large_buffers
+from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.shard import Shard
+from airflow_geneva.run.column_target import Bench
+from airflow_geneva.run.column_task import Tool, run_unit
 from airflow_geneva.run.units import DoUnit, Unit, UnitReport, whole_unit
-from airflow_geneva.task_memory import return_large_buffers
+from airflow_geneva.storage.location import TableLocation
 
 if TYPE_CHECKING:
     from airflow_geneva.udf import UDF

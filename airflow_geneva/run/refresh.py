@@ -7,29 +7,36 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from airflow_geneva.apply.given_up import skipped_before
-from airflow_geneva.commit.contents import ViewContents
+from airflow_geneva.apply.skipped_rows import skipped_before
+from airflow_geneva.commit.view_state import ViewContents
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import beating
 from airflow_geneva.job.result import FAILED, PENDING, BackfillResult
 from airflow_geneva.lance_io.engine_errors import is_failure
-from airflow_geneva.location import TableLocation
-from airflow_geneva.plan.document import SavedPlan, save_plan
-from airflow_geneva.plan.fragment_work import Shard
-from airflow_geneva.plan.planned_table import naming_remade
-from airflow_geneva.plan.read_version import reading
+from airflow_geneva.lance_io.read_version import reading
+from airflow_geneva.lance_io.table_identity import naming_remade
+from airflow_geneva.plan.model import Plan, Work
 from airflow_geneva.plan.refresh import plan_refresh
 from airflow_geneva.plan.request import RefreshRequest
-from airflow_geneva.plan.values import Plan, Work
+from airflow_geneva.plan.saved_plan import SavedPlan, save_plan
+from airflow_geneva.plan.shard import Shard
+from airflow_geneva.run.column_stages import (
+    Stopwatch,
+    pack_modules,
+    record_failure,
+    size_of,
+    tell_checkpoints,
+    why_it_failed,
+)
 from airflow_geneva.run.inline import run_shard_inline
-from airflow_geneva.run.job import Stopwatch, pack_modules, record_failure, size_of, tell_checkpoints, why_it_failed
-from airflow_geneva.run.swapping import finish_refresh
-from airflow_geneva.run.view_bench import ViewBench
+from airflow_geneva.run.view_stages import finish_refresh
+from airflow_geneva.run.view_target import ViewBench
 from airflow_geneva.run.view_task import ViewKit, ViewTool, run_view_unit
+from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF, load_stored_udf
-from airflow_geneva.view_definition import ViewDefinition
+from airflow_geneva.views.definition import ViewDefinition
 
 logger = logging.getLogger("airflow_geneva.run")
 
@@ -68,7 +75,7 @@ def run_refresh(
     made = plan(view, definition, source, request)
     assert made.swap is not None
     if runner == "spark" and any(shard.to_apply for shard in made.shards):
-        from airflow_geneva.run.spark_session import start_session
+        from airflow_geneva.spark.session import start_session
 
         watch.lap("plan")
         start_session(made.work)
@@ -152,7 +159,7 @@ def apply_shard(
 ) -> None:
     """Compute a shard and stage its rows."""
     if shard.to_apply and runner == "spark":
-        from airflow_geneva.run.spark import apply_in_session
+        from airflow_geneva.spark.tasks import apply_in_session
 
         apply_in_session(view, work, shard, ViewKit.of(definition, udfs))
         return

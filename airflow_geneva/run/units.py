@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
-from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.plan.fragment_work import FragmentWork
-from airflow_geneva.plan.values import Sizing
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.model import Sizing
+from airflow_geneva.plan.shard import FragmentWork
 
 
 @dataclass(frozen=True)

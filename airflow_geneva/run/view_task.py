@@ -7,27 +7,27 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from airflow_geneva.apply.compute import Applier, Widths
-from airflow_geneva.apply.given_up import SkipCount
+from airflow_geneva.apply.applier import Applier, Widths
 from airflow_geneva.apply.outcome import Mapped, RowFailure
-from airflow_geneva.apply.outputs import OutputComputer
 from airflow_geneva.apply.policy import rules_of
-from airflow_geneva.blobs import as_bytes
-from airflow_geneva.checkpoint.fragment import Runs, join_runs, unrolled
-from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.apply.query_columns import OutputComputer
+from airflow_geneva.apply.skipped_rows import SkipCount
+from airflow_geneva.checkpoint.records import Runs, join_runs, unrolled
 from airflow_geneva.errors import UdfError
-from airflow_geneva.location import TableLocation
-from airflow_geneva.on_error import Policy
-from airflow_geneva.plan.fragment_work import FragmentWork
-from airflow_geneva.plan.manifest import live_offsets
-from airflow_geneva.plan.values import Work
+from airflow_geneva.lance_io.blobs import as_bytes
+from airflow_geneva.lance_io.fragments import live_offsets
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run.completion import stage_held
 from airflow_geneva.run.units import DoUnit, RowCount, Unit, UnitReport
-from airflow_geneva.run.view_bench import ViewBench
+from airflow_geneva.run.view_target import ViewBench
+from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF
-from airflow_geneva.udf_parcel import UdfParcel
-from airflow_geneva.view_definition import ViewDefinition
-from airflow_geneva.write.view_rows import ViewRowsWriter
+from airflow_geneva.udf.error_policy import Policy
+from airflow_geneva.udf.shipping import UdfParcel
+from airflow_geneva.views.definition import ViewDefinition
+from airflow_geneva.write.view_file import ViewRowsWriter
 
 
 @dataclass(frozen=True)

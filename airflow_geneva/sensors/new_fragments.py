@@ -14,10 +14,10 @@ from airflow_geneva.assets import seconds
 from airflow_geneva.errors import InvalidInput, without_secrets
 from airflow_geneva.operators._lance_task import open_database, stop_here
 from airflow_geneva.operators._templated import optional_int, optional_text, required_text, truth
-from airflow_geneva.triggers._looking import is_hopeless, look
-from airflow_geneva.triggers._wanted import Wanted
+from airflow_geneva.storage.uri import normalize_uri
 from airflow_geneva.triggers.new_fragments import NewFragmentsTrigger
-from airflow_geneva.uri import normalize_uri
+from airflow_geneva.watch.conditions import Wanted
+from airflow_geneva.watch.watcher import is_hopeless, look
 
 
 class NewFragmentsSensor(BaseSensorOperator):

@@ -9,7 +9,7 @@ from airflow.sdk import TaskGroup
 
 from airflow_geneva.operators.finish import FinishOperator
 from airflow_geneva.operators.plan import PlanBackfillOperator
-from airflow_geneva.plan.values import Sizing
+from airflow_geneva.plan.model import Sizing
 from airflow_geneva.task_groups._shards import add_shards, given
 
 _DEFAULT = Sizing()

@@ -11,7 +11,7 @@ from airflow_geneva.assets import lance_asset
 from airflow_geneva.operators._templated import is_template
 from airflow_geneva.operators.finish import FinishOperator
 from airflow_geneva.operators.plan_refresh import PlanRefreshOperator
-from airflow_geneva.plan.values import Sizing
+from airflow_geneva.plan.model import Sizing
 from airflow_geneva.task_groups._shards import add_shards, given
 
 _DEFAULT = Sizing()

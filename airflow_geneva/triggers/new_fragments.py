@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_geneva.errors import InvalidInput, without_secrets
-from airflow_geneva.patience import Threads
-from airflow_geneva.triggers._wanted import Wanted
-from airflow_geneva.uri import normalize_uri
+from airflow_geneva.storage.timeouts import Threads
+from airflow_geneva.storage.uri import normalize_uri
+from airflow_geneva.watch.conditions import Wanted
 
 if TYPE_CHECKING:
     from airflow_geneva.hooks.lance import LanceHook
-    from airflow_geneva.triggers._looking import Look, Stamps, Watch
+    from airflow_geneva.watch.watcher import Look, Stamps, Watch
 
 SEEN = "airflow_geneva.seen"
 """Key of the watermark in Airflow's state of an asset."""
@@ -113,7 +113,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         await asyncio.to_thread(_load)
         from airflow_geneva.hooks.lance import LanceHook
-        from airflow_geneva.triggers._looking import Watch, is_hopeless
+        from airflow_geneva.watch.watcher import Watch, is_hopeless
 
         if self.once:
             # The task has just checked the table. Airflow fails a task that is resumed before its scheduler has noticed
@@ -167,7 +167,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
 
     async def _recall(self) -> Stamps | None:
         """Return what was seen last, if Airflow stores it."""
-        from airflow_geneva.triggers._looking import Stamps
+        from airflow_geneva.watch.watcher import Stamps
 
         store = getattr(self, "asset_state_store", None)
         if store is None:
@@ -193,7 +193,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
 def _load() -> None:
     """Import slow modules in a thread, so that they do not block the event loop."""
     import airflow_geneva.hooks.lance
-    import airflow_geneva.triggers._looking  # noqa: F401
+    import airflow_geneva.watch.watcher  # noqa: F401
 
 
 def _event(payload: dict[str, Any]) -> TriggerEvent:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from airflow_geneva.checkpoint.held import HeldPiece
-from airflow_geneva.checkpoint.ranges import Offsets, Ranges
-from airflow_geneva.task_memory import FittingRows, TooWide, room
+from airflow_geneva.checkpoint.reuse import HeldPiece
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
+from airflow_geneva.lance_io.task_memory import FittingRows, TooWide, room
 
 _NONE = Ranges.empty()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from airflow_geneva.spark_submit import APPLICATION, CREDENTIALS
+from airflow_geneva.spark.submit import APPLICATION, CREDENTIALS
 from tests.airflow.conftest import Desk
 from tests.airflow.driving import DagSerialization, Driver
 from tests.airflow.test_backfill_group import make_dag
@@ -178,7 +178,7 @@ def test_the_plan_goes_by_reference_and_the_code_goes_along(desk: Desk, recorder
     ]
     code = next(names for file, names in submitted.packed.items() if file.startswith("code-"))
     assert code == ["geneva_dag_udfs.py"]
-    assert "airflow_geneva/udf.py" in submitted.packed["airflow_geneva.zip"]
+    assert "airflow_geneva/udf/decorator.py" in submitted.packed["airflow_geneva.zip"]
 
 
 def test_the_driver_inherits_nothing_of_airflow(

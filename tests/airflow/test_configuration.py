@@ -17,10 +17,10 @@ from airflow_geneva.job.record import job_ids, read_chosen
 from airflow_geneva.operators import _configuration
 from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators.plan import read_sizing
-from airflow_geneva.plan.document import load_plan
+from airflow_geneva.plan.model import Sizing
 from airflow_geneva.plan.request import check_sizing
-from airflow_geneva.plan.values import Sizing
-from airflow_geneva.storage import Storage
+from airflow_geneva.plan.saved_plan import load_plan
+from airflow_geneva.storage.files import Storage
 from tests.airflow.conftest import Desk
 from tests.airflow.driving import Driver
 from tests.airflow.test_backfill_group import make_dag

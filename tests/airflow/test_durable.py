@@ -19,10 +19,10 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from packaging.version import Version
 
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.location import TableLocation
-from airflow_geneva.plan.document import load_plan
-from airflow_geneva.run.planned import apply_here, open_kit
-from airflow_geneva.storage import Storage
+from airflow_geneva.plan.saved_plan import load_plan
+from airflow_geneva.run.stages import apply_here, open_kit
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.location import TableLocation
 from tests.airflow.conftest import Desk
 from tests.airflow.driving import Driver
 from tests.airflow.test_apply_operator import connect_spark

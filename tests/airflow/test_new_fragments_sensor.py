@@ -22,8 +22,8 @@ from airflow.sdk import DAG, task
 
 from airflow_geneva import View
 from airflow_geneva.errors import StorageError
-from airflow_geneva.location import TableLocation
 from airflow_geneva.sensors import NewFragmentsSensor
+from airflow_geneva.storage.location import TableLocation
 from tests.airflow.conftest import Desk
 from tests.airflow.driving import Driver
 

@@ -27,8 +27,9 @@ from airflow_geneva import connect
 from airflow_geneva.assets import lance_asset, new_fragments, watched_lance_asset
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.task_groups import RefreshTaskGroup
-from airflow_geneva.triggers import NewFragmentsTrigger, _looking
+from airflow_geneva.triggers import NewFragmentsTrigger
 from airflow_geneva.triggers import new_fragments as module
+from airflow_geneva.watch import watcher as _looking
 from tests.airflow.conftest import Desk
 from tests.airflow.driving import register
 from tests.airflow.test_new_fragments_sensor import make_view

@@ -20,13 +20,13 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from airflow_geneva import Database, Table, connect, udf
-from airflow_geneva.column_definition import UDF_KEY
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.pages.app import app
 from airflow_geneva.pages.counting import Counts
 from airflow_geneva.task_groups import RefreshTaskGroup
+from airflow_geneva.udf.definition import UDF_KEY
 from tests.airflow.browsing import SECRET, Get, cells, ids_of, make_table, of_job, of_task, text_of
 from tests.airflow.conftest import Desk
 from tests.airflow.driving import Driver

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from airflow.sdk import DAG, BaseOperator
 
-from airflow_geneva import Database, patience
+from airflow_geneva import Database
 from airflow_geneva.assets import lance_asset
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.pages import app as pages
-from airflow_geneva.patience import Threads
+from airflow_geneva.storage import timeouts as patience
+from airflow_geneva.storage.timeouts import Threads
 from tests.airflow.browsing import SECRET, Get, cells, ids_of, make_table, of_job, text_of
 from tests.airflow.driving import register
 from tests.airflow.rights import Rights

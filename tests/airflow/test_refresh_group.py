@@ -12,7 +12,7 @@ from airflow.sdk import DAG, TaskGroup, task
 
 from airflow_geneva import View
 from airflow_geneva.assets import lance_asset
-from airflow_geneva.job.announcement import read_marks
+from airflow_geneva.job.outbox import read_marks
 from airflow_geneva.job.status import Job
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk

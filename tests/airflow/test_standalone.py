@@ -18,10 +18,10 @@ import pyspark
 import pytest
 
 import airflow_geneva
-from airflow_geneva.plan.document import load_plan
 from airflow_geneva.plan.request import BackfillRequest, plan_request
-from airflow_geneva.run.job import commit_shard, finish_job, start_job
-from airflow_geneva.run.spark_session import package_zip
+from airflow_geneva.plan.saved_plan import load_plan
+from airflow_geneva.run.column_stages import commit_shard, finish_job, start_job
+from airflow_geneva.spark.session import package_zip
 from tests.airflow.conftest import Desk
 from tests.airflow.driving import Driver
 from tests.airflow.test_backfill_group import make_dag, texts
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 
 SPARK = Path(pyspark.__file__).parent
 GPUS = ("3", "5")  # what Spark believes its two workers to have
-APPLICATION = Path(airflow_geneva.__file__).parent / "run" / "application" / "main.py"
+APPLICATION = Path(airflow_geneva.__file__).parent / "spark" / "application" / "main.py"
 
 
 def free_port() -> int:

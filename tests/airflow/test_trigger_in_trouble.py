@@ -12,11 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_geneva import Table, patience
-from airflow_geneva.patience import Threads
-from airflow_geneva.triggers import NewFragmentsTrigger, _looking
+from airflow_geneva import Table
+from airflow_geneva.storage import timeouts as patience
+from airflow_geneva.storage.timeouts import Threads
+from airflow_geneva.triggers import NewFragmentsTrigger
 from airflow_geneva.triggers import new_fragments as module
 from airflow_geneva.triggers.new_fragments import SEEN
+from airflow_geneva.watch import watcher as _looking
 from tests.airflow.conftest import Desk
 from tests.airflow.test_new_fragments_trigger import Listener, Store, connect_to, play, trigger
 

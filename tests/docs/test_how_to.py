@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.spark_submit import Resources, SparkMaster
+from airflow_geneva.spark.submit import Resources, SparkMaster
 from tests.engine.test_object_store import KEY, SECRET, Bucket, endpoint
 
 __all__ = ["endpoint"]

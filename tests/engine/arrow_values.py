@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 from lance.arrow import BFloat16Type
 
-from airflow_geneva.arrow_types import storage_type
 from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.arrow_types import storage_type
 
 MakeType = Callable[[Random, int], pa.DataType]
 

@@ -25,7 +25,7 @@ _PRELOAD = (
     "airflow_geneva.table",
     "airflow_geneva.plan.request",
     "airflow_geneva.run.backfill",
-    "airflow_geneva.run.cleanup",
+    "airflow_geneva.cleanup",
     "tests.engine.harness",
 )
 

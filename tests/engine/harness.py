@@ -17,16 +17,16 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_geneva import UDF, connect, faults
-from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.checkpoint.state import load_state
+from airflow_geneva.checkpoint.facts import load_state
+from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult, ShardResult
-from airflow_geneva.plan.document import load_plan
-from airflow_geneva.plan.manifest import columns_of, read_manifest
-from airflow_geneva.run.cleanup import collect, find_garbage
+from airflow_geneva.lance_io.fragments import columns_of, read_manifest
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.saved_plan import load_plan
+from airflow_geneva.run.column_stages import commit_shard, finish_job, start_job
 from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.job import commit_shard, finish_job, start_job
 from airflow_geneva.table import Table
 from tests.counting import TRACE, Trace
 from tests.engine.forge import forge

@@ -670,7 +670,7 @@ def test_shards_and_commits_are_as_small_as_asked_for(make_table: MakeTable, tra
 def test_unasked_a_commit_covers_what_takes_some_seconds(
     make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, seconds: float, commits: int
 ) -> None:
-    monkeypatch.setattr("airflow_geneva.commit.shard.SECONDS_A_COMMIT", seconds)
+    monkeypatch.setattr("airflow_geneva.commit.column.SECONDS_A_COMMIT", seconds)
     table = make_table(130, per_fragment=1)
     table.add_columns({"y": triple})
     assert len(table.backfill("y", runner="inline").commits) == commits

@@ -12,24 +12,24 @@ from lance.file import LanceFileReader
 
 from airflow_geneva import connect
 from airflow_geneva.apply.reader import ReadSize, read_rows
-from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.location import TableLocation
-from airflow_geneva.plan.fragment_work import FragmentWork
-from airflow_geneva.plan.manifest import Columns, read_manifest
+from airflow_geneva.lance_io.fragments import Columns, read_manifest
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.model import Sizing, Work
 from airflow_geneva.plan.request import RefreshRequest
-from airflow_geneva.plan.values import Sizing, Work
+from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run import refresh as refreshing
-from airflow_geneva.run.bench import Bench
+from airflow_geneva.run.column_stages import commit_shard, finish_job, start_job
+from airflow_geneva.run.column_target import Bench
+from airflow_geneva.run.column_task import Tool, run_unit
 from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.job import commit_shard, finish_job, start_job
-from airflow_geneva.run.swapping import verify_shard
-from airflow_geneva.run.task import Tool, run_unit
 from airflow_geneva.run.units import Unit
-from airflow_geneva.run.view_bench import ViewBench
+from airflow_geneva.run.view_stages import verify_shard
+from airflow_geneva.run.view_target import ViewBench
 from airflow_geneva.run.view_task import ViewTool, run_view_unit
+from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.counting import Trace, label, labelled

@@ -207,7 +207,7 @@ def test_a_view_that_reads_no_data_file_notices_that_its_source_was_made_again(
     view = table.query().select(columns).create_materialized_view(name="v")
     if stopped:
         with monkeypatch.context() as broken:
-            broken.setattr("airflow_geneva.run.swapping.swap_rows", _stop)
+            broken.setattr("airflow_geneva.run.view_stages.swap_rows", _stop)
             with pytest.raises(JobFailed, match="stopped"):
                 view.refresh(runner="inline")
     else:

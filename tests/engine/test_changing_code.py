@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import UDF, udf
-from airflow_geneva.column_definition import MIXED_KEY
 from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
 from airflow_geneva.table import Table
+from airflow_geneva.udf.definition import MIXED_KEY
 from tests.counting import Trace, leave_trace
 from tests.engine.conftest import MakeTable
 from tests.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.plan.mismatch import Mismatch
+from airflow_geneva.plan.file_mismatch import Mismatch
+from airflow_geneva.run.column_stages import start_job
 from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.job import start_job
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.counting import Trace, triple, tripled

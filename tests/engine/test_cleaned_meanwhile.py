@@ -15,9 +15,9 @@ from lance.fragment import LanceFragment
 
 from airflow_geneva import connect
 from airflow_geneva.errors import StorageError
-from airflow_geneva.triggers._looking import look
-from airflow_geneva.triggers._wanted import Wanted
 from airflow_geneva.view import View
+from airflow_geneva.watch.conditions import Wanted
+from airflow_geneva.watch.watcher import look
 from tests.counting import triple
 from tests.udfs_for_tests import views as udfs
 

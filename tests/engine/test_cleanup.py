@@ -21,16 +21,16 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, udf
-from airflow_geneva.checkpoint.state import load_state
+from airflow_geneva.checkpoint.facts import load_state
+from airflow_geneva.cleanup import collect, find_garbage
+from airflow_geneva.cleanup.garbage import CHECKPOINTS, JOBS, LEDGERS, MARKS, STAGED, TEMPORARY, Garbage
 from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput, JobFailed
-from airflow_geneva.job.announcement import Mark, read_marks, write_mark
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.plan.document import SavedPlan, load_plan
-from airflow_geneva.run.cleanup import collect, find_garbage
-from airflow_geneva.run.cleanup.garbage import CHECKPOINTS, JOBS, LEDGERS, MARKS, STAGED, TEMPORARY, Garbage
+from airflow_geneva.job.outbox import Mark, read_marks, write_mark
+from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
+from airflow_geneva.run.column_stages import commit_shard, finish_job, start_job
 from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.job import commit_shard, finish_job, start_job
 from airflow_geneva.table import Table
 from tests.counting import Trace, double, doubled, leave_trace, triple, tripled
 from tests.engine.test_object_store import Bucket, bucket, db, endpoint, options  # noqa: F401
@@ -50,7 +50,7 @@ connect(sys.argv[1]).open_table("docs").backfill("y", runner="inline", checkpoin
 CLEANS = """
 import sys
 from airflow_geneva import connect
-from airflow_geneva.run.cleanup import collect, find_garbage
+from airflow_geneva.cleanup import collect, find_garbage
 location = connect(sys.argv[1]).location("docs")
 collect(location, find_garbage(location, "1s"))
 """

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-import airflow_geneva.checkpoint.state as state
+import airflow_geneva.checkpoint.facts as state
 from airflow_geneva import connect
-from airflow_geneva.checkpoint.state import append_ledger, fold_ledgers, load_state, seen
-from airflow_geneva.commit import shard
+from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, load_state, seen
+from airflow_geneva.cleanup import collect, find_garbage
+from airflow_geneva.cleanup.garbage import CHECKPOINTS, Garbage
+from airflow_geneva.commit import column as shard
 from airflow_geneva.errors import JobFailed
-from airflow_geneva.run.cleanup import collect, find_garbage
-from airflow_geneva.run.cleanup.garbage import CHECKPOINTS, Garbage
-from airflow_geneva.run.job import start_job
+from airflow_geneva.run.column_stages import start_job
 from airflow_geneva.table import Table
 from tests.counting import Trace, triple, tripled
 from tests.engine.conftest import MakeTable

@@ -13,16 +13,16 @@ import lance
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.checkpoint.held import BrokenFile
+from airflow_geneva.checkpoint.reuse import BrokenFile
 from airflow_geneva.errors import CommitConflict
 from airflow_geneva.job.result import BackfillResult
-from airflow_geneva.plan.document import SavedPlan, load_plan
-from airflow_geneva.plan.values import Plan
-from airflow_geneva.run.bench import Bench
+from airflow_geneva.plan.model import Plan
+from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
+from airflow_geneva.run.column_stages import commit_shard, finish_job, start_job
+from airflow_geneva.run.column_target import Bench
+from airflow_geneva.run.column_task import Tool, run_unit
 from airflow_geneva.run.completion import stage_held
 from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.job import commit_shard, finish_job, start_job
-from airflow_geneva.run.task import Tool, run_unit
 from airflow_geneva.run.units import Unit
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, udf

@@ -15,13 +15,13 @@ import lance
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.commit import shard as shard_commits
+from airflow_geneva.commit import column as shard_commits
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult, ShardResult
-from airflow_geneva.plan.document import SavedPlan, load_plan
+from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
+from airflow_geneva.run.column_stages import commit_shard, finish_job, start_job
 from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.job import commit_shard, finish_job, start_job
 from airflow_geneva.table import Table
 from tests.counting import TRACE, Trace
 from tests.engine.forge import forge

@@ -17,9 +17,9 @@ from lance.fragment import DataFile
 import airflow_geneva
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_engine_error, is_failure
-from airflow_geneva.plan.unseen import committed_at
+from airflow_geneva.plan.new_rows import committed_at
+from airflow_geneva.run.column_stages import start_job
 from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.job import start_job
 from tests.counting import Trace, triple
 from tests.engine.conftest import MakeTable
 

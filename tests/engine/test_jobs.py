@@ -25,8 +25,8 @@ from airflow_geneva.job.heartbeat import SILENT_WHILE_WORKING
 from airflow_geneva.job.record import read_job
 from airflow_geneva.job.status import Job
 from airflow_geneva.run.background import JobFuture, start_in_background
-from airflow_geneva.run.job import Stopwatch
-from airflow_geneva.storage import Storage
+from airflow_geneva.run.column_stages import Stopwatch
+from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
 from tests.counting import Trace, triple
@@ -154,7 +154,7 @@ import sys, time
 import pyarrow as pa
 from airflow_geneva import connect, udf
 from airflow_geneva.run.background import start_in_background
-from airflow_geneva.run.job import Stopwatch
+from airflow_geneva.run.column_stages import Stopwatch
 
 @udf(data_type=pa.int64(), version="1")
 def slow(x: int) -> int:

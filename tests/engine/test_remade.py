@@ -16,7 +16,7 @@ import pytest
 import airflow_geneva.run.backfill
 import airflow_geneva.run.refresh  # noqa: F401  (every module with a fault point is there to be patched)
 from airflow_geneva import connect
-from airflow_geneva.commit import shard
+from airflow_geneva.commit import column as shard
 from airflow_geneva.database import Database
 from airflow_geneva.errors import JobFailed, TableRemade
 from airflow_geneva.job.result import BackfillResult

@@ -10,11 +10,11 @@ import pytest
 from lance import LanceDataset
 
 from airflow_geneva import connect, udf
-from airflow_geneva.column_definition import UDF_KEY
-from airflow_geneva.commit.contents import ViewContents
+from airflow_geneva.commit.view_state import ViewContents
 from airflow_geneva.database import Database
-from airflow_geneva.plan.standing import NEVER, STALE, UP_TO_DATE, Standing, column_standing, view_standing
+from airflow_geneva.plan.freshness import NEVER, STALE, UP_TO_DATE, Standing, column_standing, view_standing
 from airflow_geneva.table import Table
+from airflow_geneva.udf.definition import UDF_KEY
 from airflow_geneva.view import View
 from tests.counting import triple
 from tests.engine.conftest import MakeTable

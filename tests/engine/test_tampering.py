@@ -15,11 +15,11 @@ from airflow_geneva import Table, View
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import ShardResult
-from airflow_geneva.location import TableLocation
-from airflow_geneva.plan.document import load_plan
-from airflow_geneva.run.job import start_job
-from airflow_geneva.run.planned import apply_here, commit_planned, finish_planned, is_ready, open_kit
+from airflow_geneva.plan.saved_plan import load_plan
+from airflow_geneva.run.column_stages import start_job
 from airflow_geneva.run.refresh import start_refresh
+from airflow_geneva.run.stages import apply_here, commit_planned, finish_planned, is_ready, open_kit
+from airflow_geneva.storage.location import TableLocation
 from tests.counting import Trace
 from tests.engine.conftest import MakeTable
 from tests.udfs_for_tests import views as udfs

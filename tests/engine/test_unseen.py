@@ -12,7 +12,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.plan.unseen import Unseen, committed_at, everything, first_version, unseen_since
+from airflow_geneva.plan.new_rows import Unseen, committed_at, everything, first_version, unseen_since
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from airflow_geneva import connect, udf
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.plan.document import load_plan
+from airflow_geneva.plan.saved_plan import load_plan
+from airflow_geneva.run.column_stages import start_job
 from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.job import start_job
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
 from airflow_geneva.view import View

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.checkpoint.snapshot import Snapshot, load_snapshot, save_snapshot
-from airflow_geneva.commit import contents
-from airflow_geneva.commit.contents import ViewContents, read_note
+from airflow_geneva.checkpoint.view_snapshot import Snapshot, load_snapshot, save_snapshot
+from airflow_geneva.cleanup import collect, find_garbage
+from airflow_geneva.cleanup.garbage import SNAPSHOTS, Garbage
+from airflow_geneva.commit import view_state as contents
+from airflow_geneva.commit.view_state import ViewContents, read_note
 from airflow_geneva.database import Database
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run import refresh as run
-from airflow_geneva.run.cleanup import collect, find_garbage
-from airflow_geneva.run.cleanup.garbage import SNAPSHOTS, Garbage
-from airflow_geneva.storage import Storage
+from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.counting import TRACE, Trace

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from airflow_geneva.commit import swap
-from airflow_geneva.commit.contents import newest_swap, write_intent
+from airflow_geneva.commit import view_swap as swap
+from airflow_geneva.commit.view_state import newest_swap, write_intent
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.run import refresh as run
-from airflow_geneva.run import swapping
+from airflow_geneva.run import view_stages as swapping
 from airflow_geneva.view import View
 from tests.counting import Trace
 from tests.engine.conftest import MakeTable

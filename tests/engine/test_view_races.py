@@ -15,7 +15,7 @@ import pytest
 from lance.fragment import write_fragments
 
 from airflow_geneva import connect
-from airflow_geneva.commit import swap
+from airflow_geneva.commit import view_swap as swap
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.counting import TRACE, Trace

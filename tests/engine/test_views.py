@@ -14,16 +14,16 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.commit.contents import ViewContents
+from airflow_geneva.commit.view_state import ViewContents
 from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
 from airflow_geneva.job.folder import new_job_id
+from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.request import RefreshRequest
-from airflow_geneva.row_order import shuffle_hashes
 from airflow_geneva.run import refresh as run
 from airflow_geneva.table import Table
 from airflow_geneva.udf import udf
 from airflow_geneva.view import View
+from airflow_geneva.views.row_order import shuffle_hashes
 from tests.counting import Trace, leave_trace
 from tests.engine.conftest import MakeTable
 from tests.invariants import assert_exact

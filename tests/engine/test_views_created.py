@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from airflow_geneva import Database, Table, View, connect
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.plan import placeholders
-from airflow_geneva.plan.placeholders import CREATED_FROM
-from airflow_geneva.row_order import RowIdArray
+from airflow_geneva.views import placeholders
+from airflow_geneva.views.placeholders import CREATED_FROM
+from airflow_geneva.views.row_order import RowIdArray
 from tests.udfs_for_tests import samples
 from tests.unit.test_query import splitmix64
 

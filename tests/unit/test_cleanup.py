@@ -14,14 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from airflow_geneva import connect
+from airflow_geneva.checkpoint.fact_pruning import prune_state
+from airflow_geneva.checkpoint.facts import Fact, append_ledger, computed_by, load_state, looked_at, seen
 from airflow_geneva.checkpoint.inventory import list_checkpoints
-from airflow_geneva.checkpoint.pruning import prune_state
-from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.checkpoint.state import Fact, append_ledger, computed_by, load_state, looked_at, seen
-from airflow_geneva.cli_checkpoints import checkpoints_app
-from airflow_geneva.entries import Entry
-from airflow_geneva.errors import InvalidInput, StorageError
-from airflow_geneva.run.cleanup.garbage import (
+from airflow_geneva.cleanup.garbage import (
     CHECKPOINTS,
     JOBS,
     KINDS,
@@ -31,7 +27,11 @@ from airflow_geneva.run.cleanup.garbage import (
     piles_of,
     readable_bytes,
 )
-from airflow_geneva.storage import Storage
+from airflow_geneva.cli.checkpoints import checkpoints_app
+from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.listing import Entry
 from airflow_geneva.table import Table
 from tests.counting import triple
 

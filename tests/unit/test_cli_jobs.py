@@ -17,12 +17,12 @@ import pytest
 from typer.testing import CliRunner
 
 from airflow_geneva import UDF, View, connect, udf
-from airflow_geneva.cli import app
+from airflow_geneva.cli.app import app
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run.background import start_in_background
-from airflow_geneva.run.job import Stopwatch
+from airflow_geneva.run.column_stages import Stopwatch
 from airflow_geneva.table import Table
 from tests.counting import triple
 from tests.udfs_for_tests import views as udfs

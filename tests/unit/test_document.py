@@ -10,17 +10,17 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.checkpoint.held import Ancestor
 from airflow_geneva.checkpoint.provenance import Provenance
-from airflow_geneva.checkpoint.ranges import Ranges
+from airflow_geneva.checkpoint.reuse import Ancestor
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.plan.document import load_plan, plan_name, save_plan, shard_summaries
-from airflow_geneva.plan.fragment_work import FragmentWork, Shard
-from airflow_geneva.plan.manifest import FragmentFiles
-from airflow_geneva.plan.planned_table import PlannedTable
-from airflow_geneva.plan.shards import cut_shards
-from airflow_geneva.plan.values import CodeRef, Plan, Sizing, Work
-from airflow_geneva.storage import Storage
+from airflow_geneva.lance_io.fragments import FragmentFiles
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.lance_io.table_identity import PlannedTable
+from airflow_geneva.plan.cutting import cut_shards
+from airflow_geneva.plan.model import CodeRef, Plan, Sizing, Work
+from airflow_geneva.plan.saved_plan import load_plan, plan_name, save_plan, shard_summaries
+from airflow_geneva.plan.shard import FragmentWork, Shard
+from airflow_geneva.storage.files import Storage
 from tests.counting import triple
 from tests.invariants import assert_closed
 

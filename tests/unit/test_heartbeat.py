@@ -19,7 +19,7 @@ from airflow_geneva.job.heartbeat import (
     beating,
     silence_allowed,
 )
-from airflow_geneva.storage import Storage
+from airflow_geneva.storage.files import Storage
 
 
 class Refusing(Storage):

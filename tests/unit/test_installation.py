@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import airflow_geneva
-from airflow_geneva.spark_installation import NEWEST_SPARK, read_spark_installation
+from airflow_geneva.spark.installation import NEWEST_SPARK, read_spark_installation
 
 PACKAGE = Path(airflow_geneva.__file__).parent
 HEAVY = {"airflow", "pyspark", "lance", "pyarrow", "numpy", "typer", "rich"}
@@ -76,7 +76,7 @@ def test_importing_the_package_loads_nothing_heavy(code: str) -> None:
 
 
 def test_finding_java_and_spark_loads_nothing_heavy() -> None:
-    code = "import airflow_geneva.java as j, airflow_geneva.spark_installation as s; s.read_spark_installation()"
+    code = "import airflow_geneva.spark.java as j, airflow_geneva.spark.installation as s; s.read_spark_installation()"
     assert loaded_by(code) & HEAVY == set()
 
 

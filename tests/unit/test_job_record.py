@@ -19,7 +19,7 @@ from airflow_geneva.job.progress import Progress, Reporter
 from airflow_geneva.job.record import job_ids, read_chosen, read_job
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.job.status import Job
-from airflow_geneva.storage import Storage
+from airflow_geneva.storage.files import Storage
 
 PRINT = "f" * 64
 RECORD = {

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_geneva.apply.mapper import Mapper
+from airflow_geneva.apply.udf_call import Mapper
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.udf import UDF, udf
 

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_geneva import connect, udf
 from airflow_geneva.errors import JobFailed
-from airflow_geneva.plan.values import Plan
+from airflow_geneva.plan.model import Plan
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
 from tests.counting import triple

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from airflow_geneva.apply.policy import Rules, deciding, exceeded, fitting, pause_before, rules_of
 from airflow_geneva.errors import UdfCrashed
-from airflow_geneva.on_error import Fail, Policy, Retry, Skip
+from airflow_geneva.udf.error_policy import Fail, Policy, Retry, Skip
 
 
 def test_fail_has_no_rules_and_skip_is_one_for_every_exception() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_geneva.job import progress
 from airflow_geneva.job.progress import Reporter
-from airflow_geneva.storage import Storage
+from airflow_geneva.storage.files import Storage
 
 
 class Clock:

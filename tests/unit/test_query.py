@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from airflow_geneva import Query, Table, connect, udf
 from airflow_geneva.errors import InvalidInput, UdfError
-from airflow_geneva.row_order import in_order, row_ids_of, shuffle_hashes
+from airflow_geneva.views.row_order import in_order, row_ids_of, shuffle_hashes
 from tests.udfs_for_tests import samples
 
 WORD = 1 << 64

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.checkpoint.fragment import packed, runs_of, unpacked, unrolled
+from airflow_geneva.checkpoint.records import packed, runs_of, unpacked, unrolled
 
 
 @given(

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from airflow_geneva.checkpoint.ranges import Ranges
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.plan.fragment_work import FragmentWork, Shard
-from airflow_geneva.plan.manifest import FragmentFiles
-from airflow_geneva.plan.shards import cut_shards, fragments_per_commit
+from airflow_geneva.lance_io.fragments import FragmentFiles
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.cutting import cut_shards, fragments_per_commit
+from airflow_geneva.plan.shard import FragmentWork, Shard
 
 ROWS = Ranges.of(0, 10)
 

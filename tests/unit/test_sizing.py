@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from airflow_geneva.apply.sizing import FIRST_ROWS, CheckpointSizer, bounds, fixed_width
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.task_memory import FittingRows
 from airflow_geneva.plan.request import check_sizing
-from airflow_geneva.task_memory import FittingRows
 
 SIZES = st.integers(1, 10_000)
 SECONDS = st.just(0.0) | st.floats(1e-9, 100)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.run.spark_session import package_zip
-from airflow_geneva.spark_submit import (
+from airflow_geneva.spark.session import package_zip
+from airflow_geneva.spark.submit import (
     APPLICATION,
     Resources,
     Scratch,
@@ -21,7 +21,7 @@ from airflow_geneva.spark_submit import (
     driver_environment,
     find_spark_submit,
 )
-from airflow_geneva.storage_options import is_secret, read_storage_options, secrets_of
+from airflow_geneva.storage.options import is_secret, read_storage_options, secrets_of
 
 LOCAL = SparkMaster.parse("local[2]", "c")
 STANDALONE = SparkMaster.parse("spark://one:7077,two:7077", "c")
@@ -231,5 +231,5 @@ def test_a_temporary_folder_with_a_space_does_not_break_the_launcher(tmp_path: P
 
 def test_what_travels_to_workers_is_the_package_and_nothing_else() -> None:
     names = zipfile.ZipFile(io.BytesIO(package_zip())).namelist()
-    assert "airflow_geneva/run/spark.py" in names
+    assert "airflow_geneva/spark/tasks.py" in names
     assert [name for name in names if not name.endswith(".py")] == []

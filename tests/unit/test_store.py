@@ -14,10 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity, md5
+from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
 from airflow_geneva.checkpoint.store import CheckpointStore, InMemoryCheckpointStore, LanceCheckpointStore
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.lance_io.data_file import LanceFile
+from airflow_geneva.storage.uri import md5
 
 BATCH = pa.record_batch({"value": [1, 2, None], "_offset": pa.array([0, 1, 2], pa.uint32())})
 PREFIX = WorkIdentity("f", "1", "y", None, "/t").prefix

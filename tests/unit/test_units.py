@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.checkpoint.ranges import Ranges
-from airflow_geneva.plan.fragment_work import FragmentWork
-from airflow_geneva.plan.manifest import FragmentFiles
-from airflow_geneva.plan.values import Sizing
+from airflow_geneva.lance_io.fragments import FragmentFiles
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.model import Sizing
+from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run.units import Unit, cut_tasks, split_fragments
 
 

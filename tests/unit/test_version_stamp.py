@@ -6,8 +6,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.storage import Storage
-from airflow_geneva.version_stamp import newest_stamp, stamp_of
+from airflow_geneva.lance_io.version_stamp import newest_stamp, stamp_of
+from airflow_geneva.storage.files import Storage
 
 
 @pytest.mark.parametrize("new_names", [True, False])

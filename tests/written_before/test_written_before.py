@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from airflow_geneva import View
+from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.errors import CodeChanged
-from airflow_geneva.run.cleanup import collect, find_garbage
 from airflow_geneva.udf import load_udf
 from tests.invariants import assert_right
 from tests.written_before import written

@@ -1,0 +1,299 @@
+"""Run a UDF over ranges of a fragment and write checkpoints of the computed rows."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.apply.outcome import Mapped
+from airflow_geneva.apply.reader import ReadSize, Rows, read_rows, windows
+from airflow_geneva.apply.sizing import bounds, fixed_width
+from airflow_geneva.apply.skipped_rows import ErrorLog, SkipCount, counts_by_rule, fatal_failure
+from airflow_geneva.checkpoint.provenance import Failures
+from airflow_geneva.checkpoint.records import Runs, join_runs, range_batch, runs_of, unrolled
+from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.errors import StorageError, UdfError
+from airflow_geneva.faults import fault_point
+from airflow_geneva.lance_io.arrays import single_batch
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.lance_io.task_memory import FittingRows
+from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.storage.files import Storage
+
+if TYPE_CHECKING:
+    import lance
+
+    from airflow_geneva.udf import UDF
+
+logger = logging.getLogger("airflow_geneva.apply")
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """The result of one step.
+
+    Args:
+        start, end: physical offsets that the step covers.
+        runs: rows that the UDF ran on, in run-length form, because plain arrays would be a task's largest object.
+        values: their values.
+        looked_at: all rows of the step that were due, including rows that the filter did not select.
+        failed: rows that failed under a `Skip` rule; their value is NULL.
+    """
+
+    start: int
+    end: int
+    runs: Runs
+    values: pa.Array
+    looked_at: Ranges
+    failed: Ranges = field(default_factory=Ranges.empty)
+
+
+@dataclass
+class _Pending:
+    """Steps since the last checkpoint of a fragment."""
+
+    store: CheckpointStore
+    work: Work
+    fragment: FragmentWork
+    errors: ErrorLog
+    steps: list[Computed] = field(default_factory=list)
+    since: float = field(default_factory=time.monotonic)
+    rows: int = 0
+    bytes: int = 0
+
+    def add(self, step: Computed) -> None:
+        if self.bytes + step.values.nbytes > self.work.sizing.checkpoint_bytes:
+            self.flush()
+        self.steps.append(step)
+        self.rows += len(step.values)
+        self.bytes += step.values.nbytes
+
+    def is_due(self, interval: float, least: int, most: int | None) -> bool:
+        if most is not None and self.rows >= most:
+            return True
+        waited = time.monotonic() - self.since >= interval
+        return (waited and self.rows >= least) or self.bytes >= self.work.sizing.checkpoint_bytes
+
+    def flush(self) -> None:
+        """Write all steps since the last checkpoint as one checkpoint."""
+        # Write the errors first: the checkpoint says that failed rows need not run again.
+        self.errors.write()
+        if self.steps:
+            looked_at = Ranges.union(step.looked_at for step in self.steps)
+            values = pa.concat_arrays([step.values for step in self.steps])
+            offsets, ids = unrolled(join_runs([step.runs for step in self.steps]))
+            failed = Ranges.union(step.failed for step in self.steps)
+            failures = Failures.next(self.work.job_id, failed, self.work.tried(self.fragment))
+            batch = range_batch(values, offsets, ids, looked_at, failures, self.work.agreement)
+            key = self.work.key(self.fragment).range(self.steps[0].start, self.steps[-1].end)
+            self.store[key] = batch
+        self.steps, self.rows, self.bytes, self.since = [], 0, 0, time.monotonic()
+
+
+@dataclass
+class Widths:
+    """The row widths of a job, as measured by the units of one task.
+
+    Args:
+        reads: width of the inputs.
+        outputs: width of the output.
+    """
+
+    reads: ReadSize | None = None
+    outputs: FittingRows | None = None
+
+
+class Applier:
+    """Runs one UDF over fragments of one table version.
+
+    Args:
+        dataset: the table at ``work.version``.
+        store: the store for checkpoints.
+        job: the job's folder, for error records.
+        work: the job.
+        udf: the loaded UDF, for its sizes, or None.
+        mapper: calls the UDF on a batch.
+        skipped: counts rows that failed under a `Skip` rule.
+        widths: row widths that earlier units of the task measured.
+        on_rows: called with the number of rows after every step, for progress.
+    """
+
+    def __init__(
+        self,
+        dataset: lance.LanceDataset,
+        store: CheckpointStore,
+        job: Storage,
+        work: Work,
+        udf: UDF | None,
+        mapper: Callable[[pa.RecordBatch], Mapped],
+        skipped: SkipCount,
+        widths: Widths,
+        on_rows: Callable[[int], None] = lambda rows: None,
+    ) -> None:
+        sizing = work.sizing
+        self.dataset = dataset
+        self.reads: Sequence[str] | Mapping[str, str] = work.inputs
+        self.store = store
+        self.job = job
+        self.work = work
+        self.on_rows = on_rows
+        self.mapper = mapper
+        self.skipped = skipped
+        self.row_by_row = udf is not None and udf.form == "scalar"
+        self.batch_size = sizing.batch_size or (udf.batch_size if udf else None)
+        self.interval = sizing.checkpoint_interval
+        width = fixed_width(udf.data_type) if udf and not work.source else None
+        self.fitting = widths.outputs = widths.outputs or FittingRows(sizing.batch_bytes, width)
+        self.widths = widths
+        self.sizer, self.most = bounds(
+            sizing.checkpoint_size or (udf.checkpoint_size if udf else None),
+            sizing.min_checkpoint_size or (udf.min_checkpoint_size if udf else None),
+            sizing.max_checkpoint_size or (udf.max_checkpoint_size if udf else None),
+            self.interval,
+        )
+
+    def compute(
+        self, fragment: FragmentWork, live: Ranges, run: Ranges, keep_last: bool = True
+    ) -> Iterator[Computed]:  # fmt: skip
+        """Run the UDF on the live, selected rows of ``run``, in physical order.
+
+        Args:
+            live: its live offsets.
+            run: physical offsets to run.
+            keep_last: write a checkpoint of the last steps too; not needed if the caller stages the whole fragment.
+
+        Raises:
+            UdfError: the UDF failed, or more rows failed than its error policy allows; rows computed before are
+                checkpointed.
+            StorageError: a checkpoint cannot be written.
+        """
+        pending = _Pending(self.store, self.work, fragment, ErrorLog(self.work, fragment, self.job))
+        try:
+            for rows in self._read(fragment, live, run):
+                for step in self._steps(fragment, rows, run, pending):
+                    pending.add(step)
+                    fault_point("apply.step")
+                    yield step
+                    if pending.is_due(self.interval, self.sizer.least, self.most):
+                        pending.flush()
+        except BaseException:
+            try:
+                pending.flush()
+            except StorageError as unkept:
+                logger.warning(
+                    "Cannot write a last checkpoint, so the rows computed since the one before are lost: %s", unkept
+                )
+            raise
+        if keep_last:
+            pending.flush()
+        else:
+            pending.errors.write()
+
+    def _read(self, fragment: FragmentWork, live: Ranges, run: Ranges) -> Iterator[Rows]:
+        limit = self.work.sizing.batch_bytes
+        size = self.widths.reads or ReadSize.of(self.dataset, self.reads, limit, self.batch_size)
+        self.widths.reads = size
+        for window in windows(run):
+            yield from read_rows(self.dataset, fragment.files, live, window, self.reads, self.work.where, size)
+
+    def _steps(self, fragment: FragmentWork, rows: Rows, run: Ranges, pending: _Pending) -> Iterator[Computed]:
+        due = None if rows.gapless and run.covers(rows.first, rows.last + 1) else run.mask(rows.offsets)
+        chosen = due
+        if rows.selected is not None:
+            chosen = rows.selected if due is None else due & rows.selected
+        picked = None if chosen is None else np.flatnonzero(chosen)
+        at, count, start, taken = 0, len(rows.offsets), rows.start, 0
+        while at < count:
+            # Size steps by the rows to run, not by the rows read: with a sparse filter, steps would be tiny.
+            taken += self._step_rows(pending)
+            if picked is None:
+                until = min(taken, count)
+            else:
+                until = count if taken >= len(picked) else int(picked[taken - 1]) + 1
+            end = rows.end if until == count else int(rows.offsets[until])
+            yield self._step(fragment, rows, slice(at, until), (start, end), due, chosen, pending)
+            at, start = until, end
+
+    def _step_rows(self, pending: _Pending) -> int:
+        size = self.sizer.rows
+        if self.batch_size is not None:
+            size = min(size, self.batch_size) if self.row_by_row else self.batch_size
+        # A batch_size from the user wins over the margin for values that suddenly get much wider.
+        size = min(size, self.fitting.careful_rows if self.batch_size is None else self.fitting.rows)
+        if self.most is not None:
+            size = min(size, max(self.most - pending.rows, 1))
+        return size
+
+    def _step(
+        self,
+        fragment: FragmentWork,
+        rows: Rows,
+        part: slice,
+        span: tuple[int, int],
+        due: np.ndarray | None,
+        chosen: np.ndarray | None,
+        pending: _Pending,
+    ) -> Computed:
+        offsets, ids, batch = rows.offsets[part], rows.row_ids[part], rows.columns[part]
+        if due is None:
+            looked_at = Ranges.of(int(offsets[0]), int(offsets[-1]) + 1)
+        else:
+            looked_at = Ranges.from_offsets(offsets[due[part]])
+        if chosen is not None and not (mask := chosen[part]).all():
+            offsets, ids = offsets[mask], ids[mask]
+            batch = single_batch(pa.Table.from_batches([batch]).filter(pa.array(mask)))
+        began = time.monotonic()
+        try:
+            mapped = self.mapper(batch)
+        except UdfError as error:
+            raise self._explained(fragment, error, span, offsets, ids, pending) from error
+        self.sizer.record(len(offsets), time.monotonic() - began)
+        self.fitting.record(len(offsets), mapped.values.nbytes)
+        self.on_rows(len(offsets))
+        failed = pending.errors.add(mapped.failures, offsets, ids)
+        step = Computed(span[0], span[1], runs_of(offsets, ids), mapped.values, looked_at, failed)
+        if mapped.failures:
+            # Do not count rows that failed in an earlier job again: a limit would then fail every later job.
+            before = Ranges.union(again for _, again in self.work.tried(fragment)).mask(offsets)
+            first = [failure for failure in mapped.failures if not before[failure.index]]
+            try:
+                self.skipped.add(counts_by_rule(first))
+            except UdfError:
+                pending.add(step)
+                raise
+        return step
+
+    def _explained(
+        self,
+        fragment: FragmentWork,
+        error: UdfError,
+        span: tuple[int, int],
+        offsets: Offsets,
+        ids: RowIds,
+        pending: _Pending,
+    ) -> UdfError:
+        """Name the failing row in the error, and keep the step's rows before it."""
+        whole = f"fragment {fragment.id}{' of its source' if self.work.source else ''}"
+        if error.row_index is None:
+            where = f"rows {span[0]} to {span[1]} of {whole}"
+        else:
+            offset = int(offsets[error.row_index])
+            where = f"row {offset} of {whole} (row address {fragment.id << 32 | offset})"
+        if error.row_index and error.computed is not None:
+            done = offsets[: error.row_index]
+            end = int(offsets[error.row_index])
+            runs = runs_of(done, ids[: error.row_index])
+            failed = pending.errors.add(error.failures, offsets, ids)
+            pending.add(Computed(span[0], end, runs, error.computed, Ranges.from_offsets(done), failed))
+            self.on_rows(len(done))
+        if error.row_index is not None:
+            pending.errors.add([fatal_failure(error, error.row_index)], offsets, ids)
+        target = f"{self.work.target}.{error.column}" if error.column else self.work.target
+        return UdfError(f"Computing {target} failed at {where}: {error}", error.row_index)

@@ -1,0 +1,1 @@
+"""A UDF in a process of its own, which may die."""

@@ -1,0 +1,287 @@
+"""Start, watch and kill a worker process that runs a UDF."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_geneva.apply.isolation import messages as frames
+from airflow_geneva.apply.isolation.worker import MARK
+from airflow_geneva.apply.outcome import Trouble
+from airflow_geneva.udf.shipping import UdfParcel
+
+_BOOT = """
+import json, sys
+orders, answers, shared = map(int, sys.argv[1:])
+sys.path[:] = json.loads(open(orders, "rb", buffering=0, closefd=False).readline())
+from airflow_geneva.apply.isolation.worker import serve
+serve(orders, answers, shared)
+"""
+_LOOK_SECONDS = 1.0
+_DEATH_SECONDS = 5.0
+
+
+class Lost(Exception):
+    """A worker process died or was killed.
+
+    Attributes:
+        reason: how it ended, as the end of a sentence: `was killed by SIGSEGV`.
+        row: the row of its call; None if it was not in a call.
+        timed_out: whether it was killed because the call exceeded the timeout.
+    """
+
+    def __init__(self, reason: str, row: int | None, timed_out: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.row = row
+        self.timed_out = timed_out
+
+
+class Unfit(Exception):
+    """A UDF cannot be set up in a worker process; the message says why."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Values of consecutive rows; NULL for rows that failed."""
+
+    start: int
+    values: pa.Array
+    troubles: list[tuple[int, Trouble]]
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.values)
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What a worker process was started with; a worker is reused only if all of it is equal."""
+
+    parcel: UdfParcel
+    path: tuple[str, ...]
+    folder: str
+    environment: frozenset[tuple[str, str]]
+
+    @staticmethod
+    def of(parcel: UdfParcel) -> Workplace:
+        return Workplace(parcel, tuple(map(str, sys.path)), os.getcwd(), frozenset(os.environ.items()))
+
+
+class Child:
+    """A worker process that runs one UDF, with this process's import path, working directory and environment.
+
+    Args:
+        workplace: the UDF and these.
+        when_gone: called, in a separate thread, after the worker exited or was killed.
+
+    Raises:
+        Unfit: the UDF cannot be set up in it.
+    """
+
+    def __init__(self, workplace: Workplace, when_gone: Callable[[Child], None]) -> None:
+        self.workplace = workplace
+        self.when_gone = when_gone
+        self.owner = os.getpid()
+        self.at_rest = False
+        with tempfile.TemporaryFile(prefix="geneva-udf-") as shared:
+            shared.truncate(MARK.size)
+            self.mark = mmap.mmap(shared.fileno(), MARK.size)
+            orders, self.orders = os.pipe()
+            self.answers, answers = os.pipe()
+            self.pipes = [self.orders, self.answers]
+            self.lock = threading.Lock()
+            try:
+                self.process, self.keeper = self._start((orders, answers, shared.fileno()))
+            except BaseException:
+                self.close_pipes()
+                raise
+            finally:
+                os.close(orders)
+                os.close(answers)
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self, batch: pa.RecordBatch) -> None:
+        """Send a batch to `map`, which replaces the last one; `Lost` if the worker died."""
+        self._ask({"order": "load"}, frames.batch_to_bytes(batch))
+
+    def map(self, start: int, stop: int, data_type: pa.DataType, timeout: float | None) -> Iterator[Chunk]:
+        """Map rows of the batch; ends early after a failed row that the caller has to decide about.
+
+        Args:
+            data_type: type of the values.
+            timeout: most seconds of a call.
+
+        Raises:
+            Lost: the worker died, or was killed because a call exceeded the timeout.
+        """
+        self._order({"order": "map", "start": start, "stop": stop})
+        while not self.at_rest:
+            header, body = self._answer(timeout)
+            values = frames.values_from_bytes(body, data_type)
+            troubles = [(row, Trouble(**{**found, "fits": tuple(found["fits"])})) for row, found in header["troubles"]]
+            self.at_rest = header["end"]
+            yield Chunk(header["start"], values, troubles)
+
+    def answers_still(self) -> bool:
+        """Whether the worker is still alive; an idle worker exits after a minute."""
+        try:
+            self._ask({"order": "ping"})
+        except Lost:
+            return False
+        return True
+
+    def rest(self) -> None:
+        """Make the worker drop its batch; `Lost` if it died."""
+        self._order({"order": "rest"})
+        self.at_rest = True
+
+    def close(self) -> None:
+        """Kill the worker and the processes that it started."""
+        # A forked copy of this process knows the worker's process id, but the worker is not its child.
+        if os.getpid() == self.owner:
+            with self.lock:
+                if self.process.returncode is None:
+                    _kill_group(self.process)
+            self.keeper.join(_DEATH_SECONDS)
+        self.close_pipes()
+
+    def close_pipes(self) -> None:
+        """Close the pipes; an idle worker then exits."""
+        with self.lock:
+            while self.pipes:
+                os.close(self.pipes.pop())
+
+    def _start(self, theirs: tuple[int, int, int]) -> tuple[subprocess.Popen[bytes], threading.Thread]:
+        """Start the worker from a thread that lives as long: Linux kills the worker when that thread ends."""
+        born: Future[subprocess.Popen[bytes]] = Future()
+        command = [sys.executable, "-c", _BOOT, *map(str, theirs)]
+
+        def keep() -> None:
+            try:
+                # Its standard output is not an answer pipe. Its own process group lets us kill what it started.
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=theirs, start_new_session=True
+                )
+            except BaseException as error:
+                born.set_exception(error)
+                return
+            born.set_result(process)
+            if hasattr(os, "waitid"):
+                # Until wait(), no other process gets its id, so its group can be killed safely.
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+                _kill_group(process)
+                with self.lock:
+                    process.wait()
+            else:
+                process.wait()
+            self.when_gone(self)
+
+        keeper = threading.Thread(target=keep, name="geneva-udf-keeper", daemon=True)
+        keeper.start()
+        return born.result(), keeper
+
+    def _open(self) -> None:
+        parcel = self.workplace.parcel
+        header = {"order": "open", "import_path": parcel.import_path, "version": parcel.version}
+        try:
+            self._tell_path()
+            answer = self._ask(header, parcel.pickled or b"")
+        except Lost as lost:
+            raise Unfit(f"the process that was to run it {lost.reason}") from None
+        if "unfit" in answer:
+            raise Unfit(answer["unfit"])
+
+    def _tell_path(self) -> None:
+        try:
+            os.write(self.orders, json.dumps(self.workplace.path).encode() + b"\n")
+        except OSError:
+            raise self._lost() from None
+
+    def _ask(self, header: dict[str, Any], body: Any = b"") -> dict[str, Any]:
+        self._order(header, body)
+        answer, _ = self._answer(None)
+        self.at_rest = True
+        return answer
+
+    def _order(self, header: dict[str, Any], body: Any = b"") -> None:
+        self.at_rest = False
+        try:
+            frames.send(self.orders, header, body)
+        except OSError:
+            raise self._lost() from None
+
+    def _answer(self, timeout: float | None) -> tuple[dict[str, Any], bytearray]:
+        poll = select.poll()
+        poll.register(self.answers, select.POLLIN)
+        while True:
+            left = self._seconds_left(timeout)
+            # An answer that has arrived counts, even if the timeout has passed.
+            if poll.poll(max(min(left, _LOOK_SECONDS), 0) * 1_000):
+                try:
+                    return frames.receive(self.answers)
+                except (EOFError, OSError):
+                    raise self._lost() from None
+            if left <= 0:
+                raise self._lost(timeout)
+            # Processes that the UDF forked may hold the pipe open.
+            if self.process.returncode is not None and not poll.poll(0):
+                raise self._lost()
+
+    def _seconds_left(self, timeout: float | None) -> float:
+        if timeout is None:
+            return _LOOK_SECONDS
+        _, began = MARK.unpack_from(self.mark)
+        return began + timeout - time.monotonic() if began else timeout
+
+    def _lost(self, overdue: float | None = None) -> Lost:
+        """Make sure that the worker is dead, and report what it was running.
+
+        Args:
+            overdue: the timeout, if the worker is killed because a call exceeded it; else None.
+        """
+        now = time.monotonic()
+        if overdue is None:
+            self.keeper.join(_DEATH_SECONDS)
+        self.close()
+        row, began = MARK.unpack_from(self.mark)
+        # Read the mark after the kill, when it no longer changes: the call may have ended just before the kill.
+        timed_out = overdue is not None and bool(began) and now - began >= overdue
+        return Lost(_fate(self.process.returncode), row if began else None, timed_out)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    # macOS refuses if only a zombie is left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _fate(returncode: int | None) -> str:
+    if returncode is None:
+        return "does not answer"
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

@@ -1,0 +1,214 @@
+"""Run a UDF under its error policy and its timeout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Protocol
+
+import pyarrow as pa
+
+from airflow_geneva.apply.arrow_output import OutputMismatch
+from airflow_geneva.apply.isolation.batch_state import Settlement
+from airflow_geneva.apply.isolation.narrow import Bisection
+from airflow_geneva.apply.isolation.pool import POOL
+from airflow_geneva.apply.isolation.process import Child, Chunk, Lost, Unfit
+from airflow_geneva.apply.isolation.row_by_row import RowByRow
+from airflow_geneva.apply.outcome import Mapped, Trouble
+from airflow_geneva.apply.policy import fitting, rules_of
+from airflow_geneva.apply.udf_call import Mapper, trouble_of
+from airflow_geneva.errors import UdfCrashed, UdfError
+from airflow_geneva.udf import UDF
+from airflow_geneva.udf.shipping import UdfParcel
+
+
+class OpenMapper(Protocol):
+    """A UDF that is ready to be called on batches, by one thread at a time; a context manager."""
+
+    def __call__(self, batch: pa.RecordBatch) -> Mapped:
+        """Map a batch.
+
+        Args:
+            batch: rows with the input columns, named as in the table; other columns are ignored.
+
+        Raises:
+            InvalidInput: an input column is missing in the batch, or is there twice.
+            UdfError: a row fails the job, or the UDF cannot be set up. If ``row_index`` is set, ``computed`` and
+                ``failures`` hold the values and failures of the rows before it.
+        """
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> OpenMapper: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def open_mapper(udf: UDF | UdfParcel, input_columns: Sequence[str] | None = None) -> OpenMapper:
+    """Prepare a UDF to be called on batches.
+
+    With `on_error="fail"` and no timeout, the UDF runs in this process. Otherwise it runs in a worker process. The
+    first batch with rows starts the worker, which is killed and replaced as needed, and kept for a minute for the next
+    caller that opens the same UDF. The timeout covers every call, including the first one in a new worker, but not the
+    import of the UDF's module or the instantiation of its class.
+
+    Args:
+        udf: the UDF, or its parcel, so that a caller that opens the same UDF often pickles it once.
+        input_columns: columns of the batches, in the order of its parameters; None: the UDF's own.
+    """
+    opened = udf.open() if isinstance(udf, UdfParcel) else udf
+    mapper = Mapper(opened, input_columns)
+    if opened.on_error == "fail" and opened.timeout is None:
+        return _Direct(mapper)
+    return _Supervised(mapper, udf)
+
+
+class _Direct:
+    """Runs a UDF in this process, without an error policy."""
+
+    def __init__(self, mapper: Mapper) -> None:
+        self.mapper = mapper
+
+    def __call__(self, batch: pa.RecordBatch) -> Mapped:
+        try:
+            return Mapped(self.mapper(batch), (), batch.num_rows)
+        except UdfError as error:
+            own = error.__cause__
+            if self.mapper.udf.form == "scalar" or own is None or isinstance(own, OutputMismatch):
+                raise
+            failed = error
+        # Outside the handler, so that the next exception does not have this error as its context.
+        return self._narrow(batch, failed)
+
+    def close(self) -> None:
+        """Do nothing: no worker process to release."""
+
+    def __enter__(self) -> _Direct:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _narrow(self, batch: pa.RecordBatch, error: UdfError) -> Mapped:
+        function = self.mapper.set_up()
+        settlement = Settlement(self.mapper, self.mapper.inputs(batch), ())
+        raised = error
+
+        def call(start: int, stop: int) -> pa.Array | Trouble:
+            nonlocal raised
+            settlement.called(start, stop)
+            try:
+                return self.mapper.map_batch(settlement.inputs.slice(start, stop - start), function)
+            except UdfError as again:
+                if again.__cause__ is None or isinstance(again.__cause__, OutputMismatch):
+                    raise
+                raised = again
+                return trouble_of(again, ())
+
+        settlement.called(0, batch.num_rows)
+        try:
+            return Bisection(settlement, call).run(trouble_of(error, ()))
+        except UdfError as failed:
+            if failed.row_index is None:
+                raise
+            raise failed from raised.__cause__
+
+
+class _Supervised:
+    """Runs a UDF in a worker process, under an error policy or with a timeout."""
+
+    def __init__(self, mapper: Mapper, source: UDF | UdfParcel) -> None:
+        self.mapper = mapper
+        self.source = source
+        self.timeout = mapper.udf.timeout
+        self.rules = rules_of(mapper.udf.on_error)
+        self.child: Child | None = None
+        self.loaded: pa.RecordBatch | None = None
+
+    def __call__(self, batch: pa.RecordBatch) -> Mapped:
+        settlement = Settlement(self.mapper, self.mapper.inputs(batch), self.rules)
+        if batch.num_rows == 0:
+            return settlement.mapped()
+
+        def order(start: int, stop: int) -> Iterator[Chunk]:
+            return self._order(settlement.inputs, start, stop)
+
+        if self.mapper.udf.form == "scalar":
+            return RowByRow(settlement, order, self._explain).run()
+
+        died: set[tuple[int, int]] = set()
+
+        def call(start: int, stop: int) -> pa.Array | Trouble:
+            settlement.called(start, stop)
+            try:
+                (chunk,) = order(start, stop)
+            except Lost as lost:
+                if lost.timed_out or stop - start > 1 or (start, stop) in died:
+                    return self._explain(lost)
+                # Try once more, alone in a new worker: other rows may have used up the memory.
+                died.add((start, stop))
+                return call(start, stop)
+            return chunk.troubles[0][1] if chunk.troubles else chunk.values
+
+        return Bisection(settlement, call).run()
+
+    def close(self) -> None:
+        """Return the worker process to the pool."""
+        if self.child is not None:
+            POOL.give_back(self.child)
+        self.child = self.loaded = None
+
+    def __enter__(self) -> _Supervised:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _order(self, inputs: pa.RecordBatch, start: int, stop: int) -> Iterator[Chunk]:
+        child = self._child_with(inputs)
+        try:
+            yield from child.map(start, stop, self.mapper.udf.data_type, self.timeout)
+        except Lost:
+            self.child = None
+            raise
+
+    def _child_with(self, inputs: pa.RecordBatch) -> Child:
+        """Return a live worker process that has the batch."""
+        for _ in range(2):
+            if self.child is None:
+                self.child, self.loaded = self._hire(), None
+            if self.loaded is inputs:
+                return self.child
+            try:
+                self.child.load(inputs)
+            except Lost as lost:
+                self.child, reason = None, lost.reason
+            else:
+                self.loaded = inputs
+                return self.child
+        raise UdfError(
+            f"UDF {self.mapper.udf.name!r} cannot take a batch of {inputs.num_rows} rows, {inputs.nbytes:,} bytes: "
+            f"the process that runs it {reason}, twice, while it read the batch. Set a smaller batch_size."
+        )
+
+    def _hire(self) -> Child:
+        try:
+            return POOL.hire(self._parcel)
+        except Unfit as unfit:
+            raise UdfError(f"UDF {self.mapper.udf.name!r} could not be set up: {unfit}") from unfit
+        except OSError as error:
+            raise UdfError(
+                f"UDF {self.mapper.udf.name!r} could not be set up: no process can be started for it ({error})."
+            ) from error
+
+    @cached_property
+    def _parcel(self) -> UdfParcel:
+        return self.source if isinstance(self.source, UdfParcel) else UdfParcel.of(self.source)
+
+    def _explain(self, lost: Lost) -> Trouble:
+        """Describe a lost worker as the failure of the row or call that it was running."""
+        kind: type[Exception] = UdfCrashed
+        message = f"The process that ran the call {lost.reason}."
+        if lost.timed_out:
+            kind, message = TimeoutError, f"The call took longer than {self.timeout:g} seconds and was killed."
+        return Trouble(f"{kind.__module__}.{kind.__qualname__}", message, "", fitting(self.rules, kind))

@@ -1,0 +1,218 @@
+"""The worker process that runs a UDF; its parent may kill it at any moment.
+
+The worker reads orders from one pipe and answers on another. It writes the current row into a few shared bytes, so that
+the parent knows the row after the worker died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import mmap
+import os
+import resource
+import select
+import signal
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_values
+from airflow_geneva.apply.isolation import messages as frames
+from airflow_geneva.apply.outcome import Trouble
+from airflow_geneva.apply.policy import fitting, rules_of
+from airflow_geneva.apply.udf_call import Mapper, trouble_of
+from airflow_geneva.errors import GenevaError, UdfError
+from airflow_geneva.udf import UDF
+from airflow_geneva.udf.error_policy import Skip
+from airflow_geneva.udf.shipping import UdfParcel
+
+MARK = struct.Struct("<qd")
+"""The shared bytes: the row of the last call, and when the call began (monotonic seconds); 0 after it ended."""
+
+IDLE_SECONDS = 60.0
+
+_BEGAN = struct.Struct("<d")
+_BEGAN_AT = MARK.size - _BEGAN.size
+_CHUNK_SECONDS = 0.2
+_CHUNK_TROUBLES = 1_000
+_EXIT_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
+_OOM_SCORE_MORE, _OOM_SCORE_MOST = 500, 1_000
+
+
+def serve(orders: int, answers: int, shared: int) -> None:
+    """Process the parent's orders until the parent is gone or sends no order for a minute.
+
+    Args:
+        orders, answers: pipes to read from and to write to.
+        shared: file of the shared bytes.
+    """
+    if sys.platform == "linux":
+        # On other systems the worker first finishes a running call when the parent dies.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _die_first_without_memory()
+    for inherited in (orders, answers):
+        os.set_inheritable(inherited, False)
+    mark = mmap.mmap(shared, MARK.size)
+    os.close(shared)
+    # On a crash, print Python's traceback to stderr instead of writing a core file of many gigabytes.
+    faulthandler.enable()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        _Desk(orders, answers, mark).work()
+    os.close(orders)
+    os.close(answers)
+    # Threads that the UDF left behind must not keep the process alive.
+    last = threading.Timer(_EXIT_SECONDS, os._exit, (0,))
+    last.daemon = True
+    last.start()
+
+
+def _die_first_without_memory() -> None:
+    """Make the kernel kill this process first, not the Spark or Airflow worker: its death becomes an error record."""
+    with contextlib.suppress(OSError):
+        score = int(_OOM_SCORE.read_text())
+        _OOM_SCORE.write_text(str(min(score + _OOM_SCORE_MORE, _OOM_SCORE_MOST)))
+
+
+class _Desk:
+    """Processes orders: `open` a UDF, `load` a batch, `map` rows of it, `rest` (drop the batch), and `ping`."""
+
+    def __init__(self, orders: int, answers: int, mark: mmap.mmap) -> None:
+        self.orders = orders
+        self.answers = answers
+        self.mark = mark
+        self.udf: UDF | None = None
+        self.run: _Run | None = None
+
+    def work(self) -> None:
+        poll = select.poll()
+        poll.register(self.orders, select.POLLIN)
+        while poll.poll(IDLE_SECONDS * 1_000):
+            header, body = frames.receive(self.orders)
+            match header["order"]:
+                case "open":
+                    frames.send(self.answers, self._open(header, body))
+                case "load":
+                    assert self.udf is not None
+                    self.run = _Run(self.udf, frames.batch_from_bytes(body), self.answers, self.mark)
+                    frames.send(self.answers, {})
+                case "map":
+                    assert self.run is not None
+                    self.run.map(header["start"], header["stop"])
+                case "rest":
+                    self.run = None
+                case "ping":
+                    frames.send(self.answers, {})
+
+    def _open(self, header: dict[str, Any], body: bytearray) -> dict[str, Any]:
+        try:
+            self.udf = UdfParcel(header["import_path"], header["version"], bytes(body)).open()
+            _ = self.udf.function
+            # Arrow imports pandas when it makes its first array; that must not count as time of a call.
+            pa.array([None])
+        except GenevaError as error:
+            return {"unfit": str(error)}
+        except Exception as error:
+            return {"unfit": f"{error!r}\n{traceback.format_exc()}"}
+        return {}
+
+
+class _Run:
+    """Runs a UDF on one batch."""
+
+    def __init__(self, udf: UDF, inputs: pa.RecordBatch, answers: int, mark: mmap.mmap) -> None:
+        self.udf = udf
+        self.inputs = inputs
+        self.answers = answers
+        self.mark = mark
+        self.rules = rules_of(udf.on_error)
+        self.mapper = Mapper(udf, inputs.schema.names)
+
+    def map(self, start: int, stop: int) -> None:
+        """Map rows and send their values, in one answer or several."""
+        if self.udf.form == "scalar":
+            self._map_rows(start, stop)
+        else:
+            self._call(start, stop)
+
+    def _map_rows(self, start: int, stop: int) -> None:
+        """Map rows until one fails whose failure a `Skip` does not cover; the parent decides about that row."""
+        function = self.udf.function
+        columns = self.mapper.arguments(self.inputs.slice(start, stop - start))
+        values: list[Any] = []
+        troubles: dict[int, Trouble] = {}
+        since = time.monotonic()
+        for row, arguments in enumerate(zip(*columns, strict=True), start):
+            now = time.monotonic()
+            if now - since >= _CHUNK_SECONDS or len(troubles) >= _CHUNK_TROUBLES:
+                if self._answer_rows(start, values, troubles):
+                    return
+                start, values, troubles = row, [], {}
+                since = now = time.monotonic()
+            MARK.pack_into(self.mark, 0, row, now)
+            try:
+                values.append(function(*arguments))
+            except Exception as error:
+                # Drop the first frame, which is this file's.
+                trace = error.__traceback__.tb_next if error.__traceback__ else None
+                values.append(None)
+                troubles[row] = Trouble.of(error, fitting(self.rules, type(error)), trace)
+                if not self._skips(troubles[row]):
+                    break
+        self._answer_rows(start, values, troubles, end=True)
+
+    def _answer_rows(self, start: int, values: list[Any], troubles: dict[int, Trouble], end: bool = False) -> bool:
+        """Send values; return whether the order ends: all rows are done, or the parent has to decide about one."""
+        self._call_ended()
+        try:
+            made = array_from_values(values, self.udf.data_type)
+        except OutputMismatch:
+            made = pa.concat_arrays([self._one(start + at, value, troubles) for at, value in enumerate(values)])
+        end = end or not all(self._skips(trouble) for trouble in troubles.values())
+        self._answer(start, made, sorted(troubles.items()), end)
+        return end
+
+    def _one(self, row: int, value: Any, troubles: dict[int, Trouble]) -> pa.Array:
+        try:
+            return array_from_values([value], self.udf.data_type)
+        except OutputMismatch as mismatch:
+            misfit = self.mapper.misfit(mismatch, value, self.inputs, row)
+            troubles[row] = Trouble.of(misfit, fitting(self.rules, UdfError), complete=True)
+            return pa.nulls(1, self.udf.data_type)
+
+    def _call(self, start: int, stop: int) -> None:
+        inputs = self.inputs.slice(start, stop - start)
+        function = self.udf.function
+        MARK.pack_into(self.mark, 0, start, time.monotonic())
+        try:
+            made = self.mapper.map_batch(inputs, function)
+        except UdfError as error:
+            self._call_ended()
+            nothing = pa.nulls(stop - start, self.udf.data_type)
+            self._answer(start, nothing, [(start, trouble_of(error, self.rules))], end=True)
+        else:
+            self._call_ended()
+            self._answer(start, made, [], end=True)
+
+    def _answer(self, start: int, values: pa.Array, troubles: Iterable[tuple[int, Trouble]], end: bool) -> None:
+        header = {"start": start, "troubles": [(row, asdict(trouble)) for row, trouble in troubles], "end": end}
+        frames.send(self.answers, header, frames.values_to_bytes(values))
+
+    def _skips(self, trouble: Trouble) -> bool:
+        return bool(trouble.fits) and isinstance(self.rules[trouble.fits[0]], Skip)
+
+    def _call_ended(self) -> None:
+        _BEGAN.pack_into(self.mark, _BEGAN_AT, 0.0)

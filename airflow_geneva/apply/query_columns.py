@@ -1,0 +1,168 @@
+"""Compute a query's columns from rows of its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.apply.isolation.runner import OpenMapper, open_mapper
+from airflow_geneva.apply.outcome import Mapped
+from airflow_geneva.errors import UdfError
+from airflow_geneva.lance_io.arrays import single_batch
+from airflow_geneva.lance_io.blobs import is_blob
+from airflow_geneva.udf import UDF
+from airflow_geneva.udf.shipping import UdfParcel
+from airflow_geneva.views.columns import OutputColumn, source_inputs
+from airflow_geneva.views.row_order import RowIdArray
+
+if TYPE_CHECKING:
+    import lance
+
+_BLOB_ROWS = 1_024
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Computed rows of a query.
+
+    Args:
+        rows: the query's columns, in order; source blobs as bytes, blobs of a UDF as the UDF returned them.
+        mapped: by UDF column, the result of its UDF, failures included.
+        failure: the error of the row that fails the job, if these are the rows before it; else None.
+    """
+
+    rows: pa.RecordBatch
+    mapped: Mapping[str, Mapped]
+    failure: UdfError | None = None
+
+
+class OutputComputer:
+    """Computes a query's columns from batches of source rows; a context manager.
+
+    Args:
+        udfs: by UDF column, its UDF or the UDF's parcel.
+    """
+
+    def __init__(self, columns: Sequence[OutputColumn], udfs: Mapping[str, UDF | UdfParcel]) -> None:
+        self.columns = tuple(columns)
+        self.projection, self._aliases, self._input_aliases = _projection(self.columns)
+        self._stack = ExitStack()
+        self._mappers: dict[str, OpenMapper] = {
+            column.name: self._stack.enter_context(open_mapper(udfs[column.name], column.inputs))
+            for column in self.columns
+            if column.udf is not None
+        }
+
+    def __enter__(self) -> OutputComputer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def __call__(self, batch: pa.RecordBatch) -> Computed:
+        """Compute a batch.
+
+        Args:
+            batch: result of a scan with ``columns=self.projection`` and row ids (Lance cannot scan constants alone).
+
+        Raises:
+            UdfError: a row fails; see `OpenMapper`.
+        """
+        return self._compute(batch, keep_before=False)
+
+    def up_to_failure(self, batch: pa.RecordBatch) -> Computed:
+        """Compute a batch; if a row fails the job, compute all columns of the rows before it.
+
+        Raises:
+            UdfError: the first row fails, or the results of the rows before the failing row are not known.
+        """
+        return self._compute(batch, keep_before=True)
+
+    def _compute(self, batch: pa.RecordBatch, keep_before: bool) -> Computed:
+        done: dict[str, pa.Array] = {}
+        mapped: dict[str, Mapped] = {}
+        failure: UdfError | None = None
+        for column in self.columns:
+            if column.udf is None:
+                done[column.name] = batch.column(self._aliases[column.name])
+                continue
+            from_source = self._input_aliases[column.name]
+            given = [
+                batch.column(from_source[name]) if name in from_source else done[name]
+                for name in dict.fromkeys(column.inputs)
+            ]
+            inputs = pa.record_batch(given, names=list(dict.fromkeys(column.inputs)))
+            try:
+                found = self._mappers[column.name](inputs)
+            except UdfError as error:
+                error.column = column.name
+                if not keep_before or not error.row_index or error.computed is None:
+                    raise
+                failure, rows = error, error.row_index
+                batch = batch.slice(0, rows)
+                done = {name: values.slice(0, rows) for name, values in done.items()}
+                mapped = {name: outcome.first(rows) for name, outcome in mapped.items()}
+                found = Mapped(error.computed, error.failures, rows)
+            mapped[column.name], done[column.name] = found, found.values
+        return Computed(pa.record_batch(list(done.values()), names=list(done)), mapped, failure)
+
+
+def _projection(
+    columns: Sequence[OutputColumn],
+) -> tuple[dict[str, str], dict[str, str], dict[str, dict[str, str]]]:
+    """Return the scan's columns by alias, the alias of each output column, and the aliases of each UDF's inputs."""
+    sources: dict[str, str] = {}
+    expressions: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+    inputs: dict[str, dict[str, str]] = {}
+
+    def source(name: str) -> str:
+        return sources.setdefault(name, f"source_{len(sources)}")
+
+    from_source = source_inputs(columns)
+    for position, column in enumerate(columns):
+        if column.kind == "column":
+            outputs[column.name] = source(str(column.expression))
+        elif column.kind == "sql":
+            outputs[column.name] = f"value_{position}"
+            expressions[f"value_{position}"] = f"({column.expression})"
+        else:
+            inputs[column.name] = {name: source(name) for name in from_source[column.name]}
+    return {**{alias: f"`{name}`" for name, alias in sources.items()}, **expressions}, outputs, inputs
+
+
+def take_rows(dataset: lance.LanceDataset, row_ids: RowIdArray, projection: Mapping[str, str]) -> pa.RecordBatch:
+    """Read existing rows in the order of their ids.
+
+    Args:
+        row_ids: ids of existing rows, no id twice.
+        projection: by alias, an SQL expression or a quoted column; blobs are read as bytes.
+    """
+    with_id = {**projection, "_rowid": "_rowid"}
+    blobs = {f"`{field.name}`" for field in dataset.schema if is_blob(field)}
+    if not blobs & set(projection.values()):
+        return _one_batch(dataset._take_rows(pa.array(row_ids.view(np.uint64)), columns=with_id), row_ids)
+    parts = []
+    for start in range(0, len(row_ids), _BLOB_ROWS):
+        # Taking rows returns only the descriptors of blobs, so scan for their bytes.
+        listed = ",".join(map(str, row_ids[start : start + _BLOB_ROWS].tolist()))
+        scanner = dataset.scanner(
+            columns=dict(projection), filter=f"_rowid IN ({listed})", with_row_id=True, blob_handling="all_binary"
+        )
+        parts.append(scanner.to_table())
+    return _one_batch(pa.concat_tables(parts), row_ids)
+
+
+def _one_batch(table: pa.Table, row_ids: RowIdArray) -> pa.RecordBatch:
+    found = table.column("_rowid").to_numpy().view(np.int64)
+    if len(found) != len(row_ids):
+        raise KeyError(f"{len(row_ids) - len(found)} of {len(row_ids)} rows are not in this version of the table")
+    if not np.array_equal(found, row_ids):
+        order = np.argsort(found, kind="stable")
+        table = table.take(order[np.searchsorted(found, row_ids, sorter=order)])
+    return single_batch(table)

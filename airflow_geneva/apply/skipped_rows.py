@@ -1,0 +1,182 @@
+"""Skipped rows: check their number against the limits of the error policy, and write error records."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from airflow_geneva.apply.outcome import RowFailure
+from airflow_geneva.apply.policy import exceeded
+from airflow_geneva.errors import UdfError
+from airflow_geneva.job.error_records import ErrorRecord, read_errors, write_errors
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.udf.error_policy import Policy
+from airflow_geneva.udf.stored_definition import UdfDefinition
+from airflow_geneva.views.definition import ViewDefinition
+
+
+class SkipCount:
+    """Counts the rows that a job skipped, by rule; the threads of a task share it.
+
+    Args:
+        policy: the UDF's error policy.
+        job_rows: rows of the job, for limits given as a fraction.
+        before: number of rows skipped by earlier tries and other shards, by rule.
+    """
+
+    def __init__(self, policy: Policy, job_rows: int, before: Mapping[int, int] | None = None) -> None:
+        self.policy = policy
+        self.job_rows = job_rows
+        self.before = dict(before or {})
+        self._counts: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def counted(self) -> dict[int, int]:
+        """Return the number of rows skipped by this task, by rule."""
+        return dict(self._counts)
+
+    def add(self, counts: Mapping[int, int]) -> None:
+        """Add skipped rows.
+
+        Raises:
+            UdfError: there are more than the policy allows.
+        """
+        with self._lock:
+            self._counts.update(counts)
+        self.check()
+
+    def check(self, elsewhere: Mapping[int, int] | None = None) -> None:
+        """Compare the count with the limits.
+
+        Args:
+            elsewhere: number of rows that other tasks have skipped meanwhile, by rule.
+
+        Raises:
+            UdfError: there are more than the policy allows.
+        """
+        total = Counter(self.before) + Counter(self._counts) + Counter(elsewhere or {})
+        message = exceeded(self.policy, total, self.job_rows)
+        if message is not None:
+            raise UdfError(message)
+
+
+@dataclass
+class ErrorLog:
+    """Collects error records of a fragment until they are written.
+
+    Args:
+        work: the job.
+        job: the job's folder.
+    """
+
+    work: Work
+    fragment: FragmentWork
+    job: Storage
+    records: list[ErrorRecord] = field(default_factory=list)
+
+    @cached_property
+    def _view(self) -> ViewDefinition | None:
+        return ViewDefinition.from_json(self.work.query) if self.work.query else None
+
+    def _maker(self, column: str) -> tuple[str, str, str]:
+        """Return a column with the name and version of its UDF; for a view, of the UDF of that column."""
+        for found in self._view.columns if self._view else ():
+            if found.name == column and found.udf is not None:
+                return column, found.udf.name, found.udf.version
+        return self.work.column, self.work.udf_name, self.work.udf_version
+
+    def add(self, failures: Sequence[RowFailure], offsets: Offsets, ids: RowIds) -> Ranges:
+        """Add the failures of a batch; return the physical offsets of the failed rows.
+
+        Args:
+            offsets, ids: physical offsets and row ids of the batch's rows.
+        """
+        if not failures:
+            return Ranges.empty()
+        tried = self.work.tried(self.fragment)
+        failed = offsets[[failure.index for failure in failures]]
+        runs = np.ones(len(failed), np.int64)
+        for before, rows in tried:
+            runs[rows.mask(failed)] = before + 1
+        now = time.time()
+        source = self._view.source_table if self._view else ""
+        for failure, offset, attempt in zip(failures, failed.tolist(), runs.tolist(), strict=True):
+            column, udf, udf_version = self._maker(failure.column)
+            self.records.append(
+                ErrorRecord(
+                    job_id=self.work.job_id,
+                    column=column,
+                    udf=udf,
+                    udf_version=udf_version,
+                    row_address=self.fragment.id << 32 | offset,
+                    row_id=int(ids[failure.index]),
+                    exception=failure.exception,
+                    message=failure.message,
+                    traceback=failure.traceback,
+                    attempt=attempt,
+                    calls=failure.calls,
+                    rule=failure.rule,
+                    time=now,
+                    source=source,
+                )
+            )
+        return Ranges.from_offsets(failed)
+
+    def write(self) -> None:
+        """Write the collected records.
+
+        Raises:
+            StorageError: the store is full, read-only or unreachable.
+        """
+        if self.records:
+            first, last = self.records[0].offset, self.records[-1].offset
+            write_errors(self.job, f"v{self.work.version}-frag-{self.fragment.id}-rows-{first}-{last}", self.records)
+            self.records = []
+
+
+FATAL = -1
+"""In place of a rule: the failure ended the job."""
+
+
+def fatal_failure(error: UdfError, row: int) -> RowFailure:
+    """Make the error record's failure for the error that ended a job.
+
+    Args:
+        row: position of the failing row within its batch.
+    """
+    cause = error.__cause__
+    name = f"{type(cause).__module__}.{type(cause).__qualname__}" if cause is not None else "UdfError"
+    return RowFailure(row, FATAL, exception=name, message=str(error), traceback="", calls=1, column=error.column)
+
+
+def counts_by_rule(failures: Sequence[RowFailure]) -> dict[int, int]:
+    """Count the skipped rows by rule."""
+    return dict(Counter(failure.rule for failure in failures))
+
+
+def skipped_before(location: TableLocation, work: Work) -> dict[int, int]:
+    """Count the rows of a job that earlier tries and other shards skipped, by rule; {} if the policy has no limits.
+
+    Rows that already failed in earlier jobs do not count.
+    """
+    if not has_limits(work):
+        return {}
+    records = read_errors(location.checkpoints, work.job_id)
+    new = {record.row_id: record.rule for record in records if record.rule != FATAL and record.attempt == 1}
+    return dict(Counter(new.values()))
+
+
+def has_limits(work: Work) -> bool:
+    """Whether the UDF's error policy limits how many rows a job may skip."""
+    rules = UdfDefinition.from_json(work.udf).on_error
+    return not isinstance(rules, str) and any(rule.get("max_count") or rule.get("max_fraction") for rule in rules)

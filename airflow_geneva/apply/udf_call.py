@@ -1,0 +1,196 @@
+"""Call a UDF on a batch of rows and check its output against the declared type."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
+from airflow_geneva.apply.outcome import Trouble
+from airflow_geneva.apply.policy import Rules, fitting
+from airflow_geneva.errors import InvalidInput, UdfError
+from airflow_geneva.lance_io.arrow_types import is_list
+from airflow_geneva.udf.signature import union_members
+
+if TYPE_CHECKING:
+    from airflow_geneva.udf import UDF
+
+
+class Mapper:
+    """A UDF and the input columns that it is called on.
+
+    Args:
+        input_columns: columns of the batches, in the order of its parameters; None: the UDF's own. A record-batch UDF
+            without input columns gets all columns.
+    """
+
+    def __init__(self, udf: UDF, input_columns: Sequence[str] | None = None) -> None:
+        self.udf = udf
+        self.input_columns = udf.resolve_inputs(input_columns)
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.Array:
+        """Compute the output of a batch: one value per row, of type `udf.data_type`.
+
+        Args:
+            batch: rows with the input columns, named as in the table; other columns are ignored.
+
+        Raises:
+            InvalidInput: an input column is missing in the batch, or is there twice.
+            UdfError: the UDF raised, or its output has another length or type.
+        """
+        inputs = self.inputs(batch)
+        if batch.num_rows == 0:
+            return pa.nulls(0, self.udf.data_type)
+        function = self.set_up()
+        if self.udf.form == "scalar":
+            return self._map_rows(inputs, function)
+        return self.map_batch(inputs, function)
+
+    def inputs(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Select the UDF's input columns, in order; `InvalidInput` if the batch lacks one or has it twice."""
+        if self.input_columns is None:
+            return batch
+        bad = [name for name in self.input_columns if batch.schema.get_field_index(name) < 0]
+        if bad:
+            raise InvalidInput(
+                f"UDF {self.udf.name!r} expects input columns {bad!r}, which are not found, or not once, in a "
+                f"batch with the columns {batch.schema.names!r}."
+            )
+        return pa.record_batch(
+            [batch.column(name) for name in self.input_columns],
+            schema=pa.schema([batch.schema.field(name) for name in self.input_columns]),
+        )
+
+    def set_up(self) -> Callable[..., Any]:
+        """Return the function to call; `UdfError` if the UDF's class cannot be instantiated."""
+        try:
+            return self.udf.function
+        except Exception as error:
+            text = traceback.format_exc()
+            raise UdfError(f"UDF {self.udf.name!r} could not be set up: {error!r}\n{text}") from error
+
+    def map_batch(self, inputs: pa.RecordBatch, function: Callable[..., Any]) -> pa.Array:
+        """Call an array or record-batch UDF once."""
+        arguments = [inputs] if self.udf.form == "record_batch" else inputs.columns
+        try:
+            result = function(*arguments)
+        except Exception as error:
+            raise self._raised(error, inputs, None, None) from error
+        try:
+            output = array_from_result(result, self.udf.data_type)
+        except OutputMismatch as mismatch:
+            got = str(result.type) if isinstance(result, (pa.Array, pa.ChunkedArray)) else type(result).__name__
+            raise self._mismatch(str(mismatch), got, inputs) from mismatch
+        if len(output) != inputs.num_rows:
+            raise UdfError(
+                f"UDF {self.udf.name!r} returned {len(output)} values for a batch of {inputs.num_rows} rows. "
+                f"Expected length: {inputs.num_rows}. Got: {len(output)}. {self._schemas(inputs)}"
+            )
+        return output
+
+    def arguments(self, inputs: pa.RecordBatch) -> list[Sequence[Any]]:
+        """Return the arguments of a scalar UDF: for each column, the values of all rows."""
+        return [self._row_values(inputs.column(at), at) for at in range(inputs.num_columns)]
+
+    def misfit(self, mismatch: OutputMismatch, value: Any, inputs: pa.RecordBatch, row: int) -> UdfError:
+        """Make the error about one row's value that does not fit the type."""
+        return self._mismatch(
+            f"row {row} of the batch: {mismatch}", f"{type(value).__name__} {_shown(value)}", inputs, row
+        )
+
+    def failure(
+        self, trouble: Trouble, inputs: pa.RecordBatch, row: int | None, rows: int, computed: pa.Array | None = None
+    ) -> UdfError:
+        """Make the error for a failed call.
+
+        Args:
+            inputs: a batch of the inputs, for its types.
+            row: the failing row; None: the whole batch.
+            rows: number of rows of the batch.
+            computed: values of the rows before the failing row.
+        """
+        if trouble.complete:
+            return UdfError(trouble.message, row, computed)
+        where = f"a batch of {rows} rows" if row is None else f"row {row} of a batch of {rows}"
+        return UdfError(
+            f"UDF {self.udf.name!r} raised {trouble.name} on {where}: {trouble.message}\n{self._schemas(inputs)}\n"
+            f"{trouble.traceback}",
+            row,
+            computed,
+        )
+
+    def _map_rows(self, inputs: pa.RecordBatch, function: Callable[..., Any]) -> pa.Array:
+        columns = self.arguments(inputs)
+        results: list[Any] = []
+        append = results.append
+        try:
+            for value in map(function, *columns):
+                append(value)
+        except Exception as error:
+            raise self._raised(error, inputs, len(results), self._computed(results)) from error
+        try:
+            return array_from_values(results, self.udf.data_type)
+        except OutputMismatch as mismatch:
+            row = mismatch.row_index or 0
+            misfit = self.misfit(mismatch, results[row], inputs, row)
+            misfit.computed = self._computed(results[:row])
+            raise misfit from mismatch
+
+    def _row_values(self, column: pa.Array, position: int) -> Sequence[Any]:
+        annotation = self.udf.signature.annotation_at(position)
+        wants_numpy = any(getattr(m, "__origin__", m) is np.ndarray for m in union_members(annotation))
+        if wants_numpy and is_list(column.type):
+            return [None if value is None else _numpy_values(value) for value in _list_items(column)]
+        values: list[Any] = column.to_pylist()
+        return values
+
+    def _computed(self, results: list[Any]) -> pa.Array | None:
+        try:
+            return array_from_values(results, self.udf.data_type)
+        except OutputMismatch:
+            return None
+
+    def _schemas(self, inputs: pa.RecordBatch) -> str:
+        schema = ", ".join(f"{field.name}: {field.type}" for field in inputs.schema)
+        return (
+            f"Input batch schema: {schema}. UDF expects input_columns: {list(inputs.schema.names)!r}. "
+            f"UDF output type: {self.udf.data_type}."
+        )
+
+    def _mismatch(self, problem: str, got: str, inputs: pa.RecordBatch, row: int | None = None) -> UdfError:
+        return UdfError(
+            f"UDF {self.udf.name!r} failed with type error: {problem}. {self._schemas(inputs)} Got: {got}.", row
+        )
+
+    def _raised(self, error: Exception, inputs: pa.RecordBatch, row: int | None, computed: pa.Array | None) -> UdfError:
+        # Drop the first frame, which is this file's.
+        trace = error.__traceback__.tb_next if error.__traceback__ else None
+        return self.failure(Trouble.of(error, (), trace), inputs, row, inputs.num_rows, computed)
+
+
+def trouble_of(error: UdfError, rules: Rules) -> Trouble:
+    """Convert an error of `Mapper.map_batch` to a trouble."""
+    own = error.__cause__
+    if not isinstance(own, Exception) or isinstance(own, OutputMismatch):
+        return Trouble.of(error, fitting(rules, UdfError), complete=True)
+    trace = own.__traceback__.tb_next if own.__traceback__ else None
+    return Trouble.of(own, fitting(rules, type(own)), trace)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.200}"
+    except Exception as broken:
+        return f"(its repr cannot be made: {type(broken).__name__})"
+
+
+def _list_items(column: pa.Array) -> list[pa.Array | None]:
+    return [scalar.values for scalar in column]
+
+
+def _numpy_values(values: pa.Array) -> Any:
+    return values.to_numpy(zero_copy_only=False)

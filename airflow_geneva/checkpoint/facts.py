@@ -1,0 +1,302 @@
+"""A column's state: which rows hold values of which UDF version, as facts about immutable data files.
+
+A fact says "in a fragment made of exactly these input and output files, these physical rows hold the value of this UDF
+version". Data files never change, so a fact never becomes wrong: it only stops matching. A job therefore writes its
+ledger of facts before it commits. The state is the union of all ledgers, and a job that died needs no recovery.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows
+from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.faults import fault_point
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.storage.files import Storage
+
+_FOLD_AFTER = 16
+_SEEN_KEPT = 8
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A statement about every fragment with a given signature.
+
+    Args:
+        signature: hash of the relevant data files, see :mod:`airflow_geneva.lance_io.fragments`.
+        what: text of a :class:`Provenance`; or ``where:<md5>:<udf version>`` for rows on which a job evaluated a
+            filter: it computed those that the filter selected.
+        rows: physical offsets; None: all physical rows.
+        at: table version at which the fact was recorded.
+        live_under: identity of a deletion file under which ``rows`` holds every live row, so that a plan need not
+            read the deletion file; None if unknown.
+        inputs: field ids of the inputs that the value was computed from, as text; "" if they do not matter.
+    """
+
+    signature: str
+    what: str
+    rows: Ranges | None
+    at: int
+    live_under: str | None = None
+    inputs: str = ""
+
+
+def computed_by(version: str) -> str:
+    return Provenance(version).what
+
+
+def looked_at(where_hash: str, version: str) -> str:
+    return f"where:{where_hash}:{version}"
+
+
+SEEN = "seen"
+"""Text of a fact that marks a table version at which the facts were complete; plans compare rows by value with it."""
+
+
+def seen(version: int) -> Fact:
+    """Make the fact that marks a table version as one to compare with."""
+    return Fact("", SEEN, None, version)
+
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("signature", pa.string()),
+        pa.field("what", pa.string()),
+        pa.field("rows", pa.list_(pa.uint32())),
+        pa.field("at", pa.int64()),
+        pa.field("live_under", pa.string()),
+        pa.field("inputs", pa.string()),
+    ]
+)
+
+
+def _newest_failures(known: dict[Provenance, Ranges]) -> dict[Provenance, Ranges]:
+    """Keep, for each row that failed in several runs, only the highest number of runs."""
+    numbers = sorted({provenance.failures for provenance in known if provenance.failures}, reverse=True)
+    if len(numbers) < 2:
+        return known
+    later: dict[str, Ranges] = {}
+    for number in numbers:
+        for provenance in [p for p in known if p.failures == number]:
+            rows = known[provenance] - later.get(provenance.version, Ranges.empty())
+            later[provenance.version] = later.get(provenance.version, Ranges.empty()) | rows
+            known[provenance] = rows
+    return {provenance: rows for provenance, rows in known.items() if rows}
+
+
+@dataclass
+class ColumnState:
+    """All facts about one column, by signature.
+
+    Args:
+        seen: versions at which the facts were complete.
+        open_jobs: jobs that may have committed but have not finished, so they marked no version as seen.
+    """
+
+    facts: dict[str, list[Fact]] = field(default_factory=dict)
+    ledgers: list[str] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)
+    folded: set[str] = field(default_factory=set)
+    open_jobs: set[str] = field(default_factory=set)
+
+    def known(self, signature: str, physical_rows: int) -> dict[Provenance, Ranges]:
+        """Return the rows of a fragment that a UDF ran on, by provenance."""
+        found: dict[Provenance, Ranges] = {}
+        for fact in self.facts.get(signature, ()):
+            provenance = Provenance.of(fact.what)
+            if provenance is not None:
+                add_rows(found, [(provenance, Ranges.of(0, physical_rows) if fact.rows is None else fact.rows)])
+        return _newest_failures(found)
+
+    def wholly(self, signature: str, deletion: str, physical_rows: int) -> frozenset[Provenance]:
+        """Return the provenance that all live rows of a fragment share; empty if they differ.
+
+        Args:
+            deletion: identity of the fragment's deletion file.
+        """
+        every, some = set[Provenance](), set[Provenance]()
+        for fact in self.facts.get(signature, ()):
+            provenance = Provenance.of(fact.what)
+            if provenance is not None and (fact.rows is None or fact.rows):
+                covers = fact.rows is None or fact.live_under == deletion or len(fact.rows) == physical_rows
+                (every if covers else some).add(provenance)
+        return frozenset() if some - every else frozenset(every)
+
+    def about(self, inputs: str) -> ColumnState:
+        """Return the state with only the facts about values that were computed from the given inputs."""
+        if not self.other_inputs(inputs):
+            return self
+        facts = {
+            signature: kept
+            for signature, group in self.facts.items()
+            if (kept := [fact for fact in group if fact.inputs in ("", inputs)])
+        }
+        return replace(self, facts=facts)
+
+    def given_up(self, signature: str, version: str) -> Ranges:
+        """Return the rows of a fragment that failed in the maximum number of runs, deleted rows included."""
+        wanted = Provenance(version, failures=MOST_RUNS).what
+        rows = [fact.rows for fact in self.facts.get(signature, ()) if fact.what == wanted and fact.rows is not None]
+        return Ranges.union(rows)
+
+    def other_inputs(self, inputs: str) -> set[str]:
+        """Return the inputs, as facts name them, of values that were not computed from the given inputs."""
+        return {fact.inputs for group in self.facts.values() for fact in group if fact.inputs} - {inputs}
+
+    def looked_at(self, signature: str, where_hash: str, version: str, physical_rows: int) -> Ranges:
+        """Return the rows of a fragment for which a job evaluated a filter."""
+        wanted = looked_at(where_hash, version)
+        found = Ranges.empty()
+        for fact in self.facts.get(signature, ()):
+            if fact.what == wanted:
+                found = found | (Ranges.of(0, physical_rows) if fact.rows is None else fact.rows)
+        return found
+
+    def covers_all(self, signature: str, deletion: str, version: str) -> bool:
+        """Whether every live row of a fragment is known to be done, without reading data.
+
+        A row is done if the version computed it, or if it failed in the maximum number of runs.
+
+        Args:
+            deletion: identity of the fragment's deletion file.
+        """
+        wanted = computed_by(version)
+        return any(
+            fact.what == wanted and (fact.rows is None or fact.live_under == deletion)
+            for fact in self.facts.get(signature, ())
+        )
+
+
+def state_store(checkpoints: Storage, field_id: int) -> LanceCheckpointStore:
+    """Open the store of one column's ledgers, below ``_checkpoints``."""
+    return LanceCheckpointStore(checkpoints.folder("state", f"field-{field_id}"))
+
+
+def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
+    """Read and combine all ledgers of a column.
+
+    Damaged ledgers count as absent: rows may be computed again, and results stay correct.
+    """
+    store = state_store(checkpoints, field_id)
+    keys = set(store.list_keys())
+    while True:
+        read: dict[str, list[Fact]] = {}
+        covered: set[str] = set()
+        missed: set[str] = set()
+        for key in _by_age(sorted(keys)):
+            if key in covered:
+                continue
+            try:
+                batch = store[key]
+                covers = json.loads((batch.schema.metadata or {}).get(b"covers", b"[]"))
+                read[key] = list(_read(batch))
+            except (KeyError, ValueError):
+                missed.add(key)
+                continue
+            covered.update(covers)
+        # A ledger that another job folded and removed after the listing is in a newer fold: list and read again.
+        if missed <= (now := set(store.list_keys()) if missed else set()):
+            break
+        keys = now
+    state = ColumnState(ledgers=[key for key in read if key not in covered], folded=covered & keys)
+    announced, marked = dict[str, int](), dict[str, int]()
+    for key in state.ledgers:
+        marks, newest = len(state.seen), 0
+        for fact in read[key]:
+            newest = max(newest, fact.at)
+            if fact.what == SEEN:
+                state.seen.append(fact.at)
+            else:
+                state.facts.setdefault(fact.signature, []).append(fact)
+        if key.startswith("ledger."):
+            # A plan marks the version that it read; finish marks a version after those of the job's commits.
+            about = announced if marks == len(state.seen) else marked
+            job = key.split(".")[1]
+            about[job] = max(about.get(job, 0), newest)
+    state.open_jobs = {job for job, at in announced.items() if at >= marked.get(job, 0)}
+    return state
+
+
+def append_ledger(checkpoints: Storage, field_id: int, job_id: str, facts: Sequence[Fact]) -> None:
+    """Write one immutable ledger, unless there are no facts."""
+    if facts:
+        store = state_store(checkpoints, field_id)
+        store[f"ledger.{job_id}.{uuid.uuid4().hex[:12]}"] = _batch(facts, {"job_id": job_id})
+
+
+def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
+    """Combine many ledgers into one document, the fold, and remove the ledgers of the previous fold.
+
+    The ledgers of the newest fold stay until the next one, in case the fold is damaged.
+
+    Returns:
+        Whether there were enough ledgers to fold.
+    """
+    store = state_store(checkpoints, field_id)
+    if len(_not_folded(store)) < _FOLD_AFTER:
+        return False
+    state = load_state(checkpoints, field_id)
+    facts = [fact for group in state.facts.values() for fact in group]
+    facts += [seen(version) for version in sorted(set(state.seen))[-_SEEN_KEPT:]]
+    if facts:
+        # Also name what earlier folds cover, so that a reader of this fold skips them.
+        covers = json.dumps(sorted(state.folded.union(state.ledgers)))
+        store[new_fold_key()] = _batch(facts, {"covers": covers})
+        fault_point("fold.written")
+        store.remove(state.folded)
+    return True
+
+
+def new_fold_key() -> str:
+    """Make a key that sorts by time: readers start with the newest fold and skip the documents that it covers."""
+    return f"fold.{time.time_ns():020}.{uuid.uuid4().hex[:12]}"
+
+
+def _by_age(keys: Iterable[str]) -> list[str]:
+    """Sort keys: folds, newest first, then ledgers."""
+    found = list(keys)
+    folds = sorted((key for key in found if key.startswith("fold.")), reverse=True)
+    return folds + [key for key in found if key.startswith("ledger.")]
+
+
+def _not_folded(store: LanceCheckpointStore) -> list[str]:
+    """Return the keys that no fold covers, without reading facts."""
+    keys = store.list_keys()
+    covered: set[str] = set()
+    for key in _by_age(keys):
+        if key.startswith("fold.") and key not in covered:
+            try:
+                metadata = store.read(key, ["at"]).schema.metadata or {}
+            except KeyError:
+                continue
+            covered.update(json.loads(metadata.get(b"covers", b"[]")))
+    return [key for key in keys if key not in covered]
+
+
+def _batch(facts: Sequence[Fact], metadata: dict[str, str]) -> pa.RecordBatch:
+    rows = [None if f.rows is None else np.stack([f.rows.starts, f.rows.ends], 1).ravel() for f in facts]
+    columns = [[f.signature for f in facts], [f.what for f in facts], rows]
+    columns += [[f.at for f in facts], [f.live_under for f in facts], [f.inputs for f in facts]]
+    arrays = [pa.array(values, schema_field.type) for values, schema_field in zip(columns, _SCHEMA, strict=True)]
+    return pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
+
+
+def _read(batch: pa.RecordBatch) -> Iterator[Fact]:
+    signatures, whats, ats, unders, inputs = (
+        batch.column(name).to_pylist() for name in ("signature", "what", "at", "live_under", "inputs")
+    )  # fmt: skip
+    lists = batch.column("rows")
+    bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
+    given = lists.is_valid().to_pylist()
+    for i, signature in enumerate(signatures):
+        flat = bounds[cuts[i] : cuts[i + 1]]
+        rows = Ranges.from_bounds(flat[0::2], flat[1::2]) if given[i] else None
+        yield Fact(signature, whats[i], rows, ats[i], unders[i], inputs[i])

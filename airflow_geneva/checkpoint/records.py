@@ -1,0 +1,272 @@
+"""The two kinds of checkpoint: a range of computed rows, and a fragment with a staged data file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from airflow_geneva.checkpoint.provenance import NO_FAILURES, Failures
+from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.lance_io.blobs import as_bytes
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
+
+Runs = npt.NDArray[np.int64]
+"""Rows in run-length form, of shape (n, 3): physical offset and row id of a run's first row, and the run's length."""
+
+VALUE, OFFSET, ROW_ID = "value", "_offset", "_rowid"
+
+_RUN = pa.struct([("offset", pa.uint32()), ("row_id", pa.uint64()), ("length", pa.uint32())])
+_PLACES_A_RUN = 128
+_SPAN = pa.struct([("start", pa.uint32()), ("end", pa.uint32())])
+
+
+def range_batch(
+    values: pa.Array, offsets: Offsets, ids: RowIds, looked_at: Ranges, failures: Failures, agreement: str = ""
+) -> pa.RecordBatch:
+    """Build the content of a range checkpoint.
+
+    Args:
+        values: output values, one per computed row.
+        offsets: their physical offsets, ascending.
+        ids: their row ids.
+        looked_at: every row that the range covers, including rows that the filter did not select.
+        failures: the job that ran the UDF, and the rows that failed; their value is NULL.
+        agreement: see :class:`airflow_geneva.checkpoint.trust.Trust`.
+    """
+    values = as_bytes(values)
+    metadata = {"looked_at": json.dumps(looked_at.to_json()), "failures": failures.dumps(), "agreement": agreement}
+    fields = [pa.field(VALUE, values.type), pa.field(OFFSET, pa.uint32()), pa.field(ROW_ID, pa.uint64())]
+    columns = [values, pa.array(offsets.astype(np.uint32)), pa.array(ids.astype(np.uint64))]
+    return pa.record_batch(columns, schema=pa.schema(fields, metadata=metadata))
+
+
+@dataclass(frozen=True)
+class RangeContent:
+    """The content of a range checkpoint without its values."""
+
+    offsets: Offsets
+    row_ids: RowIds
+    looked_at: Ranges
+    failures: Failures
+    agreement: str
+
+
+def read_range(store: CheckpointStore, key: str) -> RangeContent | None:
+    """Read a range checkpoint without its values; None if it is damaged or missing."""
+    try:
+        batch = store.read(key, [OFFSET, ROW_ID])
+        metadata = batch.schema.metadata or {}
+        looked_at = Ranges.from_json(json.loads(metadata[b"looked_at"]))
+        failures = Failures.loads(metadata[b"failures"])
+    except (KeyError, ValueError):
+        return None
+    offsets = batch.column(OFFSET).to_numpy(zero_copy_only=False).astype(np.int64)
+    ids = batch.column(ROW_ID).to_numpy(zero_copy_only=False)
+    return RangeContent(offsets, ids, looked_at, failures, metadata.get(b"agreement", b"").decode())
+
+
+@dataclass(frozen=True, eq=False)
+class StagedFragment:
+    """A finished data file that is not committed yet.
+
+    Args:
+        file: its name below the table's ``data/``.
+        src_data_files: paths of the input and filter files that it was computed from.
+        output_field_ids: field ids that it was written for.
+        output_files: data files of the output whose old values it copies, as ``[field id, base, path]``.
+        deletion: identity of the fragment's deletion file when it was built.
+        live: the rows that were live then.
+        physical_rows: rows in the file.
+        runs: computed rows.
+        looked_at: every row that was due, including rows that the filter did not select.
+        by_job: number of computed rows, by job.
+        failures: the job that staged it, and the rows that failed; they count as computed, with NULL.
+        taken: computed rows whose values come from another version of the UDF, by that version.
+        agreement: see :class:`airflow_geneva.checkpoint.trust.Trust`.
+        dense: the file holds the computed rows only, one after another, as new rows of a view.
+    """
+
+    file: str
+    src_data_files: tuple[str, ...]
+    output_field_ids: tuple[int, ...]
+    output_files: tuple[tuple[int, int, str], ...]
+    deletion: str
+    live: Ranges
+    physical_rows: int
+    runs: Runs
+    looked_at: Ranges
+    by_job: tuple[tuple[str, int], ...]
+    failures: Failures = NO_FAILURES
+    taken: tuple[tuple[str, Ranges], ...] = ()
+    agreement: str = ""
+    dense: bool = False
+
+    @property
+    def computed(self) -> Ranges:
+        """Physical offsets whose value in the file was computed by the UDF."""
+        return _computed(self.runs)
+
+    @property
+    def row_ids(self) -> RowIds:
+        """Row ids of the computed rows, in physical order."""
+        return unrolled(self.runs)[1]
+
+    def to_batch(self) -> pa.RecordBatch:
+        head = {
+            "file": self.file,
+            "src_data_files": json.dumps(self.src_data_files),
+            "output_field_ids": json.dumps(self.output_field_ids),
+            "output_files": json.dumps(self.output_files),
+            "deletion": self.deletion,
+            "physical_rows": self.physical_rows,
+            "by_job": json.dumps(self.by_job),
+            "failures": self.failures.dumps(),
+            "taken": json.dumps([[version, rows.to_json()] for version, rows in self.taken]),
+            "agreement": self.agreement,
+            "dense": self.dense,
+        }
+        columns = {name: pa.array([value]) for name, value in head.items()}
+        stretches, bits = packed(self.runs)
+        columns["rows"] = _one_list(_RUN, stretches.T)
+        columns["rows_among"] = pa.array([bits])
+        computed = self.computed
+        for name, rows in {"live": self.live, "looked_at": self.looked_at}.items():
+            # Often equal to the computed rows, which may be very many runs; NULL then means "the same".
+            columns[name] = (
+                pa.nulls(1, pa.list_(_SPAN)) if rows == computed else _one_list(_SPAN, [rows.starts, rows.ends])
+            )
+        return pa.record_batch(columns)
+
+    @staticmethod
+    def from_batch(batch: pa.RecordBatch) -> StagedFragment:
+        row = batch.drop_columns(["rows", "live", "looked_at"]).to_pylist()[0]
+        runs = unpacked(_from_list(batch.column("rows")), row["rows_among"])
+        computed = _computed(runs)
+        live, looked_at = (
+            Ranges.from_bounds(*_from_list(column).T) if column.null_count == 0 else computed
+            for column in (batch.column("live"), batch.column("looked_at"))
+        )
+        return StagedFragment(
+            file=row["file"],
+            src_data_files=tuple(json.loads(row["src_data_files"])),
+            output_field_ids=tuple(json.loads(row["output_field_ids"])),
+            output_files=tuple((int(a), int(b), str(c)) for a, b, c in json.loads(row["output_files"])),
+            deletion=row["deletion"],
+            live=live,
+            physical_rows=row["physical_rows"],
+            runs=runs,
+            looked_at=looked_at,
+            by_job=tuple((str(job), int(rows)) for job, rows in json.loads(row["by_job"])),
+            failures=Failures.loads(row["failures"]),
+            taken=tuple((str(version), Ranges.from_json(rows)) for version, rows in json.loads(row["taken"])),
+            agreement=row["agreement"],
+            dense=row["dense"],
+        )
+
+
+def _computed(runs: Runs) -> Ranges:
+    return Ranges.from_bounds(runs[:, 0], runs[:, 0] + runs[:, 2])
+
+
+def _one_list(item: pa.StructType, columns: Iterable[npt.NDArray[np.int64]]) -> pa.Array:
+    """Build a list column of one row from the fields of its structs."""
+    arrays = [pa.array(values).cast(part.type) for values, part in zip(columns, item, strict=True)]
+    return pa.ListArray.from_arrays([0, len(arrays[0])], pa.StructArray.from_arrays(arrays, fields=list(item)))
+
+
+def _from_list(column: pa.Array) -> npt.NDArray[np.int64]:
+    return np.stack([part.to_numpy(zero_copy_only=False).astype(np.int64) for part in column.flatten().flatten()], 1)
+
+
+def read_staged(store: CheckpointStore, key: str) -> StagedFragment | None:
+    """Read a fragment checkpoint; None if it is damaged, missing, or of a format without ``src_data_files``."""
+    try:
+        return StagedFragment.from_batch(store[key])
+    except (KeyError, ValueError, IndexError, TypeError):
+        return None
+
+
+def runs_of(offsets: Offsets, ids: RowIds) -> Runs:
+    """Encode rows with ascending offsets as runs: within a run, offset and row id both increase by one."""
+    signed = ids.view(np.int64)
+    if len(offsets) == 0:
+        return np.empty((0, 3), np.int64)
+    if offsets[-1] - offsets[0] == len(offsets) - 1 and (signed[1:] - signed[:-1] == 1).all():
+        return np.array([[offsets[0], signed[0], len(offsets)]], np.int64)
+    return join_runs([np.stack([offsets, signed, np.ones(len(offsets), np.int64)], 1)])
+
+
+def unrolled(runs: Runs) -> tuple[Offsets, RowIds]:
+    """Decode runs to offsets and row ids."""
+    lengths = runs[:, 2]
+    before = np.cumsum(lengths) - lengths
+    within = np.arange(int(lengths.sum()), dtype=np.int64)
+    offsets = within + np.repeat(runs[:, 0] - before, lengths)
+    return offsets, (within + np.repeat(runs[:, 1] - before, lengths)).view(np.uint64)
+
+
+def join_runs(groups: Sequence[Runs]) -> Runs:
+    """Merge several groups of runs, sorted by offset; adjacent runs become one."""
+    if not groups:
+        return np.empty((0, 3), np.int64)
+    runs = np.concatenate(groups)
+    if len(runs) < 2:
+        return runs
+    if not (runs[1:, 0] > runs[:-1, 0]).all():
+        runs = runs[np.argsort(runs[:, 0], kind="stable")]
+    parted = runs[1:, 0] != runs[:-1, 0] + runs[:-1, 2]
+    parted |= runs[1:, 1] != runs[:-1, 1] + runs[:-1, 2]
+    if parted.all():
+        # Nothing to merge, for example if every second row was computed.
+        return runs
+    starts = np.concatenate(([0], np.flatnonzero(parted) + 1))
+    joined = runs[starts].copy()
+    joined[:, 2] = np.add.reduceat(runs[:, 2], starts)
+    return joined
+
+
+def packed(runs: Runs) -> tuple[Runs, bytes]:
+    """Pack runs for storage: replace many close runs by a few longer spans and a bitmap of the offsets in them.
+
+    Without it, a checkpoint of every second row would take 16 bytes per row.
+    """
+    if len(runs) == 0:
+        return runs, b""
+    shift = runs[:, 1] - runs[:, 0]
+    firsts = np.flatnonzero(np.diff(shift, prepend=shift[:1] - 1))
+    lasts = np.append(firsts[1:], len(runs)) - 1
+    stretches = runs[firsts]
+    stretches[:, 2] = runs[lasts, 0] + runs[lasts, 2] - runs[firsts, 0]
+    if stretches[:, 2].sum() > _PLACES_A_RUN * (len(runs) - len(firsts)):
+        return runs, b""
+    places = runs[:, 0] + np.repeat(_before(stretches) - stretches[:, 0], lasts - firsts + 1)
+    chosen = np.zeros(int(stretches[:, 2].sum()), np.bool_)
+    chosen[np.repeat(places - _before(runs), runs[:, 2]) + np.arange(int(runs[:, 2].sum()))] = True
+    return stretches, np.packbits(chosen).tobytes()
+
+
+def unpacked(stretches: Runs, bits: bytes) -> Runs:
+    """Restore the runs that :func:`packed` packed."""
+    if not bits:
+        return stretches
+    before = _before(stretches)
+    count = int(stretches[:, 2].sum())
+    chosen = np.unpackbits(np.frombuffer(bits, np.uint8), count=count).view(np.bool_)
+    begins, ends = chosen.copy(), chosen.copy()
+    begins[1:] &= ~chosen[:-1]
+    ends[:-1] &= ~chosen[1:]
+    # A run never continues across the end of a span, because the row ids do not.
+    begins[before] = chosen[before]
+    ends[before[1:] - 1] = chosen[before[1:] - 1]
+    starts = np.flatnonzero(begins)
+    shift = (stretches[:, :2] - before[:, None])[np.searchsorted(before, starts, side="right") - 1]
+    return np.stack([starts + shift[:, 0], starts + shift[:, 1], np.flatnonzero(ends) + 1 - starts], 1)
+
+
+def _before(runs: Runs) -> Offsets:
+    return np.cumsum(runs[:, 2]) - runs[:, 2]

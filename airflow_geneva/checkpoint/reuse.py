@@ -1,0 +1,297 @@
+"""Find the rows of a fragment that the checkpoint store already has, and read their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.checkpoint.keys import FragmentKey, parse_key
+from airflow_geneva.checkpoint.provenance import Tried
+from airflow_geneva.checkpoint.records import ROW_ID, VALUE, StagedFragment, read_range, read_staged
+from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.checkpoint.trust import Trust
+from airflow_geneva.errors import StorageError
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
+
+
+class BrokenFile(StorageError):
+    """A checkpoint or staged data file cannot be read: it is damaged or missing, or another job replaced it.
+
+    Attributes:
+        source: key of the checkpoint, or name of the data file.
+    """
+
+    def __init__(self, source: str) -> None:
+        super().__init__(f"{source} is damaged or missing. Run again: the rows in it are computed again.")
+        self.source = source
+
+
+RowIdLookup = Callable[[], tuple[Offsets, RowIds]]
+"""Returns the live rows of the fragment: physical offsets and row ids, in physical order."""
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A fragment that a compaction merged into another one.
+
+    Args:
+        place: its (srcfiles, fragment id).
+        rows: physical offsets, in the new fragment, of rows that are unchanged since they were in this fragment. A row
+            that was updated before the compaction keeps its id but has other values, and is not among them.
+    """
+
+    place: tuple[str, int]
+    rows: Ranges
+
+
+@dataclass(frozen=True, eq=False)
+class HeldPiece:
+    """Computed rows of one fragment in one file.
+
+    Args:
+        key: key of the checkpoint.
+        source: for a range checkpoint, its key; for a fragment checkpoint, the name of its staged data file.
+        staged: whether ``source`` is a staged data file.
+        offsets: physical offsets in the fragment, ascending.
+        positions: positions of their values in the file.
+        row_ids: their row ids.
+        job_id: the job that computed them; "" if several did.
+        version: the UDF version that computed them.
+        failed: physical offsets of rows that failed; their value is NULL.
+    """
+
+    key: str
+    source: str
+    staged: bool
+    offsets: Offsets
+    positions: Offsets
+    row_ids: RowIds
+    job_id: str
+    version: str
+    failed: Ranges = field(default_factory=Ranges.empty)
+
+    def only(self, keep: Ranges) -> HeldPiece:
+        mask = keep.mask(self.offsets)
+        return replace(
+            self,
+            offsets=self.offsets[mask],
+            positions=self.positions[mask],
+            row_ids=self.row_ids[mask],
+            failed=self.failed & keep,
+        )
+
+
+@dataclass(frozen=True)
+class Held:
+    """All usable rows that the store has for one fragment.
+
+    Args:
+        pieces: computed rows, no row twice.
+        looked_at: rows of the fragment for which the filter is already evaluated.
+    """
+
+    pieces: tuple[HeldPiece, ...]
+    looked_at: Ranges
+
+    @property
+    def failed(self) -> Ranges:
+        """Computed rows on which the UDF failed."""
+        return Ranges.union(piece.failed for piece in self.pieces)
+
+    @property
+    def by_job(self) -> dict[str, int]:
+        """How many rows each job computed."""
+        counts: dict[str, int] = {}
+        for piece in self.pieces:
+            counts[piece.job_id] = counts.get(piece.job_id, 0) + len(piece.offsets)
+        return counts
+
+    def taken(self, version: str) -> tuple[tuple[str, Ranges], ...]:
+        """Rows that UDF versions other than the given one computed, by version."""
+        makers = sorted({piece.version for piece in self.pieces} - {version})
+        return tuple(
+            (maker, Ranges.union(Ranges.from_offsets(p.offsets) for p in self.pieces if p.version == maker))
+            for maker in makers
+        )
+
+    @property
+    def computed(self) -> Ranges:
+        return Ranges.from_offsets(np.concatenate([p.offsets for p in self.pieces])) if self.pieces else Ranges.empty()
+
+    @property
+    def done(self) -> Ranges:
+        """Rows that need no UDF call."""
+        return self.computed | self.looked_at
+
+
+class KeyIndex:
+    """The checkpoint keys that a job may reuse, listed once, by fragment.
+
+    Args:
+        trust: which checkpoints the job reuses.
+        places: the (srcfiles, fragment id) pairs to list; None: all, which takes longer.
+    """
+
+    def __init__(self, store: CheckpointStore, trust: Trust, places: Iterable[tuple[str, int]] | None = None) -> None:
+        self.store = store
+        self.trust = trust
+        self._keys: dict[tuple[str, int], list[str]] = {}
+        self._staged_places: set[tuple[str, int]] = set()
+        self._last: tuple[str, StagedFragment | None] = ("", None)
+        sources = None if places is None else {source for source, _ in places}
+        for prefix, _ in trust.prefixes:
+            # These prefixes end at a folder boundary, so the store lists no other folder.
+            wanted = (
+                [f"{prefix}_srcfiles-"]
+                if sources is None
+                else [f"{prefix}_srcfiles-{source}_frag-" for source in sources]
+            )
+            for key in (key for start in wanted for key in store.list_keys(start)):
+                parsed = parse_key(key)
+                if parsed is not None and parsed.fragment.prefix == prefix:
+                    place = (parsed.fragment.srcfiles, parsed.fragment.fragment)
+                    self._keys.setdefault(place, []).append(key)
+                    if parsed.range is None and prefix == trust.prefix:
+                        self._staged_places.add(place)
+
+    def __contains__(self, place: tuple[str, int]) -> bool:
+        return place in self._keys
+
+    def places(self) -> set[tuple[str, int]]:
+        """All (srcfiles, fragment id) pairs that have checkpoints."""
+        return set(self._keys)
+
+    def keys_at(self, place: tuple[str, int]) -> list[str]:
+        return self._keys.get(place, [])
+
+    def is_staged(self, place: tuple[str, int]) -> bool:
+        """Whether a place has a fragment checkpoint of the job's own UDF version."""
+        return place in self._staged_places
+
+    def staged_at(self, place: tuple[str, int]) -> StagedFragment | None:
+        """Read the fragment checkpoint of a place; None if there is none that is readable."""
+        return self._staged(str(FragmentKey(self.trust.prefix, *place))) if self.is_staged(place) else None
+
+    def _staged(self, key: str) -> StagedFragment | None:
+        # Callers ask twice in a row: whether the file fits as it is, then for its rows.
+        if key != self._last[0]:
+            self._last = key, read_staged(self.store, key)
+        return self._last[1]
+
+    def held(
+        self,
+        place: tuple[str, int],
+        ancestors: Iterable[Ancestor],
+        wanted: Ranges,
+        row_ids: RowIdLookup,
+        staged_usable: Callable[[StagedFragment], bool],
+        tried: Tried = (),
+    ) -> Held:
+        """Find the wanted rows that checkpoints hold.
+
+        Args:
+            place: (srcfiles, id) of the fragment; its checkpoints match by physical offset.
+            ancestors: fragments that it was compacted from; their checkpoints match by row id.
+            wanted: physical offsets to look for.
+            row_ids: called at most once, and only if ancestors have checkpoints.
+            staged_usable: whether a staged data file can be read.
+            tried: wanted rows that failed in earlier runs.
+        """
+        pieces: list[HeldPiece] = []
+        looked_at = Ranges.empty()
+        open_rows = wanted
+        lookup: tuple[Offsets, RowIds] | None = None
+        for source in [Ancestor(place, wanted), *ancestors]:
+            for key in self.keys_at(source.place):
+                if not open_rows:
+                    return Held(tuple(pieces), looked_at)
+                found, seen = self._pieces(key, staged_usable, tried if source.place == place else None)
+                if source.place == place:
+                    looked_at = looked_at | (seen & wanted)
+                for piece in found:
+                    if source.place != place:
+                        lookup = lookup or row_ids()
+                        piece = _moved(piece, lookup)
+                    piece = piece.only(open_rows & source.rows)
+                    if len(piece.offsets):
+                        pieces.append(piece)
+                        open_rows = open_rows - Ranges.from_offsets(piece.offsets)
+        return Held(tuple(pieces), looked_at)
+
+    def _pieces(
+        self, key: str, staged_usable: Callable[[StagedFragment], bool], tried: Tried | None
+    ) -> tuple[list[HeldPiece], Ranges]:
+        """Read the usable rows of a key, one piece per UDF version, and all rows that it covers.
+
+        Args:
+            tried: rows that failed in earlier runs; None for an ancestor, whose failed rows always run again.
+        """
+        parsed = parse_key(key)
+        if parsed is None:
+            return [], Ranges.empty()
+        trust, version = self.trust, self.trust.versions[parsed.fragment.prefix]
+        if parsed.range is not None:
+            content = read_range(self.store, key)
+            if content is None or content.agreement != trust.agreement:
+                return [], Ranges.empty()
+            again = content.failures.all
+            if tried is not None and version == trust.version:
+                again = trust.to_try_again(content.failures, tried)
+            positions = np.arange(len(content.offsets), dtype=np.int64)
+            failed = content.failures.all - again
+            piece = HeldPiece(
+                key, key, False, content.offsets, positions, content.row_ids, content.failures.job_id, version, failed
+            )
+            return [piece.only(Ranges.of(0, 1 << 32) - again) if again else piece], content.looked_at - again
+        staged = self._staged(key)
+        if staged is None or not staged_usable(staged):
+            return [], Ranges.empty()
+        offsets = staged.computed.offsets()
+        job_id = staged.by_job[0][0] if len(staged.by_job) == 1 else ""
+        usable = trust.usable_rows(staged, version, () if tried is None else tried)
+        failed = staged.failures.all & usable
+        if tried is None:
+            usable, failed = usable - failed, Ranges.empty()
+        positions = np.arange(len(offsets), dtype=np.int64) if staged.dense else offsets
+        piece = HeldPiece(key, staged.file, True, offsets, positions, staged.row_ids, job_id, version, failed)
+        taken = [(maker, rows & usable) for maker, rows in staged.taken]
+        own = piece.only(usable - Ranges.union(rows for _, rows in taken))
+        pieces = [own, *(replace(piece.only(rows), version=maker) for maker, rows in taken)]
+        return pieces, staged.looked_at - (staged.computed - usable)
+
+
+def _moved(piece: HeldPiece, lookup: tuple[Offsets, RowIds]) -> HeldPiece:
+    """Map rows by their ids to their offsets in the current fragment."""
+    offsets, live_ids = lookup
+    order = np.argsort(piece.row_ids, kind="stable")
+    if len(order) == 0:
+        return piece
+    ids = piece.row_ids[order]
+    at = np.minimum(np.searchsorted(ids, live_ids), len(order) - 1)
+    hit = ids[at] == live_ids
+    positions = piece.positions[order][at[hit]]
+    return replace(piece, offsets=offsets[hit], positions=positions, row_ids=live_ids[hit])
+
+
+def read_values(store: CheckpointStore, piece: HeldPiece, room: float = inf) -> pa.Array:
+    """Read the values of a piece of a range checkpoint, in the order of its offsets.
+
+    Args:
+        room: most bytes that the values may take.
+
+    Raises:
+        TooWide: the values take more.
+        BrokenFile: the checkpoint is damaged or missing, or its rows changed since it was found: another job that
+            reads another table version may overwrite the key.
+    """
+    try:
+        batch = store.read(piece.source, [VALUE, ROW_ID], piece.positions, room)
+    except KeyError as error:
+        raise BrokenFile(piece.source) from error
+    if not np.array_equal(batch.column(ROW_ID).to_numpy(zero_copy_only=False), piece.row_ids):
+        raise BrokenFile(piece.source)
+    return batch.column(VALUE)

@@ -1,0 +1,205 @@
+"""Record which rows of which source fragments and data files a view reflects since a swap.
+
+Facts about a column accumulate, but a view's state is replaced with every swap. So each swap has one snapshot, which
+the job writes before the swap and names in the swap's transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.checkpoint.facts import ColumnState, Fact
+from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
+from airflow_geneva.checkpoint.packs import Packs
+from airflow_geneva.checkpoint.provenance import Provenance, Tried
+from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.faults import fault_point
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.storage.files import Storage
+
+
+@dataclass(frozen=True, eq=False)
+class SourceFragment:
+    """One fragment of the source, as a view reflects it.
+
+    Args:
+        signature: hash of the data files that the view reads, see :mod:`airflow_geneva.lance_io.fragments`.
+        deletion: identity of the fragment's deletion file at that version.
+        live: physical offsets of its live rows at that version.
+        ids: their row ids.
+        failed: the rows among them on which a UDF failed, by the number of runs.
+    """
+
+    signature: str
+    deletion: str
+    live: Ranges
+    ids: Ranges
+    failed: Tried = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The whole source as one swap reflects it.
+
+    Args:
+        source_version: the source version that was read.
+        code: the code versions of the view's UDFs, by column.
+        fragments: the source's fragments.
+        matching: for a query with limit or offset, the row ids that the filter selected; else empty.
+        older: other code versions, by column, whose values rows may still hold, because a refresh with
+            ``on_code_change="new_rows"`` kept them.
+    """
+
+    source_version: int
+    code: tuple[tuple[str, str], ...]
+    fragments: tuple[SourceFragment, ...]
+    matching: Ranges
+    older: tuple[tuple[str, str], ...] = ()
+
+    def state(self, version: str, inputs: str) -> ColumnState:
+        """Convert the snapshot to facts about values of one version.
+
+        Args:
+            version: the version that the values count as.
+            inputs: the columns read, as facts name them.
+        """
+        facts: dict[str, list[Fact]] = {}
+        for fragment in self.fragments:
+            failed = Ranges.union(rows for _, rows in fragment.failed)
+            found = [(Provenance(version), fragment.live - failed)]
+            found += [(Provenance(version, failures=runs), rows) for runs, rows in fragment.failed]
+            facts[fragment.signature] = [
+                Fact(
+                    fragment.signature, provenance.what, rows, self.source_version,
+                    None if failed else fragment.deletion, inputs,
+                )
+                for provenance, rows in found if rows
+            ]  # fmt: skip
+        return ColumnState(facts, seen=[self.source_version])
+
+
+_SCHEMA = pa.schema(
+    [
+        ("signature", pa.string()),
+        ("what", pa.string()),
+        ("deletion", pa.string()),
+        ("bounds", pa.list_(pa.int64())),
+    ]
+)
+
+
+_FOLDER, _KIND = "state/view", "swap"
+_LOOSE = 4
+
+
+def _store(checkpoints: Storage) -> LanceCheckpointStore:
+    return LanceCheckpointStore(checkpoints.folder(_FOLDER))
+
+
+def snapshot_file(key: str) -> str:
+    """Return the path of a snapshot below the folder that it was saved in."""
+    return f"{_FOLDER}/{key_to_path(key)}"
+
+
+def snapshot_key(name: str) -> str | None:
+    """Return the key of the snapshot at a path; None if the path is not a snapshot's."""
+    start = f"{_FOLDER}/{_KIND}."
+    return path_to_key(name.removeprefix(f"{_FOLDER}/")) if name.startswith(start) and name.endswith(".lance") else None
+
+
+def snapshot_job(key: str) -> str:
+    """Return the id of the job that wrote a snapshot."""
+    return key.removeprefix(f"{_KIND}.").rpartition(".")[0]
+
+
+def save_snapshot(checkpoints: Storage, job_id: str, snapshot: Snapshot) -> str:
+    """Write a snapshot and return its key."""
+    rows = list(_rows(snapshot))
+    columns = [[row[at] for row in rows] for at in range(3)]
+    arrays: list[pa.Array] = [pa.array(values, pa.string()) for values in columns]
+    flat = [np.stack([row[3].starts, row[3].ends], 1).ravel() for row in rows]
+    arrays.append(pa.array(flat, pa.list_(pa.int64())))
+    metadata = {"source_version": str(snapshot.source_version), "code": json.dumps(snapshot.code)}
+    metadata["older"] = json.dumps(snapshot.older)
+    key = f"{_KIND}.{job_id}.{uuid.uuid4().hex[:12]}"
+    _store(checkpoints)[key] = pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
+    fault_point("snapshot.written")
+    return key
+
+
+def loose_snapshots(checkpoints: Storage) -> list[str]:
+    """Return the keys of the snapshots that are not packed, oldest first."""
+    names = checkpoints.list_folder(_FOLDER)[1]
+    return sorted(key for name in names if (key := snapshot_key(f"{_FOLDER}/{name}")))
+
+
+def pack_snapshots(checkpoints: Storage) -> None:
+    """Pack all but the newest snapshots: a snapshot that only a note names is removed when the next note is written."""
+    _store(checkpoints).pack(loose_snapshots(checkpoints)[:-_LOOSE])
+
+
+def packed_snapshots(checkpoints: Storage) -> set[str]:
+    """Return the keys of the packed snapshots."""
+    return Packs(checkpoints.folder(_FOLDER)).keys()
+
+
+def thin_packed_snapshots(checkpoints: Storage, named: Collection[str]) -> None:
+    """Remove packed snapshots that nothing names."""
+    _store(checkpoints).thin(named)
+
+
+def remove_snapshot(checkpoints: Storage, key: str) -> None:
+    """Remove a snapshot that nothing names; do nothing if it is gone."""
+    del _store(checkpoints)[key]
+
+
+def _rows(snapshot: Snapshot) -> Iterator[tuple[str, str, str, Ranges]]:
+    yield "", "matching", "", snapshot.matching
+    for fragment in snapshot.fragments:
+        yield fragment.signature, "live", fragment.deletion, fragment.live
+        yield fragment.signature, "ids", "", fragment.ids
+        for runs, rows in fragment.failed:
+            yield fragment.signature, f"failed:{runs}", "", rows
+
+
+def load_snapshot(checkpoints: Storage, key: str) -> Snapshot | None:
+    """Read a snapshot; None if it is missing or damaged. Then rows are computed again, and results stay correct."""
+    try:
+        batch = _store(checkpoints)[key]
+        metadata = batch.schema.metadata or {}
+        version = int(metadata[b"source_version"])
+        code, older = (tuple((str(a), str(b)) for a, b in json.loads(metadata[name])) for name in (b"code", b"older"))
+        rows = list(_read(batch))
+    except (KeyError, ValueError, IndexError):
+        return None
+    fragments: list[SourceFragment] = []
+    matching = Ranges.empty()
+    at = 0
+    while at < len(rows):
+        signature, what, deletion, found = rows[at]
+        if what == "matching":
+            matching, at = found, at + 1
+            continue
+        ids = rows[at + 1][3]
+        at += 2
+        failed = []
+        while at < len(rows) and rows[at][1].startswith("failed:"):
+            failed.append((int(rows[at][1].partition(":")[2]), rows[at][3]))
+            at += 1
+        fragments.append(SourceFragment(signature, deletion, found, ids, tuple(failed)))
+    return Snapshot(version, code, tuple(fragments), matching, older)
+
+
+def _read(batch: pa.RecordBatch) -> Iterator[tuple[str, str, str, Ranges]]:
+    lists = batch.column("bounds")
+    bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
+    texts: Sequence[list[str]] = [batch.column(name).to_pylist() for name in ("signature", "what", "deletion")]
+    for i, (signature, what, deletion) in enumerate(zip(*texts, strict=True)):
+        flat = bounds[cuts[i] : cuts[i + 1]]
+        yield signature, what, deletion, Ranges.from_bounds(flat[0::2], flat[1::2])

@@ -1,0 +1,121 @@
+"""Which files beside a table its jobs still use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from airflow_geneva.checkpoint.keys import key_part
+from airflow_geneva.errors import DamagedRecord
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.record import DAMAGED, job_ids, read_job
+from airflow_geneva.job.shard_status import in_parallel
+from airflow_geneva.job.status import Job
+from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.shard import Shard
+from airflow_geneva.storage.files import Storage
+
+Place = tuple[str, str, int]
+"""Identifies the checkpoints of one fragment: key prefix, hash of the source files, fragment id."""
+
+
+@dataclass(frozen=True)
+class Occupants:
+    """The jobs of a table when they were read.
+
+    Args:
+        open: jobs that a process works on or may resume.
+        ended: the other jobs.
+        unreadable: job folders whose record is damaged.
+        bare: job folders without a record.
+    """
+
+    open: tuple[Job, ...]
+    ended: Mapping[str, Job]
+    unreadable: frozenset[str]
+    bare: frozenset[str]
+
+    @property
+    def any_open(self) -> bool:
+        return bool(self.open or self.unreadable)
+
+    def use(self, work_folder: str) -> bool:
+        """Whether an open job may use the checkpoints in a folder ``udf-..._ver-..._col-...``.
+
+        All versions of a UDF count: a job may reuse what another version computed.
+        """
+        return bool(self.unreadable) or any(is_about(job, work_folder) for job in self.open)
+
+    def at(self, job_id: str) -> bool:
+        """Whether a job is open, or may be."""
+        return job_id in self.unreadable or any(job.id == job_id for job in self.open)
+
+    def without_old(self, old: Collection[str]) -> Occupants:
+        """Return the same without damaged records in folders that did not change for long."""
+        return Occupants(self.open, self.ended, self.unreadable - set(old), self.bare | (self.unreadable & set(old)))
+
+
+def is_about(job: Job, work_folder: str) -> bool:
+    """Whether a job may use a folder ``udf-..._ver-..._col-...``: it has the same column, or no column."""
+    return job.column is None or work_folder.endswith(f"_col-{key_part(job.column)}")
+
+
+def read_occupants(checkpoints: Storage, now: float, is_touched: Callable[[str], bool]) -> Occupants:
+    """Read all jobs of a table.
+
+    Args:
+        now: the time to compare heartbeats with.
+        is_touched: whether the files of an unfinished job changed recently; its heartbeats may be by another clock.
+
+    Raises:
+        StorageError: the jobs cannot be listed or read; then nothing may be removed.
+    """
+    opened: list[Job] = []
+    ended: dict[str, Job] = {}
+    unreadable: set[str] = set()
+    bare: set[str] = set()
+    names = job_ids(checkpoints)
+    for name, found in zip(
+        names, in_parallel(lambda n: _read(checkpoints, n, now), names, checkpoints.local), strict=True
+    ):
+        if isinstance(found, Job):
+            if found.open or (found.ended is None and is_touched(name)):
+                opened.append(found)
+            else:
+                ended[name] = found
+        else:
+            (unreadable if found else bare).add(name)
+    return Occupants(tuple(opened), ended, frozenset(unreadable), frozenset(bare))
+
+
+def _read(checkpoints: Storage, job_id: str, now: float) -> Job | bool:
+    """Return the job; False if its folder has no record, True if the record is damaged."""
+    try:
+        return read_job(JobFolder.of(checkpoints, job_id), with_shards=False, now=now) or False
+    except DamagedRecord:
+        return True
+
+
+def planned_places(job: Storage, plans: Iterable[str], wanted: Collection[str]) -> set[Place] | None:
+    """Return the checkpoint places that the plans of a job may use; None if a plan cannot be read.
+
+    Args:
+        job: the job's folder.
+        plans: names of its plan headers.
+        wanted: key prefixes to look for; shards of other plans are not read.
+    """
+    found: set[Place] = set()
+    try:
+        for name in plans:
+            header = job.read_json(name)
+            work = Work.from_json(header["work"])
+            prefixes = {prefix for prefix, _ in work.trust(*work.continue_from).prefixes}
+            if prefixes.isdisjoint(wanted):
+                continue
+            for entry in header["shards"]:
+                for fragment in Shard.load(job.read_bytes(str(entry["file"]))).fragments:
+                    places = [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
+                    found |= {(prefix, *place) for prefix in prefixes for place in places}
+    except (FileNotFoundError, *DAMAGED):
+        return None
+    return found

@@ -1,0 +1,95 @@
+"""The commands about checkpoints: `checkpoints list` and `checkpoints gc`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from airflow_geneva.checkpoint.inventory import list_checkpoints
+from airflow_geneva.cleanup import collect, find_garbage
+from airflow_geneva.cleanup.garbage import KINDS, add_up, parse_ttl, readable_bytes
+from airflow_geneva.cli.database import AsJson, ConnectionId, database_and, open_console, plain_errors, print_json
+from airflow_geneva.job.status import moment
+
+checkpoints_app = typer.Typer(
+    no_args_is_help=True, help="List what is stored beside tables, and remove what is not needed."
+)
+
+
+@checkpoints_app.command("list")
+def list_all(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="DB TABLE", help="The database and the table.", show_default=False)
+    ] = None,
+    column: Annotated[str | None, typer.Option("--column", help="Of one column only.")] = None,
+    conn_id: ConnectionId = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the checkpoints of a table by UDF version and column."""
+    with plain_errors():
+        db, (name,) = database_and(arguments, conn_id, "TABLE")
+        found = list_checkpoints(db.open_table(name).location.checkpoints, column)
+    if as_json:
+        print_json([asdict(group) for group in found])
+        return
+    grid = Table(box=None, pad_edge=False)
+    for heading in ("column", "udf", "version", "filter"):
+        grid.add_column(heading)
+    for heading in ("fragments", "ranges", "size", "newest"):
+        grid.add_column(heading, justify="right")
+    for group in found:
+        named = (group.column, group.udf, group.version, (group.where or "none")[:8])
+        counts = (f"{group.fragments:,}", f"{group.ranges:,}", readable_bytes(group.size_bytes), moment(group.newest))
+        grid.add_row(*(Text(text) for text in named), *counts)
+    open_console().print(grid if found else "No checkpoints.")
+
+
+@checkpoints_app.command("gc")
+def collect_garbage(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DB [TABLE]", help="The database, and one table; all tables without it.", show_default=False
+        ),
+    ] = None,
+    ttl: Annotated[str, typer.Option("--ttl", help="Remove only what is older than this: 7d, 12h or 30m.")] = "7d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, only report.")] = False,
+    conn_id: ConnectionId = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove checkpoints, staged files and job records that are no longer needed.
+
+    What an open job uses is kept, however old it is. Choose a --ttl that is longer than the longest time between
+    planning a backfill and its last retry: the shards of a run that is older than --ttl can no longer be cleared.
+    """
+    with plain_errors():
+        span = parse_ttl(ttl)
+        # With --conn-id the database is not an argument, so one argument is the table.
+        several = len(arguments or ()) > (0 if conn_id else 1)
+        db, names = database_and(arguments, conn_id, *(["TABLE"] if several else []))
+        if names:
+            db.open_table(names[0])
+        found = []
+        for name in names or db.table_names():
+            garbage = find_garbage(db.location(name), span)
+            found.append(garbage if dry_run else collect(db.location(name), garbage))
+    if as_json:
+        print_json({"dry_run": dry_run, **add_up(found), "tables": [garbage.to_json() for garbage in found]})
+        return
+    total = add_up(found)
+    grid = Table(box=None, pad_edge=False)
+    for heading in ("files", "size", "kind"):
+        grid.add_column(heading, justify="left" if heading == "kind" else "right")
+    for kind, what in KINDS.items():
+        grid.add_row(f"{total['kinds'][kind]['files']:,}", readable_bytes(total["kinds"][kind]["bytes"]), what)
+    verb = "Would remove" if dry_run else "Removed"
+    console = open_console()
+    console.print(grid)
+    for note in total["notes"]:
+        console.print(Text(f"Note: {note}"))
+    tables = "1 table" if len(found) == 1 else f"{len(found)} tables"
+    console.print(f"{verb} {total['files']:,} files, {readable_bytes(total['bytes'])}, of {tables}.")

@@ -1,0 +1,103 @@
+"""What the commands share: opening the database, reporting errors, and printing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from airflow_geneva.database import Database, connect
+from airflow_geneva.errors import GenevaError, InvalidInput, without_secrets
+from airflow_geneva.spark.submit import CREDENTIALS
+from airflow_geneva.storage.options import read_storage_options
+from airflow_geneva.storage.uri import is_local, normalize_uri
+
+_WIDTH_OF_A_FILE = 200
+
+ConnectionId = Annotated[
+    str | None,
+    typer.Option(
+        "--conn-id",
+        help="Airflow connection of the database. Leave DB out then, or give another database to open with the "
+        "connection's storage options.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def database_and(arguments: Sequence[str] | None, conn_id: str | None, *names: str) -> tuple[Database, list[str]]:
+    """Open the database that a command names, and return the arguments after it.
+
+    Credentials are never on the command line: for a path or URI they are a JSON object in the environment variable
+    ``AIRFLOW_GENEVA_STORAGE_OPTIONS``; an Airflow connection brings its own.
+
+    Args:
+        arguments: the command's arguments, DB first; DB may be left out if there is a connection.
+        conn_id: the Airflow connection, or None.
+        names: names of the arguments after DB.
+
+    Raises:
+        InvalidInput: an argument is missing, there are too many, or the database does not exist.
+    """
+    given = list(arguments or ())
+    least = len(names) if conn_id else len(names) + 1
+    if not least <= len(given) <= len(names) + 1:
+        raise InvalidInput(
+            f"Expected {' '.join(['DB', *names])}, got {len(given)} argument(s). DB is a path or a URI such as "
+            "s3://bucket/db; leave it out and give --conn-id for an Airflow connection."
+        )
+    uri = given.pop(0) if len(given) > len(names) else None
+    return _open(uri, conn_id), given
+
+
+def _open(uri: str | None, conn_id: str | None) -> Database:
+    if conn_id:
+        database = _of_connection(conn_id, uri)
+    else:
+        database = connect(normalize_uri(uri or ""), read_storage_options(os.environ.get(CREDENTIALS)))
+    if is_local(database.uri) and not Path(database.uri).is_dir():
+        raise InvalidInput(f"There is no database {database.uri}: no such folder. Check the path.")
+    return database
+
+
+def _of_connection(conn_id: str, uri: str | None) -> Database:
+    try:
+        from airflow_geneva.hooks.lance import LanceHook
+    except ImportError as error:
+        raise InvalidInput(
+            f"--conn-id needs Airflow, which cannot be imported here: {error}. Give the database's path or URI, and "
+            f"its credentials in {CREDENTIALS}."
+        ) from error
+    return LanceHook(conn_id).get_database(None if uri is None else normalize_uri(uri))
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Print errors of this package and of the system as one message, and exit with code 1."""
+    try:
+        yield
+    except (GenevaError, OSError) as error:
+        typer.echo(f"Error: {without_controls(without_secrets(str(error)))}", err=True)
+        raise typer.Exit(code=1) from None
+
+
+def print_json(document: Any) -> None:
+    """Print a document as indented JSON."""
+    typer.echo(json.dumps(document, indent=2))
+
+
+def without_controls(text: object) -> str:
+    """Escape control characters, which would steer a terminal: messages may come from UDFs and from their data."""
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in str(text))
+
+
+def open_console() -> Console:
+    """Return a console that does not wrap lines at 80 characters when the output is a file or a pipe."""
+    return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_A_FILE)

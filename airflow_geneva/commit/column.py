@@ -1,0 +1,315 @@
+"""Commit a shard's staged data files, a group of fragments per Lance commit."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from airflow_geneva.checkpoint.facts import Fact, append_ledger, load_state, looked_at
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
+from airflow_geneva.checkpoint.records import unrolled
+from airflow_geneva.commit.verify import Candidate, Verdict, verify
+from airflow_geneva.errors import CommitConflict, StorageError
+from airflow_geneva.faults import fault_point
+from airflow_geneva.job.result import ShardResult
+from airflow_geneva.lance_io.conflicts import MORE_RETRIES, is_conflict, max_retries
+from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, fields_present, read_manifest
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.cutting import FRAGMENTS_PER_COMMIT, fragments_per_commit
+from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.shard import Shard
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.uri import md5
+
+if TYPE_CHECKING:
+    import lance
+
+logger = logging.getLogger("airflow_geneva.commit")
+
+# Where rows were deleted, Lance's time for a read of row ids grows with the square of their number.
+_IDS_A_READ = 10_000
+# About a second. Beyond this number, deleted rows count as left; the next plan finds out that they are gone.
+_MOST_LOOKED_UP = 1_000_000
+_MOST_WARNED = 5
+SECONDS_A_COMMIT = 10.0
+"""Target time between two commits of a computed shard; longer if the shard would need too many commits."""
+
+
+class ShardCommitter:
+    """Commits the staged fragments of one shard.
+
+    Args:
+        open_table: opens the table at its newest version.
+        checkpoints: the table's ``_checkpoints`` folder.
+        work: the job.
+        columns: the relevant columns by field id, as planned.
+        planned: the table at the planned version, where the column has the name that the staged files use.
+        fingerprint: fingerprint of the plan.
+        shards: number of shards of the plan.
+    """
+
+    def __init__(
+        self,
+        open_table: Callable[[], lance.LanceDataset],
+        checkpoints: Storage,
+        work: Work,
+        columns: Columns,
+        planned: lance.LanceDataset,
+        fingerprint: str,
+        shards: int,
+    ) -> None:
+        self.open_table = open_table
+        self.checkpoints = checkpoints
+        self.work = work
+        self.columns = columns
+        self.planned = planned
+        self.fingerprint = fingerprint
+        self.shards = shards
+        self._done: list[Candidate] = []
+        self._left: list[tuple[int, int, str]] = []
+        self._versions: list[int] = []
+        self._by_others = 0
+        self._gone: list[tuple[Candidate, Ranges]] = []
+        self._looked_up = 0
+        self._warned = 0
+
+    def commit(
+        self,
+        shard: Shard,
+        candidates: Sequence[Candidate],
+        missing: Sequence[tuple[int, str]],
+        on_group: Callable[[int, int, tuple[int, ...]], None] = lambda fragments, rows, versions: None,
+    ) -> ShardResult:
+        """Commit the candidates that fit, and report those that do not.
+
+        Args:
+            candidates: its fragments that have a staged file.
+            missing: fragment id and reason of the others.
+            on_group: called after every Lance commit with the number of visible fragments and due rows, and the table
+                versions written.
+
+        Raises:
+            CommitConflict: other writers changed the table at every retry.
+            StorageError: the table's folder is full, read-only or unreachable.
+            TableRemade: the table was dropped and created again; a commit to the new table is undone.
+        """
+        rows = {work.id: work.rows for work in shard.fragments}
+        self._left.extend((fragment, rows[fragment], why) for fragment, why in missing)
+        left = self._without_repeated_failures(candidates)
+        asked = self.work.sizing.commit_granularity
+        least = size = asked or fragments_per_commit(len(shard.fragments), self.shards)
+        while left:
+            group, left = left[:size], left[size:]
+            began = time.monotonic()
+            self._commit_group(group)
+            on_group(len(self._done), sum(done.work.rows for done in self._done), tuple(self._versions))
+            if asked is None:
+                spent = max(time.monotonic() - began, 1e-3)
+                size = max(least, round(len(group) * SECONDS_A_COMMIT / spent))
+        if self._warned > _MOST_WARNED:
+            logger.warning("%s more fragments are left for the next run.", self._warned - _MOST_WARNED)
+        ours = sum(n for c in self._done for job, n in c.staged.by_job if job == self.work.job_id)
+        # An earlier job may have computed rows that were deleted before this one was planned.
+        everyone = sum(len(c.staged.computed & c.work.due) for c in self._done)
+        failed = sum(len(c.staged.failures.all & c.work.due) for c in self._done)
+        # Rows that were deleted since the plan count as computed, whether or not their fragment still exists.
+        for candidate, gone in self._gone:
+            everyone += len(gone)
+            ours += len(gone) if {job for job, _ in candidate.staged.by_job} == {self.work.job_id} else 0
+            failed += len(candidate.staged.failures.all & gone)
+        return ShardResult(
+            shard=shard.index,
+            fingerprint=self.fingerprint,
+            rows_computed=ours - failed,
+            rows_reused=everyone - ours + self._by_others,
+            rows_failed=failed,
+            rows_taken=sum(len(rows) for c in self._done for _, rows in c.staged.taken),
+            rows_left=sum(count for _, count, _ in self._left),
+            fragments=len(self._done),
+            versions=tuple(self._versions),
+            left_reasons=tuple((fragment, why) for fragment, _, why in self._left),
+        )
+
+    def _without_repeated_failures(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Record fragments in which only known failures failed again: their values stay, so no commit is needed."""
+        repeated = [candidate for candidate in candidates if candidate.only_failed_again(self.work.udf_version)]
+        facts = [
+            replace(_fact(c.work.files.signature, p.what, rows, c.work.files.physical_rows, self.work.version),
+                    inputs=self.columns.inputs_text)
+            for c in repeated
+            for p, rows in c.outcome(self.work.udf_version).items()
+            if rows and p.failures and rows & c.staged.failures.all
+        ]  # fmt: skip
+        append_ledger(self.checkpoints, self.work.field_id, self.work.job_id, facts)
+        self._done.extend(repeated)
+        return [candidate for candidate in candidates if candidate not in repeated]
+
+    def _commit_group(self, group: Sequence[Candidate]) -> None:
+        attempts = max_retries()
+        for attempt in range(attempts + 1):
+            dataset = self.open_table()
+            output = fields_present(dataset, self.columns.output)
+            manifest = read_manifest(dataset, self.columns, {c.work.id for c in group})
+            verdict = verify(dataset, manifest, group, output)
+            if verdict.left:
+                self.work.written.look(self.checkpoints.options)
+            if not verdict.fitting or self._replace(dataset, manifest, verdict, output):
+                self._done.extend(verdict.done)
+                by_others = self._computed_by_others(manifest, [candidate for candidate, _ in verdict.left])
+                self._by_others += sum(candidate.work.rows for candidate in by_others)
+                for candidate, why in verdict.left:
+                    if candidate not in by_others:
+                        self._leave(dataset, candidate, why)
+                return
+            if self.work.sizing.commit_granularity is None and len(group) > FRAGMENTS_PER_COMMIT:
+                # A commit with fewer fragments conflicts less often.
+                half = -(-len(group) // 2)
+                self._commit_group(group[:half])
+                self._commit_group(group[half:])
+                return
+            wait = min(0.05 * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
+            logger.info("Commit conflict at version %s, try %s of %s.", dataset.version, attempt + 1, attempts)
+            time.sleep(wait)
+        raise CommitConflict(
+            f"Other writers changed table {self.work.table_name!r} at every one of {attempts + 1} tries to commit "
+            f"column {self.work.column!r}. Nothing is lost: run the task again at a quieter time, or {MORE_RETRIES}."
+        )
+
+    def _computed_by_others(
+        self, manifest: Mapping[int, FragmentFiles], left: Sequence[Candidate]
+    ) -> list[Candidate]:  # fmt: skip
+        """Return the candidates for which another job has committed values of the same UDF version meanwhile."""
+        if not left:
+            return []
+        state = load_state(self.checkpoints, self.work.field_id)
+        found = []
+        for candidate in left:
+            now = manifest.get(candidate.work.id)
+            if now is not None and now.inputs == candidate.work.files.inputs:
+                known = state.known(now.signature, now.physical_rows)
+                rows = known.get(Provenance(self.work.udf_version), Ranges.empty())
+                if rows.contains(candidate.staged.computed & candidate.work.due):
+                    found.append(candidate)
+        return found
+
+    def _replace(
+        self,
+        dataset: lance.LanceDataset,
+        manifest: dict[int, FragmentFiles],
+        verdict: Verdict,
+        output: tuple[int, ...],
+    ) -> bool:
+        """Try to commit at the verified version; return False on a conflict."""
+        import lance
+        from lance.fragment import DataFile
+
+        operation = lance.LanceOperation
+        groups = [
+            operation.DataReplacementGroup(c.work.id, DataFile.create(self.planned, c.staged.file))
+            for c in verdict.fitting
+        ]
+        # Write the facts first: if the commit fails, they name files outside the table and match nothing.
+        append_ledger(self.checkpoints, self.work.field_id, self.work.job_id, self._facts(dataset, manifest, verdict))
+        transaction = lance.Transaction(
+            read_version=dataset.version,
+            operation=operation.DataReplacement(groups),
+            transaction_properties={"geneva.job_id": self.work.job_id},
+        )
+        self.work.written.look(self.checkpoints.options)
+        fault_point("commit.before")
+        try:
+            committed = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
+        except OSError as error:
+            if is_conflict(error):
+                return False
+            raise StorageError(
+                f"Cannot commit column {self.work.column!r} to {dataset.uri}: {error}. Check space and permissions, "
+                "then run again: nothing is lost."
+            ) from error
+        fault_point("commit.after")
+        self.work.written.settle(self.checkpoints.options, committed, transaction)
+        self._versions.append(committed.version)
+        self._settle(committed, verdict, output)
+        return True
+
+    def _settle(self, committed: lance.LanceDataset, verdict: Verdict, output: tuple[int, ...]) -> None:
+        """Check the committed version: Lance reports no conflict when another writer replaced an input in place."""
+        manifest = read_manifest(committed, self.columns, {c.work.id for c in verdict.fitting})
+        for candidate in verdict.fitting:
+            now = manifest.get(candidate.work.id)
+            expected = candidate.work.files.signature_with(candidate.output(output[0]))
+            if now is not None and now.signature == expected:
+                self._done.append(candidate)
+            else:
+                self._leave(committed, candidate, "another writer replaced its inputs during the commit")
+
+    def _leave(self, dataset: lance.LanceDataset, candidate: Candidate, why: str) -> None:
+        """Leave a fragment for the next run, without its deleted rows, which no run can compute."""
+        self._looked_up += candidate.work.rows
+        gone = Ranges.empty()
+        if self._looked_up <= _MOST_LOOKED_UP and fields_present(dataset, self.columns.output):
+            gone = _deleted_rows(dataset, candidate)
+        if gone:
+            self._gone.append((candidate, gone))
+        rows = candidate.work.rows - len(gone)
+        if rows:
+            self._warned += 1
+            if self._warned <= _MOST_WARNED:
+                logger.warning("Fragment %s is left for the next run: %s.", candidate.work.id, why)
+            self._left.append((candidate.work.id, rows, why))
+
+    def _facts(
+        self, dataset: lance.LanceDataset, manifest: dict[int, FragmentFiles], verdict: Verdict
+    ) -> list[Fact]:  # fmt: skip
+        facts: list[Fact] = []
+        for candidate in verdict.fitting:
+            now = manifest[candidate.work.id]
+            output = candidate.output(self.work.field_id)
+            signature = now.signature_with(output)
+            for provenance, rows in candidate.outcome(self.work.udf_version).items():
+                if rows:
+                    under = _live_under(candidate, provenance, rows)
+                    fact = _fact(signature, provenance.what, rows, now.physical_rows, dataset.version, under)
+                    facts.append(replace(fact, inputs=self.columns.inputs_text))
+            if self.work.where is not None:
+                what = looked_at(md5(self.work.where), self.work.udf_version)
+                seen = candidate.staged.looked_at - candidate.staged.failures.all
+                # Use the planned files: another writer may have replaced the filter's columns since.
+                signature = candidate.work.files.where_signature(output)
+                facts.append(_fact(signature, what, seen, now.physical_rows, dataset.version))
+        return facts
+
+
+def _deleted_rows(dataset: lance.LanceDataset, candidate: Candidate) -> Ranges:
+    """Physical offsets of a fragment's computed and due rows that the table no longer has."""
+    if not dataset.has_stable_row_ids:
+        return Ranges.empty()
+    offsets, ids = unrolled(candidate.staged.runs)
+    gone = np.ones(len(ids), np.bool_)
+    for at in range(0, len(ids), _IDS_A_READ):
+        part = ids[at : at + _IDS_A_READ]
+        alive = dataset._take_rows(part.tolist(), columns=["_rowid"]).column("_rowid").to_numpy()
+        gone[at : at + len(part)] = ~np.isin(part, alive)
+    return Ranges.from_offsets(offsets[gone]) & candidate.work.due
+
+
+def _fact(signature: str, what: str, rows: Ranges, physical_rows: int, at: int, under: str | None = None) -> Fact:
+    return Fact(signature, what, None if len(rows) == physical_rows else rows, at, under)
+
+
+def _live_under(candidate: Candidate, provenance: Provenance, rows: Ranges) -> str | None:
+    """Return the deletion file under which the rows are all live rows; rows that failed in all runs count as covered.
+
+    None if live rows remain besides them.
+    """
+    if provenance.failures:
+        return None
+    given_up = Provenance(provenance.version, failures=MOST_RUNS)
+    settled = rows | candidate.outcome(provenance.version).get(given_up, Ranges.empty())
+    return candidate.staged.deletion if settled.contains(candidate.staged.live) else None

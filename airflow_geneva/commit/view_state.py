@@ -1,0 +1,273 @@
+"""Find out which refresh a view's rows come from, and whether other writers have changed them since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from airflow_geneva.checkpoint.view_snapshot import Snapshot, load_snapshot, remove_snapshot
+from airflow_geneva.faults import fault_point
+from airflow_geneva.job.outbox import JOB_PROPERTY
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.history import Commit, commits_back
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.views.columns import IS_SET, SOURCE_ROW_ID
+from airflow_geneva.views.definition import BASE_VERSION_KEY, own_columns
+
+if TYPE_CHECKING:
+    import lance
+
+SOURCE_VERSION = "geneva.view.src_version"
+SNAPSHOT = "geneva.view.snapshot"
+PLAN = "geneva.view.plan"
+LOOKED_AT = "geneva.view.looked_at"
+"""Transaction property of a swap: the view version that the refresh prepared it for."""
+SWAP_KEY = "geneva::view::swap"
+"""Schema metadata that repeats job and snapshot of the newest swap, in case its transaction is cleaned up."""
+
+_NOTE, _INTENTS = "state/view/advanced.json", "state/view/swapping"
+
+
+@dataclass(frozen=True)
+class Swap:
+    """The swap that a view's rows come from.
+
+    Args:
+        job_id: the job that committed the swap; "" if there was no swap.
+        source_version: the source version that the swap reflects.
+        snapshot: key of the swap's snapshot. It is unique per swap, because a job that plans again may swap again.
+        plan: fingerprint of the plan that the swap completed.
+        changed: what other writers did to the rows since; "" for nothing. Otherwise the view's content is unknown.
+        placeholders: whether the view may have rows that are not set.
+    """
+
+    job_id: str = ""
+    source_version: int = 0
+    snapshot: str = ""
+    plan: str = ""
+    changed: str = ""
+    placeholders: bool = True
+
+    @property
+    def identity(self) -> str:
+        """Identify the current rows: equal as long as no refresh and no other writer changed them."""
+        return f"{self.snapshot} {self.changed}" if self.changed else self.snapshot
+
+
+_UNKNOWN = Swap(changed="unknown")
+
+
+def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
+    """Find the swap whose rows a version of a view shows; follow restores."""
+    import lance
+
+    changed, placeholders = "", False
+    commits = commits_back(dataset, int(dataset.version))
+    # Read back to the newest swap, however far: every commit since then may have changed rows.
+    while (commit := next(commits, None)) is not None:
+        swap = _swap_of(commit)
+        # Lance rebases a commit on those that came after its preparation, and records that it had read them.
+        since = int(commit.properties[LOOKED_AT]) + 1 if swap else 0
+        others = reversed([*commits_back(dataset, commit.version - 1, since)]) if swap else [commit]
+        for other in others:
+            did = _changes(dataset, other)
+            if did is None:
+                return _noted(location, dataset, changed)
+            changed, placeholders = changed or did.strip("?"), placeholders or bool(did)
+        if swap:
+            return replace(swap, changed=changed, placeholders=placeholders)
+        if isinstance(commit.operation, lance.LanceOperation.Restore):
+            commits = commits_back(dataset, int(commit.operation.version))
+    return Swap(changed=changed)
+
+
+def _swap_of(commit: Commit) -> Swap | None:
+    """Read a commit as a swap; None for any other commit."""
+    said = commit.properties
+    if SOURCE_VERSION not in said:
+        return None
+    return Swap(said[JOB_PROPERTY], int(said[SOURCE_VERSION]), said[SNAPSHOT], said[PLAN])
+
+
+def _changes(dataset: lance.LanceDataset, commit: Commit) -> str | None:
+    """Say what a commit did to the rows.
+
+    Returns:
+        "" for nothing, "?" if it may have added rows that are not set, None if the commit was cleaned up.
+    """
+    import lance
+
+    made, version, operation = lance.LanceOperation, commit.version, commit.operation
+    if commit.gone:
+        return None
+    if version == 1:
+        return ""
+    if isinstance(operation, made.Append):
+        set_rows = _appended_set_rows(dataset, version, operation)
+        return None if set_rows is None else f"append at version {version}" if set_rows else "?"
+    fields: set[int] = set()
+    if isinstance(operation, made.DataReplacement):
+        fields = {field for group in operation.replacements for field in group.new_file.fields}
+    elif isinstance(operation, made.Update):
+        fields = set(operation.fields_modified)
+    elif not isinstance(operation, (made.Delete, made.Overwrite)):
+        return ""
+    if fields and not fields & _own_fields(dataset):
+        return ""
+    return f"{type(operation).__name__.lower()} at version {version}"
+
+
+def _appended_set_rows(dataset: lance.LanceDataset, version: int, operation: Any) -> bool | None:
+    """Whether an append added rows that are set; None if they can no longer be read."""
+    paths = {file.path for fragment in operation.fragments for file in fragment.files}
+    try:
+        with engine_errors():
+            for fragment in dataset.checkout_version(version).get_fragments():
+                if paths & {file.path for file in fragment.metadata.files} and fragment.count_rows(filter=IS_SET):
+                    return True
+    except EngineError:
+        return None
+    return False
+
+
+def _own_fields(dataset: lance.LanceDataset) -> set[int]:
+    """Field ids of the columns that the view's query computes; columns that users added to the table do not count."""
+    names = own_columns(dataset.schema)
+    return set(_ids(field for field in dataset.lance_schema.fields() if field.name() in names))
+
+
+def _ids(fields: Any) -> Iterator[int]:
+    for field in fields:
+        yield field.id()
+        yield from _ids(field.children())
+
+
+def _noted(location: TableLocation, dataset: lance.LanceDataset, changed: str) -> Swap:
+    """Read the swap from the schema metadata; unknown if a later swap may have been committed."""
+    metadata = dataset.schema.metadata or {}
+    job_id, snapshot = _mirrored(dataset)
+    if not job_id or read_intents(location) - {snapshot}:
+        return _UNKNOWN
+    return Swap(job_id, int(metadata.get(BASE_VERSION_KEY.encode(), b"0")), snapshot, changed=changed)
+
+
+def _mirrored(dataset: lance.LanceDataset) -> tuple[str, str]:
+    job_id, _, snapshot = (dataset.schema.metadata or {}).get(SWAP_KEY.encode(), b"").decode().partition(" ")
+    return job_id, snapshot
+
+
+def named_by_swap(dataset: lance.LanceDataset, version: int) -> str:
+    """Return the snapshot that a version's transaction names; "" if it is not a swap."""
+    transaction = dataset.read_transaction(version)
+    return str(((transaction.transaction_properties if transaction else None) or {}).get(SNAPSHOT, ""))
+
+
+def named_by_metadata(dataset: lance.LanceDataset) -> str:
+    """Return the snapshot that the schema metadata of a version names, or ""."""
+    return _mirrored(dataset)[1]
+
+
+def write_intent(location: TableLocation, snapshot: str) -> None:
+    """Record, by its snapshot, a swap that the job is about to commit."""
+    location.checkpoints.write_json(f"{_INTENTS}/{snapshot}.json", {})
+
+
+def read_intents(location: TableLocation) -> set[str]:
+    """Return the snapshots of swaps that jobs began: the newest swap, and others whose outcome is not recorded."""
+    return {name.removesuffix(".json") for name in location.checkpoints.list_folder(_INTENTS)[1]}
+
+
+def drop_intents(location: TableLocation, snapshots: Iterable[str]) -> None:
+    """Delete the records of swaps that another swap followed, or that can no longer be committed."""
+    for snapshot in snapshots:
+        location.checkpoints.delete(f"{_INTENTS}/{snapshot}.json")
+
+
+@dataclass(frozen=True)
+class Note:
+    """States that a swap also reflects a later source version, which changed no row of the view.
+
+    Args:
+        swap: snapshot of the swap that the note is about; the note does not count for any other swap.
+        source_version: the later source version.
+        snapshot: key of the snapshot at that version.
+    """
+
+    swap: str
+    source_version: int
+    snapshot: str
+
+
+def advance(location: TableLocation, note: Note) -> None:
+    """Record a later source version for a view without writing a table version.
+
+    Removes the previous note's snapshot if nothing else names it.
+    """
+    before = read_note(location)
+    location.checkpoints.write_json(_NOTE, asdict(note))
+    fault_point("advance.written")
+    # A reader that has the old note but not yet its snapshot reads the note again, see `ViewContents.snapshot`.
+    if before is not None and before.snapshot not in {note.snapshot, note.swap, *read_intents(location)}:
+        remove_snapshot(location.checkpoints, before.snapshot)
+
+
+def read_note(location: TableLocation) -> Note | None:
+    """Read the note beside a view, if there is one."""
+    try:
+        return Note(**location.checkpoints.read_json(_NOTE))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+class ViewContents:
+    """What a version of a view shows; parts are read on demand.
+
+    Args:
+        location: the view.
+        dataset: one version of it.
+    """
+
+    def __init__(self, location: TableLocation, dataset: lance.LanceDataset) -> None:
+        self.location = location
+        self.dataset = dataset
+        self.newest = newest_swap(location, dataset)
+
+    @property
+    def swap(self) -> str:
+        """Identify what the view shows; a refresh or any other change of rows changes it."""
+        return self.newest.identity
+
+    @property
+    def changed(self) -> str:
+        """What other writers did to the view's rows since its newest swap; "" for nothing."""
+        return self.newest.changed
+
+    @cached_property
+    def snapshot(self) -> Snapshot | None:
+        """The source as the view reflects it.
+
+        None before the first refresh, if the document is lost, and if other writers changed the rows.
+        """
+        if self.newest.changed:
+            return None
+        note = read_note(self.location)
+        while note is not None and note.swap == self.newest.snapshot:
+            found = load_snapshot(self.location.checkpoints, note.snapshot)
+            if found is not None:
+                return found
+            missed, note = note, read_note(self.location)
+            if note == missed:
+                break
+        return load_snapshot(self.location.checkpoints, self.newest.snapshot) if self.newest.job_id else None
+
+    @cached_property
+    def shown(self) -> Ranges:
+        """Source row ids of the rows that are set."""
+        scanner = self.dataset.scanner(columns=[SOURCE_ROW_ID], filter=IS_SET)
+        parts = [batch.column(0).drop_null().to_numpy() for batch in scanner.to_batches() if batch.num_rows]
+        return Ranges.from_offsets(np.concatenate(parts)) if parts else Ranges.empty()

@@ -1,0 +1,255 @@
+"""Replace a view's old rows with new ones in one commit."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.commit.view_state import (
+    LOOKED_AT,
+    PLAN,
+    SNAPSHOT,
+    SOURCE_VERSION,
+    SWAP_KEY,
+    Note,
+    advance,
+    drop_intents,
+    named_by_metadata,
+    newest_swap,
+    read_intents,
+    write_intent,
+)
+from airflow_geneva.errors import CommitConflict
+from airflow_geneva.faults import fault_point
+from airflow_geneva.job.outbox import JOB_PROPERTY
+from airflow_geneva.lance_io.conflicts import MORE_RETRIES, is_conflict, max_retries
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.history import commits_back
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
+from airflow_geneva.lance_io.table_identity import PlannedTable
+from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.swap_plan import EVERYTHING, SwapPlan
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.uri import join
+from airflow_geneva.views.columns import IS_SET, SOURCE_ROW_ID
+from airflow_geneva.views.definition import BASE_VERSION_KEY
+from airflow_geneva.views.placeholders import PLACEHOLDER_FIELDS
+
+if TYPE_CHECKING:
+    import lance
+
+logger = logging.getLogger("airflow_geneva.commit")
+
+_MOST_VERSIONS = 1_000
+_NO_IDS = np.empty(0, np.int64)
+
+
+def swap_rows(
+    location: TableLocation,
+    work: Work,
+    plan: str,
+    swap: SwapPlan,
+    files: Sequence[tuple[str, int]],
+    save: Callable[[], str],
+) -> tuple[int | None, str]:
+    """Remove rows from a view and add new ones.
+
+    Args:
+        plan: fingerprint of the plan; identifies a swap that an earlier try committed.
+        swap: the rows to remove, and the view state that the swap requires; placeholders are always removed.
+        files: names and row counts of the staged data files.
+        save: writes the snapshot of the view after the swap and returns its key; called only if needed.
+
+    Returns:
+        The version written by this call or by an earlier try, or None; and the reason if nothing was written.
+
+    Raises:
+        CommitConflict: other writers changed the view at every retry.
+        TableRemade: the view was dropped and created again; a commit to the new table is undone.
+    """
+    import lance
+    from lance.fragment import DataFile, FragmentMetadata
+
+    attempts = max_retries()
+    snapshot = ""
+    for attempt in range(attempts + 1):
+        dataset = _with_a_fragment(location, work.written, bool(files))
+        work.written.check(dataset)
+        newest = newest_swap(location, dataset)
+        if newest.identity != swap.based_on:
+            done = carried_out(dataset, plan)
+            if done:
+                return done, ""
+            drop_intents(location, [snapshot] if snapshot else ())
+            others = f"other writers changed the view's rows meanwhile ({newest.changed})" if newest.changed else ""
+            return None, others or "another refresh replaced the view's rows meanwhile"
+        removed, updated, anchor = _rows_out(dataset, swap.gone, newest.placeholders)
+        new = [FragmentMetadata(id=0, files=[DataFile.create(dataset, n)], physical_rows=rows) for n, rows in files]
+        empty = not removed and not updated and not new
+        if empty and not swap.advances:
+            return None, ""
+        snapshot = snapshot or save()
+        if empty:
+            advance(location, Note(swap.based_on, work.version, snapshot))
+            return None, ""
+        transaction = lance.Transaction(
+            read_version=dataset.version,
+            operation=lance.LanceOperation.Update(
+                removed_fragment_ids=removed,
+                # Lance commits two swaps that share no fragment, so every swap includes the lowest fragment.
+                updated_fragments=updated + anchor,
+                new_fragments=new,
+                fields_modified=[],
+                update_mode="rewrite_rows",
+            ),
+            transaction_properties={
+                JOB_PROPERTY: work.job_id,
+                SOURCE_VERSION: str(work.version),
+                SNAPSHOT: snapshot,
+                PLAN: plan,
+                LOOKED_AT: str(dataset.version),
+            },
+        )
+        begun = read_intents(location) - {snapshot}
+        write_intent(location, snapshot)
+        work.written.look(location.options)
+        fault_point("swap.before")
+        try:
+            swapped = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
+        except OSError as error:
+            if not is_conflict(error):
+                raise
+            logger.info("Commit conflict at version %s, try %s of %s.", dataset.version, attempt + 1, attempts)
+            time.sleep(min(0.05 * 2**attempt, 5.0) * random.uniform(0.5, 1.5))
+            continue
+        fault_point("swap.after")
+        work.written.settle(location.options, swapped, transaction)
+        # Two swaps conflict: one that began earlier was committed earlier or can no longer be committed.
+        drop_intents(location, begun)
+        return int(swapped.version), ""
+    raise CommitConflict(
+        f"Other writers changed view {work.table_name!r} at every one of {attempts + 1} tries to swap its rows. "
+        f"Nothing is lost: run the task again at a quieter time, or {MORE_RETRIES}."
+    )
+
+
+def carried_out(dataset: lance.LanceDataset, plan: str) -> int | None:
+    """Find the version whose swap completed a plan, among the newest thousand readable versions.
+
+    An older swap is not found: the job then reports its rows as left, and the next plan finds out that they are not.
+    """
+    newest = int(dataset.version)
+    for commit in commits_back(dataset, newest, max(newest - _MOST_VERSIONS, 0) + 1):
+        if commit.gone:
+            return None
+        if commit.properties.get(PLAN) == plan:
+            return commit.version
+    return None
+
+
+def _with_a_fragment(location: TableLocation, planned: PlannedTable, wanted: bool) -> lance.LanceDataset:
+    """Open a view; if it is empty, append a placeholder, so that two concurrent swaps share a fragment and conflict."""
+    import lance
+    from lance.file import LanceFileWriter
+    from lance.fragment import DataFile, FragmentMetadata
+
+    dataset = location.open()
+    if wanted and not dataset.get_fragments():
+        # Write the data file directly: an append of rows would need values for non-nullable columns that users added.
+        name = f"{uuid.uuid4().hex}.lance"
+        url, options = join(dataset.uri, "data", name), dataset._storage_options
+        with LanceFileWriter(
+            url, PLACEHOLDER_FIELDS, version=dataset.data_storage_version, storage_options=options
+        ) as writer:
+            writer.write_batch(pa.record_batch([pa.array([-1]), pa.array([False])], schema=PLACEHOLDER_FIELDS))
+        fragment = FragmentMetadata(id=0, files=[DataFile.create(dataset, name)], physical_rows=1)
+        transaction = lance.Transaction(dataset.version, lance.LanceOperation.Append([fragment]))
+        planned.look(location.options)
+        committed = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=options)
+        fault_point("swap.ground")
+        planned.settle(location.options, committed, transaction)
+        dataset = location.open()
+    return dataset
+
+
+def _rows_out(dataset: lance.LanceDataset, gone: Ranges, placeholders: bool) -> tuple[list[int], list[Any], list[Any]]:
+    """Return the fragments to remove, those that lose rows, and the lowest fragment if it stays unchanged.
+
+    Args:
+        placeholders: whether the view may have rows that are not set.
+    """
+    fragments = {fragment.fragment_id: fragment for fragment in dataset.get_fragments()}
+    if gone == EVERYTHING:
+        return sorted(fragments), [], []
+    removed: list[int] = []
+    updated: list[Any] = []
+    out, unset = _rows_by_fragment(dataset, gone, placeholders) if gone or placeholders else ({}, Counter[int]())
+    for at in sorted({*out, *unset}):
+        ids = np.concatenate(out.get(at, [_NO_IDS]))
+        if len(ids) + unset[at] == fragments[at].count_rows():
+            removed.append(at)
+            continue
+        listed = ",".join(map(str, np.unique(ids).tolist()))
+        conditions = [f"{SOURCE_ROW_ID} IN ({listed})"] if listed else []
+        conditions += [f"NOT coalesce({IS_SET}, false)"] if unset[at] else []
+        updated.append(fragments[at].delete(" OR ".join(conditions)))
+    lowest = min(fragments, default=-1)
+    stays = lowest in fragments and lowest not in out and not unset[lowest]
+    return removed, updated, [fragments[lowest].metadata] if stays else []
+
+
+def _rows_by_fragment(
+    dataset: lance.LanceDataset, gone: Ranges, placeholders: bool
+) -> tuple[dict[int, list[Offsets]], Counter[int]]:
+    """Return, by fragment, the source row ids of the rows to remove, and the number of other rows that are not set."""
+    out: dict[int, list[Offsets]] = {}
+    unset: Counter[int] = Counter()
+    columns = [SOURCE_ROW_ID, IS_SET] if placeholders else [SOURCE_ROW_ID]
+    # One scan over all fragments is much faster than one scan per small fragment.
+    for batch in dataset.scanner(columns=columns, with_row_address=True).to_batches():
+        ids = batch.column(SOURCE_ROW_ID).fill_null(-1).to_numpy()
+        places = (batch.column("_rowaddr").to_numpy() >> 32).astype(np.int64)
+        going = gone.mask(ids)
+        for at in np.unique(places[going]).tolist():
+            out.setdefault(at, []).append(ids[going & (places == at)])
+        if placeholders:
+            others = ~batch.column(IS_SET).fill_null(False).to_numpy(zero_copy_only=False) & ~going
+            for at, count in zip(*np.unique(places[others], return_counts=True), strict=True):
+                unset[int(at)] += int(count)
+    return out, unset
+
+
+def mirror_swap(location: TableLocation) -> None:
+    """Copy the newest swap's transaction properties into the schema metadata, unless they are there already."""
+    import lance
+
+    dataset = location.open()
+    newest = newest_swap(location, dataset)
+    wanted: dict[str, str | None] = {
+        BASE_VERSION_KEY: str(newest.source_version),
+        SWAP_KEY: f"{newest.job_id} {newest.snapshot}",
+    }
+    metadata = dataset.schema.metadata or {}
+    if newest.job_id and any(metadata.get(key.encode(), b"").decode() != value for key, value in wanted.items()):
+        fault_point("mirror.write")
+        before = named_by_metadata(dataset)
+        try:
+            update = lance.LanceOperation.UpdateConfig(
+                schema_metadata_updates=lance.LanceOperation.UpdateMap(wanted, False)
+            )
+            transaction = lance.Transaction(dataset.version, update)
+            with engine_errors():
+                lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
+        except EngineError as error:
+            logger.warning("The view's metadata could not be brought up to date: %s", error)
+        else:
+            # A job that died right after the newest swap left the record of the swap before it.
+            drop_intents(location, {before} - {"", newest.snapshot})

@@ -1,0 +1,75 @@
+"""The outbox of asset events: jobs whose commits may not have been announced yet.
+
+The plan task writes a mark before the job may commit; the finish task removes it once an event covers all commits of
+the job. The finish task finds out from Airflow's events which commits are announced; a mark only names a job to check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_geneva.lance_io.history import commits_back
+from airflow_geneva.storage.files import Storage
+
+if TYPE_CHECKING:
+    import lance
+
+JOB_PROPERTY = "geneva.job_id"
+_MARKS = "unannounced"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A job that may have commits to announce.
+
+    Args:
+        job_id: the job.
+        since: the planned table version; the job's commits come after it.
+    """
+
+    job_id: str
+    since: int
+
+
+def write_mark(checkpoints: Storage, field_id: int, mark: Mark) -> None:
+    """Write a job's mark; keep the mark of an earlier try, because that try may have committed."""
+    name = f"{mark.job_id}.json"
+    folder = _folder(checkpoints, field_id)
+    if not folder.exists(name):
+        folder.write_json(name, {"since": mark.since})
+
+
+def read_marks(checkpoints: Storage, field_id: int) -> list[Mark]:
+    """Return the marks of a column, oldest first."""
+    folder = _folder(checkpoints, field_id)
+    _, names = folder.list_folder()
+    marks = []
+    for name in names:
+        try:
+            marks.append(Mark(name.removesuffix(".json"), int(folder.read_json(name)["since"])))
+        except FileNotFoundError:
+            continue
+    return marks
+
+
+def marked_jobs(checkpoints: Storage) -> set[str]:
+    """Return the ids of all jobs with a mark, for all columns."""
+    return {name.rsplit("/", 1)[-1].removesuffix(".json") for name in checkpoints.list_files(_MARKS)}
+
+
+def remove_mark(checkpoints: Storage, field_id: int, mark: Mark) -> None:
+    _folder(checkpoints, field_id).delete(f"{mark.job_id}.json")
+
+
+def find_commits(dataset: lance.LanceDataset, since: int, job_ids: Iterable[str]) -> dict[int, str]:
+    """Return the table versions after ``since`` that these jobs committed, without versions that were cleaned up."""
+    wanted = set(job_ids)
+    commits = commits_back(dataset, int(dataset.version), since + 1)
+    found = {commit.version: commit.properties.get(JOB_PROPERTY, "") for commit in commits}
+    return {version: found[version] for version in sorted(found) if found[version] in wanted}
+
+
+def _folder(checkpoints: Storage, field_id: int) -> Storage:
+    return checkpoints.folder(_MARKS, f"field-{field_id}")

@@ -1,0 +1,142 @@
+"""Filters: check them, replace functions of the current time, find the columns they read, and evaluate them."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.engine_errors import engine_errors
+from airflow_geneva.lance_io.fragments import open_fragment
+from airflow_geneva.lance_io.row_ranges import Ranges
+
+if TYPE_CHECKING:
+    import lance
+
+# Tokens as Lance parses SQL, in one pass, because each kind may contain the quotes of the others. Double quotes make
+# string literals.
+_TEXT = r"""'(?:[^']|'')*'|"(?:[^"]|"")*\""""
+_COMMENT = r"--[^\n]*|/\*.*?\*/"
+_GAP = rf"(?:\s|{_COMMENT})*"
+_NAME = r"`(?:[^`]|``)*`|(?![0-9$])(?:[A-Za-z0-9_@#$]|[^\x00-\x7f\s])+"
+_TOKEN = re.compile(
+    rf"(?P<text>{_TEXT})|{_COMMENT}|(?P<field>\.{_GAP})?(?P<name>{_NAME})(?P<call>{_GAP}\((?P<empty>{_GAP}\))?)?", re.S
+)
+_CLOCK = {
+    "now": "timestamp '{:%Y-%m-%d %H:%M:%S.%f}'",
+    "current_timestamp": "timestamp '{:%Y-%m-%d %H:%M:%S.%f}'",
+    "current_date": "date '{:%Y-%m-%d}'",
+    "today": "date '{:%Y-%m-%d}'",
+    "current_time": "time '{:%H:%M:%S.%f}'",
+}
+_WITHOUT_BRACKETS = {"current_timestamp", "current_date", "current_time"}
+_DICE = {"random", "rand", "uuid"}
+
+
+def freeze_where(where: str | None, at: datetime | None = None) -> str | None:
+    """Replace functions of the current time by the time of the run, so that every task evaluates the same filter.
+
+    Args:
+        where: SQL filter; an empty text means no filter.
+        at: the DAG run's ``run_after``; None: now. UTC.
+
+    Raises:
+        InvalidInput: the filter draws random values, which another task could not repeat.
+    """
+    if where is None or not where.strip():
+        return None
+    moment = (at or datetime.now(timezone.utc)).astimezone(timezone.utc)
+
+    def frozen(token: re.Match[str]) -> str:
+        volatile = _volatile(token)
+        if volatile in _DICE:
+            raise InvalidInput(
+                f"The filter {where!r} draws random values, so no two tasks would select the same rows. "
+                "Filter on a stored column instead."
+            )
+        return token[0] if volatile is None else _CLOCK[volatile].format(moment)
+
+    return _TOKEN.sub(frozen, where).strip()
+
+
+def volatile_functions(sql: str) -> list[str]:
+    """Return the functions of time and randomness in a filter or expression."""
+    return sorted({name for name in map(_volatile, _TOKEN.finditer(sql)) if name})
+
+
+def _volatile(token: re.Match[str]) -> str | None:
+    """Return the function of time or randomness that a token calls, or None."""
+    if token["name"] is None or token["field"]:
+        return None
+    name = _unquoted(token["name"]).lower()
+    bare = name in _WITHOUT_BRACKETS and token["name"][0] != "`" and not token["call"]
+    called = token["empty"] if name in _CLOCK else token["call"] if name in _DICE else None
+    return name if called or bare else None
+
+
+def names_in(sql: str) -> set[str]:
+    """Return every name that a filter or expression mentions, in lower case; texts in double quotes count as names."""
+    found = (token["name"] or token["text"] for token in _TOKEN.finditer(sql))
+    return {_unquoted(name).lower() for name in found if name and name[0] != "'"}
+
+
+def brackets_of(sql: str) -> str:
+    """Remove literals, names and comments, which may contain brackets, from a filter or expression."""
+    return _TOKEN.sub(lambda token: "(" * bool(token["call"]) + ")" * bool(token["empty"]), sql)
+
+
+def _unquoted(name: str) -> str:
+    quote = name[0]
+    return name[1:-1].replace(quote * 2, quote) if quote in '`"' else name
+
+
+def where_columns(where: str | None, columns: list[str]) -> list[str]:
+    """Return the columns that a filter may read: all that it mentions, in any case, so never too few."""
+    if where is None:
+        return []
+    mentioned = names_in(where)
+    return [name for name in columns if name.lower() in mentioned]
+
+
+def check_where(dataset: lance.LanceDataset, where: str | None) -> None:
+    """Check that Lance accepts a filter.
+
+    Raises:
+        InvalidInput: Lance does not; the error contains Lance's message.
+    """
+    if where is None:
+        return
+
+    def invalid(error: BaseException) -> InvalidInput:
+        message = str(error).split(", /")[0]
+        return InvalidInput(
+            f"The filter {where!r} is not valid for columns {', '.join(dataset.schema.names)}: {message}. "
+            "Write a condition as after WHERE in SQL."
+        )
+
+    with engine_errors(invalid):
+        dataset.scanner(filter=where, columns=[], with_row_id=True).explain_plan()
+        dataset.scanner(columns={"selected": f"({where})"}, with_row_id=True, limit=1).to_table()
+
+
+def selected_offsets(dataset: lance.LanceDataset, fragment_ids: list[int], where: str) -> dict[int, Ranges]:
+    """Return the physical offsets, by fragment, of the live rows that a filter selects, in one scan of its columns."""
+    if not fragment_ids:
+        return {}
+    fragments = [open_fragment(dataset, fragment_id) for fragment_id in fragment_ids]
+    scanner = dataset.scanner(columns=[], filter=where, with_row_address=True, fragments=fragments)
+    parts = [
+        Ranges.from_offsets(batch.column("_rowaddr").to_numpy().astype(np.int64)) for batch in scanner.to_batches()
+    ]
+    addresses = Ranges.union(parts)
+    wanted = np.array(sorted(fragment_ids), np.int64)
+    cuts = np.searchsorted(addresses.starts, np.append(wanted, wanted[-1] + 1) << 32)
+    found: dict[int, Ranges] = {}
+    for at, fragment_id in enumerate(wanted.tolist()):
+        starts, ends = (bounds[cuts[at] : cuts[at + 1]] for bounds in (addresses.starts, addresses.ends))
+        if len(starts):
+            found[fragment_id] = Ranges(starts - (fragment_id << 32), ends - (fragment_id << 32))
+    return found

@@ -1,0 +1,267 @@
+"""Read from a table's manifest what matters for one column: fragments, their data files and deletion files."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.storage.uri import md5
+
+if TYPE_CHECKING:
+    import lance
+
+FileRef = tuple[int, int, str]
+"""(id of the column's field, base id or -1, path) of one data file that holds part of a column."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that matter for one job, by field id, so that a rename changes nothing.
+
+    Args:
+        inputs: for each input of the UDF, in order, the field ids of the column and all its children.
+        where: the same for the columns that the filter mentions.
+        output: the same for the output column; ``output[0]`` is the column itself. Empty for a view's source.
+    """
+
+    inputs: tuple[tuple[int, ...], ...]
+    where: tuple[tuple[int, ...], ...]
+    output: tuple[int, ...]
+
+    @property
+    def inputs_text(self) -> str:
+        """The inputs' field ids, as facts name them."""
+        return ",".join(str(fields[0]) for fields in self.inputs)
+
+    @cached_property
+    def roles(self) -> dict[int, list[tuple[str, int]]]:
+        """The columns that each field id belongs to."""
+        found: dict[int, list[tuple[str, int]]] = {}
+        groups = [("i", self.inputs), ("w", self.where), ("o", (self.output,))]
+        for role, columns in groups:
+            for position, fields in enumerate(columns):
+                for field_id in fields:
+                    found.setdefault(field_id, []).append((role, position))
+        return found
+
+    @cached_property
+    def _parts(self) -> dict[tuple[int, ...], tuple[tuple[str, int], ...]]:
+        return {}
+
+    def parts(self, fields: Sequence[int]) -> tuple[tuple[str, int], ...]:
+        """Return the columns that a data file with these field ids holds; cached, most files have the same fields."""
+        key = tuple(fields)
+        found = self._parts.get(key)
+        if found is None:
+            found = tuple(sorted({part for field_id in key for part in self.roles.get(field_id, ())}))
+            self._parts[key] = found
+        return found
+
+
+@dataclass(frozen=True)
+class FragmentFiles:
+    """One fragment with the data files of the columns that matter.
+
+    Args:
+        id: fragment id.
+        physical_rows: rows in its data files, deleted ones included.
+        deletion: identity of its deletion file; "" if no row is deleted.
+        deleted: number of deleted rows.
+        inputs, where, output: data files, in the order of the columns; a column without a file is all NULL. For a
+            view's source, if none of the columns has a file, `inputs` identifies the rows instead.
+        bytes: size of the files that hold the inputs.
+    """
+
+    id: int
+    physical_rows: int
+    deletion: str
+    deleted: int
+    inputs: tuple[FileRef, ...]
+    where: tuple[FileRef, ...]
+    output: tuple[FileRef, ...]
+    bytes: int
+
+    @property
+    def live_rows(self) -> int:
+        return self.physical_rows - self.deleted
+
+    @cached_property
+    def srcfiles(self) -> str:
+        """Hash of the files that the result is computed from: inputs and filter columns, in order."""
+        return md5(repr((self.inputs, self.where)))
+
+    @cached_property
+    def signature(self) -> str:
+        """Hash of the input files and the output files."""
+        return self.signature_with(self.output)
+
+    def signature_with(self, output: Sequence[FileRef]) -> str:
+        """Return the signature that this fragment will have with other output files."""
+        return md5(repr((self.inputs, tuple(output))))
+
+    def where_signature(self, output: Sequence[FileRef] | None = None) -> str:
+        """Hash of all files that the filter's result and the value depend on."""
+        return md5(repr((self.inputs, self.where, self.output if output is None else tuple(output))))
+
+    def source_paths(self) -> list[str]:
+        """Return the sorted paths of the files of inputs and filter columns."""
+        return sorted({path for _, _, path in (*self.inputs, *self.where)})
+
+    def to_json(self) -> list[Any]:
+        return [
+            self.id, self.physical_rows, self.deletion, self.deleted, self.inputs, self.where, self.output, self.bytes,
+        ]  # fmt: skip
+
+    @staticmethod
+    def from_json(document: Sequence[Any]) -> FragmentFiles:
+        fid, rows, deletion, deleted, inputs, where, output, size = document
+        return FragmentFiles(fid, rows, deletion, deleted, _refs(inputs), _refs(where), _refs(output), size)
+
+
+def _refs(items: Sequence[Sequence[Any]]) -> tuple[FileRef, ...]:
+    return tuple((int(a), int(b), str(c)) for a, b, c in items)
+
+
+def field_ids(dataset: lance.LanceDataset, column: str) -> tuple[int, ...]:
+    """Return the ids of a column and all fields nested in it: data files name the leaves, the schema names the column.
+
+    Raises:
+        InvalidInput: the table has no such column.
+    """
+    wanted = dataset.lance_schema.field(column)
+    if wanted is None:
+        raise InvalidInput(f"There is no column {column!r}. Columns: {', '.join(dataset.schema.names)}.")
+    found: list[int] = []
+    queue = [wanted]
+    while queue:
+        current = queue.pop(0)
+        found.append(current.id())
+        queue.extend(current.children())
+    return tuple(found)
+
+
+def columns_of(
+    dataset: lance.LanceDataset, inputs: Sequence[str], where: Sequence[str], output: str | None
+) -> Columns:  # fmt: skip
+    """Look up the columns at one version of the table; a view's source has no output."""
+    return Columns(
+        tuple(field_ids(dataset, name) for name in inputs),
+        tuple(field_ids(dataset, name) for name in sorted(where)),
+        () if output is None else field_ids(dataset, output),
+    )
+
+
+def fields_present(dataset: lance.LanceDataset, fields: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the field ids of a column if a version still has it, under any name; else ()."""
+    by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
+    return field_ids(dataset, by_id[fields[0]]) if fields[0] in by_id else ()
+
+
+def read_manifest(
+    dataset: lance.LanceDataset, columns: Columns, only: set[int] | None = None
+) -> dict[int, FragmentFiles]:
+    """Return all or some fragments of a version, by id, without reading data."""
+    with garbage_collector_off():
+        # Get few fragments by id: a commit to a table of 100,000 fragments then need not list all of them.
+        fragments = dataset.get_fragments() if only is None else map(dataset.get_fragment, sorted(only))
+        found = (fragment_files(f.metadata, columns) for f in fragments if f is not None)
+        return {files.id: files for files in found}
+
+
+def fragment_files(metadata: Any, columns: Columns) -> FragmentFiles:
+    """Extract what matters from one fragment's metadata."""
+    files: dict[str, list[tuple[int, int, str]]] = {"i": [], "w": [], "o": []}
+    size = 0
+    for data_file in metadata.files:
+        parts = columns.parts(data_file.fields)
+        if not parts:
+            continue
+        base, path = -1 if data_file.base_id is None else data_file.base_id, data_file._path
+        for role, position in parts:
+            files[role].append((position, base, path))
+        if parts[0][0] == "i":
+            size += data_file.file_size_bytes or 0
+    deletion = metadata.deletion_file
+    identity, deleted = "", 0
+    if deletion is not None:
+        named = deletion.asdict()
+        identity = f"{named['read_version']}-{named['id']}-{named['num_deleted_rows']}"
+        deleted = named["num_deleted_rows"] or 0
+    inputs = _in_order(files["i"], columns.inputs)
+    if not inputs and not columns.output:
+        # All columns that the view reads are NULL or constant here, so its content depends only on which rows exist.
+        inputs = ((-1, -1, _rows_identity(metadata)),)
+    return FragmentFiles(
+        metadata.id,
+        metadata.physical_rows,
+        identity,
+        deleted,
+        inputs,
+        _in_order(files["w"], columns.where),
+        # The same input files can return in a new fragment with other row ids, for example after a view was restored
+        # and refreshed. An output file identifies the rows; without one, the fragment id does.
+        _in_order(files["o"], (columns.output,)) if columns.output else ((-1, -1, str(metadata.id)),),
+        size,
+    )
+
+
+def _rows_identity(metadata: Any) -> str:
+    """Identify the rows of a fragment by their ids, including deleted rows."""
+    ids = metadata.row_id_meta
+    return f"rows-{md5(repr((metadata.physical_rows, None if ids is None else ids.asdict())))}"
+
+
+def _in_order(files: list[tuple[int, int, str]], columns: tuple[tuple[int, ...], ...]) -> tuple[FileRef, ...]:
+    if len(files) > 1:
+        files.sort()
+    return tuple([(columns[position][0], base, path) for position, base, path in files])
+
+
+def open_fragment(dataset: lance.LanceDataset, fragment_id: int) -> lance.LanceFragment:
+    """Return a fragment of a version.
+
+    Raises:
+        InvalidInput: the version has no such fragment.
+    """
+    found = dataset.get_fragment(fragment_id)
+    if found is None:
+        raise InvalidInput(f"Version {dataset.version} of {dataset.uri} has no fragment {fragment_id}.")
+    return found
+
+
+def live_offsets(dataset: lance.LanceDataset, fragment: FragmentFiles) -> Ranges:
+    """Return the physical offsets of the rows that are not deleted; reads only the deletion file."""
+    if not fragment.deletion:
+        return Ranges.of(0, fragment.physical_rows)
+    parts: list[Ranges] = []
+    for batch in open_fragment(dataset, fragment.id).scanner(columns=[], with_row_address=True).to_batches():
+        parts.append(Ranges.from_offsets(batch.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF))
+    return Ranges.union(parts)
+
+
+def row_ids(dataset: lance.LanceDataset, fragment_id: int) -> tuple[Any, Any]:
+    """Return physical offsets and row ids of a fragment's live rows, in physical order."""
+    scanner = open_fragment(dataset, fragment_id).scanner(columns=[], with_row_address=True, with_row_id=True)
+    table = scanner.to_table()
+    offsets = table.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF
+    return offsets, table.column("_rowid").to_numpy()
+
+
+@contextmanager
+def garbage_collector_off() -> Iterator[None]:
+    """Turn the garbage collector off: reading a manifest makes millions of objects, collections triple the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,254 @@
+"""Sets of physical row offsets, stored as sorted disjoint half-open ranges."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Offsets = npt.NDArray[np.int64]
+RowIds = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """A set of row offsets within one fragment.
+
+    Args:
+        starts: first offset of each range, ascending.
+        ends: one past the last offset of each range; ``ends[i] < starts[i + 1]``.
+    """
+
+    starts: Offsets
+    ends: Offsets
+
+    @staticmethod
+    def empty() -> Ranges:
+        return _EMPTY
+
+    @staticmethod
+    def of(start: int, end: int) -> Ranges:
+        """All offsets of ``[start, end)``."""
+        if end <= start:
+            return _EMPTY
+        return Ranges(np.array([start], np.int64), np.array([end], np.int64))
+
+    @staticmethod
+    def from_pairs(pairs: Iterable[Sequence[int]]) -> Ranges:
+        """Return the union of half-open pairs, in any order, overlapping or not."""
+        items = sorted((int(a), int(b)) for a, b in pairs if b > a)
+        if not items:
+            return _EMPTY
+        merged = [list(items[0])]
+        for start, end in items[1:]:
+            if start <= merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], end)
+            else:
+                merged.append([start, end])
+        table = np.array(merged, np.int64)
+        return Ranges(table[:, 0].copy(), table[:, 1].copy())
+
+    @staticmethod
+    def from_bounds(starts: Offsets, ends: Offsets) -> Ranges:
+        """Return the union of many half-open ranges, given as arrays in any order."""
+        keep = ends > starts
+        if not keep.all():
+            starts, ends = starts[keep], ends[keep]
+        starts, ends = starts.astype(np.int64, copy=False), ends.astype(np.int64, copy=False)
+        if len(starts) == 0:
+            return _EMPTY
+        if (starts[1:] > ends[:-1]).all():
+            return Ranges(starts, ends)
+        order = np.argsort(starts, kind="stable")
+        starts, reach = starts[order], np.maximum.accumulate(ends[order])
+        first = np.concatenate(([0], np.flatnonzero(starts[1:] > reach[:-1]) + 1))
+        return Ranges(starts[first], reach[np.concatenate((first[1:] - 1, [len(reach) - 1]))])
+
+    @staticmethod
+    def union(parts: Iterable[Ranges]) -> Ranges:
+        """Return the offsets that are in at least one of the sets."""
+        group = [part for part in parts if part]
+        if len(group) < 2:
+            return group[0] if group else _EMPTY
+        return Ranges.from_bounds(np.concatenate([p.starts for p in group]), np.concatenate([p.ends for p in group]))
+
+    @staticmethod
+    def from_offsets(offsets: npt.ArrayLike) -> Ranges:
+        """Return the set of the given offsets, which may be in any order and repeat."""
+        sorted_offsets = np.asarray(offsets, np.int64)
+        if len(sorted_offsets) == 0:
+            return _EMPTY
+        steps = np.diff(sorted_offsets)
+        if len(steps) and steps.min() <= 0:
+            # Most inputs are a few ascending runs, where a stable (merge) sort is faster than `np.unique`.
+            sorted_offsets = np.sort(sorted_offsets, kind="stable")
+            sorted_offsets = sorted_offsets[np.diff(sorted_offsets, prepend=sorted_offsets[0] - 1) != 0]
+            steps = np.diff(sorted_offsets)
+        breaks = np.flatnonzero(steps != 1)
+        starts = sorted_offsets[np.concatenate(([0], breaks + 1))]
+        ends = sorted_offsets[np.concatenate((breaks, [len(sorted_offsets) - 1]))] + 1
+        return Ranges(starts, ends)
+
+    def __len__(self) -> int:
+        """Number of offsets, not of ranges."""
+        if len(self.starts) == 1:
+            return int(self.ends[0] - self.starts[0])
+        return int((self.ends - self.starts).sum())
+
+    def __bool__(self) -> bool:
+        return len(self.starts) > 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ranges):
+            return NotImplemented
+        return np.array_equal(self.starts, other.starts) and np.array_equal(self.ends, other.ends)
+
+    def __hash__(self) -> int:
+        return hash((self.starts.tobytes(), self.ends.tobytes()))
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+
+    def __repr__(self) -> str:
+        return f"Ranges({list(self)})"
+
+    def __or__(self, other: Ranges) -> Ranges:
+        if not self or not other:
+            return self or other
+        return _sweep(self, other, 1)
+
+    def __and__(self, other: Ranges) -> Ranges:
+        if not self or not other:
+            return _EMPTY
+        if len(self.starts) == 1:
+            return other._clipped(int(self.starts[0]), int(self.ends[0]))
+        if len(other.starts) == 1:
+            return self._clipped(int(other.starts[0]), int(other.ends[0]))
+        return _sweep(self, other, 2)
+
+    def _clipped(self, start: int, end: int) -> Ranges:
+        low = int(np.searchsorted(self.ends, start, side="right"))
+        high = int(np.searchsorted(self.starts, end, side="left"))
+        if low >= high:
+            return _EMPTY
+        starts, ends = self.starts[low:high].copy(), self.ends[low:high].copy()
+        starts[0], ends[-1] = max(int(starts[0]), start), min(int(ends[-1]), end)
+        return Ranges(starts, ends)
+
+    def __sub__(self, other: Ranges) -> Ranges:
+        if not self or not other:
+            return self
+        if self == other:
+            return _EMPTY
+        low, high = int(self.starts[0]), int(self.ends[-1])
+        gap_starts = np.concatenate(([min(low, int(other.starts[0]))], other.ends))
+        gap_ends = np.concatenate((other.starts, [max(high, int(other.ends[-1]))]))
+        keep = gap_ends > gap_starts
+        return self & Ranges(gap_starts[keep], gap_ends[keep])
+
+    def offsets(self) -> Offsets:
+        """Return every offset, ascending."""
+        lengths = self.ends - self.starts
+        if len(lengths) == 0:
+            return np.empty(0, np.int64)
+        before = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+        return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(self.starts - before, lengths)
+
+    def mask(self, offsets: Offsets) -> npt.NDArray[np.bool_]:
+        """Return for each given offset whether it is in the set."""
+        if not self:
+            return np.zeros(len(offsets), np.bool_)
+        if len(self.starts) == 1:
+            single: npt.NDArray[np.bool_] = (offsets >= self.starts[0]) & (offsets < self.ends[0])
+            return single
+        at = np.searchsorted(self.starts, offsets, side="right") - 1
+        return (at >= 0) & (offsets < self.ends[np.maximum(at, 0)])
+
+    def within(self, start: int, end: int) -> Ranges:
+        """Return the part of the set in ``[start, end)``."""
+        return self & Ranges.of(start, end)
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether ``[start, end)`` lies in one range."""
+        at = int(np.searchsorted(self.starts, start, side="right")) - 1
+        return at >= 0 and end <= int(self.ends[at])
+
+    def contains(self, other: Ranges) -> bool:
+        """Whether every offset of the other set is in this one."""
+        return not (other - self)
+
+    def pairs(self) -> list[list[int]]:
+        """Return the ranges as a list of ``[start, end]``, for JSON."""
+        return [[start, end] for start, end in self]
+
+    def to_json(self) -> list[list[int]] | str:
+        """Convert to JSON: pairs, or for very many ranges a compressed text."""
+        if len(self.starts) <= _MOST_PAIRS:
+            return self.pairs()
+        return base64.b64encode(self._packed()).decode()
+
+    @staticmethod
+    def from_json(document: Sequence[Sequence[int]] | str) -> Ranges:
+        """Convert back from `to_json`."""
+        return _unpacked(base64.b64decode(document)) if isinstance(document, str) else Ranges.from_pairs(document)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if len(self.starts) <= _MOST_PAIRS:
+            return Ranges, (self.starts, self.ends)
+        return _unpacked, (self._packed(),)
+
+    def _packed(self) -> bytes:
+        """Compress the set: a bitmap if ranges are close together, else the differences between bounds."""
+        first, places = int(self.starts[0]), int(self.ends[-1] - self.starts[0])
+        if places > _PLACES_A_RANGE * len(self.starts):
+            bounds = np.stack([self.starts, self.ends], 1).ravel()
+            return b"s" + zlib.compress(np.diff(bounds, prepend=np.int64(0)).astype("<i8").tobytes(), 1)
+        edges = np.zeros(places + 1, np.int8)
+        edges[self.starts - first] = 1
+        edges[self.ends - first] = -1
+        bits = np.packbits(np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_))
+        return b"b" + np.array([first], "<i8").tobytes() + zlib.compress(bits.tobytes(), 1)
+
+
+def _unpacked(data: bytes) -> Ranges:
+    if data[:1] == b"s":
+        bounds = np.cumsum(np.frombuffer(zlib.decompress(data[1:]), "<i8")).astype(np.int64)
+        return Ranges(bounds[0::2].copy(), bounds[1::2].copy())
+    first = int(np.frombuffer(data[1:9], "<i8")[0])
+    bits = np.unpackbits(np.frombuffer(zlib.decompress(data[9:]), np.uint8)).view(np.int8)
+    edges = np.flatnonzero(np.diff(bits, prepend=np.int8(0), append=np.int8(0))) + first
+    return Ranges(edges[0::2].copy(), edges[1::2].copy())
+
+
+_PLACES_A_RANGE = 128
+_MOST_PAIRS = 256
+_EMPTY = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def _sweep(left: Ranges, right: Ranges, depth: int) -> Ranges:
+    """Return the offsets that are in at least ``depth`` of the two sets."""
+    low = min(int(left.starts[0]), int(right.starts[0]))
+    places = max(int(left.ends[-1]), int(right.ends[-1])) - low
+    if places <= _PLACES_A_RANGE * (len(left.starts) + len(right.starts)) and len(left.starts) > _MOST_PAIRS:
+        # The ranges are close together: count offset by offset instead of sorting the bounds.
+        counts = np.zeros(places + 1, np.int8)
+        for part in (left, right):
+            counts[part.starts - low] += 1
+            counts[part.ends - low] -= 1
+        edges = np.flatnonzero(np.diff(np.cumsum(counts, dtype=np.int8) >= depth, prepend=False))
+        return Ranges(edges[0::2] + low, edges[1::2] + low)
+    points = np.concatenate((left.starts, right.starts, left.ends, right.ends))
+    steps = np.concatenate((np.ones(len(left.starts) + len(right.starts)), -np.ones(len(left.ends) + len(right.ends))))
+    # At equal points sort starts before ends, so that touching ranges merge in a union.
+    order = np.lexsort((-steps, points))
+    points, level = points[order], np.cumsum(steps[order])
+    inside = level >= depth
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], inside, [False])).astype(np.int8)))
+    starts, ends = points[edges[0::2]], points[edges[1::2]]
+    keep = ends > starts
+    return Ranges(starts[keep], ends[keep])

@@ -1,0 +1,266 @@
+"""Find the rows of a fragment that hold a computed value, from facts, the table's history, and the values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from airflow_geneva.checkpoint.facts import ColumnState, Fact, seen
+from airflow_geneva.checkpoint.provenance import Provenance, add_rows
+from airflow_geneva.checkpoint.reuse import Ancestor, KeyIndex
+from airflow_geneva.job.outbox import find_commits
+from airflow_geneva.lance_io.compactions import NO_LINEAGE, Compaction, History, Lineage, Origin, Passed, Tracer, among
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, live_offsets
+from airflow_geneva.lance_io.read_version import version_exists
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.plan.value_diff import Reference, known_by_value
+
+if TYPE_CHECKING:
+    import lance
+
+HISTORY_GONE = "part of the table's history was cleaned up, so compacted or updated rows may be computed again."
+_MOST_REFERENCES = 4
+_MOST_VERSIONS = 1_000
+
+
+class Knowledge:
+    """Finds the computed rows of one column at one table version.
+
+    What it finds in the history or by comparing values, it adds to ``learned`` as facts for the next plan.
+
+    Args:
+        dataset: the table at the planned version.
+        columns: the inputs and the output, by field id.
+        names: names of the inputs and, last, the output.
+        manifest: the table's fragments.
+        state: the facts about the column.
+    """
+
+    def __init__(
+        self,
+        dataset: lance.LanceDataset,
+        columns: Columns,
+        names: tuple[str, ...],
+        manifest: Mapping[int, FragmentFiles],
+        state: ColumnState,
+    ) -> None:
+        self.dataset = dataset
+        self.columns = columns
+        self.names = names
+        self.manifest = manifest
+        self.state = state
+        self.learned: list[Fact] = []
+        self.notes: list[str] = []
+        self._history = History(dataset)
+        self._tracer = Tracer(self._history, columns)
+        self._stable = bool(dataset.has_stable_row_ids)
+        if state.facts and dataset.version not in state.seen:
+            self.learned.append(seen(dataset.version))
+
+    def rows(self, files: FragmentFiles) -> tuple[Offsets, RowIds]:
+        """Return physical offsets and row ids of a fragment's live rows."""
+        return self._history.rows(files.id, self.dataset.version)
+
+    def of(self, files: FragmentFiles) -> dict[Provenance, Ranges]:
+        """Return the rows that the UDF ran on, by provenance, from facts about the fragment or about its ancestors."""
+        if files.signature in self.state.facts:
+            return self.state.known(files.signature, files.physical_rows)
+        compaction = self.compaction_of(files)
+        return {} if compaction is None else self._before_compaction(files, compaction)
+
+    def by_value(self, files: FragmentFiles, unknown: Ranges) -> dict[Provenance, Ranges]:
+        """Return rows that moved or whose files were replaced, if their inputs and output are unchanged, by provenance.
+
+        Args:
+            unknown: live offsets that :meth:`of` does not return.
+        """
+        found: dict[Provenance, Ranges] = {}
+        if not self._stable:
+            return found
+        for reference in self._references:
+            if not unknown:
+                break
+            try:
+                with engine_errors():
+                    known, existed = known_by_value(reference, self.state, self.dataset, files, self.names, unknown)
+            except EngineError:
+                if version_exists(self.dataset, reference.dataset.version):
+                    raise
+                self._note_gap()
+                continue
+            unknown = unknown & existed
+            add_rows(found, known.items())
+            for rows in known.values():
+                unknown = unknown - rows
+        for provenance, rows in found.items():
+            self.learn(files, provenance, rows, all_live=False)
+        return found
+
+    def given_up(self, files: FragmentFiles, version: str) -> int:
+        """Count the live rows of a fragment that failed in the maximum number of runs."""
+        rows = self.state.given_up(files.signature, version)
+        return len(rows & live_offsets(self.dataset, files)) if rows else 0
+
+    def learn(self, files: FragmentFiles, provenance: Provenance, rows: Ranges, all_live: bool) -> None:
+        """Record a fact for the next plan.
+
+        Args:
+            all_live: whether the rows are all live rows.
+        """
+        whole = None if len(rows) == files.physical_rows else rows
+        under = files.deletion if all_live else None
+        inputs = self.columns.inputs_text
+        self.learned.append(Fact(files.signature, provenance.what, whole, self.dataset.version, under, inputs))
+
+    def ancestors(
+        self, fragments: Sequence[FragmentFiles], index: KeyIndex, version: str
+    ) -> dict[int, tuple[Ancestor, ...]]:
+        """Find the fragments with checkpoints that the given fragments were compacted from.
+
+        Args:
+            fragments: fragments with due rows.
+            index: the checkpoints.
+            version: the current UDF version; ancestors whose rows it all computed are skipped.
+        """
+
+        def computed(parent: FragmentFiles) -> bool:
+            return self.state.covers_all(parent.signature, parent.deletion, version)
+
+        found: dict[int, tuple[Ancestor, ...]] = {}
+        stray = index.places() - {(files.srcfiles, files.id) for files in fragments}
+        if not stray or not self._stable:
+            return found
+        lineage = self._tracer.trace(fragments, computed)
+        for files in fragments:
+            if any((a.srcfiles, a.id) in stray for a in lineage.ancestors(files, computed)):
+                offsets, ids = self.rows(files)
+                found[files.id] = tuple(
+                    Ancestor((o.fragment.srcfiles, o.fragment.id), Ranges.from_offsets(offsets[among(ids, o.row_ids)]))
+                    for o in self._origins(lineage, files, computed)
+                    if (o.fragment.srcfiles, o.fragment.id) in stray
+                )
+        return found
+
+    def compaction_of(self, files: FragmentFiles) -> Compaction | None:
+        """Return the compaction that made a fragment, if its inputs and output are unchanged since."""
+        return self._lineage.made_by(files, same_output=True)
+
+    @cached_property
+    def _lineage(self) -> Lineage:
+        if not self._stable or not self.state.facts:
+            return NO_LINEAGE
+        facts = self.state.facts
+        present = {files.signature for files in self.manifest.values()}
+        stray = [fact.at for signature, group in facts.items() if signature not in present for fact in group]
+        if not stray:
+            return NO_LINEAGE
+
+        def settled(files: FragmentFiles) -> bool:
+            return files.signature in facts or not files.output
+
+        unknown = [files for files in self.manifest.values() if files.live_rows and not settled(files)]
+        lineage = self._tracer.trace(unknown, settled, min(stray), same_output=True)
+        if not lineage.complete:
+            self._note_gap()
+        return lineage
+
+    @cached_property
+    def _references(self) -> list[Reference]:
+        """Table versions at which the facts were complete, newest first."""
+        if not self.state.facts:
+            return []
+        versions = set(self.state.seen)
+        # A job that died before finish marked no version, but its commits carry its id.
+        since = max(versions, default=self.dataset.version - _MOST_VERSIONS)
+        since = max(since, self.dataset.version - _MOST_VERSIONS, 0)
+        if self.state.open_jobs:
+            versions |= set(find_commits(self.dataset, since, self.state.open_jobs))
+        found: list[Reference] = []
+        for version in sorted((v for v in versions if v <= self.dataset.version), reverse=True)[:_MOST_REFERENCES]:
+            try:
+                with engine_errors():
+                    reference = Reference.at(self.dataset.checkout_version(version), self.columns)
+            except EngineError:
+                self._note_gap()
+                continue
+            if reference is not None:
+                found.append(reference)
+        return found
+
+    def _before_compaction(self, files: FragmentFiles, compaction: Compaction) -> dict[Provenance, Ranges]:
+        """Derive the provenance of a compacted fragment's rows from the fragments that it was made of.
+
+        If all rows of a parent share one provenance, no row ids are needed for it; row ids are read for the others.
+        """
+        parents = [parent for parent in compaction.replaced if parent.live_rows]
+        wholly = {parent: self._wholly(parent) for parent in parents}
+        alike = next((known for known in wholly.values() if known), frozenset[Provenance]())
+        partly = {parent for parent in parents if not alike or wholly[parent] != alike}
+        if partly:
+            found = self._by_row_id(files, partly, set(compaction.replaced) - partly, alike)
+        else:
+            found = {provenance: Ranges.of(0, files.physical_rows) for provenance in alike}
+        for provenance, rows in found.items():
+            self.learn(files, provenance, rows, len(rows) >= files.live_rows)
+        return found
+
+    def _wholly(self, files: FragmentFiles) -> frozenset[Provenance]:
+        """Return the provenance that all live rows of a fragment share; empty if they differ."""
+        if files.signature in self.state.facts:
+            return self.state.wholly(files.signature, files.deletion, files.physical_rows)
+        compaction = self._lineage.made_by(files, same_output=True)
+        if compaction is None:
+            return frozenset()
+        found = {self._wholly(parent) for parent in compaction.replaced if parent.live_rows}
+        return found.pop() if len(found) == 1 else frozenset()
+
+    def _by_row_id(
+        self,
+        files: FragmentFiles,
+        parents: Collection[FragmentFiles],
+        passed_over: Collection[FragmentFiles],
+        others: Iterable[Provenance],
+    ) -> dict[Provenance, Ranges]:
+        """Find the provenance of a compacted fragment's rows by row id.
+
+        Args:
+            parents: the parents whose row ids are read.
+            passed_over: the other parents.
+            others: the provenance that all rows of these share.
+        """
+        offsets, ids = self.rows(files)
+        missing, theirs = set(parents), np.ones(len(ids), np.bool_)
+        ids_by_provenance: dict[Provenance, list[RowIds]] = {}
+        for origin in self._origins(self._lineage, files, lambda parent: parent in passed_over, same_output=True):
+            if origin.fragment in parents:
+                missing.discard(origin.fragment)
+                theirs &= ~among(ids, origin.row_ids)
+            known = self.state.known(origin.fragment.signature, origin.fragment.physical_rows)
+            for provenance, rows in known.items():
+                ids_by_provenance.setdefault(provenance, []).append(origin.row_ids[rows.mask(origin.offsets)])
+        found: dict[Provenance, Ranges] = {}
+        if not missing:
+            add_rows(found, [(provenance, Ranges.from_offsets(offsets[theirs])) for provenance in others])
+        for provenance, groups in ids_by_provenance.items():
+            add_rows(found, [(provenance, Ranges.from_offsets(offsets[among(ids, np.concatenate(groups))]))])
+        return {provenance: rows for provenance, rows in found.items() if rows}
+
+    def _origins(
+        self, lineage: Lineage, files: FragmentFiles, passed_over: Passed, same_output: bool = False
+    ) -> list[Origin]:
+        """Return the origins of a compacted fragment's rows, as far back as versions can be read."""
+        found: list[Origin] = []
+        try:
+            for origin in self._history.origins(lineage, files, passed_over, same_output):
+                found.append(origin)
+        except LookupError:
+            self._note_gap()
+        return found
+
+    def _note_gap(self) -> None:
+        if HISTORY_GONE not in self.notes:
+            self.notes.append(HISTORY_GONE)

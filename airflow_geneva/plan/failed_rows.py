@@ -1,0 +1,54 @@
+"""Find the rows that hold no value because a UDF failed on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from airflow_geneva.checkpoint.facts import load_state
+from airflow_geneva.checkpoint.view_snapshot import Snapshot
+from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, columns_of, field_ids, live_offsets, read_manifest
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.computed_rows import Knowledge
+from airflow_geneva.plan.previous_inputs import FormerInputs
+from airflow_geneva.plan.source_changes import VALUES
+from airflow_geneva.storage.files import Storage
+
+if TYPE_CHECKING:
+    import lance
+
+
+def failed_addresses(dataset: lance.LanceDataset, checkpoints: Storage, column: str) -> Iterator[int]:
+    """Yield the row addresses, at a table version, of the rows whose last UDF call failed."""
+    columns = Columns((), (), field_ids(dataset, column))
+    state = load_state(checkpoints, columns.output[0])
+    for inputs in sorted(state.other_inputs("")):
+        asked = FormerInputs.of(dataset, columns, state, inputs)
+        for files in asked.manifest.values():
+            yield from _failed(dataset, files, asked.knowledge, asked.comparable)
+
+
+def failed_source_addresses(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> Iterator[int]:
+    """Yield the row addresses, at a version of a view's source, of the rows on which a UDF of the view failed last.
+
+    Args:
+        reads: the columns that the view reads.
+        snapshot: the source as the view reflects it.
+    """
+    columns = columns_of(dataset, reads, (), None)
+    manifest = read_manifest(dataset, columns)
+    state = snapshot.state(VALUES, columns.inputs_text)
+    knowledge = Knowledge(dataset, columns, tuple(reads), manifest, state)
+    for files in manifest.values():
+        yield from _failed(dataset, files, knowledge, comparable=True)
+
+
+def _failed(
+    dataset: lance.LanceDataset, files: FragmentFiles, knowledge: Knowledge, comparable: bool
+) -> Iterator[int]:  # fmt: skip
+    known = knowledge.of(files)
+    live = live_offsets(dataset, files)
+    if files.signature not in knowledge.state.facts and comparable:
+        known.update(knowledge.by_value(files, live - Ranges.union(known.values())))
+    failed = live & Ranges.union(rows for provenance, rows in known.items() if provenance.failures)
+    yield from (files.id << 32 | offset for offset in failed.offsets().tolist())

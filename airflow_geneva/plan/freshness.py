@@ -1,0 +1,155 @@
+"""Count how many rows of a column or a view are up to date, without loading its code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow_geneva.checkpoint.facts import load_state
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows
+from airflow_geneva.lance_io.fragments import (
+    FragmentFiles,
+    columns_of,
+    garbage_collector_off,
+    live_offsets,
+    read_manifest,
+)
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.computed_rows import Knowledge
+from airflow_geneva.plan.refresh import choose_rows
+from airflow_geneva.plan.row_status import by_maker
+from airflow_geneva.plan.source_changes import compare_source
+from airflow_geneva.plan.view_state import Reflected
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.views.definition import ViewDefinition
+
+if TYPE_CHECKING:
+    import lance
+
+UP_TO_DATE, STALE, NEVER = "up to date", "stale", "never computed"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How fresh a column or a view is; values of every code version count as computed.
+
+    Args:
+        rows: live rows of the table, or of a view's source.
+        pending: rows that are new or changed, or that failed and run again; filters of backfills are not evaluated.
+        gone: rows that must leave the view.
+        failed: rows that hold no value because the UDF failed on them.
+        given_up: the rows among `failed` that failed in the maximum number of runs.
+        versions: rows of a column that hold a value, by the code version that computed it.
+        computed: whether anything was ever computed.
+    """
+
+    rows: int
+    pending: int
+    gone: int = 0
+    failed: int = 0
+    given_up: int = 0
+    versions: Mapping[str, int] = field(default_factory=dict)
+    computed: bool = True
+
+    @property
+    def state(self) -> str:
+        """``up to date``, ``stale`` or ``never computed``."""
+        if self.pending or self.gone:
+            return STALE if self.computed else NEVER
+        return UP_TO_DATE
+
+
+def column_standing(
+    dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
+) -> Standing:  # fmt: skip
+    """Count a column's rows; values of every code version count as computed.
+
+    Args:
+        dataset: the table.
+        checkpoints: its ``_checkpoints`` folder.
+        inputs: the input columns.
+
+    Raises:
+        InvalidInput: the table has no such column.
+    """
+    with garbage_collector_off():
+        columns = columns_of(dataset, inputs, (), column)
+        manifest = read_manifest(dataset, columns)
+        state = load_state(checkpoints, columns.output[0]).about(columns.inputs_text)
+        knowledge = Knowledge(dataset, columns, (*inputs, column), manifest, state)
+        pending = failed = given_up = 0
+        versions: dict[str, int] = {}
+        for files in manifest.values():
+            found = _whole(files, knowledge) or _rows(dataset, files, knowledge)
+            pending += found.pending
+            failed += found.failed
+            given_up += found.given_up
+            for version, rows in found.versions.items():
+                versions[version] = versions.get(version, 0) + rows
+    rows = sum(files.live_rows for files in manifest.values())
+    return Standing(rows, pending, 0, failed, given_up, versions, bool(versions or failed))
+
+
+def _whole(files: FragmentFiles, knowledge: Knowledge) -> Standing | None:
+    """Count a fragment that one code version completed, from facts alone; None if there is no such fact."""
+    if not files.live_rows or not files.output:
+        return Standing(files.live_rows, files.live_rows)
+    for fact in knowledge.state.facts.get(files.signature, ()):
+        made = Provenance.of(fact.what)
+        if made is not None and not made.failures and (fact.rows is None or fact.live_under == files.deletion):
+            given_up = knowledge.given_up(files, made.version)
+            done = files.live_rows - given_up
+            return Standing(files.live_rows, 0, 0, given_up, given_up, {made.maker: done} if done else {})
+    return None
+
+
+def _rows(dataset: lance.LanceDataset, files: FragmentFiles, knowledge: Knowledge) -> Standing:
+    live = live_offsets(dataset, files)
+    known = knowledge.of(files)
+    unknown = live - Ranges.union(known.values())
+    if unknown:
+        add_rows(known, knowledge.by_value(files, unknown).items())
+    made = by_maker(known, live)
+    failed = Ranges.union(rows for made_by, rows in known.items() if made_by.failures) & live
+    failed = failed - Ranges.union(made.values())
+    given_up = failed & Ranges.union(rows for made_by, rows in known.items() if made_by.failures >= MOST_RUNS)
+    pending = live - Ranges.union(made.values()) - given_up
+    return Standing(
+        len(live), len(pending), 0, len(failed), len(given_up), {maker: len(rows) for maker, rows in made.items()}
+    )
+
+
+def view_standing(dataset: lance.LanceDataset, definition: ViewDefinition, reflected: Reflected) -> Standing:
+    """Count the source rows that a view does not reflect.
+
+    Args:
+        dataset: the source.
+        definition: the view's query.
+        reflected: the state of the view.
+
+    Raises:
+        InvalidInput: the source no longer fits the query.
+    """
+    definition.check_source(dataset)
+    snapshot = reflected.snapshot
+    computed = bool(reflected.swap or reflected.changed)
+    rows = dataset.count_rows()
+    names = tuple(column.name for column in definition.reads)
+    columns = columns_of(dataset, names, (), None)
+    with garbage_collector_off():
+        changes = compare_source(dataset, columns, names, snapshot)
+        chosen, gone, _ = choose_rows(dataset, definition, columns, changes, snapshot, reflected)
+    leaving = Ranges.empty()
+    if snapshot is not None and gone:
+        # Only rows that the view shows can leave it; the query did not select the others before.
+        leaving = gone & reflected.shown - Ranges.union(item.fragment.ids_of(item.due) for item in chosen)
+    again = sum(len(offsets & fragment.rows) for fragment in changes.changed for _, offsets in fragment.tried)
+    return Standing(
+        rows=rows,
+        pending=sum(len(item.due) for item in chosen),
+        gone=len(leaving),
+        failed=changes.given_up + again,
+        given_up=changes.given_up,
+        computed=computed,
+    )

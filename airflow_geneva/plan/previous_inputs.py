@@ -1,0 +1,70 @@
+"""Values that a column's UDF computed from previous input columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_geneva.checkpoint.facts import ColumnState
+from airflow_geneva.checkpoint.provenance import Provenance, add_rows
+from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, field_ids, read_manifest
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.computed_rows import Knowledge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import lance
+
+
+@dataclass(frozen=True)
+class FormerInputs:
+    """The rows of a column that were computed from previous inputs.
+
+    Args:
+        inputs: their field ids, as facts name them.
+        knowledge: finds the rows computed from these inputs.
+        manifest: the table's fragments with the data files of these inputs.
+        comparable: whether all of these inputs still exist, so that values can be compared.
+    """
+
+    inputs: str
+    knowledge: Knowledge
+    manifest: Mapping[int, FragmentFiles]
+    comparable: bool
+
+    @staticmethod
+    def of(dataset: lance.LanceDataset, columns: Columns, state: ColumnState, inputs: str) -> FormerInputs:
+        names = {column.id(): column.name() for column in dataset.lance_schema.fields()}
+        ids = [int(part) for part in inputs.split(",")]
+        # Data files still name the fields of a dropped column.
+        fields = tuple(field_ids(dataset, names[i]) if i in names else (i,) for i in ids)
+        former = Columns(fields, (), columns.output)
+        comparable = all(i in names for i in ids)
+        wanted = (*(names.get(i, "") for i in ids), names[columns.output[0]])
+        manifest = read_manifest(dataset, former)
+        knowledge = Knowledge(dataset, former, wanted, manifest, state.about(inputs))
+        return FormerInputs(inputs, knowledge, manifest, comparable)
+
+    def known(self, files: FragmentFiles, unknown: Ranges) -> dict[Provenance, Ranges]:
+        """Return the rows of a fragment that hold a value computed from these inputs.
+
+        Args:
+            unknown: live offsets about which nothing else is known.
+        """
+        then = self.manifest[files.id]
+        found = self.knowledge.of(then)
+        rest = unknown - Ranges.union(found.values())
+        if rest and self.comparable:
+            add_rows(found, self.knowledge.by_value(then, rest).items())
+        return {
+            Provenance(f"{p.maker}/{self.inputs}"): rows & unknown
+            for p, rows in found.items()
+            if not p.failures and rows & unknown
+        }
+
+
+def version_label(version: str) -> str:
+    """Format a version for the user."""
+    name, _, inputs = version.partition("/")
+    return f"{name} with other input columns" if inputs else name

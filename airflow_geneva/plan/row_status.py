@@ -1,0 +1,93 @@
+"""Decide which live rows of a fragment are due, given their provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
+from airflow_geneva.lance_io.row_ranges import Ranges
+
+ON_CODE_CHANGE = ("error", "recompute", "new_rows")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which rows the user asks a backfill to run, apart from the filter and the read version.
+
+    Args:
+        on_code_change: ``error``, ``recompute`` or ``new_rows``, for rows that hold another UDF version's value.
+        errors_only: only rows that the UDF failed on, in any number of runs and under any version.
+        recompute_mixed: only rows whose value another version computed but that count as this version's.
+    """
+
+    on_code_change: str = "error"
+    errors_only: bool = False
+    recompute_mixed: bool = False
+
+
+@dataclass(frozen=True)
+class DueRows:
+    """The live rows of one fragment, classified.
+
+    Args:
+        due: rows to run.
+        done: rows that hold the version's value.
+        others: rows that hold another version's value and are not done, by that version.
+        accepted: the rows among `others` that keep their value and count as this version's, by that version.
+        given_up: rows that failed in the maximum number of runs.
+    """
+
+    due: Ranges
+    done: Ranges
+    others: Mapping[str, Ranges]
+    accepted: Mapping[str, Ranges]
+    given_up: Ranges
+
+
+def sort_rows(
+    known: Mapping[Provenance, Ranges], live: Ranges, version: str, continue_from: tuple[str, ...], wanted: Wanted
+) -> DueRows:
+    """Classify the rows of a fragment.
+
+    Args:
+        known: rows that the UDF ran on, by provenance.
+        live: the fragment's live offsets.
+        version: the current UDF version.
+        continue_from: other versions whose values are kept.
+    """
+    strict = wanted.on_code_change == "recompute"
+    done = _rows(known, lambda p: _counts(p, version, continue_from, strict)) & live
+    failed = _rows(known, lambda p: p.failures > 0) & (live - done)
+    given_up = _rows(known, lambda p: p.failures >= MOST_RUNS and p.version == version) & failed
+    others = by_maker(known, live - done)
+    left_alone = {maker: rows for maker, rows in others.items() if maker in continue_from}
+    if wanted.on_code_change == "new_rows":
+        left_alone = others
+    if wanted.errors_only:
+        return DueRows(failed, done, others, {}, Ranges.empty())
+    if wanted.recompute_mixed:
+        mixed = _rows(known, lambda p: p.version == version and bool(p.made_by)) & live
+        return DueRows(mixed, done - mixed, others, {}, given_up)
+    due = live - done - given_up - Ranges.union(left_alone.values())
+    return DueRows(due, done, others, left_alone, given_up)
+
+
+def by_maker(known: Mapping[Provenance, Ranges], among: Ranges) -> dict[str, Ranges]:
+    """Return the rows that hold a value, by the version whose code computed it."""
+    found: dict[str, Ranges] = {}
+    for provenance, rows in known.items():
+        if not provenance.failures and (there := rows & among):
+            found[provenance.maker] = found.get(provenance.maker, Ranges.empty()) | there
+    return found
+
+
+def _counts(provenance: Provenance, version: str, continue_from: tuple[str, ...], strict: bool) -> bool:
+    """Whether rows are done; ``recompute`` also recomputes rows that keep another version's value."""
+    if strict and provenance.made_by and provenance.made_by not in (version, *continue_from):
+        return False
+    return provenance.is_value_of(version)
+
+
+def _rows(known: Mapping[Provenance, Ranges], wanted: Callable[[Provenance], bool]) -> Ranges:
+    return Ranges.union(rows for provenance, rows in known.items() if wanted(provenance))

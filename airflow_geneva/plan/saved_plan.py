@@ -1,0 +1,171 @@
+"""Store a plan beside the table: a small header, and one file per shard, so that each task reads only its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.plan.model import Plan, Work
+from airflow_geneva.plan.shard import Shard
+from airflow_geneva.plan.swap_plan import SwapPlan, sha256
+from airflow_geneva.storage.files import Storage
+
+_FORMAT = 3
+_XCOM_SHARD_BYTES = 12_000
+_XCOM_BYTES = 900_000
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """The header of a stored plan: everything except its fragments.
+
+    Args:
+        fingerprint: SHA-256 of the header, which holds the digests of the shards.
+        work: what all tasks have in common.
+        shards: for each shard its ``file``, ``sha256``, ``fragments`` and ``rows``.
+        rows_total, rows_skipped: as planned.
+        notes: sentences for the user.
+        swap: for a refresh, ``file`` and ``sha256`` of its swap plan.
+    """
+
+    fingerprint: str
+    work: Work
+    shards: tuple[Mapping[str, Any], ...]
+    rows_total: int
+    rows_skipped: int
+    notes: tuple[str, ...]
+    swap: Mapping[str, str] | None = None
+
+    def load_shard(self, job: Storage, index: int) -> Shard:
+        """Read one shard and check its digest against the header.
+
+        Raises:
+            InvalidInput: the file is missing or was changed after planning.
+        """
+        entry = self.shards[index]
+        return Shard.load(_checked(job, entry["file"], entry["sha256"]))
+
+    def load_swap(self, job: Storage) -> SwapPlan:
+        """Read the swap plan of a refresh and check its digest against the header.
+
+        Raises:
+            InvalidInput: the file is missing or was changed after planning, or the plan is a backfill's.
+        """
+        if self.swap is None:
+            raise InvalidInput(f"The plan {job.path(plan_name(self.fingerprint))} is not a refresh's.")
+        return SwapPlan.load(job, self.swap["file"], _checked(job, self.swap["file"], self.swap["sha256"]))
+
+
+def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
+    """Write a plan into its job's folder.
+
+    Args:
+        job: the job's folder.
+        run: identifies the run, so that two runs of equal plans have different fingerprints.
+    """
+    entries = []
+    for shard in plan.shards:
+        data = shard.dump()
+        name = f"shard-{sha256(data)[:12]}-{shard.index:04}.json"
+        job.write_bytes(name, data)
+        entries.append(
+            {"file": name, "sha256": sha256(data), "fragments": len(shard.fragments), "rows": shard.rows}
+        )  # fmt: skip
+    header = {
+        "format": _FORMAT,
+        "run": run,
+        "work": plan.work.to_json(),
+        "shards": entries,
+        "rows_total": plan.rows_total,
+        "rows_skipped": plan.rows_skipped,
+        "notes": list(plan.notes),
+    }
+    if plan.swap is not None:
+        name, digest = plan.swap.save(job)
+        header["swap"] = {"file": name, "sha256": digest}
+    data = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    fingerprint = sha256(data)
+    job.write_bytes(plan_name(fingerprint), data)
+    return _saved(fingerprint, header)
+
+
+def load_plan(job: Storage, fingerprint: str) -> SavedPlan:
+    """Read a plan's header and check it against the fingerprint from XCom.
+
+    Raises:
+        InvalidInput: the file is missing, was changed, or has another format.
+    """
+    header = json.loads(_checked(job, plan_name(fingerprint), fingerprint))
+    if header["format"] != _FORMAT:
+        raise InvalidInput(
+            f"The plan {plan_name(fingerprint)} has format {header['format']}, this version of airflow_geneva reads "
+            f"{_FORMAT}. Clear the plan task with its downstream tasks."
+        )
+    return _saved(fingerprint, header)
+
+
+def plan_name(fingerprint: str) -> str:
+    return f"plan-{fingerprint[:16]}.json"
+
+
+def shard_summaries(plan: Plan, saved: SavedPlan, job: Storage) -> list[dict[str, Any]]:
+    """Make the XCom value of a plan: for each shard the plan's URI and digest, and as many fragments as fit.
+
+    Fragments beyond 16 KB per shard or 1 MB in total are in the plan file only.
+    """
+    summaries = []
+    budget = min(_XCOM_SHARD_BYTES, _XCOM_BYTES // max(len(plan.shards), 1))
+    for shard, entry in zip(plan.shards, saved.shards, strict=True):
+        fragments: list[dict[str, Any]] = []
+        used = 0
+        for work in shard.fragments:
+            item = {"id": work.id, "srcfiles": work.files.srcfiles, "missing": work.missing.pairs()}
+            used += len(json.dumps(item))
+            if used > budget - 600:
+                break
+            fragments.append(item)
+        summaries.append(
+            {
+                "plan_uri": job.path(plan_name(saved.fingerprint)),
+                "fingerprint": saved.fingerprint,
+                "job_id": saved.work.job_id,
+                "shard": shard.index,
+                "shards": len(plan.shards),
+                "checkpoint_prefix": saved.work.prefix,
+                "rows": entry["rows"],
+                "fragment_count": len(shard.fragments),
+                "to_apply": len(shard.to_apply),
+                "fragments": fragments,
+            }
+        )
+    return summaries
+
+
+def _saved(fingerprint: str, header: Mapping[str, Any]) -> SavedPlan:
+    return SavedPlan(
+        fingerprint,
+        Work.from_json(header["work"]),
+        tuple(header["shards"]),
+        header["rows_total"],
+        header["rows_skipped"],
+        tuple(header["notes"]),
+        header.get("swap"),
+    )
+
+
+def _checked(job: Storage, name: str, digest: str) -> bytes:
+    try:
+        data = job.read_bytes(name)
+    except FileNotFoundError as error:
+        raise InvalidInput(
+            f"The plan document {job.path(name)} is gone. Clear the plan task with its downstream tasks."
+        ) from error
+    if sha256(data) != digest:
+        raise InvalidInput(
+            f"The plan document {job.path(name)} was changed after planning (its SHA-256 differs). "
+            "Clear the plan task with its downstream tasks."
+        )
+    return data

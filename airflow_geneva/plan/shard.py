@@ -1,0 +1,117 @@
+"""The work for one fragment, and the shards that group fragments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from airflow_geneva.checkpoint.provenance import Provenance
+from airflow_geneva.checkpoint.reuse import Ancestor
+from airflow_geneva.lance_io.fragments import FragmentFiles
+from airflow_geneva.lance_io.row_ranges import Ranges
+
+
+@dataclass(frozen=True)
+class FragmentWork:
+    """The work for one fragment.
+
+    Args:
+        files: its rows and relevant data files at the planned version.
+        reason: why it is in the plan.
+        due: physical offsets to run; with a filter, the offsets on which to evaluate it.
+        missing: the due rows that no checkpoint holds.
+        rows: number of rows that are selected and due.
+        staged: a data file for it is finished; only the commit is left.
+        ancestors: fragments that it was compacted from and that have checkpoints to reuse.
+        kept: rows that the UDF ran on earlier, by provenance; those that do not run now keep their value.
+    """
+
+    files: FragmentFiles
+    reason: str
+    due: Ranges
+    missing: Ranges
+    rows: int
+    staged: bool = False
+    ancestors: tuple[Ancestor, ...] = ()
+    kept: tuple[tuple[Provenance, Ranges], ...] = ()
+
+    @cached_property
+    def known(self) -> dict[Provenance, Ranges]:
+        return dict(self.kept)
+
+    @property
+    def id(self) -> int:
+        return self.files.id
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Its (srcfiles, fragment id), which locates its checkpoints below the prefix."""
+        return self.files.srcfiles, self.files.id
+
+    @property
+    def status(self) -> str:
+        """``to do``, ``partly done`` or ``staged``."""
+        if self.staged:
+            return "staged"
+        return "to do" if self.missing == self.due else "partly done"
+
+    def to_json(self) -> list[Any]:
+        return [
+            self.files.to_json(),
+            self.reason,
+            self.due.to_json(),
+            None if self.missing == self.due else self.missing.to_json(),
+            self.rows,
+            self.staged,
+            [[*ancestor.place, ancestor.rows.to_json()] for ancestor in self.ancestors],
+            [[provenance.what, rows.to_json()] for provenance, rows in self.kept],
+        ]
+
+    @staticmethod
+    def from_json(document: Sequence[Any]) -> FragmentWork:
+        files, reason, due_rows, missing, rows, staged, ancestors, kept = document
+        due = Ranges.from_json(due_rows)
+        return FragmentWork(
+            FragmentFiles.from_json(files),
+            reason,
+            due,
+            due if missing is None else Ranges.from_json(missing),
+            rows,
+            staged,
+            tuple(Ancestor((str(a), int(b)), Ranges.from_json(found)) for a, b, found in ancestors),
+            tuple((found, Ranges.from_json(held)) for what, held in kept if (found := Provenance.of(what))),
+        )
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Fragments that one spark-submit applies and one task commits.
+
+    Args:
+        index: position in the plan.
+        fragments: the work, in fragment order.
+    """
+
+    index: int
+    fragments: tuple[FragmentWork, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(work.rows for work in self.fragments)
+
+    @property
+    def to_apply(self) -> tuple[FragmentWork, ...]:
+        return tuple(work for work in self.fragments if not work.staged)
+
+    def dump(self) -> bytes:
+        """Serialize the shard for the plan; compact, because a plan may have 100,000 fragments."""
+        works = [work.to_json() for work in self.fragments]
+        return json.dumps({"index": self.index, "fragments": works}, separators=(",", ":")).encode()
+
+    @staticmethod
+    def load(data: bytes) -> Shard:
+        document = json.loads(data)
+        return Shard(document["index"], tuple(FragmentWork.from_json(item) for item in document["fragments"]))

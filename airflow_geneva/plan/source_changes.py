@@ -1,0 +1,165 @@
+"""Find out what changed in the source of a view since its newest swap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from airflow_geneva.checkpoint.facts import ColumnState
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Tried, runs_failed
+from airflow_geneva.checkpoint.reuse import RowIdLookup
+from airflow_geneva.checkpoint.view_snapshot import Snapshot, SourceFragment
+from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, read_manifest, row_ids
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.computed_rows import Knowledge
+
+if TYPE_CHECKING:
+    import lance
+
+VALUES = "view"
+"""UDF version in facts about a view's values; the planner compares the code of a view's UDFs separately."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChangedFragment:
+    """A source fragment with rows that the view does not reflect yet.
+
+    Args:
+        files: the fragment.
+        live: its live offsets.
+        ids: their row ids.
+        rows: offsets of rows that are new or changed, or failed and run again.
+        tried: rows that failed in earlier runs.
+        look_up: returns physical offsets and row ids of all its live rows.
+    """
+
+    files: FragmentFiles
+    live: Ranges
+    ids: Ranges
+    rows: Ranges
+    tried: Tried
+    look_up: RowIdLookup
+
+    def ids_of(self, rows: Ranges) -> Ranges:
+        """Return the row ids of some of its rows."""
+        if rows == self.live or not rows:
+            return self.ids if rows else rows
+        offsets, ids = self.look_up()
+        return Ranges.from_offsets(ids[rows.mask(offsets)].view(np.int64))
+
+
+@dataclass
+class SourceChanges:
+    """The differences between a source version and what a view reflects.
+
+    Args:
+        changed: fragments with new or changed rows.
+        gone: ids of rows that were deleted or changed, so that the view must not show their old values.
+        fragments: all fragments of the source for the next snapshot, without new failures.
+        notes: sentences for the user.
+    """
+
+    changed: list[ChangedFragment] = field(default_factory=list)
+    gone: Ranges = field(default_factory=Ranges.empty)
+    fragments: list[SourceFragment] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    given_up: int = 0
+
+
+def compare_source(
+    dataset: lance.LanceDataset, columns: Columns, names: tuple[str, ...], snapshot: Snapshot | None
+) -> SourceChanges:
+    """Compare a source version with the snapshot of a view's newest swap; without a snapshot, all rows are new.
+
+    Args:
+        dataset: the source at the version to refresh to.
+        columns: every column that the view reads, as inputs.
+        names: their names.
+    """
+    manifest = read_manifest(dataset, columns)
+    state = ColumnState() if snapshot is None else snapshot.state(VALUES, columns.inputs_text)
+    knowledge = Knowledge(dataset, columns, names, manifest, state)
+    before = {} if snapshot is None else {f.signature: f for f in snapshot.fragments}
+    found = SourceChanges()
+    here: list[Ranges] = []
+    kept: set[str] = set()
+    for files in manifest.values():
+        if files.live_rows == 0:
+            continue
+        then = before.get(files.signature)
+        if then is not None and then.deletion == files.deletion and not _tried_again(then.failed):
+            kept.add(files.signature)
+            found.fragments.append(then)
+            found.given_up += sum(len(rows) for _, rows in then.failed)
+            continue
+        fragment = _changed(files, knowledge, before)
+        here.append(fragment.ids)
+        failed = tuple((runs, rows & fragment.live - fragment.rows) for runs, rows in fragment.tried)
+        found.given_up += sum(len(rows) for _, rows in failed)
+        found.fragments.append(
+            SourceFragment(
+                files.signature, files.deletion, fragment.live, fragment.ids, tuple(f for f in failed if f[1])
+            )
+        )
+        if fragment.rows:
+            found.changed.append(fragment)
+    if before:
+        lost = Ranges.union(f.ids for signature, f in before.items() if signature not in kept)
+        found.gone = lost - Ranges.union(here)
+        if found.changed:
+            renewed = Ranges.union(fragment.ids_of(fragment.rows) for fragment in found.changed)
+            found.gone = found.gone | (renewed & Ranges.union(f.ids for f in before.values()))
+    found.notes = knowledge.notes
+    return found
+
+
+def _changed(files: FragmentFiles, knowledge: Knowledge, before: Mapping[str, SourceFragment]) -> ChangedFragment:
+    ids, live = _ids_before_compaction(files, knowledge, before), Ranges.of(0, files.physical_rows)
+    if ids is None:
+        offsets, row_ids = knowledge.rows(files)
+        ids = Ranges.from_offsets(row_ids.view(np.int64))
+        live = Ranges.from_offsets(offsets) if files.deletion else live
+    known = knowledge.of(files) if knowledge.state.facts else {}
+    unknown = live - Ranges.union(known.values())
+    if unknown and knowledge.state.facts:
+        for provenance, rows in knowledge.by_value(files, unknown).items():
+            known[provenance] = known.get(provenance, Ranges.empty()) | rows
+    tried = tuple((runs, rows & live) for runs, rows in runs_failed(known, VALUES))
+    given_up = Ranges.union(rows for runs, rows in tried if runs >= MOST_RUNS)
+    done = Ranges.union(rows for provenance, rows in known.items() if not provenance.failures)
+    return ChangedFragment(files, live, ids, live - done - given_up, tried, partial(knowledge.rows, files))
+
+
+def _ids_before_compaction(
+    files: FragmentFiles, knowledge: Knowledge, before: Mapping[str, SourceFragment]
+) -> Ranges | None:  # fmt: skip
+    """Return the row ids of a fragment that the snapshot has, or that was compacted from such fragments; else None."""
+    then = before.get(files.signature)
+    if then is not None:
+        return then.ids if then.deletion == files.deletion else None
+    compaction = knowledge.compaction_of(files)
+    if compaction is None or not compaction.alone or files.deletion:
+        return None
+    parents = [parent for parent in compaction.replaced if parent.live_rows]
+    parts = [ids for p in parents if (ids := _ids_before_compaction(p, knowledge, before)) is not None]
+    return Ranges.union(parts) if len(parts) == len(parents) else None
+
+
+def _tried_again(failed: Tried) -> bool:
+    return any(runs < MOST_RUNS and rows for runs, rows in failed)
+
+
+def where_they_lie(dataset: lance.LanceDataset, columns: Columns, wanted: Ranges) -> Iterator[ChangedFragment]:
+    """Yield the fragments that hold rows with the given row ids."""
+    for files in read_manifest(dataset, columns).values():
+        if files.live_rows:
+            offsets, ids = found = row_ids(dataset, files.id)
+            live = Ranges.from_offsets(offsets)
+            rows = Ranges.from_offsets(offsets[wanted.mask(ids.view(np.int64))])
+            if rows:
+                every = Ranges.from_offsets(ids.view(np.int64))
+                yield ChangedFragment(files, live, every, rows, (), lambda found=found: found)  # type: ignore[misc]

@@ -1,0 +1,135 @@
+"""Recognize computed rows that an update moved, by comparing their values with an earlier version of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.checkpoint.facts import ColumnState
+from airflow_geneva.checkpoint.provenance import Provenance
+from airflow_geneva.lance_io.arrays import single_batch
+from airflow_geneva.lance_io.blobs import is_blob
+from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, open_fragment, read_manifest
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
+from airflow_geneva.lance_io.same_values import same_values
+from airflow_geneva.lance_io.task_memory import FittingRows, batch_bytes, task_memory_bytes
+
+if TYPE_CHECKING:
+    import lance
+
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An earlier version of the table at which the facts were complete.
+
+    Args:
+        dataset: the table at that version.
+        manifest: its fragments.
+        names: names of the inputs and, last, the output at that version.
+    """
+
+    dataset: lance.LanceDataset
+    manifest: Mapping[int, FragmentFiles]
+    names: tuple[str, ...]
+
+    @staticmethod
+    def at(dataset: lance.LanceDataset, columns: Columns) -> Reference | None:
+        """Prepare a version for comparison; None if it lacks one of the columns, or one holds blobs."""
+        by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
+        wanted = [fields[0] for fields in (*columns.inputs, columns.output) if fields]
+        if any(field not in by_id for field in wanted):
+            return None
+        if any(is_blob(dataset.schema.field(by_id[field])) for field in wanted):
+            return None
+        return Reference(dataset, read_manifest(dataset, columns), tuple(by_id[field] for field in wanted))
+
+
+def known_by_value(
+    reference: Reference,
+    state: ColumnState,
+    dataset: lance.LanceDataset,
+    files: FragmentFiles,
+    names: tuple[str, ...],
+    unknown: Ranges,
+) -> tuple[dict[Provenance, Ranges], Ranges]:
+    """Find rows of a fragment that were computed at the reference version and whose inputs and output are unchanged.
+
+    The result is right for any history between the two versions, because only values are compared.
+
+    Args:
+        dataset: the table now.
+        files: a fragment of it.
+        names: names of the inputs and, last, the output now.
+        unknown: live offsets of the fragment about which nothing is known.
+
+    Returns:
+        Offsets by provenance, and the offsets of all rows that existed at the reference version.
+    """
+    found: dict[Provenance, list[Offsets]] = {}
+    existing: list[Offsets] = [np.empty(0, np.int64)]
+    existed = f"_row_created_at_version <= {reference.dataset.version}"
+    scanner = open_fragment(dataset, files.id).scanner(
+        columns=[], filter=existed, with_row_id=True, with_row_address=True
+    )
+    fitting = FittingRows(batch_bytes(task_memory_bytes()))
+    columns = [*dict.fromkeys(names), "_rowid", "_rowaddr"]
+    for batch in scanner.to_batches():
+        offsets = batch.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF
+        wanted = unknown.mask(offsets)
+        existing.append(offsets[wanted])
+        ids = batch.column("_rowid").to_numpy()[wanted].tolist()
+        at = 0
+        while at < len(ids):
+            chosen = ids[at : at + min(fitting.careful_rows, _BATCH_ROWS)]
+            rows = single_batch(dataset._take_rows(chosen, columns=columns))
+            fitting.record(rows.num_rows, rows.nbytes)
+            at += len(chosen)
+            for provenance, part in _compare(reference, state, rows, names).items():
+                found.setdefault(provenance, []).append(part)
+    known = {provenance: Ranges.from_offsets(np.concatenate(parts)) for provenance, parts in found.items()}
+    return known, Ranges.from_offsets(np.concatenate(existing))
+
+
+def _compare(
+    reference: Reference, state: ColumnState, now: pa.RecordBatch, names: tuple[str, ...]
+) -> dict[Provenance, Offsets]:  # fmt: skip
+    ids = now.column("_rowid")
+    columns = [*dict.fromkeys(reference.names), "_rowid", "_rowaddr"]
+    # Lance silently leaves out ids that the version does not have, so align the rows by the returned ids.
+    then = single_batch(reference.dataset._take_rows(ids.to_pylist(), columns=columns))
+    order = np.argsort(then.column("_rowid").to_numpy())
+    then_ids = then.column("_rowid").to_numpy()[order]
+    if len(then_ids) == 0:
+        return {}
+    at = np.minimum(np.searchsorted(then_ids, ids.to_numpy()), len(then_ids) - 1)
+    alive = then_ids[at] == ids.to_numpy()
+    mine, theirs = np.flatnonzero(alive), order[at[alive]]
+    alike = np.ones(len(mine), np.bool_)
+    for old_name, name in zip(reference.names, names, strict=True):
+        old, new = then.column(old_name).take(pa.array(theirs)), now.column(name).take(pa.array(mine))
+        alike &= same_values(old, new)
+    addresses = then.column("_rowaddr").to_numpy()[theirs].astype(np.int64)
+    offsets = now.column("_rowaddr").to_numpy()[mine].astype(np.int64) & 0xFFFFFFFF
+    return _by_provenance(reference, state, addresses[alike], offsets[alike])
+
+
+def _by_provenance(
+    reference: Reference, state: ColumnState, addresses: Any, offsets: Offsets
+) -> dict[Provenance, Offsets]:  # fmt: skip
+    """Group rows by their provenance at the reference version."""
+    found: dict[Provenance, list[Offsets]] = {}
+    for fragment_id in np.unique(addresses >> 32):
+        files = reference.manifest[int(fragment_id)]
+        inside = addresses >> 32 == fragment_id
+        for provenance, rows in state.known(files.signature, files.physical_rows).items():
+            hit = inside.copy()
+            hit[inside] = rows.mask(addresses[inside] & 0xFFFFFFFF)
+            if hit.any():
+                found.setdefault(provenance, []).append(offsets[hit])
+    return {provenance: np.concatenate(parts) for provenance, parts in found.items()}

@@ -1,0 +1,295 @@
+"""The stages of a backfill job other than apply: start it, commit its shards, finish it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, seen
+from airflow_geneva.commit.column import ShardCommitter
+from airflow_geneva.commit.verify import Candidate
+from airflow_geneva.errors import StorageError, TableRemade
+from airflow_geneva.faults import fault_point
+from airflow_geneva.job.error_records import count_errors
+from airflow_geneva.job.folder import COMMITTING, JobFolder, progress_name
+from airflow_geneva.job.heartbeat import beating
+from airflow_geneva.job.outbox import find_commits
+from airflow_geneva.job.progress import Reporter
+from airflow_geneva.job.result import FAILED, PENDING, BackfillResult, ShardResult, combine
+from airflow_geneva.lance_io.filters import where_columns
+from airflow_geneva.lance_io.fragments import columns_of, live_offsets
+from airflow_geneva.lance_io.table_identity import naming_remade
+from airflow_geneva.plan.model import CodeRef, Plan, Work
+from airflow_geneva.plan.saved_plan import SavedPlan, save_plan
+from airflow_geneva.plan.shard import Shard
+from airflow_geneva.run.column_target import Bench
+from airflow_geneva.run.completion import stage_held
+from airflow_geneva.run.housekeeping import keep_house
+from airflow_geneva.run.mixed_versions import record_makers
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.udf.code_zip import code_sha256, zip_code
+
+logger = logging.getLogger("airflow_geneva.run")
+
+
+def pack_code(import_path: str | None, job: Storage) -> CodeRef:
+    """Store the UDF's module or package beside the plan, so that the whole run uses the planned code."""
+    if import_path is None:
+        return CodeRef(None)
+    archive = zip_code(import_path)
+    if archive is None:
+        return CodeRef(import_path)
+    digest = code_sha256(archive)
+    name = f"code-{digest[:16]}.zip"
+    job.write_bytes(name, archive)
+    return CodeRef(import_path, name, digest)
+
+
+def pack_modules(import_paths: Iterable[str], job: Storage) -> tuple[CodeRef, ...]:
+    """Store the modules or packages of several UDFs, each once."""
+    by_module = {path.partition(":")[0]: path for path in import_paths}
+    packed = (pack_code(path, job) for path in by_module.values())
+    return tuple({code.zip: code for code in packed if code.zip}.values())
+
+
+def start_job(
+    plan: Plan, location: TableLocation, run: str = "", ship_code: bool = False, about: Mapping[str, Any] | None = None
+) -> tuple[Plan, SavedPlan]:
+    """Write a job's record and plan; from then on any process can resume the job.
+
+    Args:
+        run: distinguishes two runs of one plan.
+        ship_code: store the UDF's code beside the plan, for workers that do not have it.
+        about: more fields for the job record, e.g. the Airflow run.
+
+    Raises:
+        StorageError: the table's folder is read-only or unreachable.
+        TableRemade: the table was dropped and created again.
+    """
+    work = plan.work
+    folder = JobFolder.of(location.checkpoints, work.job_id)
+    if plan.shards:
+        plan = plan.with_work(tables=(work.written.stamped(location.options),))
+    if ship_code:
+        plan = plan.with_work(code=pack_code(work.code.import_path, folder.storage))
+    folder.write_record(
+        {
+            "kind": "backfill",
+            "state": PENDING,
+            "table": work.table_name,
+            "column": work.column,
+            "udf": work.udf_name,
+            "udf_version": work.udf_version,
+            "inputs": list(work.inputs),
+            "agreement": work.agreement,
+            "continue_from": list(work.continue_from),
+            "where": work.where,
+            "version": work.version,
+            "read_version": work.read_version,
+            "rows_total": plan.rows_total,
+            "rows_pending": plan.rows_pending,
+            "shards": len(plan.shards),
+            "reasons": plan.reasons,
+            **(about or {}),
+        }
+    )
+    fault_point("plan.recorded")
+    alive = beating(folder.storage, "plan") if plan.shards else nullcontext()
+    with naming_remade(plan.work.tables, location.options), alive:
+        append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
+        saved = save_plan(plan, folder.storage, run)
+        if plan.shards:
+            folder.write_planned(saved.fingerprint, [size_of(shard) for shard in plan.shards])
+    fault_point("plan.saved")
+    tell_checkpoints(plan)
+    return plan, saved
+
+
+def tell_checkpoints(plan: Plan) -> None:
+    """Log which checkpoints a job reuses, and which it cannot use."""
+    fragments, rows = plan.rows_held
+    target = plan.work.target
+    if fragments:
+        logger.info("Collected %s checkpointed fragments with %s rows for %s.", f"{fragments:,}", f"{rows:,}", target)
+    for mismatch in plan.mismatches.shown:
+        logger.warning("Checkpoint data files mismatch for %s, %s; it is not used.", target, mismatch)
+    if plan.mismatches.more:
+        logger.warning(
+            "Checkpoint data files mismatch for %s in %s more fragments.", target, f"{plan.mismatches.more:,}"
+        )
+
+
+def size_of(shard: Shard) -> dict[str, int]:
+    """Return the sizes of a shard for the job's record, before it runs."""
+    staged = [fragment.rows for fragment in shard.fragments if fragment.staged]
+    held = sum(fragment.rows - min(fragment.rows, len(fragment.missing)) for fragment in shard.to_apply)
+    return {
+        "rows": shard.rows,
+        "fragments": len(shard.fragments),
+        "staged": len(staged),
+        "rows_staged": sum(staged),
+        "rows_held": held,
+    }
+
+
+def is_staged(location: TableLocation, work: Work, shard: Shard) -> bool:
+    """Whether all data files of a shard are staged, so that only the commit is left."""
+    bench = Bench.at(location, work)
+    return all(
+        bench.staged(fragment, bench.index(fragment), live_offsets(bench.dataset, fragment.files)) is not None
+        for fragment in shard.to_apply
+    )
+
+
+def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:
+    """Commit a shard's staged fragments; restage from checkpoints what was removed.
+
+    Raises:
+        CommitConflict: other writers kept changing the table until all retries were used.
+        TableRemade: the table was dropped and created again.
+    """
+    began = time.monotonic()
+    bench = Bench.at(location, saved.work)
+    candidates: list[Candidate] = []
+    missing: list[tuple[int, str]] = []
+    for fragment in shard.fragments:
+        live = live_offsets(bench.dataset, fragment.files)
+        index = bench.index(fragment)
+        staged = bench.staged(fragment, index, live)
+        if staged is None:
+            due = fragment.due & live
+            staged = stage_held(bench, fragment, due, bench.held(fragment, index, due))
+        if staged is None:
+            was_staged = index.staged_at(fragment.place) is not None
+            gone, never = "its staged data file is gone or no longer fits", "not all of its rows are computed"
+            missing.append((fragment.id, gone if was_staged else never))
+            continue
+        candidates.append(Candidate(fragment, staged))
+    committer = ShardCommitter(
+        location.open,
+        location.checkpoints,
+        saved.work,
+        columns_of(
+            bench.dataset,
+            saved.work.inputs,
+            where_columns(saved.work.where, bench.dataset.schema.names),
+            saved.work.column,
+        ),
+        bench.dataset,
+        saved.fingerprint,
+        len(saved.shards),
+    )
+    folder = JobFolder.of(location.checkpoints, saved.work.job_id)
+    ready = sum(candidate.work.rows for candidate in candidates)
+    reporter = Reporter(
+        shard.rows,
+        len(shard.fragments),
+        folder.storage,
+        progress_name(COMMITTING, shard.index),
+        rows_ready=ready,
+        ready=len(candidates),
+    )
+    reporter.keep()
+    result = committer.commit(shard, candidates, missing, reporter.set_committed)
+    result = replace(result, seconds=round(time.monotonic() - began, 3))
+    folder.write_shard("commit", saved.fingerprint, shard.index, result.to_json())
+    return result
+
+
+def finish_job(
+    location: TableLocation, saved: SavedPlan, shards: Iterable[ShardResult], seconds: Mapping[str, float] | None = None
+) -> BackfillResult:
+    """Add up the shards, fold the column's ledgers, and record how the job ended: FAILED if a shard is missing."""
+    work = saved.work
+    began = time.monotonic()
+    fault_point("finish.begin")
+    shards = list(shards)
+    record_makers(location, work, shards, whole=len({shard.shard for shard in shards}) == len(saved.shards))
+    result, missing = _added_up(location, saved, shards)
+    result = result.with_seconds(**(seconds or {}))
+    if not {version for shard in shards for version in shard.versions} <= set(result.commits):
+        work.written.look(location.options)
+    error = None
+    if missing:
+        result = replace(result, state=FAILED)
+        error = why_failed(JobFolder.of(location.checkpoints, work.job_id), saved, missing)
+    if result.commits:
+        append_ledger(location.checkpoints, work.field_id, work.job_id, [seen(result.version)])
+    folded = fold_ledgers(location.checkpoints, work.field_id)
+    folder = JobFolder.of(location.checkpoints, work.job_id)
+    errors = count_errors(folder.storage) if saved.shards else 0
+    result = result.with_seconds(finish=time.monotonic() - began)
+    folder.write_result(result.state, result.to_json(), error, errors)
+    if folded and not missing:
+        keep_house(location, work)
+    fault_point("finish.end")
+    return result
+
+
+def why_failed(folder: JobFolder, saved: SavedPlan, missing: Sequence[int]) -> str:
+    """Return the error for a job's record when shards were not committed."""
+    error = f"{len(missing)} of {len(saved.shards)} shards were not committed: {missing[:20]}."
+    failed = folder.read_shard("failed", saved.fingerprint, missing[0])
+    return error if failed is None else f"{error} Shard {missing[0]}: {failed['error']}"
+
+
+def fail_job(
+    location: TableLocation,
+    saved: SavedPlan,
+    shards: Iterable[ShardResult],
+    error: BaseException,
+    seconds: Mapping[str, float] | None = None,
+) -> BackfillResult:
+    """Record that a job failed, and which rows it committed before; other computed rows stay in checkpoints."""
+    result = replace(_added_up(location, saved, shards)[0], state=FAILED).with_seconds(**(seconds or {}))
+    record_failure(location, result, error)
+    return result
+
+
+def why_it_failed(what: str, job_id: str, error: BaseException) -> str:
+    """Return the error message of a job; if the table was created again, no checkpoint is left."""
+    kept = "\nComputed rows are kept in checkpoints; run it again to continue from there."
+    return f"{what} failed (job {job_id}): {error}{'' if isinstance(error, TableRemade) else kept}"
+
+
+def record_failure(location: TableLocation, result: BackfillResult, error: BaseException) -> None:
+    """Write the result of a failed job; a failed write is only logged."""
+    folder = JobFolder.of(location.checkpoints, result.job_id)
+    message = str(error) or type(error).__name__
+    try:
+        folder.write_result(FAILED, result.to_json(), message, count_errors(folder.storage))
+    except StorageError as unkept:
+        # The caller raises the original error.
+        logger.warning("Cannot record that job %s failed: %s", result.job_id, unkept)
+
+
+def _added_up(
+    location: TableLocation, saved: SavedPlan, shards: Iterable[ShardResult]
+) -> tuple[BackfillResult, list[int]]:
+    """Combine the committed shards into one result, and list the missing shards; their rows count as left."""
+    work = saved.work
+    there = {result.shard: result for result in shards}
+    missing = [index for index in range(len(saved.shards)) if index not in there]
+    commits = tuple(find_commits(location.open(), work.version, [work.job_id]))
+    result = combine(work.job_id, there.values(), saved.rows_skipped, work.version, work.version, saved.notes)
+    left = result.rows_left + sum(saved.shards[index]["rows"] for index in missing)
+    version = max(commits, default=work.version)
+    return replace(result, commits=commits, version=version, rows_left=left), missing
+
+
+class Stopwatch:
+    """Measures seconds by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def lap(self, stage: str) -> None:
+        now = time.monotonic()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
+        self._since = now

@@ -1,0 +1,100 @@
+"""Open a SparkSession, and send the code to its workers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import airflow_geneva
+from airflow_geneva.plan.model import Work
+from airflow_geneva.spark.java import java_environment
+from airflow_geneva.udf.code_zip import code_sha256, zip_code
+from airflow_geneva.udf.shipping import UdfParcel
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+
+def package_zip() -> bytes:
+    """Zip this package, for workers that do not have it installed."""
+    folder = Path(airflow_geneva.__file__).parent
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.rglob("*.py")):
+            info = zipfile.ZipInfo(f"airflow_geneva/{path.relative_to(folder).as_posix()}", (1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, path.read_bytes())
+    return buffer.getvalue()
+
+
+def start_session(work: Work) -> None:
+    """Open a session before a job is recorded.
+
+    Raises:
+        JavaNotFound: there is no active session, and no Java to start one.
+    """
+    open_session(work.sizing.concurrency)
+
+
+def open_session(concurrency: int) -> SparkSession:
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    # A background thread has no active session of its own; this returns the process's.
+    with contextlib.suppress(PySparkRuntimeError):
+        return SparkSession.active()
+    java = tempfile.TemporaryDirectory(prefix="geneva-java-")
+    _shipping.append(java)
+    os.environ.update(java_environment(java.name))
+    slots = max(1, min(concurrency, os.cpu_count() or 1))
+    # Workers of a local session must use this Python; Spark would start the python3 on PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(f"local[{slots},4]").appName("airflow_geneva")
+    for name, value in session_settings().items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def session_settings() -> dict[str, str]:
+    """Spark settings of a session that this package starts: quiet, and one BLAS thread per task, to share the cores."""
+    settings = {"spark.ui.enabled": "false", "spark.log.level": "WARN", "spark.ui.showConsoleProgress": "false"}
+    for name in BLAS_VARIABLES:
+        settings[f"spark.executorEnv.{name}"] = "1"
+    return settings
+
+
+BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+_shipped: set[tuple[str, str]] = set()
+# Spark serves shipped files from these folders, so they stay until this process ends.
+_shipping: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def ship_code(context: SparkContext, parcels: Iterable[UdfParcel]) -> None:
+    """Send this package and the UDFs' modules to the workers."""
+    archives: dict[str, Callable[[], bytes | None]] = {"airflow_geneva": package_zip}
+    for path in (parcel.import_path for parcel in parcels):
+        if path is not None:
+            archives[path.split(":")[0]] = partial(zip_code, path)
+    for name, make in archives.items():
+        data = make()
+        mark = (str(context.applicationId), "" if data is None else code_sha256(data))
+        if data is not None and mark not in _shipped:
+            _shipped.add(mark)
+            folder = tempfile.TemporaryDirectory(prefix="geneva-code-")
+            _shipping.append(folder)
+            target = Path(folder.name) / f"{name.replace('.', '_')}-{mark[1][:12]}.zip"
+            target.write_bytes(data)
+            path_before = list(sys.path)
+            context.addPyFile(str(target))
+            # The zip is for the workers; on this path it would shadow the module that the user edits.
+            sys.path[:] = path_before

@@ -1,0 +1,239 @@
+"""Inputs of a spark-submit: its master, resources, environment and scratch folder."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.storage.options import secrets_of
+
+APPLICATION = Path(__file__).parent / "application" / "main.py"
+"""The program that spark-submit starts."""
+
+CREDENTIALS = "AIRFLOW_GENEVA_STORAGE_OPTIONS"
+"""The environment variable that passes the storage options to the driver, as JSON."""
+
+_LOCAL = re.compile(r"local(?:\[(?P<slots>\*|\d+)(?:,\s*(?P<failures>\d+))?\])?")
+_CLUSTER = re.compile(r"(?P<kind>spark|k8s)://.+|(?P<yarn>yarn)|(?P<simulated>local-cluster\[.+\])")
+_TASK_FAILURES = 4
+
+# What the driver needs from the worker's environment. No variable of Airflow's: its metadata database, its signing key
+# and all of its connections are in the same environment.
+_KEPT_NAMES = """
+PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR LD_LIBRARY_PATH DYLD_LIBRARY_PATH
+JAVA_HOME SPARK_HOME SPARK_CONF_DIR SPARK_LOCAL_IP SPARK_LOCAL_HOSTNAME SPARK_PUBLIC_DNS SPARK_SUBMIT_OPTS
+SPARK_DIST_CLASSPATH HADOOP_HOME HADOOP_CONF_DIR HADOOP_USER_NAME YARN_CONF_DIR KRB5CCNAME KRB5_CONFIG
+PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYTHONPATH VIRTUAL_ENV SSL_CERT_FILE SSL_CERT_DIR
+CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES KUBERNETES_SERVICE_HOST KUBERNETES_SERVICE_PORT
+"""
+_KEPT = frozenset(_KEPT_NAMES.split())
+_KEPT_PREFIXES = ("LC_",)
+# The machine's own identity at an object store, used only if the connection holds no credentials.
+_IDENTITY_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+
+
+@dataclass(frozen=True)
+class SparkMaster:
+    """Where Spark runs.
+
+    Args:
+        url: the master URL for spark-submit.
+        kind: ``local``, ``spark`` (standalone), ``yarn``, ``k8s`` or ``local-cluster``.
+        slots: cores of a local master; None for the others.
+        failures: number of failures allowed per local task; None for the others.
+    """
+
+    url: str
+    kind: str
+    slots: int | None = None
+    failures: int | None = None
+
+    @staticmethod
+    def parse(url: str, connection: str) -> SparkMaster:
+        """Parse a master URL.
+
+        Args:
+            connection: the Airflow connection it comes from, for messages.
+
+        Raises:
+            InvalidInput: Spark knows no such master.
+        """
+        if local := _LOCAL.fullmatch(url):
+            slots = local["slots"] or "1"
+            count = os.cpu_count() or 1 if slots == "*" else int(slots)
+            return SparkMaster(url, "local", count, int(local["failures"] or _TASK_FAILURES))
+        if cluster := _CLUSTER.fullmatch(url):
+            kind = cluster["kind"] or cluster["yarn"] or "local-cluster"
+            return SparkMaster(url, kind)
+        raise InvalidInput(
+            f"Airflow connection {connection!r} names the Spark master {url!r}, which Spark does not know. "
+            f"{HOW_TO_CONNECT}"
+        )
+
+    def limited(self, concurrency: int) -> SparkMaster:
+        """Return this master with at most ``concurrency`` slots, if it is local.
+
+        In a plain ``local[n]`` one failure of a task fails the job; this allows as many failures as a cluster does.
+        """
+        if self.slots is None:
+            return self
+        slots = min(self.slots, concurrency)
+        return SparkMaster(f"local[{slots},{self.failures}]", "local", slots, self.failures)
+
+
+HOW_TO_CONNECT = (
+    'Define it with the master as its host: {"conn_type": "spark", "host": "local[2]"}, '
+    '"spark://master:7077", "k8s://https://cluster:6443" or "yarn". As a URI, brackets are written '
+    "spark://local%5B2%5D."
+)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Resources that a backfill requests from a cluster.
+
+    Args:
+        concurrency: task slots.
+        num_cpus, num_gpus: CPUs and GPUs that one call of the UDF needs; several calls share a GPU if below 1.
+        memory: bytes that one call needs.
+        executor_cores: cores per executor, if the DAG author set them.
+    """
+
+    concurrency: int
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
+    executor_cores: int | None = None
+
+    @property
+    def task_cpus(self) -> int:
+        return max(1, math.ceil(self.num_cpus or 1))
+
+    @property
+    def calls_per_gpu(self) -> int:
+        """Number of calls that share one GPU; Spark supports 1/n of a GPU, or whole GPUs."""
+        return max(1, math.floor(1 / self.num_gpus)) if self.num_gpus else 1
+
+    @property
+    def calls_per_executor(self) -> int:
+        """Number of calls that run at once in one executor."""
+        return self.calls_per_gpu if self.executor_cores is None else max(1, self.executor_cores // self.task_cpus)
+
+    def settings(self, master: SparkMaster) -> dict[str, str]:
+        """Return the Spark settings; none for a local master, which runs everything in one process."""
+        if master.kind == "local":
+            return {}
+        contained = master.kind in ("yarn", "k8s")
+        calls = self.calls_per_executor
+        settings = {"spark.task.cpus": str(self.task_cpus)}
+        if contained or self.memory or self.num_gpus:
+            settings["spark.executor.cores"] = str(calls * self.task_cpus)
+        if contained:
+            settings["spark.executor.instances"] = str(math.ceil(self.concurrency / calls))
+        else:
+            settings["spark.cores.max"] = str(self.concurrency * self.task_cpus)
+        if self.num_gpus:
+            whole = math.ceil(self.num_gpus)
+            settings["spark.task.resource.gpu.amount"] = f"{whole / self.calls_per_gpu:.6g}"
+            settings["spark.executor.resource.gpu.amount"] = str(math.ceil(calls * whole / self.calls_per_gpu))
+        if self.memory:
+            # A UDF's memory is Python's, not the JVM's: in a container it is added to the heap. There,
+            # spark.executor.pyspark.memory would limit the worker's address space, which CUDA and memory-mapped
+            # models exceed without using that much memory.
+            setting = "spark.executor.memoryOverhead" if contained else "spark.executor.memory"
+            settings[setting] = f"{math.ceil(calls * self.memory / 2**20)}m"
+        return settings
+
+    def ignored(self, master: SparkMaster) -> list[str]:
+        """Return the requests that a local master ignores, for the log."""
+        if master.slots is None:
+            return []
+        wishes = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus, "memory": self.memory}
+        ignored = [f"{name}={value:g}" for name, value in wishes.items() if value]
+        if self.concurrency > master.slots:
+            ignored.append(f"concurrency={self.concurrency} beyond {master.slots}")
+        return ignored
+
+
+def driver_environment(
+    environ: Mapping[str, str], master: SparkMaster, options: Mapping[str, str], given: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment of spark-submit and its driver, according to an allow-list.
+
+    Args:
+        environ: the worker's environment.
+        options: the storage options; the machine's cloud identity is passed on if they hold no credentials.
+        given: variables that the DAG author adds.
+    """
+    prefixes = _KEPT_PREFIXES if secrets_of(options) else _KEPT_PREFIXES + _IDENTITY_PREFIXES
+    kept = {name: value for name, value in environ.items() if name in _KEPT or name.startswith(prefixes)}
+    kept.setdefault("PATH", os.defpath)
+    # The worker's Python has the packages for the driver. Executors have it at the same path on a local master only.
+    kept.setdefault("PYSPARK_DRIVER_PYTHON", kept.get("PYSPARK_PYTHON", sys.executable))
+    if master.kind == "local":
+        kept.setdefault("PYSPARK_PYTHON", sys.executable)
+        kept.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return {**kept, **given}
+
+
+def find_spark_submit(binary: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with spark-submit on its PATH; the folder of this Python is added in front if needed.
+
+    Raises:
+        InvalidInput: spark-submit is not found.
+    """
+    if shutil.which(binary, path=environment["PATH"]):
+        return dict(environment)
+    beside = str(Path(sys.executable).parent)
+    path = os.pathsep.join([beside, environment["PATH"]])
+    if shutil.which(binary, path=path):
+        return {**environment, "PATH": path}
+    raise InvalidInput(
+        f"There is no program {binary!r} on the PATH of this Airflow worker ({environment['PATH']}), nor in {beside}. "
+        "Install Spark there (pip install pyspark), or put its bin folder on the worker's PATH."
+    )
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A folder for all files that one try of one shard writes on this machine.
+
+    Args:
+        path: the folder, readable by its owner only.
+    """
+
+    path: Path
+
+    @staticmethod
+    def make(job_id: str, shard: int) -> Scratch:
+        """Create the folder, and remove the folders of earlier tries that were killed."""
+        prefix = f"airflow-geneva-{job_id}-{shard:04}-"
+        for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            if not left.is_symlink() and left.stat().st_uid == os.getuid():
+                shutil.rmtree(left, ignore_errors=True)
+        return Scratch(Path(tempfile.mkdtemp(prefix=prefix)))
+
+    def write(self, name: str, data: bytes) -> str:
+        target = self.path / name
+        target.write_bytes(data)
+        return str(target)
+
+    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment with all temporary files of Python, the JVM and Spark's driver in this folder."""
+        here = str(self.path)
+        changed = {**environment, "TMPDIR": here, "SPARK_LOCAL_DIRS": here}
+        if " " not in here:
+            # Spark's launcher splits these options at every space and does not support quotes.
+            changed["SPARK_SUBMIT_OPTS"] = f"{environment.get('SPARK_SUBMIT_OPTS', '')} -Djava.io.tmpdir={here}".strip()
+        return changed
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)

@@ -1,0 +1,281 @@
+"""Run a shard's tasks on a SparkContext: the cluster computes and stages, only the driver's caller commits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from airflow_geneva import errors
+from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
+from airflow_geneva.errors import GenevaError, UdfCrashed, UdfError
+from airflow_geneva.job.folder import APPLYING, JobFolder, progress_name
+from airflow_geneva.job.progress import EVERY_SECONDS, Reporter
+from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.shard import Shard
+from airflow_geneva.run.inline import run_units
+from airflow_geneva.run.units import DoUnit, Unit, UnitReport, cut_tasks, split_fragments, whole_unit
+from airflow_geneva.spark.session import open_session, ship_code
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.udf.error_policy import Policy
+from airflow_geneva.udf.shipping import UdfParcel
+from airflow_geneva.udf.stored_definition import UdfDefinition
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+logger = logging.getLogger("airflow_geneva.spark")
+
+_TASK_REPORT_SECONDS = 2.0
+_POLL_SECONDS = 0.05
+_STOP = "stop.json"
+
+
+class Kit(Protocol):
+    """The UDFs of a column or view, as they are sent to the executors."""
+
+    @property
+    def parcels(self) -> tuple[UdfParcel, ...]: ...
+
+    def policy(self) -> Policy: ...
+
+    def open(self, location: TableLocation, work: Work, before: Mapping[int, int]) -> tuple[DoUnit, SkipCount]: ...
+
+
+@dataclass(frozen=True)
+class Station:
+    """All that a Spark task needs; sent to executors inside the serialized task, never as a file.
+
+    Args:
+        location: the table, with credentials.
+        work: the job.
+        kit: the UDFs.
+        progress: folder of the tasks' progress files.
+        skipped: rows that the job skipped before, by rule.
+    """
+
+    location: TableLocation
+    work: Work
+    kit: Kit
+    progress: Storage
+    skipped: Mapping[int, int]
+
+    def stop(self, error: GenevaError) -> None:
+        """Tell all tasks to checkpoint their rows and end, because of a failure."""
+        self.progress.write_json(_STOP, {"failure": [type(error).__name__, str(error)]})
+
+    def raise_failure(self) -> None:
+        """Raise the failure that stopped the tasks; the failed task may have died before it could return it."""
+        if self.progress.exists(_STOP):
+            kind, message = self.progress.read_json(_STOP)["failure"]
+            raise getattr(errors, kind)(message)
+
+
+def apply_on_spark(
+    context: SparkContext,
+    location: TableLocation,
+    work: Work,
+    shard: Shard,
+    kit: Kit,
+    every: float = EVERY_SECONDS,
+) -> int:
+    """Compute and stage a shard on a cluster; return the number of rows that the UDF ran on.
+
+    Args:
+        every: seconds between two progress lines.
+
+    Raises:
+        UdfError: the UDF failed; rows computed before are checkpointed.
+    """
+    works = shard.to_apply
+    slots = min(work.sizing.concurrency, context.defaultParallelism) * work.sizing.intra_applier_concurrency
+    tasks = cut_tasks(works, work.sizing, slots)
+    storage = JobFolder.of(location.checkpoints, work.job_id).storage
+    attempt = f"progress/{shard.index:04}-{int(time.time() * 1000)}"
+    station = Station(location, work, kit, storage.folder(*attempt.split("/")), skipped_before(location, work))
+    rows = sum(min(item.rows, len(item.missing)) for item in works)
+    held = sum(item.rows for item in works) - rows
+    name = progress_name(APPLYING, shard.index)
+    reporter = Reporter(rows, len(works), storage, name, every=every, rows_held=held)
+    reporter.keep()
+    logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, rows, len(works), len(tasks))
+    limits: Policy = kit.policy() if has_limits(work) else "fail"
+    reports = _run_stage(context, station, tasks, reporter, limits, 0)
+    rest = [(whole_unit(item),) for item in split_fragments(tasks)]
+    if rest:
+        reports += _run_stage(context, station, rest, reporter, limits, len(tasks))
+    reporter.rows_done = sum(report.rows_run for report in reports)
+    reporter.ready = sum(report.staged for report in reports)
+    reporter.rows_ready = sum(item.rows for item in works)
+    reporter.tick(force=True)
+    return reporter.rows_done
+
+
+def apply_in_session(location: TableLocation, work: Work, shard: Shard, kit: Kit) -> int:
+    """Compute a shard on the active SparkSession, or on a new local one."""
+    session = open_session(work.sizing.concurrency)
+    context = session.sparkContext
+    ship_code(context, kit.parcels)
+    return apply_on_spark(context, location, work, shard, kit)
+
+
+def _run_stage(
+    context: SparkContext,
+    station: Station,
+    tasks: Sequence[Sequence[Unit]],
+    reporter: Reporter,
+    limits: Policy,
+    first: int,
+) -> list[UnitReport]:
+    """Run tasks as one Spark job and report progress; with several threads per slot, a partition has several tasks."""
+    if not tasks:
+        return []
+    threads = station.work.sizing.intra_applier_concurrency
+    groups = [
+        (first + at, [unit for task in tasks[at : at + threads] for unit in task])
+        for at in range(0, len(tasks), threads)
+    ]
+    run = _Partition(station)
+    reports: list[UnitReport] = []
+    failure: list[BaseException] = []
+
+    def collect() -> None:
+        try:
+            reports.extend(context.parallelize(groups, len(groups)).mapPartitions(run).collect())
+        except BaseException as error:
+            failure.append(error)
+
+    done_before = reporter.rows_done
+    thread = threading.Thread(target=collect, name="geneva-collect", daemon=True)
+    thread.start()
+    count = SkipCount(limits, station.work.rows, station.skipped)
+    watcher = _Watcher(station, reporter, count, done_before)
+    while thread.is_alive():
+        thread.join(_POLL_SECONDS)
+        watcher.look()
+    if failure:
+        raise _explained(failure[0], station.work)
+    station.raise_failure()
+    # A killed try of a task skipped rows that the next try did not run; only the error records have all of them.
+    SkipCount(limits, station.work.rows, skipped_before(station.location, station.work)).check()
+    return reports
+
+
+_DIED = ("Python worker exited unexpectedly", "ExecutorLostFailure", "Crash detected")
+
+
+def _explained(error: BaseException, work: Work) -> BaseException:
+    """Explain a worker that died in every try of a task, which Spark's own message does not."""
+    if not any(sign in str(error) for sign in _DIED):
+        return error
+    advice = (
+        "The policy finds rows that kill the UDF's own process; what died is the worker or the executor around it, as "
+        "when a container ends for its memory. Give a smaller batch_size, or Spark more memory, or let the UDF limit "
+        "itself with resource.setrlimit, so that the row raises MemoryError."
+        if UdfDefinition.from_json(work.udf).on_error != "fail"
+        else 'With @udf(on_error="skip") the UDF runs in a process of its own, and the rows that kill it are found and '
+        "listed; with less memory to a call, give a smaller batch_size, or Spark more memory."
+    )
+    crashed = UdfCrashed(
+        f"A process that ran UDF {work.udf_name!r} died in every try of a task: it may have crashed, or used more "
+        f"memory than there is. What was checkpointed is kept. {advice}"
+    )
+    crashed.__cause__ = error
+    return crashed
+
+
+class _StopRequested(Exception):
+    """Another task failed: this task checkpoints its rows and ends."""
+
+
+@dataclass(frozen=True)
+class _Partition:
+    """The function that runs on executors."""
+
+    station: Station
+
+    def __call__(self, groups: Iterable[tuple[int, list[Unit]]]) -> Iterable[UnitReport]:
+        for number, units in groups:
+            yield from self._run(number, units)
+
+    def _run(self, number: int, units: list[Unit]) -> list[UnitReport]:
+        station = self.station
+        rows = sum(unit.rows for unit in units)
+        name = f"task-{number:06}.json"
+        every = _TASK_REPORT_SECONDS
+        reporter = Reporter(rows, len(units), station.progress, name, self._look_around, every=every, longest=every)
+        try:
+            self._look_around("")
+            _see_own_gpus()
+            do, skipped = station.kit.open(station.location, station.work, station.skipped)
+            reporter.skipped = skipped.counted
+            reports = run_units(do, units, reporter, station.work.sizing.intra_applier_concurrency)
+            reporter.tick(force=True)
+        except _StopRequested:
+            return []
+        except GenevaError as error:
+            station.stop(error)
+            return []
+        return reports
+
+    def _look_around(self, _line: str) -> None:
+        """Stop this task if another one failed. Called in place of a log: tasks report progress only through files."""
+        if self.station.progress.exists(_STOP):
+            raise _StopRequested
+
+
+_GPUS = "CUDA_VISIBLE_DEVICES"
+_gpus_of_the_machine = os.environ.get(_GPUS)
+
+
+def _see_own_gpus() -> None:
+    """Make only the GPUs of this Spark task visible to the UDF, unless the worker's environment already limits them."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    given = task.resources().get("gpu") if task else None
+    if given and _gpus_of_the_machine is None:
+        os.environ[_GPUS] = ",".join(given.addresses)
+
+
+class _Watcher:
+    """Adds up the tasks' progress files for the driver's reporter, and stops the tasks if they skip too many rows."""
+
+    def __init__(self, station: Station, reporter: Reporter, count: SkipCount, done_before: int) -> None:
+        self.station = station
+        self.reporter = reporter
+        self.count = count
+        self.done_before = done_before
+        self._next = 0.0
+
+    def look(self) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _TASK_REPORT_SECONDS
+        rows = ready = rows_ready = 0
+        skipped: Counter[int] = Counter()
+        for name in self.station.progress.list_files():
+            if name == _STOP:
+                continue
+            try:
+                document = self.station.progress.read_json(name)
+            except (FileNotFoundError, ValueError):
+                continue
+            rows += document["rows_done"]
+            ready += document["ready"]
+            rows_ready += document["rows_ready"]
+            skipped.update({int(rule): given_up for rule, given_up in document["skipped"].items()})
+        self.reporter.rows_done = max(self.reporter.rows_done, self.done_before, rows)
+        self.reporter.ready = max(self.reporter.ready, ready)
+        self.reporter.rows_ready = max(self.reporter.rows_ready, rows_ready)
+        self.reporter.tick()
+        try:
+            self.count.check(skipped)
+        except UdfError as error:
+            self.station.stop(error)

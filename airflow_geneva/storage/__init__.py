@@ -1,0 +1,1 @@
+"""Where files lie, with whose credentials, and how long to wait for them."""

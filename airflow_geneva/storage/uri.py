@@ -1,0 +1,91 @@
+"""Normalized URIs of databases and tables, and the rules for table names."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from urllib.parse import urlsplit, urlunsplit
+
+from airflow_geneva.errors import InvalidInput
+
+_CONTAINER_SCHEMES = ("abfs", "abfss", "wasb", "wasbs")
+_SCHEME = re.compile(r"^[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+_NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")
+
+
+def normalize_uri(uri: str | os.PathLike[str]) -> str:
+    """Normalize a location: object-store URIs without a trailing slash, local paths absolute.
+
+    Two spellings of one location must give the same checkpoint key.
+
+    Raises:
+        InvalidInput: it is empty, not a URI, or holds credentials, which would show up in messages and logs.
+    """
+    text = os.fspath(uri)
+    if not text:
+        raise InvalidInput("An empty database or table URI was given. Give a path or a URI such as s3://bucket/db.")
+    if text.startswith("file://"):
+        text = text[len("file://") :]
+    if _SCHEME.match(text):
+        _check_uri(text)
+        return text.rstrip("/")
+    return os.path.realpath(os.path.expanduser(text))
+
+
+def _check_uri(uri: str) -> None:
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        raise InvalidInput("The URI that was given is malformed. Give one such as s3://bucket/db.") from None
+    user = parts.netloc.rpartition("@")[0]
+    container = parts.scheme in _CONTAINER_SCHEMES and ":" not in user
+    if (user and not container) or parts.query:
+        raise InvalidInput(
+            f"A URI of scheme {parts.scheme!r} was given that holds a user, a password or a query. It would appear in "
+            "logs and plans. Leave them out, and give credentials as storage_options."
+        )
+
+
+def without_credentials(uri: str) -> str:
+    """Return a normalized URI without user, password and query, so that it may be stored and shown."""
+    if is_local(uri):
+        return uri
+    parts = urlsplit(uri)
+    user, _, host = parts.netloc.rpartition("@")
+    # A user without a password is a container, as in abfss://container@account.
+    return urlunsplit((parts.scheme, host if ":" in user else parts.netloc, parts.path, "", ""))
+
+
+def is_local(uri: str) -> bool:
+    """Whether a normalized URI is a local path."""
+    return not _SCHEME.match(uri)
+
+
+def join(uri: str, *parts: str) -> str:
+    """Append path parts to a normalized URI."""
+    return "/".join([uri.rstrip("/"), *parts])
+
+
+def check_name(name: str, what: str) -> str:
+    """Return a table or view name unchanged if it stays inside its folder.
+
+    Raises:
+        InvalidInput: the name is empty, hidden, or holds a path separator or ``..``.
+    """
+    if not isinstance(name, str) or not is_name(name):
+        raise InvalidInput(
+            f"{name!r} is not a {what} name. Use letters, digits, '_', '-' and '.' (no '/', no '..', at most 200 "
+            "characters), starting with a letter, digit or '_'."
+        )
+    return name
+
+
+def is_name(name: str) -> bool:
+    """Whether a name is valid for a table or view."""
+    return bool(_NAME.fullmatch(name)) and ".." not in name and len(name) <= 200
+
+
+def md5(text: str) -> str:
+    """Hash a user-given string for use in a key."""
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()

@@ -1,0 +1,9 @@
+"""What a UDF is, how it is stored beside its column, and how it travels."""
+
+from __future__ import annotations
+
+from airflow_geneva.udf.decorator import UDF, load_stored_udf, load_udf, udf
+from airflow_geneva.udf.error_policy import Fail, Retry, Skip
+from airflow_geneva.udf.stored_definition import UdfDefinition
+
+__all__ = ["UDF", "Fail", "Retry", "Skip", "UdfDefinition", "load_stored_udf", "load_udf", "udf"]

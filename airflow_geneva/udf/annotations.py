@@ -1,0 +1,233 @@
+"""Arrow types from a UDF's annotations, and the check that a table's columns match them."""
+
+from __future__ import annotations
+
+import collections.abc
+import datetime
+import decimal
+import typing
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.arrow_types import castable, is_binary, is_list, is_string, stored_as
+from airflow_geneva.lance_io.blobs import is_blob_type
+from airflow_geneva.udf.signature import UNKNOWN, Signature, union_members
+
+if TYPE_CHECKING:
+    from airflow_geneva.udf.decorator import UDF
+
+_OUTPUT_TYPES: dict[Any, pa.DataType] = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    datetime.datetime: pa.timestamp("us"),
+    datetime.date: pa.date32(),
+    datetime.time: pa.time64("us"),
+    datetime.timedelta: pa.duration("us"),
+}
+_ARRAY_TYPES: dict[Any, pa.DataType] = {
+    type(pa.nulls(0, data_type)): data_type
+    for data_type in (
+        *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float16(), pa.float32(), pa.float64(), pa.string(), pa.large_string(), pa.string_view()),
+        *(pa.binary(), pa.large_binary(), pa.binary_view(), pa.date32(), pa.date64()),
+    )
+}
+_LISTS = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, np.ndarray)
+_MAPPINGS = (dict, collections.abc.Mapping)
+
+
+_ACCEPTS: dict[Any, Any] = {
+    bool: pa.types.is_boolean,
+    int: lambda t: pa.types.is_integer(t) or pa.types.is_boolean(t),
+    float: lambda t: pa.types.is_floating(t) or pa.types.is_integer(t),
+    str: is_string,
+    bytes: is_binary,
+    datetime.datetime: pa.types.is_timestamp,
+    datetime.date: pa.types.is_date,
+    datetime.time: pa.types.is_time,
+    datetime.timedelta: pa.types.is_duration,
+    decimal.Decimal: pa.types.is_decimal,
+}
+
+
+def output_type(signature: Signature, data_type: pa.DataType | None, name: str) -> pa.DataType:
+    """Return the Arrow type of a UDF's output: `data_type`, or the type that the return annotation determines.
+
+    Raises:
+        InvalidInput: neither is given, or they contradict each other.
+    """
+    if data_type is None:
+        found = _type_of(signature.result)
+        if found is not None:
+            return found
+        if signature.result is pa.Array:
+            raise InvalidInput(
+                f"Cannot validate generic pa.Array type of the result of UDF {name!r}: it does not say the type of its "
+                "values. Give @udf(data_type=...), or annotate the result, for example as pa.Int64Array."
+            )
+        said = "is not annotated" if signature.result is UNKNOWN else f"is annotated as {_show(signature.result)}"
+        raise InvalidInput(
+            f"UDF {name!r} needs an output type: its result {said}, which does not determine one. "
+            "Give @udf(data_type=...), for example data_type=pa.float32()."
+        )
+    if not isinstance(data_type, pa.DataType):
+        raise InvalidInput(
+            f"UDF {name!r} has data_type={data_type!r}, which is not an Arrow type. "
+            "Give a pa.DataType, such as pa.int64()."
+        )
+    members = union_members(signature.result)
+    whole_batch = signature.form != "scalar"
+    if not _widens(signature.result, data_type) and not any(_gives(one, data_type, whole_batch) for one in members):
+        raise InvalidInput(
+            f"Type mismatch for the output of UDF {name!r}: its result is annotated as {_show(signature.result)} "
+            f"and data_type is {data_type}. Make them agree."
+        )
+    return stored_as(data_type)
+
+
+def _type_of(annotation: Any) -> pa.DataType | None:
+    members = union_members(annotation)
+    if len(members) != 1:
+        return None
+    annotation = members[0]
+    if typing.get_origin(annotation) is list:
+        item = _type_of(typing.get_args(annotation)[0])
+        return None if item is None else pa.list_(item)
+    if isinstance(annotation, type):
+        if issubclass(annotation, np.generic):
+            try:
+                return pa.from_numpy_dtype(np.dtype(annotation))
+            except (pa.ArrowException, TypeError):
+                return None
+        return _OUTPUT_TYPES.get(annotation, _ARRAY_TYPES.get(annotation))
+    return None
+
+
+def _gives(annotation: Any, data_type: pa.DataType, whole_batch: bool) -> bool:
+    """Whether results with this annotation can be stored as `data_type`; an annotation that does not say may be."""
+    if (typing.get_origin(annotation) or annotation) is not np.ndarray:
+        return accepts(annotation, data_type) is not False
+    # An array for all rows of a batch may have any number of dimensions; an array for one row is a list.
+    if not whole_batch and accepts(annotation, data_type) is False:
+        return False
+    item = _item_type(annotation)
+    return item is None or _holds_items(item, data_type)
+
+
+def _item_type(array: Any) -> pa.DataType | None:
+    """Return the item type of an annotated NumPy array; None if the annotation does not say."""
+    dtype = typing.get_args(array)[1:]
+    item = typing.get_args(dtype[0]) if dtype else ()
+    return _type_of(item[0]) if item else None
+
+
+def _holds_items(item: pa.DataType, data_type: pa.DataType) -> bool:
+    held = data_type
+    while is_list(held):
+        held = held.value_type
+    if pa.types.is_null(held) or pa.types.is_map(held) or isinstance(held, pa.BaseExtensionType):
+        return True
+    if castable(item, held):
+        return True
+    # Inside lists Arrow also converts integers to times, booleans to times and floats, and strings to binary.
+    plain = held.value_type if pa.types.is_dictionary(held) else held
+    texts = (is_string(item) or is_binary(item)) and (is_string(plain) or is_binary(plain))
+    truth = pa.types.is_boolean(item)
+    times = (truth or pa.types.is_integer(item)) and pa.types.is_temporal(held)
+    return held is not data_type and bool(texts or times or (truth and pa.types.is_floating(held)))
+
+
+def _widens(annotation: Any, data_type: pa.DataType) -> bool:
+    """Whether Arrow stores such a Python result in a column of a wider type without losing its value."""
+    return int in union_members(annotation) and bool(pa.types.is_floating(data_type) or pa.types.is_decimal(data_type))
+
+
+def accepts(annotation: Any, data_type: pa.DataType) -> bool | None:
+    """Whether values of a column of this type match the annotation; None if the annotation does not say."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        data_type = pa.large_binary() if is_blob_type(data_type) else data_type.storage_type
+    members = union_members(annotation)
+    if len(members) != 1:
+        answers = [accepts(member, data_type) for member in members]
+        return True if True in answers else None if None in answers or not answers else False
+    annotation = members[0]
+    if isinstance(annotation, type) and issubclass(annotation, pa.Array):
+        return annotation is pa.Array or issubclass(type(pa.nulls(0, data_type)), annotation)
+    if pa.types.is_dictionary(data_type):
+        data_type = data_type.value_type
+    if pa.types.is_null(data_type):
+        return True
+    origin = typing.get_origin(annotation) or annotation
+    if origin in _LISTS:
+        return _accepts_list(annotation, origin, data_type)
+    if origin in _MAPPINGS:
+        return bool(pa.types.is_struct(data_type) or pa.types.is_map(data_type))
+    test = _ACCEPTS.get(annotation) if isinstance(annotation, type) else None
+    return None if test is None else bool(test(data_type))
+
+
+def _accepts_list(annotation: Any, origin: Any, data_type: pa.DataType) -> bool:
+    if not is_list(data_type):
+        # A map's entries arrive as a list of pairs, and a string is a sequence too.
+        return bool(pa.types.is_map(data_type)) or (origin is not list and origin is not np.ndarray)
+    items = typing.get_args(annotation)
+    if origin is np.ndarray or len(items) != 1:
+        return True
+    return accepts(items[0], data_type.value_type) is not False
+
+
+def check_inputs(udf: UDF, schema: pa.Schema, input_columns: Sequence[str] | None, table_name: str) -> None:
+    """Check that a table has the UDF's input columns, with types that its annotations allow.
+
+    Args:
+        udf: the UDF.
+        schema: schema of the table.
+        input_columns: columns the UDF is given, in the order of its parameters; None: the UDF's own, which for a
+            record-batch UDF may be all columns of the table.
+        table_name: the table's name, for messages.
+
+    Raises:
+        InvalidInput: the number of columns is wrong, a column is missing, or a column has the wrong type.
+    """
+    columns = udf.resolve_inputs(input_columns)
+    if columns is None:
+        return
+    missing = [column for column in columns if column not in schema.names]
+    if missing:
+        nested = [column for column in missing if column.split(".")[0] in schema.names]
+        advice = (
+            f'Map its inputs: table.add_columns({{"new_column": ({udf.name}, ["a_column"])}}), or, for an existing '
+            "column, table.alter_columns(...)."
+        )
+        if nested:
+            struct = nested[0].split(".")[0]
+            advice = (
+                f"A field of a struct cannot be an input: give the whole column {struct!r} and read the field from it."
+            )
+        raise InvalidInput(
+            f"UDF {udf.name!r} expects input columns {missing!r} which are not found in table {table_name!r}, "
+            f"whose columns are {schema.names!r}. {advice}"
+        )
+    for position, column in enumerate(columns):
+        annotation = udf.signature.annotation_at(position) if udf.form != "record_batch" else UNKNOWN
+        found = schema.field(column).type
+        if accepts(annotation, found) is False:
+            raise InvalidInput(
+                f"Type mismatch for column {column!r} of table {table_name!r}: it is {found}, and UDF {udf.name!r} "
+                f"takes {_show(annotation)} there. Correct the annotation, or map another column to it."
+            )
+
+
+def _show(annotation: Any) -> str:
+    if union_members(annotation) != [annotation]:
+        return " | ".join("None" if one is type(None) else _show(one) for one in typing.get_args(annotation))
+    if typing.get_origin(annotation) is np.ndarray and (item := _item_type(annotation)) is not None:
+        return f"NDArray[{item}]"
+    return annotation.__name__ if type(annotation) is type else str(annotation)

@@ -1,0 +1,325 @@
+"""The `udf` decorator and the `UDF` class: a Python function with version, inputs, output type and error policy."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
+
+from airflow_geneva.code_hash.hasher import code_version
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.udf.annotations import output_type
+from airflow_geneva.udf.error_policy import Fail, Policy, Retry, Skip, check_policy, describe_policy
+from airflow_geneva.udf.importing import check_stored_path, import_udf_module
+from airflow_geneva.udf.settings import check_bounds, check_memory, check_name, check_number, check_rows, check_sequence
+from airflow_geneva.udf.signature import Form, Signature, read_signature
+from airflow_geneva.udf.stored_definition import UdfDefinition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["UDF", "Fail", "Retry", "Skip", "UdfDefinition", "load_stored_udf", "load_udf", "udf"]
+
+_IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
+
+_instances: dict[type, Any] = {}
+_instances_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class UDF:
+    """A function that computes a column; created by the decorator `udf`, and called like the function itself.
+
+    Attributes:
+        func: the function, class or instance that was decorated.
+        name: name in checkpoints, plans and messages.
+        data_type: Arrow type of its output.
+        signature: its parameters, annotations and form.
+        module: the module that applied the decorator.
+        version: the version given instead of the code hash, or None.
+        deps: more things that the code hash covers.
+        input_columns: the declared input columns, or None: the parameters name them.
+        num_cpus, num_gpus: CPUs and GPUs per call, or None.
+        memory: bytes per call, or None.
+        batch_size: rows per call, or None.
+        checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint, or None.
+        on_error: "fail", "skip", or a tuple of rules.
+        timeout: seconds a call may take, or None.
+    """
+
+    func: Any
+    name: str
+    data_type: pa.DataType
+    signature: Signature = field(compare=False, repr=False)
+    module: str = field(compare=False, repr=False)
+    version: str | None = None
+    deps: tuple[Any, ...] = field(default=(), repr=False)
+    input_columns: tuple[str, ...] | None = None
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
+    batch_size: int | None = None
+    checkpoint_size: int | None = None
+    min_checkpoint_size: int | None = None
+    max_checkpoint_size: int | None = None
+    on_error: Policy = "fail"
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", self.func.__doc__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the user's function; a class is instantiated once per process, on the first call."""
+        return self.function(*args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.func
+
+    @property
+    def form(self) -> Form:
+        """The form of its calls: "scalar", "array" or "record_batch"."""
+        return self.signature.form
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The callable: the function, or this process's instance of the class; a generator is collected into a list."""
+        function: Callable[..., Any] = _instance_of(self.func) if isinstance(self.func, type) else self.func
+        return _Collected(function) if self.signature.yields else function
+
+    @cached_property
+    def code_version(self) -> str:
+        """The given version, or the code hash, which is the same in every process; `InvalidInput` if it has none."""
+        return self.version or code_version(self.func, self.deps, self.name)
+
+    @property
+    def import_path(self) -> str | None:
+        """`"module:name"` from which another process imports this object; None in a notebook or inside a function."""
+        for module_name in (self.module, getattr(self.func, "__module__", "")):
+            module = sys.modules.get(module_name)
+            # Airflow imports a DAG file under its own module name, which no other process has.
+            if module is None or module_name == "__main__" or module_name.startswith("unusual_prefix_"):
+                continue
+            names = [name for name, value in vars(module).items() if value is self]
+            for name in (getattr(self.func, "__qualname__", ""), *names):
+                path = f"{module_name}:{name}"
+                # runpy runs a script in a temporary module such as "<run_path>".
+                if name and _IMPORT_PATH.fullmatch(path) and _find(module, name) is self:
+                    return path
+        return None
+
+    def resolve_inputs(self, input_columns: Sequence[str] | None = None) -> tuple[str, ...] | None:
+        """Return the input columns in the order of the parameters; None: a record batch of all columns.
+
+        Args:
+            input_columns: the columns that `add_columns` mapped to it, or None: its own.
+        """
+        given = self.input_columns if input_columns is None else tuple(input_columns)
+        if self.form == "record_batch":
+            return given
+        columns = self.signature.required if given is None else given
+        if given is None and self.signature.takes_any_number and not columns:
+            raise InvalidInput(f"UDF {self.name!r} takes any number of columns. Name them: @udf(input_columns=[...]).")
+        _check_count(self.signature, columns, self.name)
+        return columns
+
+    def definition(self, input_columns: Sequence[str] | None = None) -> UdfDefinition:
+        """Return the definition to store for a column that it computes from these columns."""
+        columns = self.resolve_inputs(input_columns)
+        return UdfDefinition(
+            name=self.name,
+            version=self.code_version,
+            import_path=self.import_path,
+            input_columns=columns,
+            data_type=str(self.data_type),
+            form=self.form,
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus,
+            memory=self.memory,
+            batch_size=self.batch_size,
+            checkpoint_size=self.checkpoint_size,
+            min_checkpoint_size=self.min_checkpoint_size,
+            max_checkpoint_size=self.max_checkpoint_size,
+            on_error=describe_policy(self.on_error),
+            timeout=self.timeout,
+        )
+
+
+@overload
+def udf(func: Callable[..., Any], /) -> UDF: ...
+
+
+@overload
+def udf(
+    *,
+    data_type: pa.DataType | None = None,
+    name: str | None = None,
+    version: str | None = None,
+    deps: Sequence[Any] = (),
+    input_columns: Sequence[str] | None = None,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: int | str | None = None,
+    batch_size: int | None = None,
+    checkpoint_size: int | None = None,
+    min_checkpoint_size: int | None = None,
+    max_checkpoint_size: int | None = None,
+    on_error: str | Sequence[Retry | Skip | Fail] = "fail",
+    timeout: float | None = None,
+) -> Callable[[Callable[..., Any]], UDF]: ...
+
+
+def udf(
+    func: Callable[..., Any] | None = None,
+    /,
+    *,
+    data_type: pa.DataType | None = None,
+    name: str | None = None,
+    version: str | None = None,
+    deps: Sequence[Any] = (),
+    input_columns: Sequence[str] | None = None,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: int | str | None = None,
+    batch_size: int | None = None,
+    checkpoint_size: int | None = None,
+    min_checkpoint_size: int | None = None,
+    max_checkpoint_size: int | None = None,
+    on_error: str | Sequence[Retry | Skip | Fail] = "fail",
+    timeout: float | None = None,
+) -> UDF | Callable[[Callable[..., Any]], UDF]:
+    """Make a UDF from a function, a class with `__call__`, or an instance of such a class.
+
+    The annotations determine how it is called: with the Python values of one row (`text: str`, or no annotations), with
+    one `pa.Array` per column (`x: pa.Int64Array`), or with one `pa.RecordBatch`. A class is instantiated without
+    arguments, once per process.
+
+    Args:
+        data_type: Arrow type of the output; not needed if the return annotation determines it.
+        name: name in checkpoints and messages; by default the function's name.
+        version: replaces the code hash; change it whenever results change.
+        deps: more things that the code hash covers: functions, classes, modules, strings, or `pathlib.Path`s of files.
+        input_columns: columns for the parameters, in order; by default the parameters without a default value name
+            them, and a record-batch UDF gets all columns.
+        num_cpus, num_gpus: CPUs and GPUs per call.
+        memory: memory per call, in bytes or as `"4g"`.
+        batch_size: rows per call.
+        checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
+        on_error: `"fail"`, `"skip"`, or a list of `Retry`, `Skip` and `Fail`; the first rule that matches applies.
+        timeout: maximum seconds per call.
+
+    Raises:
+        InvalidInput: an argument is not valid, or contradicts the annotations.
+
+    Example:
+        ```python
+        @udf(data_type=pa.int64())
+        def length(text: str) -> int:
+            return len(text)
+        ```
+    """
+    module = sys._getframe(1).f_globals.get("__name__", "__main__")
+
+    def make(func: Callable[..., Any]) -> UDF:
+        if isinstance(func, UDF) or not callable(func) or (isinstance(func, type) and "__call__" not in dir(func)):
+            raise InvalidInput(f"{func!r} cannot be made a UDF: give a function, or a class or object with __call__.")
+        own_name = getattr(func, "__name__", type(func).__name__)
+        chosen = check_name("name", own_name.strip("<>") if name is None else name)
+        signature = read_signature(func, chosen)
+        made = UDF(
+            func=func,
+            name=chosen,
+            data_type=output_type(signature, data_type, chosen),
+            signature=signature,
+            module=module,
+            version=None if version is None else check_name("version", version),
+            deps=check_sequence("deps", deps),
+            input_columns=None if input_columns is None else check_sequence("input_columns", input_columns),
+            num_cpus=check_number("num_cpus", num_cpus, above_zero=True),
+            num_gpus=check_number("num_gpus", num_gpus, above_zero=False),
+            memory=check_memory(memory),
+            batch_size=check_rows("batch_size", batch_size),
+            checkpoint_size=check_rows("checkpoint_size", checkpoint_size),
+            min_checkpoint_size=check_rows("min_checkpoint_size", min_checkpoint_size),
+            max_checkpoint_size=check_rows("max_checkpoint_size", max_checkpoint_size),
+            on_error=check_policy(on_error),
+            timeout=check_number("timeout", timeout, above_zero=True),
+        )
+        check_bounds(made.min_checkpoint_size, made.checkpoint_size, made.max_checkpoint_size)
+        if made.input_columns is not None and made.form != "record_batch":
+            _check_count(signature, made.input_columns, chosen)
+        return made
+
+    return make if func is None else make(func)
+
+
+def load_udf(import_path: str) -> UDF:
+    """Import the UDF at `"module:name"`.
+
+    Raises:
+        InvalidInput: the path is malformed, its module cannot be imported here, or there is no `@udf` object.
+    """
+    module, name = import_udf_module(_checked(import_path)), import_path.partition(":")[2]
+    found = _find(module, name)
+    if isinstance(found, UDF):
+        return found
+    udfs = sorted(name for name, value in vars(module).items() if isinstance(value, UDF))
+    what = f"there is no {name!r} in it" if found is None else f"{name!r} in it is a {type(found).__name__}"
+    raise InvalidInput(
+        f"UDF {import_path!r} cannot be loaded: {what}, and an import path is used only if it leads to a @udf object. "
+        f"The UDFs of module {module.__name__!r} are {udfs!r}."
+    )
+
+
+def load_stored_udf(import_path: str) -> UDF:
+    """Import the UDF that a table names; the module is imported only if its source binds the name.
+
+    Raises:
+        InvalidInput: see `load_udf`; or the source of the module does not bind the name.
+    """
+    check_stored_path(_checked(import_path))
+    return load_udf(import_path)
+
+
+def _checked(import_path: str) -> str:
+    if _IMPORT_PATH.fullmatch(import_path) is None:
+        raise InvalidInput(
+            f'UDF path {import_path!r} is malformed. Give "module:name", such as "my_project.udfs:embed".'
+        )
+    return import_path
+
+
+def _find(found: Any, name: str) -> Any:
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+@dataclass(frozen=True)
+class _Collected:
+    """Wraps a generator function into one that returns a list."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        return list(self.function(*arguments))
+
+
+def _instance_of(cls: type) -> Any:
+    with _instances_lock:
+        if cls not in _instances:
+            _instances[cls] = cls()
+        return _instances[cls]
+
+
+def _check_count(signature: Signature, columns: Sequence[str], name: str) -> None:
+    least, most = len(signature.required), len(signature.parameters)
+    if len(columns) < max(least, 1) or (len(columns) > most and not signature.takes_any_number):
+        raise InvalidInput(
+            f"UDF {name!r} takes the parameters {list(signature.parameters)!r}, and {len(columns)} input columns are "
+            f"mapped to them: {list(columns)!r}. Name one column for each parameter that has no default value."
+        )

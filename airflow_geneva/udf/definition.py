@@ -1,0 +1,175 @@
+"""Definition of a computed column: a UDF and its inputs, checked against the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.udf.annotations import check_inputs
+from airflow_geneva.udf.decorator import UDF, load_stored_udf
+from airflow_geneva.udf.stored_definition import UdfDefinition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+UDF_KEY = "geneva::udf"
+"""Key of the column's metadata under which its definition is stored."""
+
+MIXED_KEY = "geneva::udf_version"
+"""Key of the column's metadata that lists the UDF versions that computed it, if there are several."""
+
+ColumnSpec: TypeAlias = UDF | tuple[UDF, Sequence[str]]
+
+_RESERVED = {"_distance", "_score"}
+
+
+def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) -> tuple[UdfDefinition, UDF]:
+    """Return the definition of a column that a UDF computes.
+
+    Args:
+        table: the table's name, for messages.
+        schema: its columns.
+        spec: a UDF, or a UDF with the columns for its parameters.
+
+    Raises:
+        InvalidInput: it is not a UDF, an input is missing or has the wrong type, or the column would be its own input.
+    """
+    udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if not isinstance(udf, UDF):
+        raise InvalidInput(f"Column {column!r} needs a UDF, got {type(udf).__name__}. Decorate it with @udf(...).")
+    definition = udf.definition(inputs)
+    if definition.input_columns is None:
+        others = tuple(name for name in schema.names if name != column)
+        definition = replace(definition, input_columns=others)
+    check_inputs(udf, schema, definition.input_columns, table)
+    _check_cycle(table, schema, column, definition.input_columns or ())
+    return definition, udf
+
+
+def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSpec], storage_version: str) -> pa.Schema:
+    """Return new computed columns as Arrow fields that hold their definitions.
+
+    Args:
+        storage_version: the data storage version of the table.
+
+    Raises:
+        InvalidInput: a column exists already, pylance cannot store its type, or see `define_column`.
+    """
+    import pyarrow as pa
+
+    from airflow_geneva.lance_io.storable import check_storable
+
+    if not isinstance(columns, Mapping):
+        raise InvalidInput(f'add_columns takes columns by name, such as {{"n": udf}}, not a {type(columns).__name__}.')
+    for name in columns:
+        check_column_name(name)
+    taken = [name for name in columns if name in schema.names]
+    if taken:
+        raise InvalidInput(
+            f"Table {table!r} already has columns {taken}. Change the UDF of a computed column with "
+            "table.alter_columns(...), or choose other names."
+        )
+    fields = []
+    for name, spec in columns.items():
+        definition, udf = define_column(table, schema, name, spec)
+        field = pa.field(name, udf.data_type, metadata={UDF_KEY: definition.to_json()})
+        check_blob(table, schema, field)
+        fields.append(field)
+    check_storable(fields, storage_version, f"table {table!r}")
+    return pa.schema(fields)
+
+
+def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:
+    """Return the stored definition of a column; None if no UDF computes it."""
+    stored = (schema.field(column).metadata or {}).get(UDF_KEY.encode())
+    return None if stored is None else UdfDefinition.from_json(stored.decode())
+
+
+def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition:
+    """Return the stored definition of a computed column.
+
+    Args:
+        table: the table's name, for messages.
+        schema: its columns.
+
+    Raises:
+        InvalidInput: the column does not exist, or has no UDF.
+    """
+    if column not in schema.names:
+        raise InvalidInput(
+            f"Column {column!r} is not defined in table {table!r}, which has: {', '.join(schema.names)}. "
+            f'Define it first: table.add_columns({{"{column}": udf}}).'
+        )
+    definition = stored_definition(schema, column)
+    if definition is None:
+        raise InvalidInput(
+            f"Column {column!r} of table {table!r} has no UDF: it was not defined by table.add_columns(). "
+            "Name a computed column, or add one."
+        )
+    return definition
+
+
+def load_column_udf(column: str, definition: UdfDefinition) -> UDF:
+    """Import a column's own UDF.
+
+    Raises:
+        InvalidInput: it has no import path, or cannot be imported here.
+    """
+    if definition.import_path is None:
+        raise InvalidInput(
+            f"The UDF {definition.name!r} of column {column!r} was defined in a notebook or script, so it cannot be "
+            f"imported. Pass it: table.backfill({column!r}, udf=...), or move it to a module."
+        )
+    return load_stored_udf(definition.import_path)
+
+
+def _check_cycle(table: str, schema: pa.Schema, column: str, inputs: Sequence[str]) -> None:
+    """Reject a column that is computed from itself: every backfill would make all of its rows due again."""
+    queue, seen = list(inputs), set[str]()
+    while queue:
+        name = queue.pop()
+        if name == column:
+            raise InvalidInput(
+                f"Column {column!r} of table {table!r} would be computed from itself, by way of {list(inputs)}. "
+                "Compute it from other columns, or add another column for the result."
+            )
+        definition = stored_definition(schema, name)
+        if definition is not None and name not in seen:
+            seen.add(name)
+            queue.extend(definition.input_columns or ())
+
+
+def check_type(table: str, column: str, found: pa.DataType, udf: UDF) -> None:
+    """Reject a UDF whose output type differs from the existing column's type."""
+    if found != udf.data_type:
+        raise InvalidInput(
+            f"Type mismatch for column {column!r} of table {table!r}: it is {found}, and UDF {udf.name!r} gives "
+            f"{udf.data_type}. Use a UDF of that type, or add another column."
+        )
+
+
+def check_column_name(name: object) -> None:
+    """Reject names that Lance uses for its own columns, or reads as paths into structs."""
+    if not isinstance(name, str) or not name.strip() or name.startswith("_row") or name in _RESERVED or "." in name:
+        raise InvalidInput(
+            f"{name!r} cannot be the name of a computed column: it is empty, one of Lance's own (_row..., _distance, "
+            "_score), or has a dot in it, which Lance reads as a path into a struct. Choose another."
+        )
+
+
+def check_blob(table: str, schema: pa.Schema, field: pa.Field) -> None:
+    """Reject a blob column in a table where Lance cannot write one."""
+    from airflow_geneva.lance_io.blobs import is_blob
+
+    if not is_blob(field):
+        return
+    required = [other.name for other in schema if not other.nullable]
+    if required:
+        raise InvalidInput(
+            f"Column {field.name!r} of table {table!r} cannot be a blob: Lance cannot write blobs into a table with "
+            f"NOT NULL columns, and {required} are. Use pa.large_binary() without blob storage, or make these nullable."
+        )

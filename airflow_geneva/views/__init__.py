@@ -1,0 +1,1 @@
+"""The query of a materialized view, and its columns."""

@@ -1,0 +1,110 @@
+"""The columns of a view: two system columns, the query's columns, and the source columns that the query reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow_geneva.udf.stored_definition import UdfDefinition
+
+if TYPE_CHECKING:
+    import lance
+
+SOURCE_ROW_ID = "__source_row_id"
+IS_SET = "__is_set"
+SYSTEM_COLUMNS = (SOURCE_ROW_ID, IS_SET)
+"""A view's first columns: the row id in the source (int64), and whether the row is computed (bool)."""
+
+Kind = Literal["column", "sql", "udf"]
+
+
+@dataclass(frozen=True)
+class OutputColumn:
+    """One column of a query.
+
+    Args:
+        name: the column's name.
+        kind: a column of the source, an SQL expression over the source's columns, or a UDF.
+        type: its Arrow type as text.
+        expression: the source column's name, or the SQL; None for a UDF.
+        udf: the UDF and its inputs; None otherwise. An input is an earlier column of the query with that name, or
+            else a column of the source.
+    """
+
+    name: str
+    kind: Kind
+    type: str
+    expression: str | None = None
+    udf: UdfDefinition | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Inputs of the UDF, in order."""
+        return (self.udf.input_columns or ()) if self.udf else ()
+
+    def describe(self) -> str:
+        """Describe the column in words."""
+        if self.udf is not None:
+            return f"UDF {self.udf.import_path or self.udf.name} of ({', '.join(self.inputs)}) -> {self.type}"
+        what = "source column" if self.kind == "column" else "SQL"
+        return f"{what} {self.expression} -> {self.type}"
+
+    def to_document(self) -> dict[str, Any]:
+        document: dict[str, Any] = {"name": self.name, "kind": self.kind, "type": self.type}
+        if self.expression is not None:
+            document["expression"] = self.expression
+        if self.udf is not None:
+            document["udf"] = json.loads(self.udf.to_json())
+        return document
+
+    @staticmethod
+    def of_document(document: Mapping[str, Any]) -> OutputColumn:
+        udf = document.get("udf")
+        return OutputColumn(
+            document["name"],
+            document["kind"],
+            document["type"],
+            document.get("expression"),
+            None if udf is None else UdfDefinition.from_json(json.dumps(udf)),
+        )
+
+
+def source_inputs(columns: Sequence[OutputColumn]) -> dict[str, tuple[str, ...]]:
+    """Return the inputs of each UDF column that are columns of the source, not earlier columns of the query."""
+    found: dict[str, tuple[str, ...]] = {}
+    earlier: set[str] = set()
+    for column in columns:
+        if column.udf is not None:
+            found[column.name] = tuple(name for name in column.inputs if name not in earlier)
+        earlier.add(column.name)
+    return found
+
+
+@dataclass(frozen=True)
+class SourceColumn:
+    """A column of the source that a query reads, as of the view's creation.
+
+    Args:
+        name: what it was called.
+        fields: field ids of the column and its nested fields.
+        type: its Arrow type as text.
+    """
+
+    name: str
+    fields: tuple[int, ...]
+    type: str
+
+
+def source_columns(dataset: lance.LanceDataset, names: Sequence[str]) -> tuple[SourceColumn, ...]:
+    """Return columns of one version of a table, with their field ids and types."""
+    by_name = {field.name(): field for field in dataset.lance_schema.fields()}
+    types = {field.name: str(field.type) for field in dataset.schema}
+    return tuple(SourceColumn(name, tuple(_field_ids(by_name[name])), types[name]) for name in names)
+
+
+def _field_ids(field: Any) -> Iterator[int]:
+    yield field.id()
+    for child in field.children():
+        yield from _field_ids(child)

@@ -1,0 +1,236 @@
+"""The definition of a materialized view, stored in the view's schema metadata for every later refresh."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.views.columns import SYSTEM_COLUMNS, OutputColumn, SourceColumn, source_columns
+
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
+
+QUERY_KEY = "geneva::view::query"
+BASE_TABLE_KEY = "geneva::view::base_table"
+BASE_DATABASE_KEY = "geneva::view::base_table_db_uri"
+BASE_VERSION_KEY = "geneva::view::base_table_version"
+VERSION_KEY = "geneva::view::version"
+
+NEVER_REFRESHED = "0"
+"""Value of `BASE_VERSION_KEY` before the first refresh: the view's placeholder rows have no values yet."""
+
+_MADE_BY = "airflow_geneva"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ViewDefinition:
+    """The query of a materialized view: all that a refresh needs, without code and credentials.
+
+    Args:
+        source_table: name of the source table or view.
+        source_database: normalized URI of its database.
+        source_version: version of the source when the view was created.
+        stable_row_ids: whether the source has them; without them the view can be refreshed to `source_version` only.
+        where: the whole SQL filter, which includes ``__is_set`` if the source is a view; or None.
+        columns: the columns, in order, without the two system columns.
+        all_columns: whether the query selected all columns of the source.
+        shuffle_seed: seed of the shuffled order, see `airflow_geneva.views.row_order`; None: by row id.
+        limit: maximum number of rows, or None.
+        offset: rows skipped first.
+        explode: the list column whose elements become rows, or None.
+        reads: every source column that the filter or a column reads; for the filter and SQL expressions, every column
+            that they mention, so possibly too many but never too few.
+    """
+
+    source_table: str
+    source_database: str
+    source_version: int
+    stable_row_ids: bool
+    where: str | None
+    columns: tuple[OutputColumn, ...]
+    all_columns: bool
+    shuffle_seed: int | None
+    limit: int | None
+    offset: int
+    explode: str | None
+    reads: tuple[SourceColumn, ...]
+
+    @property
+    def version(self) -> str:
+        """The view format version: "2" if the source has stable row ids, "1" if not."""
+        return "2" if self.stable_row_ids else "1"
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a limit or offset decides which rows are in the view."""
+        return self.limit is not None or self.offset > 0
+
+    def column(self, name: str) -> OutputColumn:
+        """Return a column by name."""
+        return next(column for column in self.columns if column.name == name)
+
+    def to_json(self) -> str:
+        """Return the definition as JSON with sorted keys."""
+        document = {field.name: getattr(self, field.name) for field in fields(self)}
+        document["columns"] = [column.to_document() for column in self.columns]
+        document["reads"] = [{"name": c.name, "fields": list(c.fields), "type": c.type} for c in self.reads]
+        marked = {"made_by": _MADE_BY, "format": _FORMAT, **document}
+        return json.dumps(marked, sort_keys=True, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str | bytes, view: str = "?") -> ViewDefinition:
+        """Parse the output of `to_json`.
+
+        Args:
+            view: the view's name, for messages.
+
+        Raises:
+            InvalidInput: another system wrote it, or a later version of this one.
+        """
+        try:
+            document = json.loads(text)
+            foreign = document.get("made_by") != _MADE_BY
+        except (AttributeError, ValueError):
+            foreign = True
+        if foreign:
+            raise InvalidInput(
+                f"View {view!r} was made by another system, whose definition airflow-geneva does not read: "
+                f"{text!r:.200}. Create the view again with its query: table.query()...create_materialized_view(...)."
+            )
+        if document.get("format") != _FORMAT:
+            raise InvalidInput(
+                f"The definition of view {view!r} has format {document.get('format')!r}; this version of "
+                f"airflow-geneva reads format {_FORMAT}. Upgrade airflow-geneva."
+            )
+        try:
+            values = {field.name: document[field.name] for field in fields(ViewDefinition)}
+            values["columns"] = tuple(OutputColumn.of_document(column) for column in values["columns"])
+            values["reads"] = tuple(SourceColumn(c["name"], tuple(c["fields"]), c["type"]) for c in values["reads"])
+            return ViewDefinition(**values)
+        except (KeyError, TypeError) as error:
+            raise InvalidInput(f"The definition of view {view!r} is damaged ({error!r}): {text!r:.200}.") from error
+
+    @staticmethod
+    def read(metadata: Mapping[bytes, bytes] | None, view: str = "?") -> ViewDefinition:
+        """Read the definition from a view's schema metadata.
+
+        Raises:
+            InvalidInput: see `from_json`; or the table is not a view.
+        """
+        if not is_view(metadata):
+            raise InvalidInput(f"Table {view!r} is not a materialized view: create one from a query.")
+        return ViewDefinition.from_json((metadata or {})[QUERY_KEY.encode()], view)
+
+    def metadata(self) -> dict[str, str]:
+        """Return the schema metadata of a new view."""
+        return {
+            QUERY_KEY: self.to_json(),
+            BASE_TABLE_KEY: self.source_table,
+            BASE_DATABASE_KEY: self.source_database,
+            BASE_VERSION_KEY: NEVER_REFRESHED,
+            VERSION_KEY: self.version,
+        }
+
+    def differences(self, wanted: ViewDefinition) -> list[str]:
+        """Describe how another definition differs from this one, as far as the view's rows depend on it.
+
+        These are not differences: another code version or other settings of the same UDF (`on_code_change` handles
+        them), and new source columns of a view that selects all columns (see `gained_columns`).
+        """
+        return list(self._differences(wanted))
+
+    def _differences(self, wanted: ViewDefinition) -> Iterator[str]:
+        pairs = {
+            "source table": (self.source_table, wanted.source_table),
+            "source database": (self.source_database, wanted.source_database),
+            "filter": (self.where, wanted.where),
+            "shuffle seed": (self.shuffle_seed, wanted.shuffle_seed),
+            "limit": (self.limit, wanted.limit),
+            "offset": (self.offset, wanted.offset),
+            "exploded column": (self.explode, wanted.explode),
+        }
+        for what, (ours, theirs) in pairs.items():
+            if ours != theirs:
+                yield f"the {what} is {_quoted(ours)} and would be {_quoted(theirs)}"
+        if self.stable_row_ids != wanted.stable_row_ids:
+            yield "the source " + ("has lost its" if self.stable_row_ids else "now has") + " stable row ids"
+        fields_now = {column.name: column.fields for column in wanted.reads}
+        for read in self.reads:
+            if fields_now.get(read.name, read.fields) != read.fields:
+                yield f"column {read.name!r} of the source was dropped and added again"
+        gained = self.gained_columns(wanted)
+        then = {column.name: column for column in self.columns}
+        now = {column.name: column for column in wanted.columns if column.name not in gained}
+        yield from (f"column {name!r} would be removed" for name in then if name not in now)
+        yield from (f"column {name!r} would be new: {now[name].describe()}" for name in now if name not in then)
+        for name in then.keys() & now.keys():
+            if then[name].describe() != now[name].describe():
+                yield f"column {name!r} is {then[name].describe()} and would be {now[name].describe()}"
+        if then.keys() == now.keys() and list(then) != list(now):
+            yield f"the columns are in the order {', '.join(then)} and would be in the order {', '.join(now)}"
+
+    def gained_columns(self, wanted: ViewDefinition) -> list[str]:
+        """Return the columns that the source gained since a view of all its columns was created."""
+        if not (self.all_columns and wanted.all_columns):
+            return []
+        mine = {column.name for column in self.columns}
+        return [column.name for column in wanted.columns if column.kind == "column" and column.name not in mine]
+
+    def check_source(self, dataset: lance.LanceDataset) -> None:
+        """Check that the source still has every column that the view reads, with the same field id, name and type.
+
+        A renamed column is rejected too, because the stored filter and expressions use its name.
+
+        Raises:
+            InvalidInput: a column changed; the message says how.
+        """
+        now = {column.name: column for column in source_columns(dataset, dataset.schema.names)}
+        by_id = {column.fields[0]: column.name for column in now.values()}
+        changes = []
+        for then in self.reads:
+            found = now.get(then.name)
+            if found is None or found.fields[0] != then.fields[0]:
+                renamed = by_id.get(then.fields[0])
+                if renamed is not None:
+                    changes.append(f"column {then.name!r} is now called {renamed!r}: rename it back")
+                elif found is not None:
+                    changes.append(f"column {then.name!r} was dropped and added again")
+                else:
+                    changes.append(f"column {then.name!r} was dropped")
+            elif found.type != then.type:
+                changes.append(f"column {then.name!r} was {then.type} and is {found.type}")
+            elif found.fields != then.fields:
+                changes.append(f"nested fields of column {then.name!r} were dropped and added again")
+        if bool(dataset.has_stable_row_ids) != self.stable_row_ids:
+            had, has = ("had", "has none") if self.stable_row_ids else ("had no", "has them")
+            changes.append(f"it {had} stable row ids and now {has}, so it is another table")
+        if changes:
+            raise InvalidInput(
+                f"Table {self.source_table!r} no longer fits the view that reads it: {'; '.join(changes)}. "
+                "Undo the change, or create the view again from the current table."
+            )
+
+
+def is_view(metadata: Mapping[bytes, bytes] | None) -> bool:
+    """Whether a table is a materialized view, by its schema metadata; it may be one of another system."""
+    return QUERY_KEY.encode() in (metadata or {})
+
+
+def visible_columns(schema: pa.Schema) -> list[str]:
+    """Return the names of a table's columns; for a view, without the two system columns."""
+    hidden = SYSTEM_COLUMNS if is_view(schema.metadata) else ()
+    return [name for name in schema.names if name not in hidden]
+
+
+def own_columns(schema: pa.Schema) -> list[str]:
+    """Return the names of a view's columns: the two system columns, then the query's."""
+    return [*SYSTEM_COLUMNS, *(column.name for column in ViewDefinition.read(schema.metadata).columns)]
+
+
+def _quoted(value: Any) -> str:
+    return "none" if value is None else repr(value)

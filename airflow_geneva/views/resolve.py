@@ -1,0 +1,200 @@
+"""Resolve the columns of a query against its source: check them and find their types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.blobs import blob_field, is_blob
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.filters import brackets_of, names_in, where_columns
+from airflow_geneva.udf import UDF
+from airflow_geneva.udf.annotations import check_inputs
+from airflow_geneva.udf.definition import check_column_name
+from airflow_geneva.views.columns import SYSTEM_COLUMNS, OutputColumn
+from airflow_geneva.views.definition import visible_columns
+
+if TYPE_CHECKING:
+    import lance
+
+QuerySpec: TypeAlias = str | UDF | tuple[UDF, Sequence[str]]
+"""A column of a query: a source column's name, an SQL expression, a UDF, or a UDF with its inputs."""
+
+# Metadata of a source column that its view must not inherit: the UDF that computes it, and its primary key.
+_NOT_INHERITED = (b"geneva::", b"lance-schema:")
+_INTERNAL = {"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"}
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The columns of a query on one version of its source.
+
+    Args:
+        columns: the columns, in order.
+        schema: their Arrow fields, all nullable; blob columns as blobs.
+        udfs: the loaded UDFs, by the column that they compute.
+        reads: names of the source columns that the query's columns read.
+    """
+
+    columns: tuple[OutputColumn, ...]
+    schema: pa.Schema
+    udfs: Mapping[str, UDF] = field(repr=False)
+    reads: frozenset[str]
+
+
+def resolve_outputs(dataset: lance.LanceDataset, table: str, specs: Sequence[tuple[str, Any]]) -> Outputs:
+    """Check a query's columns and find their types.
+
+    An input of a UDF is an earlier column of the query with that name, else the source's column. SQL expressions read
+    the source's columns only.
+
+    Args:
+        dataset: one version of the source.
+        table: its name, for messages.
+        specs: names and `QuerySpec`s, in order.
+
+    Raises:
+        InvalidInput: names the requested column, the existing columns, and what to do.
+    """
+    visible = visible_columns(dataset.schema)
+    names = [name for name, _ in specs]
+    for name in names:
+        check_output_name(name)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidInput(f"The query of table {table!r} has columns {twice} twice. Give each column one name.")
+    if not names:
+        raise InvalidInput(f"The query of table {table!r} has no columns. Select some: {', '.join(visible)}.")
+    columns: list[OutputColumn] = []
+    fields: dict[str, pa.Field] = {}
+    udfs: dict[str, UDF] = {}
+    reads: set[str] = set()
+    for position, (name, spec) in enumerate(specs):
+        if isinstance(spec, str):
+            column, made, read = _of_source(dataset, table, visible, name, spec)
+        else:
+            udf, inputs = _split(name, spec)
+            column, made = _of_udf(dataset, table, visible, fields, names[position:], name, udf, inputs)
+            read = {given for given in column.inputs if given not in fields}
+            udfs[name] = udf
+        columns.append(column)
+        fields[name] = made
+        reads |= read
+    return Outputs(tuple(columns), pa.schema(list(fields.values())), udfs, frozenset(reads))
+
+
+def check_output_name(name: object) -> None:
+    """Refuse names of system columns of views and Lance."""
+    check_column_name(name)
+    if str(name).lower() in SYSTEM_COLUMNS:
+        raise InvalidInput(f"{name!r} cannot be the name of a column: views have columns of that name. Choose another.")
+
+
+def check_expression(sql: object, what: str) -> str:
+    """Refuse an expression that is not a text, is empty, or reads system columns."""
+    if not isinstance(sql, str) or not sql.strip():
+        raise InvalidInput(f"{what} is {sql!r:.200}. Give it as a text that is not empty.")
+    internal = names_in(sql) & {*_INTERNAL, *SYSTEM_COLUMNS}
+    if internal:
+        raise InvalidInput(
+            f"{what}, {sql!r}, reads {sorted(internal)}, which are Lance's and the views' own and change without the "
+            "rows changing. Use the table's columns."
+        )
+    depth = 0
+    for character in brackets_of(sql):
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            # Lance would parse only the part before this bracket; in brackets of ours, the text means something else.
+            raise InvalidInput(f"{what}, {sql!r}, closes a bracket that it did not open. Write one condition or value.")
+    return sql.strip()
+
+
+def _of_source(
+    dataset: lance.LanceDataset, table: str, visible: list[str], name: str, spec: str
+) -> tuple[OutputColumn, pa.Field, set[str]]:
+    source = spec.strip()
+    if source.startswith("`") and source.endswith("`"):
+        source = source[1:-1]
+    if source in visible:
+        found = dataset.schema.field(source)
+        kept = {k: v for k, v in (found.metadata or {}).items() if not k.startswith(_NOT_INHERITED)}
+        made = found.with_name(name).with_nullable(True).with_metadata(kept or None)
+        if is_blob(found):
+            # Convert the older kind of blob too: views use the newest storage format, which has one kind only.
+            made = blob_field(name)
+        return OutputColumn(name, "column", str(made.type), expression=source), made, {source}
+    sql = check_expression(spec, f"The expression of column {name!r}")
+    made = pa.field(name, _sql_type(dataset, table, visible, name, sql))
+    return OutputColumn(name, "sql", str(made.type), expression=sql), made, set(where_columns(sql, visible))
+
+
+def _sql_type(dataset: lance.LanceDataset, table: str, visible: list[str], name: str, sql: str) -> pa.DataType:
+    try:
+        # Lance cannot scan an expression alone, so add row ids: a column's name might contain a backtick. An empty scan
+        # also finds errors in the execution plan.
+        with engine_errors():
+            scanner = dataset.scanner(columns={"value": f"({sql})"}, with_row_id=True, limit=0)
+            found = scanner.to_table().schema.field("value")
+    except EngineError as error:
+        if sql.strip("`") == name:
+            raise InvalidInput(
+                f"Column {name!r} is not in table {table!r}, which has: {', '.join(visible)}. Select one of these, or "
+                f'give an expression: select({{"{name}": "..."}}).'
+            ) from error
+        raise InvalidInput(
+            f"The expression {sql!r} of column {name!r} is not valid for table {table!r} with the columns "
+            f"{', '.join(visible)}: {str(error).split(', /')[0]:.300}. Write it as after SELECT in SQL, over "
+            "columns of the table, without aggregates."
+        ) from error
+    if is_blob(found):
+        raise InvalidInput(f"Column {name!r} is a blob made by {sql!r}. Select the blob column by its name alone.")
+    if pa.types.is_null(found.type):
+        raise InvalidInput(f"Column {name!r} has no type: {sql!r} is NULL. Give one, as in CAST(NULL AS BIGINT).")
+    return found.type
+
+
+def _split(name: str, spec: Any) -> tuple[UDF, Sequence[str] | None]:
+    pair = isinstance(spec, Sequence) and not isinstance(spec, str) and len(spec) == 2
+    udf, inputs = spec if pair else (spec, None)
+    inputs = [inputs] if isinstance(inputs, str) else inputs
+    if not isinstance(udf, UDF):
+        raise InvalidInput(
+            f"Column {name!r} is given {spec!r:.200}. Give a column's name or an SQL expression as text, a UDF, or "
+            '(udf, ["input", ...]).'
+        )
+    return udf, inputs
+
+
+def _of_udf(
+    dataset: lance.LanceDataset,
+    table: str,
+    visible: list[str],
+    earlier: Mapping[str, pa.Field],
+    later: Sequence[str],
+    name: str,
+    udf: UDF,
+    inputs: Sequence[str] | None,
+) -> tuple[OutputColumn, pa.Field]:
+    definition = udf.definition(inputs)
+    if definition.input_columns is None:
+        definition = replace(definition, input_columns=tuple(visible))
+    given = definition.input_columns or ()
+    available = {**{column: dataset.schema.field(column) for column in visible}, **earlier}
+    missing = [column for column in given if column not in available]
+    if missing:
+        early = [column for column in missing if column in later]
+        advice = f"Map its inputs: ({udf.name}, [...])."
+        if early:
+            advice = (
+                f"A UDF can take columns that come before it: put {early} before {name!r}, and no column feeds itself."
+            )
+        raise InvalidInput(
+            f"Column {name!r}: UDF {udf.name!r} takes {list(given)}, and there is no column {missing} in table "
+            f"{table!r} or before it in the query, only {', '.join(available)}. {advice}"
+        )
+    check_inputs(udf, pa.schema(list(available.values())), given, table)
+    return OutputColumn(name, "udf", str(udf.data_type), udf=definition), pa.field(name, udf.data_type)

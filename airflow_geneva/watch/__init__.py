@@ -1,0 +1,1 @@
+"""Whether a table has rows that a reader has not seen."""

@@ -1,0 +1,116 @@
+"""Build a fragment's column from checkpoints and old values, window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.apply.reader import ReadSize, read_rows, windows
+from airflow_geneva.checkpoint.reuse import BrokenFile, HeldPiece, read_values
+from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.blobs import is_blob_type
+from airflow_geneva.lance_io.data_file import LanceFile
+from airflow_geneva.lance_io.fragments import FragmentFiles
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
+from airflow_geneva.lance_io.task_memory import FittingRows, TooWide, room
+from airflow_geneva.write.pieces import WINDOW_ROWS, PieceReader, as_many_as_fit
+
+if TYPE_CHECKING:
+    import lance
+
+
+def assemble(
+    dataset: lance.LanceDataset,
+    store: CheckpointStore,
+    files: FragmentFiles,
+    live: Ranges,
+    column: str,
+    pieces: tuple[HeldPiece, ...],
+    limit: int,
+) -> Iterator[pa.Array]:
+    """Yield the values of the whole fragment in physical layout.
+
+    Rows in a piece get its value, other live rows keep their old value, and deleted rows are NULL.
+
+    Args:
+        dataset: the table at the version to read old values from.
+        files: the fragment.
+        live: its live offsets.
+        column: the output column.
+        pieces: computed rows, no row twice.
+        limit: most bytes of values to hold at once.
+
+    Raises:
+        BrokenFile: the file of a piece is damaged or missing.
+    """
+    data_type = dataset.schema.field(column).type
+    if is_blob_type(data_type):
+        data_type = pa.large_binary()
+    size = ReadSize.of(dataset, [column], limit)
+    old = FittingRows(limit, size.fitting.width)
+    kept = Ranges.empty()
+    if files.output:
+        kept = live - Ranges.union(Ranges.from_offsets(piece.offsets) for piece in pieces)
+    reader = PieceReader(
+        pieces,
+        limit,
+        lambda part, room: (
+            read_staged_rows(dataset, part.source, part.positions, room)
+            if part.staged
+            else read_values(store, part, room)
+        ),
+    )
+    most = min(WINDOW_ROWS, size.fitting.rows) if size.fitting.width is not None else WINDOW_ROWS
+    start = 0
+
+    def window(count: int) -> pa.Array:
+        end = start + count
+        sources: list[pa.Array] = []
+        at = np.full(count, -1, np.int64)
+        taken = 0
+        left = room(limit, count)
+        for part, values in reader.read(start, count):
+            at[part.offsets - start] = np.arange(taken, taken + len(values))
+            sources.append(values)
+            taken += len(values)
+            left -= values.nbytes
+        for wanted in windows(kept.within(start, end)):
+            for rows in read_rows(dataset, files, live, wanted, [column], None, size):
+                values = rows.columns.column(0)
+                free = at[rows.offsets - start] < 0
+                if not free.all():
+                    values = values.filter(pa.array(free))
+                old.record(len(values), values.nbytes)
+                left -= values.nbytes
+                if left < 0:
+                    raise TooWide
+                at[rows.offsets[free] - start] = np.arange(taken, taken + len(values))
+                sources.append(values)
+                taken += len(values)
+        if not sources:
+            return pa.nulls(count, data_type)
+        combined = pa.concat_arrays([fitted(source, data_type) for source in sources])
+        return combined.take(pa.array(at, mask=at < 0))
+
+    while start < files.physical_rows:
+        end = reader.end_of_window(start, min(start + most, files.physical_rows), kept, old.bytes_a_row)
+        values, rows = as_many_as_fit(window, end - start)
+        start += rows
+        yield values
+
+
+def read_staged_rows(dataset: lance.LanceDataset, file: str, positions: Offsets, room: float) -> pa.Array:
+    """Read values of a staged data file.
+
+    Args:
+        room: most bytes that the values may take.
+
+    Raises:
+        TooWide: the values take more.
+        BrokenFile: the file is damaged or missing.
+    """
+    return LanceFile.of_table(dataset, file, lambda error: BrokenFile(file)).read(rows=positions, room=room).column(0)
