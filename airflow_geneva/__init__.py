@@ -34,7 +34,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 # Every Airflow process imports this package to read the provider's description: nothing is loaded before it is used.
-_HOMES = {
+_LAZY_EXPORTS = {
     "Database": "airflow_geneva.database",
     "Fail": "airflow_geneva.udf",
     "GenevaError": "airflow_geneva.errors",
@@ -50,20 +50,20 @@ _HOMES = {
 }
 
 
-class _Package(ModuleType):
+class _LazyPackage(ModuleType):
     def __setattr__(self, name: str, value: object) -> None:
         # Importing the module airflow_geneva.udf would otherwise rebind `airflow_geneva.udf`, the decorator, to it.
-        if not (name in _HOMES and isinstance(value, ModuleType)):
+        if not (name in _LAZY_EXPORTS and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 
-sys.modules[__name__].__class__ = _Package
+sys.modules[__name__].__class__ = _LazyPackage
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _LAZY_EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_LAZY_EXPORTS[name]), name)
     globals()[name] = value
     return value
 

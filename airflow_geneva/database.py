@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.record import job_ids, read_chosen, read_job
+from airflow_geneva.job.record import job_ids, read_job, read_jobs
 from airflow_geneva.job.status import Job
 from airflow_geneva.lance_io.rows import RowData, as_table
 from airflow_geneva.storage.files import Storage, freeze_options
@@ -79,7 +79,7 @@ class Database:
         places = {name: self.location(name).checkpoints for name in names}
         # Ids sort by time, so the newest jobs of all tables are known before any job is read.
         ids = sorted(((job_id, name) for name in names for job_id in job_ids(places[name])), reverse=True)[:newest]
-        found = [job for name in names for job in read_chosen(places[name], [at for at, owner in ids if owner == name])]
+        found = [job for name in names for job in read_jobs(places[name], [at for at, owner in ids if owner == name])]
         return sorted(found, key=lambda job: job.id, reverse=True)
 
     def job(self, job_id: str) -> Job:

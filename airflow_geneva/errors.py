@@ -20,7 +20,7 @@ _SIGNATURE = re.compile(
 )
 
 
-def without_secrets(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """Mask credentials in a text before it is stored or shown: pylance's errors repeat the endpoint URL as given."""
     return _SIGNATURE.sub(r"\1***", _USER.sub(r"\1***@", text))
 
@@ -29,7 +29,7 @@ class GenevaError(Exception):
     """Base class of this package's errors; users and passwords in URLs of the message are masked."""
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*(without_secrets(arg) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(mask_secrets(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidInput(GenevaError, ValueError):

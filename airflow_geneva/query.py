@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow_geneva.table import Table
     from airflow_geneva.view import View
     from airflow_geneva.views.definition import ViewDefinition
-    from airflow_geneva.views.resolve import Outputs, QuerySpec
+    from airflow_geneva.views.resolve import QuerySpec, ResolvedColumns
 
 ROWS_PER_FRAGMENT = 1_048_576
 _READ_ROWS = 4_096
@@ -97,15 +97,15 @@ class Query:
 
     def shuffle(self, seed: int = 0) -> Query:
         """Order the rows by a fixed hash of seed and row id: the same on every machine and in every version."""
-        return replace(self, shuffle_seed=_whole_number("shuffle", seed, _SEEDS - 1))
+        return replace(self, shuffle_seed=_check_int("shuffle", seed, _SEEDS - 1))
 
     def limit(self, n: int) -> Query:
         """Return at most ``n`` rows."""
-        return replace(self, max_rows=_whole_number("limit", n))
+        return replace(self, max_rows=_check_int("limit", n))
 
     def offset(self, n: int) -> Query:
         """Skip the first ``n`` rows."""
-        return replace(self, skipped_rows=_whole_number("offset", n))
+        return replace(self, skipped_rows=_check_int("offset", n))
 
     def explode(self, column: str) -> Query:
         """Make one row per element of a list column, in order; rows with an empty or NULL list are dropped.
@@ -148,7 +148,7 @@ class Query:
         """
         import pyarrow as pa
 
-        from airflow_geneva.apply.query_columns import OutputComputer, take_rows
+        from airflow_geneva.apply.query_columns import QueryComputer, take_rows
         from airflow_geneva.lance_io.arrays import single_batch
         from airflow_geneva.lance_io.filters import freeze_where
         from airflow_geneva.views.explode import explode_rows
@@ -159,7 +159,7 @@ class Query:
         outputs = self._outputs(dataset)
         size = min([udf.batch_size or _READ_ROWS for udf in outputs.udfs.values()], default=_READ_ROWS)
         batches: list[pa.RecordBatch] = []
-        with OutputComputer(outputs.columns, outputs.udfs) as compute:
+        with QueryComputer(outputs.columns, outputs.udfs) as compute:
             for part in select_row_ids(dataset, where, self.shuffle_seed, self.max_rows, self.skipped_rows):
                 for start in range(0, len(part), size):
                     batches.append(compute(take_rows(dataset, part[start : start + size], compute.projection)).rows)
@@ -211,10 +211,10 @@ class Query:
         from airflow_geneva.views.placeholders import create_view
         from airflow_geneva.views.selection import select_row_ids
 
-        chosen, called = _either("db", db, "conn", conn), _either("name", name, "view_name", view_name)
+        chosen, called = _one_of("db", db, "conn", conn), _one_of("name", name, "view_name", view_name)
         if called is None:
             raise InvalidInput('The view has no name. Give one: create_materialized_view(db, "long_docs").')
-        _whole_number("max_rows_per_fragment", max_rows_per_fragment, least=1)
+        _check_int("max_rows_per_fragment", max_rows_per_fragment, least=1)
         database = chosen or Database(self.table.location.database_uri, self.table.location.options)
         location = database.location(called)
         dataset = self.table.lance
@@ -246,14 +246,14 @@ class Query:
         whole = [*([IS_SET] if is_view(dataset.schema.metadata) else []), *conditions]
         return whole[0] if len(whole) == 1 else " AND ".join(f"({part})" for part in whole) or None
 
-    def _outputs(self, dataset: lance.LanceDataset) -> Outputs:
+    def _outputs(self, dataset: lance.LanceDataset) -> ResolvedColumns:
         from airflow_geneva.views.definition import visible_columns
         from airflow_geneva.views.explode import exploded_schema
-        from airflow_geneva.views.resolve import resolve_outputs
+        from airflow_geneva.views.resolve import resolve_columns
 
         every = ((name, f"`{name}`") for name in visible_columns(dataset.schema))
         first = tuple(every) if self.selected is None else self.selected
-        outputs = resolve_outputs(dataset, self.table.name, (*first, *self.added))
+        outputs = resolve_columns(dataset, self.table.name, (*first, *self.added))
         if self.exploded is None:
             return outputs
         if self.max_rows is not None or self.skipped_rows:
@@ -263,7 +263,7 @@ class Query:
             )
         return replace(outputs, schema=exploded_schema(outputs.schema, self.exploded))
 
-    def _definition(self, dataset: lance.LanceDataset, outputs: Outputs) -> ViewDefinition:
+    def _definition(self, dataset: lance.LanceDataset, outputs: ResolvedColumns) -> ViewDefinition:
         from airflow_geneva.lance_io.filters import where_columns
         from airflow_geneva.lance_io.storable import check_storable
         from airflow_geneva.views.columns import source_columns
@@ -312,14 +312,14 @@ def _check_repeatable(sql: str) -> None:
         )
 
 
-def _whole_number(name: str, value: object, most: int | None = None, least: int = 0) -> int:
+def _check_int(name: str, value: object, most: int | None = None, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
         bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise InvalidInput(f"{name}={value!r} is not valid: give a whole number {bounds}.")
     return value
 
 
-def _either(name: str, value: Any, other: str, alias: Any) -> Any:
+def _one_of(name: str, value: Any, other: str, alias: Any) -> Any:
     if value is not None and alias is not None:
         raise InvalidInput(f"{name} and {other} are two names for one parameter. Give one of them.")
     return alias if value is None else value

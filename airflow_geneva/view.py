@@ -78,7 +78,7 @@ class View(Table):
         Raises:
             InvalidInput: ``job_id`` is not a job id, or ``column_name`` is given without it.
         """
-        from airflow_geneva.commit.view_state import ViewContents
+        from airflow_geneva.commit.view_state import CommittedViewState
         from airflow_geneva.plan.failed_rows import failed_source_addresses
 
         if job_id is not None:
@@ -88,7 +88,7 @@ class View(Table):
                 f"View {self.name!r} does not record which column a row failed on. Leave column_name out, give job_id "
                 f"too, or call view.get_errors(column_name={column_name!r}), which lists the failures of every job."
             )
-        snapshot = ViewContents(self.location, self.lance).snapshot
+        snapshot = CommittedViewState(self.location, self.lance).snapshot
         if snapshot is None:
             return []
         reads = [column.name for column in self.view_definition.reads]

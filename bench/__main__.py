@@ -24,7 +24,7 @@ OTHERS = ("slow", "plan", "changes", "aging", "wide", "f", "f16m")
 COLD_CASES = ("a", "c", "a16m")
 
 
-class Bench:
+class BenchmarkRun:
     """Runs the measurements one after another.
 
     Args:
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
             parser.error(f"{unknown[0]!r} is not one of {', '.join(known)}")
     scratch = Path(tempfile.mkdtemp(prefix="airflow-geneva-bench-"))
     try:
-        results = Bench(scratch, options.quick, runners).run(cases)
+        results = BenchmarkRun(scratch, options.quick, runners).run(cases)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     text = report.render(results)

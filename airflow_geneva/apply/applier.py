@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.apply.outcome import Mapped
-from airflow_geneva.apply.reader import ReadSize, Rows, read_rows, windows
-from airflow_geneva.apply.sizing import bounds, fixed_width
+from airflow_geneva.apply.outcome import MappedBatch
+from airflow_geneva.apply.reader import ReadSize, RowBatch, read_rows, windows
+from airflow_geneva.apply.sizing import fixed_width, make_sizer
 from airflow_geneva.apply.skipped_rows import ErrorLog, SkipCount, counts_by_rule, fatal_failure
 from airflow_geneva.checkpoint.provenance import Failures
-from airflow_geneva.checkpoint.records import Runs, join_runs, range_batch, runs_of, unrolled
+from airflow_geneva.checkpoint.records import RowRuns, decode_runs, encode_runs, merge_runs, range_batch
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError, UdfError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
-from airflow_geneva.lance_io.task_memory import FittingRows
-from airflow_geneva.plan.model import Work
+from airflow_geneva.lance_io.task_memory import RowsPerBudget
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.storage.files import Storage
 
@@ -36,7 +36,7 @@ logger = logging.getLogger("airflow_geneva.apply")
 
 
 @dataclass(frozen=True, eq=False)
-class Computed:
+class StepResult:
     """The result of one step.
 
     Args:
@@ -49,26 +49,26 @@ class Computed:
 
     start: int
     end: int
-    runs: Runs
+    runs: RowRuns
     values: pa.Array
     looked_at: Ranges
     failed: Ranges = field(default_factory=Ranges.empty)
 
 
 @dataclass
-class _Pending:
+class _PendingCheckpoint:
     """Steps since the last checkpoint of a fragment."""
 
     store: CheckpointStore
-    work: Work
+    work: JobSpec
     fragment: FragmentWork
     errors: ErrorLog
-    steps: list[Computed] = field(default_factory=list)
+    steps: list[StepResult] = field(default_factory=list)
     since: float = field(default_factory=time.monotonic)
     rows: int = 0
     bytes: int = 0
 
-    def add(self, step: Computed) -> None:
+    def add(self, step: StepResult) -> None:
         if self.bytes + step.values.nbytes > self.work.sizing.checkpoint_bytes:
             self.flush()
         self.steps.append(step)
@@ -88,7 +88,7 @@ class _Pending:
         if self.steps:
             looked_at = Ranges.union(step.looked_at for step in self.steps)
             values = pa.concat_arrays([step.values for step in self.steps])
-            offsets, ids = unrolled(join_runs([step.runs for step in self.steps]))
+            offsets, ids = decode_runs(merge_runs([step.runs for step in self.steps]))
             failed = Ranges.union(step.failed for step in self.steps)
             failures = Failures.next(self.work.job_id, failed, self.work.tried(self.fragment))
             batch = range_batch(values, offsets, ids, looked_at, failures, self.work.agreement)
@@ -98,7 +98,7 @@ class _Pending:
 
 
 @dataclass
-class Widths:
+class RowWidths:
     """The row widths of a job, as measured by the units of one task.
 
     Args:
@@ -107,7 +107,7 @@ class Widths:
     """
 
     reads: ReadSize | None = None
-    outputs: FittingRows | None = None
+    outputs: RowsPerBudget | None = None
 
 
 class Applier:
@@ -130,11 +130,11 @@ class Applier:
         dataset: lance.LanceDataset,
         store: CheckpointStore,
         job: Storage,
-        work: Work,
+        work: JobSpec,
         udf: UDF | None,
-        mapper: Callable[[pa.RecordBatch], Mapped],
+        mapper: Callable[[pa.RecordBatch], MappedBatch],
         skipped: SkipCount,
-        widths: Widths,
+        widths: RowWidths,
         on_rows: Callable[[int], None] = lambda rows: None,
     ) -> None:
         sizing = work.sizing
@@ -150,9 +150,9 @@ class Applier:
         self.batch_size = sizing.batch_size or (udf.batch_size if udf else None)
         self.interval = sizing.checkpoint_interval
         width = fixed_width(udf.data_type) if udf and not work.source else None
-        self.fitting = widths.outputs = widths.outputs or FittingRows(sizing.batch_bytes, width)
+        self.fitting = widths.outputs = widths.outputs or RowsPerBudget(sizing.batch_bytes, width)
         self.widths = widths
-        self.sizer, self.most = bounds(
+        self.sizer, self.most = make_sizer(
             sizing.checkpoint_size or (udf.checkpoint_size if udf else None),
             sizing.min_checkpoint_size or (udf.min_checkpoint_size if udf else None),
             sizing.max_checkpoint_size or (udf.max_checkpoint_size if udf else None),
@@ -161,7 +161,7 @@ class Applier:
 
     def compute(
         self, fragment: FragmentWork, live: Ranges, run: Ranges, keep_last: bool = True
-    ) -> Iterator[Computed]:  # fmt: skip
+    ) -> Iterator[StepResult]:  # fmt: skip
         """Run the UDF on the live, selected rows of ``run``, in physical order.
 
         Args:
@@ -174,7 +174,7 @@ class Applier:
                 checkpointed.
             StorageError: a checkpoint cannot be written.
         """
-        pending = _Pending(self.store, self.work, fragment, ErrorLog(self.work, fragment, self.job))
+        pending = _PendingCheckpoint(self.store, self.work, fragment, ErrorLog(self.work, fragment, self.job))
         try:
             for rows in self._read(fragment, live, run):
                 for step in self._steps(fragment, rows, run, pending):
@@ -196,14 +196,16 @@ class Applier:
         else:
             pending.errors.write()
 
-    def _read(self, fragment: FragmentWork, live: Ranges, run: Ranges) -> Iterator[Rows]:
+    def _read(self, fragment: FragmentWork, live: Ranges, run: Ranges) -> Iterator[RowBatch]:
         limit = self.work.sizing.batch_bytes
         size = self.widths.reads or ReadSize.of(self.dataset, self.reads, limit, self.batch_size)
         self.widths.reads = size
         for window in windows(run):
             yield from read_rows(self.dataset, fragment.files, live, window, self.reads, self.work.where, size)
 
-    def _steps(self, fragment: FragmentWork, rows: Rows, run: Ranges, pending: _Pending) -> Iterator[Computed]:
+    def _steps(
+        self, fragment: FragmentWork, rows: RowBatch, run: Ranges, pending: _PendingCheckpoint
+    ) -> Iterator[StepResult]:
         due = None if rows.gapless and run.covers(rows.first, rows.last + 1) else run.mask(rows.offsets)
         chosen = due
         if rows.selected is not None:
@@ -221,7 +223,7 @@ class Applier:
             yield self._step(fragment, rows, slice(at, until), (start, end), due, chosen, pending)
             at, start = until, end
 
-    def _step_rows(self, pending: _Pending) -> int:
+    def _step_rows(self, pending: _PendingCheckpoint) -> int:
         size = self.sizer.rows
         if self.batch_size is not None:
             size = min(size, self.batch_size) if self.row_by_row else self.batch_size
@@ -234,13 +236,13 @@ class Applier:
     def _step(
         self,
         fragment: FragmentWork,
-        rows: Rows,
+        rows: RowBatch,
         part: slice,
         span: tuple[int, int],
         due: np.ndarray | None,
         chosen: np.ndarray | None,
-        pending: _Pending,
-    ) -> Computed:
+        pending: _PendingCheckpoint,
+    ) -> StepResult:
         offsets, ids, batch = rows.offsets[part], rows.row_ids[part], rows.columns[part]
         if due is None:
             looked_at = Ranges.of(int(offsets[0]), int(offsets[-1]) + 1)
@@ -258,7 +260,7 @@ class Applier:
         self.fitting.record(len(offsets), mapped.values.nbytes)
         self.on_rows(len(offsets))
         failed = pending.errors.add(mapped.failures, offsets, ids)
-        step = Computed(span[0], span[1], runs_of(offsets, ids), mapped.values, looked_at, failed)
+        step = StepResult(span[0], span[1], encode_runs(offsets, ids), mapped.values, looked_at, failed)
         if mapped.failures:
             # Do not count rows that failed in an earlier job again: a limit would then fail every later job.
             before = Ranges.union(again for _, again in self.work.tried(fragment)).mask(offsets)
@@ -277,7 +279,7 @@ class Applier:
         span: tuple[int, int],
         offsets: Offsets,
         ids: RowIds,
-        pending: _Pending,
+        pending: _PendingCheckpoint,
     ) -> UdfError:
         """Name the failing row in the error, and keep the step's rows before it."""
         whole = f"fragment {fragment.id}{' of its source' if self.work.source else ''}"
@@ -289,9 +291,9 @@ class Applier:
         if error.row_index and error.computed is not None:
             done = offsets[: error.row_index]
             end = int(offsets[error.row_index])
-            runs = runs_of(done, ids[: error.row_index])
+            runs = encode_runs(done, ids[: error.row_index])
             failed = pending.errors.add(error.failures, offsets, ids)
-            pending.add(Computed(span[0], end, runs, error.computed, Ranges.from_offsets(done), failed))
+            pending.add(StepResult(span[0], end, runs, error.computed, Ranges.from_offsets(done), failed))
             self.on_rows(len(done))
         if error.row_index is not None:
             pending.errors.add([fatal_failure(error, error.row_index)], offsets, ids)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.arrays import convert_array
 from airflow_geneva.lance_io.arrow_types import castable, is_list, storage_type
 from airflow_geneva.lance_io.blobs import as_blobs, is_blob_type
 
@@ -64,7 +64,7 @@ def array_from_result(result: Any, data_type: pa.DataType) -> pa.Array:
     if not castable(result.type, data_type):
         raise OutputMismatch(f"expected {data_type}")
     try:
-        return fitted(result, data_type)
+        return convert_array(result, data_type)
     except pa.ArrowException as error:
         raise OutputMismatch(str(error)) from error
 
@@ -74,7 +74,7 @@ def _convert(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
         return as_blobs(values)
     stored = storage_type(data_type)
     if stored != data_type:
-        return fitted(_convert([_to_storage(value, data_type) for value in values], stored), data_type)
+        return convert_array(_convert([_to_storage(value, data_type) for value in values], stored), data_type)
     if isinstance(values, np.ndarray):
         made = pa.array(values)
         if not castable(made.type, data_type):
@@ -84,8 +84,8 @@ def _convert(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
         made = _stack(values, data_type)
         if made is not None:
             return made
-    if _needs_look(data_type):
-        _look(values, data_type)
+    if _needs_check(data_type):
+        _check_lossless(values, data_type)
     try:
         made = pa.array(values, data_type)
     except pa.ArrowException:
@@ -131,7 +131,7 @@ def _numbers(flat: np.ndarray[Any, Any], value_type: pa.DataType) -> pa.Array:
     return made.cast(value_type, safe=True)
 
 
-def _look(values: Any, data_type: pa.DataType) -> None:
+def _check_lossless(values: Any, data_type: pa.DataType) -> None:
     """Refuse what Arrow accepts silently: numbers that lose their fraction, and keys that a struct does not have."""
     if pa.types.is_integer(data_type) or pa.types.is_temporal(data_type):
         kinds = set(map(type, values))
@@ -141,8 +141,10 @@ def _look(values: Any, data_type: pa.DataType) -> None:
             if issubclass(kind, (float, np.floating)):
                 raise OutputMismatch(f"a {kind.__name__} is not {data_type}")
     elif is_list(data_type):
-        if _needs_look(data_type.value_type):
-            _look(list(chain.from_iterable(value for value in values if value is not None)), data_type.value_type)
+        if _needs_check(data_type.value_type):
+            _check_lossless(
+                list(chain.from_iterable(value for value in values if value is not None)), data_type.value_type
+            )
     elif pa.types.is_struct(data_type):
         rows = [value for value in values if isinstance(value, dict)]
         names = {field.name for field in data_type}
@@ -151,13 +153,13 @@ def _look(values: Any, data_type: pa.DataType) -> None:
                 unknown = sorted(map(str, row.keys() - names))
                 raise OutputMismatch(f"the keys {unknown!r} are not fields of the struct, which has {sorted(names)!r}")
         for field in data_type:
-            if _needs_look(field.type):
-                _look([row.get(field.name) for row in rows], field.type)
+            if _needs_check(field.type):
+                _check_lossless([row.get(field.name) for row in rows], field.type)
 
 
-def _needs_look(data_type: pa.DataType) -> bool:
+def _needs_check(data_type: pa.DataType) -> bool:
     if is_list(data_type):
-        return _needs_look(data_type.value_type)
+        return _needs_check(data_type.value_type)
     return bool(pa.types.is_integer(data_type) or pa.types.is_temporal(data_type) or pa.types.is_struct(data_type))
 
 

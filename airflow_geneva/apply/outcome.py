@@ -39,7 +39,7 @@ class RowFailure:
 
 
 @dataclass(frozen=True, eq=False)
-class Mapped:
+class MappedBatch:
     """The result of a batch.
 
     Args:
@@ -52,14 +52,14 @@ class Mapped:
     failures: tuple[RowFailure, ...]
     rows_called: int
 
-    def first(self, rows: int) -> Mapped:
+    def first(self, rows: int) -> MappedBatch:
         """Return the result of the first rows only."""
         failures = tuple(failure for failure in self.failures if failure.index < rows)
-        return Mapped(self.values.slice(0, rows), failures, self.rows_called)
+        return MappedBatch(self.values.slice(0, rows), failures, self.rows_called)
 
 
 @dataclass(frozen=True)
-class Trouble:
+class CallFailure:
     """Why a call returned no values.
 
     Args:
@@ -80,10 +80,10 @@ class Trouble:
     @staticmethod
     def of(
         error: Exception, fits: tuple[int, ...], trace: TracebackType | None = None, complete: bool = False
-    ) -> Trouble:
+    ) -> CallFailure:
         """Describe an exception; ``trace`` is the traceback from the UDF's first frame."""
         text = "" if complete else "".join(traceback.format_exception(type(error), error, trace))
-        return Trouble(
+        return CallFailure(
             exception=f"{type(error).__module__}.{type(error).__qualname__}",
             message=_printable(_text_of(error), _MESSAGE_CHARS),
             traceback=_printable(text, _TRACEBACK_CHARS, keep_end=True),

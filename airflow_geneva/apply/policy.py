@@ -18,12 +18,12 @@ def rules_of(policy: Policy) -> Rules:
     return policy
 
 
-def fitting(rules: Rules, exception: type[Exception]) -> tuple[int, ...]:
+def matching_rules_of(rules: Rules, exception: type[Exception]) -> tuple[int, ...]:
     """Return the positions of the rules that match an exception, in order; `Fail` matches all."""
     return tuple(at for at, rule in enumerate(rules) if isinstance(rule, Fail) or issubclass(exception, rule.exc))
 
 
-def deciding(rules: Rules, fits: tuple[int, ...], calls: int | None) -> int | None:
+def deciding_rule(rules: Rules, fits: tuple[int, ...], calls: int | None) -> int | None:
     """Return the position of the rule to apply; None: the job fails.
 
     A `Retry` applies until its attempts are used up; then the next matching rule applies.
@@ -44,7 +44,7 @@ def pause_before(retry: Retry, calls: int) -> float:
     return float(retry.backoff * 2 ** (calls - 1))
 
 
-def exceeded(policy: Policy, counts: Mapping[int, int], job_rows: int) -> str | None:
+def exceeded_limit(policy: Policy, counts: Mapping[int, int], job_rows: int) -> str | None:
     """Return a message about the first exceeded limit of a `Skip` rule, or None.
 
     Args:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.apply.isolation.runner import OpenMapper, open_mapper
-from airflow_geneva.apply.outcome import Mapped
+from airflow_geneva.apply.isolation.runner import BatchMapper, open_batch_mapper
+from airflow_geneva.apply.outcome import MappedBatch
 from airflow_geneva.errors import UdfError
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.udf import UDF
-from airflow_geneva.udf.shipping import UdfParcel
+from airflow_geneva.udf.shipping import UdfReference
 from airflow_geneva.views.columns import OutputColumn, source_inputs
 from airflow_geneva.views.row_order import RowIdArray
 
@@ -27,7 +27,7 @@ _BLOB_ROWS = 1_024
 
 
 @dataclass(frozen=True)
-class Computed:
+class QueryRows:
     """Computed rows of a query.
 
     Args:
@@ -37,45 +37,45 @@ class Computed:
     """
 
     rows: pa.RecordBatch
-    mapped: Mapping[str, Mapped]
+    mapped: Mapping[str, MappedBatch]
     failure: UdfError | None = None
 
 
-class OutputComputer:
+class QueryComputer:
     """Computes a query's columns from batches of source rows; a context manager.
 
     Args:
         udfs: by UDF column, its UDF or the UDF's parcel.
     """
 
-    def __init__(self, columns: Sequence[OutputColumn], udfs: Mapping[str, UDF | UdfParcel]) -> None:
+    def __init__(self, columns: Sequence[OutputColumn], udfs: Mapping[str, UDF | UdfReference]) -> None:
         self.columns = tuple(columns)
         self.projection, self._aliases, self._input_aliases = _projection(self.columns)
         self._stack = ExitStack()
-        self._mappers: dict[str, OpenMapper] = {
-            column.name: self._stack.enter_context(open_mapper(udfs[column.name], column.inputs))
+        self._mappers: dict[str, BatchMapper] = {
+            column.name: self._stack.enter_context(open_batch_mapper(udfs[column.name], column.inputs))
             for column in self.columns
             if column.udf is not None
         }
 
-    def __enter__(self) -> OutputComputer:
+    def __enter__(self) -> QueryComputer:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def __call__(self, batch: pa.RecordBatch) -> Computed:
+    def __call__(self, batch: pa.RecordBatch) -> QueryRows:
         """Compute a batch.
 
         Args:
             batch: result of a scan with ``columns=self.projection`` and row ids (Lance cannot scan constants alone).
 
         Raises:
-            UdfError: a row fails; see `OpenMapper`.
+            UdfError: a row fails; see `BatchMapper`.
         """
         return self._compute(batch, keep_before=False)
 
-    def up_to_failure(self, batch: pa.RecordBatch) -> Computed:
+    def up_to_failure(self, batch: pa.RecordBatch) -> QueryRows:
         """Compute a batch; if a row fails the job, compute all columns of the rows before it.
 
         Raises:
@@ -83,9 +83,9 @@ class OutputComputer:
         """
         return self._compute(batch, keep_before=True)
 
-    def _compute(self, batch: pa.RecordBatch, keep_before: bool) -> Computed:
+    def _compute(self, batch: pa.RecordBatch, keep_before: bool) -> QueryRows:
         done: dict[str, pa.Array] = {}
-        mapped: dict[str, Mapped] = {}
+        mapped: dict[str, MappedBatch] = {}
         failure: UdfError | None = None
         for column in self.columns:
             if column.udf is None:
@@ -107,9 +107,9 @@ class OutputComputer:
                 batch = batch.slice(0, rows)
                 done = {name: values.slice(0, rows) for name, values in done.items()}
                 mapped = {name: outcome.first(rows) for name, outcome in mapped.items()}
-                found = Mapped(error.computed, error.failures, rows)
+                found = MappedBatch(error.computed, error.failures, rows)
             mapped[column.name], done[column.name] = found, found.values
-        return Computed(pa.record_batch(list(done.values()), names=list(done)), mapped, failure)
+        return QueryRows(pa.record_batch(list(done.values()), names=list(done)), mapped, failure)
 
 
 def _projection(

@@ -16,7 +16,7 @@ from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.engine_errors import is_overflow
 from airflow_geneva.lance_io.fragments import FragmentFiles, open_fragment
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
-from airflow_geneva.lance_io.task_memory import FittingRows, TooWide
+from airflow_geneva.lance_io.task_memory import BatchTooLarge, RowsPerBudget
 
 if TYPE_CHECKING:
     import lance
@@ -28,7 +28,7 @@ _READ_AHEAD = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class RowBatch:
     """A batch of live rows with their positions.
 
     Args:
@@ -71,7 +71,7 @@ class ReadSize:
         most: most rows of a batch.
     """
 
-    fitting: FittingRows
+    fitting: RowsPerBudget
     most: int = _READ_ROWS
 
     @staticmethod
@@ -91,7 +91,7 @@ class ReadSize:
         names = [text.strip("`") for text in columns.values()] if isinstance(columns, Mapping) else columns
         known = all(name in dataset.schema.names for name in names)
         width = joint_width([dataset.schema.field(name).type for name in names]) if known else None
-        return ReadSize(FittingRows(limit, width), _READ_ROWS if batch_size is None else max(batch_size, 1_024))
+        return ReadSize(RowsPerBudget(limit, width), _READ_ROWS if batch_size is None else max(batch_size, 1_024))
 
     @property
     def rows(self) -> int:
@@ -103,9 +103,9 @@ def windows(wanted: Ranges) -> list[tuple[int, int]]:
     """Return ranges to read that cover every wanted row; they include small gaps and skip large ones."""
     if not wanted:
         return []
-    cuts = np.flatnonzero(wanted.starts[1:] - wanted.ends[:-1] > _SMALL_GAP)
-    starts = wanted.starts[np.concatenate(([0], cuts + 1))]
-    ends = wanted.ends[np.concatenate((cuts, [len(wanted.ends) - 1]))]
+    has_limit = np.flatnonzero(wanted.starts[1:] - wanted.ends[:-1] > _SMALL_GAP)
+    starts = wanted.starts[np.concatenate(([0], has_limit + 1))]
+    ends = wanted.ends[np.concatenate((has_limit, [len(wanted.ends) - 1]))]
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
@@ -117,7 +117,7 @@ def read_rows(
     columns: Sequence[str] | Mapping[str, str],
     where: str | None,
     size: ReadSize,
-) -> Iterator[Rows]:
+) -> Iterator[RowBatch]:
     """Read the live rows of one window.
 
     Args:
@@ -143,7 +143,7 @@ def read_rows(
         wanted = {**wanted, SELECTED: f"({where})"}
     fragment = open_fragment(dataset, files.id)
     position, left = start, count
-    joined = _Joined(size.fitting.limit, size.most)
+    joined = _BatchCombiner(size.fitting.limit, size.most)
     while left:
         rows, missing = size.rows, left
         part = (before + count - left, min(rows, left) if size.fitting.growing else left)
@@ -157,7 +157,7 @@ def read_rows(
                     yield found
                 if not rows <= 2 * size.rows <= 4 * rows:
                     break
-        except TooWide:
+        except BatchTooLarge:
             size.fitting.halve()
         else:
             if left == missing:
@@ -187,11 +187,11 @@ def _batches(
         yield from (batch for batch in scanner.to_batches() if batch.num_rows)
     except BaseException as error:
         if rows > 1 and is_overflow(error):
-            raise TooWide from error
+            raise BatchTooLarge from error
         raise
 
 
-class _Joined:
+class _BatchCombiner:
     """Combines decoded batches into larger ones, within limits.
 
     Args:
@@ -224,10 +224,10 @@ class _Joined:
         return parts[0] if len(parts) == 1 else single_batch(pa.Table.from_batches(parts))
 
 
-def _rows(batch: pa.RecordBatch, start: int, end: int | None, names: list[str]) -> Rows:
+def _rows(batch: pa.RecordBatch, start: int, end: int | None, names: list[str]) -> RowBatch:
     offsets = batch.column("_rowaddr").to_numpy().view(np.int64) & 0xFFFFFFFF
     selected = None
     if SELECTED in batch.schema.names:
         selected = batch.column(SELECTED).fill_null(False).to_numpy(zero_copy_only=False)
     until = int(offsets[-1]) + 1 if end is None else end
-    return Rows(start, until, offsets, batch.column("_rowid").to_numpy(), batch.select(names), selected)
+    return RowBatch(start, until, offsets, batch.column("_rowid").to_numpy(), batch.select(names), selected)

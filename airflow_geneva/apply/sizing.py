@@ -39,7 +39,7 @@ class CheckpointSizer:
         return rows if self.most is None else min(rows, self.most)
 
 
-def bounds(
+def make_sizer(
     checkpoint_size: int | None, least: int | None, most: int | None, interval: float
 ) -> tuple[CheckpointSizer, int | None]:
     """Make the sizer of a task; also return the most rows that one checkpoint may cover.

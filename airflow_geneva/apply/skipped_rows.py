@@ -12,11 +12,11 @@ from functools import cached_property
 import numpy as np
 
 from airflow_geneva.apply.outcome import RowFailure
-from airflow_geneva.apply.policy import exceeded
+from airflow_geneva.apply.policy import exceeded_limit
 from airflow_geneva.errors import UdfError
 from airflow_geneva.job.error_records import ErrorRecord, read_errors, write_errors
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
-from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
@@ -65,7 +65,7 @@ class SkipCount:
             UdfError: there are more than the policy allows.
         """
         total = Counter(self.before) + Counter(self._counts) + Counter(elsewhere or {})
-        message = exceeded(self.policy, total, self.job_rows)
+        message = exceeded_limit(self.policy, total, self.job_rows)
         if message is not None:
             raise UdfError(message)
 
@@ -79,7 +79,7 @@ class ErrorLog:
         job: the job's folder.
     """
 
-    work: Work
+    work: JobSpec
     fragment: FragmentWork
     job: Storage
     records: list[ErrorRecord] = field(default_factory=list)
@@ -164,7 +164,7 @@ def counts_by_rule(failures: Sequence[RowFailure]) -> dict[int, int]:
     return dict(Counter(failure.rule for failure in failures))
 
 
-def skipped_before(location: TableLocation, work: Work) -> dict[int, int]:
+def skipped_before(location: TableLocation, work: JobSpec) -> dict[int, int]:
     """Count the rows of a job that earlier tries and other shards skipped, by rule; {} if the policy has no limits.
 
     Rows that already failed in earlier jobs do not count.
@@ -176,7 +176,7 @@ def skipped_before(location: TableLocation, work: Work) -> dict[int, int]:
     return dict(Counter(new.values()))
 
 
-def has_limits(work: Work) -> bool:
+def has_limits(work: JobSpec) -> bool:
     """Whether the UDF's error policy limits how many rows a job may skip."""
     rules = UdfDefinition.from_json(work.udf).on_error
     return not isinstance(rules, str) and any(rule.get("max_count") or rule.get("max_fraction") for rule in rules)

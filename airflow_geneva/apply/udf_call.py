@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
-from airflow_geneva.apply.outcome import Trouble
-from airflow_geneva.apply.policy import Rules, fitting
+from airflow_geneva.apply.outcome import CallFailure
+from airflow_geneva.apply.policy import Rules, matching_rules_of
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.lance_io.arrow_types import is_list
 from airflow_geneva.udf.signature import union_members
@@ -96,14 +96,14 @@ class Mapper:
         """Return the arguments of a scalar UDF: for each column, the values of all rows."""
         return [self._row_values(inputs.column(at), at) for at in range(inputs.num_columns)]
 
-    def misfit(self, mismatch: OutputMismatch, value: Any, inputs: pa.RecordBatch, row: int) -> UdfError:
+    def type_error(self, mismatch: OutputMismatch, value: Any, inputs: pa.RecordBatch, row: int) -> UdfError:
         """Make the error about one row's value that does not fit the type."""
         return self._mismatch(
             f"row {row} of the batch: {mismatch}", f"{type(value).__name__} {_shown(value)}", inputs, row
         )
 
     def failure(
-        self, trouble: Trouble, inputs: pa.RecordBatch, row: int | None, rows: int, computed: pa.Array | None = None
+        self, trouble: CallFailure, inputs: pa.RecordBatch, row: int | None, rows: int, computed: pa.Array | None = None
     ) -> UdfError:
         """Make the error for a failed call.
 
@@ -136,9 +136,9 @@ class Mapper:
             return array_from_values(results, self.udf.data_type)
         except OutputMismatch as mismatch:
             row = mismatch.row_index or 0
-            misfit = self.misfit(mismatch, results[row], inputs, row)
-            misfit.computed = self._computed(results[:row])
-            raise misfit from mismatch
+            type_error = self.type_error(mismatch, results[row], inputs, row)
+            type_error.computed = self._computed(results[:row])
+            raise type_error from mismatch
 
     def _row_values(self, column: pa.Array, position: int) -> Sequence[Any]:
         annotation = self.udf.signature.annotation_at(position)
@@ -169,16 +169,16 @@ class Mapper:
     def _raised(self, error: Exception, inputs: pa.RecordBatch, row: int | None, computed: pa.Array | None) -> UdfError:
         # Drop the first frame, which is this file's.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
-        return self.failure(Trouble.of(error, (), trace), inputs, row, inputs.num_rows, computed)
+        return self.failure(CallFailure.of(error, (), trace), inputs, row, inputs.num_rows, computed)
 
 
-def trouble_of(error: UdfError, rules: Rules) -> Trouble:
+def call_failure_of(error: UdfError, rules: Rules) -> CallFailure:
     """Convert an error of `Mapper.map_batch` to a trouble."""
     own = error.__cause__
     if not isinstance(own, Exception) or isinstance(own, OutputMismatch):
-        return Trouble.of(error, fitting(rules, UdfError), complete=True)
+        return CallFailure.of(error, matching_rules_of(rules, UdfError), complete=True)
     trace = own.__traceback__.tb_next if own.__traceback__ else None
-    return Trouble.of(own, fitting(rules, type(own)), trace)
+    return CallFailure.of(own, matching_rules_of(rules, type(own)), trace)
 
 
 def _shown(value: Any) -> str:

@@ -116,7 +116,7 @@ class ColumnState:
                 add_rows(found, [(provenance, Ranges.of(0, physical_rows) if fact.rows is None else fact.rows)])
         return _newest_failures(found)
 
-    def wholly(self, signature: str, deletion: str, physical_rows: int) -> frozenset[Provenance]:
+    def shared_provenance(self, signature: str, deletion: str, physical_rows: int) -> frozenset[Provenance]:
         """Return the provenance that all live rows of a fragment share; empty if they differ.
 
         Args:
@@ -160,7 +160,7 @@ class ColumnState:
                 found = found | (Ranges.of(0, physical_rows) if fact.rows is None else fact.rows)
         return found
 
-    def covers_all(self, signature: str, deletion: str, version: str) -> bool:
+    def is_complete(self, signature: str, deletion: str, version: str) -> bool:
         """Whether every live row of a fragment is known to be done, without reading data.
 
         A row is done if the version computed it, or if it failed in the maximum number of runs.
@@ -294,9 +294,9 @@ def _read(batch: pa.RecordBatch) -> Iterator[Fact]:
         batch.column(name).to_pylist() for name in ("signature", "what", "at", "live_under", "inputs")
     )  # fmt: skip
     lists = batch.column("rows")
-    bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
+    bounds, has_limit = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
     given = lists.is_valid().to_pylist()
     for i, signature in enumerate(signatures):
-        flat = bounds[cuts[i] : cuts[i + 1]]
+        flat = bounds[has_limit[i] : has_limit[i + 1]]
         rows = Ranges.from_bounds(flat[0::2], flat[1::2]) if given[i] else None
         yield Fact(signature, whats[i], rows, ats[i], unders[i], inputs[i])

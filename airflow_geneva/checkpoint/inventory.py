@@ -15,7 +15,7 @@ _NO_FILTER = md5("")
 
 
 @dataclass
-class Inventory:
+class CheckpointSummary:
     """The checkpoints below one prefix: one UDF version, one column, one filter.
 
     Args:
@@ -39,7 +39,7 @@ class Inventory:
     newest: float = field(default=0.0)
 
 
-def list_checkpoints(checkpoints: Storage, column: str | None = None) -> list[Inventory]:
+def list_checkpoints(checkpoints: Storage, column: str | None = None) -> list[CheckpointSummary]:
     """Count the checkpoints of a table by prefix, newest first.
 
     Args:
@@ -49,7 +49,7 @@ def list_checkpoints(checkpoints: Storage, column: str | None = None) -> list[In
     Raises:
         StorageError: the folder cannot be listed.
     """
-    found: dict[str, Inventory] = {}
+    found: dict[str, CheckpointSummary] = {}
     for entry in checkpoints.list_entries():
         if not entry.name.startswith("udf-"):
             continue
@@ -61,7 +61,7 @@ def list_checkpoints(checkpoints: Storage, column: str | None = None) -> list[In
             prefix = key.fragment.prefix
             where = None if parts["where"] == _NO_FILTER else parts["where"]
             group = found.setdefault(
-                prefix, Inventory(prefix, parts["udf"], parts["version"], parts["column"], where)
+                prefix, CheckpointSummary(prefix, parts["udf"], parts["version"], parts["column"], where)
             )  # fmt: skip
             if key.range is None:
                 group.fragments += 1

@@ -44,7 +44,7 @@ class Packs:
         # Newest first: if several packs hold a document, the newest counts.
         self.names = [f"{FOLDER}/{name}" for name in reversed(self.storage.list_folder(FOLDER)[1])]
 
-    def look_again(self) -> None:
+    def list_if_old(self) -> None:
         """List the packs again; on an object store, where a listing costs a round trip, at most every 30 seconds."""
         if self.storage.local or time.monotonic() - self._looked > _LOOK_SECONDS:
             self.look()

@@ -11,7 +11,7 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 MOST_RUNS = 3
 """Number of runs in which a row may fail under one UDF version; after that, only ``errors_only`` runs it again."""
 
-Tried = tuple[tuple[int, Ranges], ...]
+PriorFailures = tuple[tuple[int, Ranges], ...]
 """Physical offsets of rows that failed in earlier runs, by the number of these runs."""
 
 
@@ -57,7 +57,7 @@ class Provenance:
         return not self.failures and version in (self.version, self.made_by)
 
 
-def runs_failed(known: dict[Provenance, Ranges], version: str) -> Tried:
+def prior_failures_of(known: dict[Provenance, Ranges], version: str) -> PriorFailures:
     """Return the rows that failed under a version, by the number of runs."""
     return tuple(sorted((p.failures, rows) for p, rows in known.items() if p.failures and p.version == version))
 
@@ -71,10 +71,10 @@ class Failures:
     """
 
     job_id: str
-    rows: Tried
+    rows: PriorFailures
 
     @staticmethod
-    def next(job_id: str, failed: Ranges, tried: Tried) -> Failures:
+    def next(job_id: str, failed: Ranges, tried: PriorFailures) -> Failures:
         """Add a job's failures to the failures of earlier runs.
 
         Args:
@@ -93,7 +93,7 @@ class Failures:
     def all(self) -> Ranges:
         return Ranges.union(rows for _, rows in self.rows)
 
-    def standing(self, job_id: str, tried: Tried) -> Ranges:
+    def standing(self, job_id: str, tried: PriorFailures) -> Ranges:
         """Return the rows that a job need not run again, because they failed in the same run of the same job."""
         if job_id != self.job_id:
             return Ranges.empty()

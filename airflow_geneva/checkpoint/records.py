@@ -15,7 +15,7 @@ from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 
-Runs = npt.NDArray[np.int64]
+RowRuns = npt.NDArray[np.int64]
 """Rows in run-length form, of shape (n, 3): physical offset and row id of a run's first row, and the run's length."""
 
 VALUE, OFFSET, ROW_ID = "value", "_offset", "_rowid"
@@ -36,7 +36,7 @@ def range_batch(
         ids: their row ids.
         looked_at: every row that the range covers, including rows that the filter did not select.
         failures: the job that ran the UDF, and the rows that failed; their value is NULL.
-        agreement: see :class:`airflow_geneva.checkpoint.trust.Trust`.
+        agreement: see :class:`airflow_geneva.checkpoint.trust.ReuseRules`.
     """
     values = as_bytes(values)
     metadata = {"looked_at": json.dumps(looked_at.to_json()), "failures": failures.dumps(), "agreement": agreement}
@@ -87,7 +87,7 @@ class StagedFragment:
         by_job: number of computed rows, by job.
         failures: the job that staged it, and the rows that failed; they count as computed, with NULL.
         taken: computed rows whose values come from another version of the UDF, by that version.
-        agreement: see :class:`airflow_geneva.checkpoint.trust.Trust`.
+        agreement: see :class:`airflow_geneva.checkpoint.trust.ReuseRules`.
         dense: the file holds the computed rows only, one after another, as new rows of a view.
     """
 
@@ -98,7 +98,7 @@ class StagedFragment:
     deletion: str
     live: Ranges
     physical_rows: int
-    runs: Runs
+    runs: RowRuns
     looked_at: Ranges
     by_job: tuple[tuple[str, int], ...]
     failures: Failures = NO_FAILURES
@@ -114,7 +114,7 @@ class StagedFragment:
     @property
     def row_ids(self) -> RowIds:
         """Row ids of the computed rows, in physical order."""
-        return unrolled(self.runs)[1]
+        return decode_runs(self.runs)[1]
 
     def to_batch(self) -> pa.RecordBatch:
         head = {
@@ -131,7 +131,7 @@ class StagedFragment:
             "dense": self.dense,
         }
         columns = {name: pa.array([value]) for name, value in head.items()}
-        stretches, bits = packed(self.runs)
+        stretches, bits = pack_runs(self.runs)
         columns["rows"] = _one_list(_RUN, stretches.T)
         columns["rows_among"] = pa.array([bits])
         computed = self.computed
@@ -145,7 +145,7 @@ class StagedFragment:
     @staticmethod
     def from_batch(batch: pa.RecordBatch) -> StagedFragment:
         row = batch.drop_columns(["rows", "live", "looked_at"]).to_pylist()[0]
-        runs = unpacked(_from_list(batch.column("rows")), row["rows_among"])
+        runs = unpack_runs(_from_list(batch.column("rows")), row["rows_among"])
         computed = _computed(runs)
         live, looked_at = (
             Ranges.from_bounds(*_from_list(column).T) if column.null_count == 0 else computed
@@ -169,7 +169,7 @@ class StagedFragment:
         )
 
 
-def _computed(runs: Runs) -> Ranges:
+def _computed(runs: RowRuns) -> Ranges:
     return Ranges.from_bounds(runs[:, 0], runs[:, 0] + runs[:, 2])
 
 
@@ -191,17 +191,17 @@ def read_staged(store: CheckpointStore, key: str) -> StagedFragment | None:
         return None
 
 
-def runs_of(offsets: Offsets, ids: RowIds) -> Runs:
+def encode_runs(offsets: Offsets, ids: RowIds) -> RowRuns:
     """Encode rows with ascending offsets as runs: within a run, offset and row id both increase by one."""
     signed = ids.view(np.int64)
     if len(offsets) == 0:
         return np.empty((0, 3), np.int64)
     if offsets[-1] - offsets[0] == len(offsets) - 1 and (signed[1:] - signed[:-1] == 1).all():
         return np.array([[offsets[0], signed[0], len(offsets)]], np.int64)
-    return join_runs([np.stack([offsets, signed, np.ones(len(offsets), np.int64)], 1)])
+    return merge_runs([np.stack([offsets, signed, np.ones(len(offsets), np.int64)], 1)])
 
 
-def unrolled(runs: Runs) -> tuple[Offsets, RowIds]:
+def decode_runs(runs: RowRuns) -> tuple[Offsets, RowIds]:
     """Decode runs to offsets and row ids."""
     lengths = runs[:, 2]
     before = np.cumsum(lengths) - lengths
@@ -210,7 +210,7 @@ def unrolled(runs: Runs) -> tuple[Offsets, RowIds]:
     return offsets, (within + np.repeat(runs[:, 1] - before, lengths)).view(np.uint64)
 
 
-def join_runs(groups: Sequence[Runs]) -> Runs:
+def merge_runs(groups: Sequence[RowRuns]) -> RowRuns:
     """Merge several groups of runs, sorted by offset; adjacent runs become one."""
     if not groups:
         return np.empty((0, 3), np.int64)
@@ -230,7 +230,7 @@ def join_runs(groups: Sequence[Runs]) -> Runs:
     return joined
 
 
-def packed(runs: Runs) -> tuple[Runs, bytes]:
+def pack_runs(runs: RowRuns) -> tuple[RowRuns, bytes]:
     """Pack runs for storage: replace many close runs by a few longer spans and a bitmap of the offsets in them.
 
     Without it, a checkpoint of every second row would take 16 bytes per row.
@@ -250,8 +250,8 @@ def packed(runs: Runs) -> tuple[Runs, bytes]:
     return stretches, np.packbits(chosen).tobytes()
 
 
-def unpacked(stretches: Runs, bits: bytes) -> Runs:
-    """Restore the runs that :func:`packed` packed."""
+def unpack_runs(stretches: RowRuns, bits: bytes) -> RowRuns:
+    """Restore the runs that :func:`pack_runs` packed."""
     if not bits:
         return stretches
     before = _before(stretches)
@@ -268,5 +268,5 @@ def unpacked(stretches: Runs, bits: bytes) -> Runs:
     return np.stack([starts + shift[:, 0], starts + shift[:, 1], np.flatnonzero(ends) + 1 - starts], 1)
 
 
-def _before(runs: Runs) -> Offsets:
+def _before(runs: RowRuns) -> Offsets:
     return np.cumsum(runs[:, 2]) - runs[:, 2]

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.keys import FragmentKey, parse_key
-from airflow_geneva.checkpoint.provenance import Tried
+from airflow_geneva.checkpoint.provenance import PriorFailures
 from airflow_geneva.checkpoint.records import ROW_ID, VALUE, StagedFragment, read_range, read_staged
 from airflow_geneva.checkpoint.store import CheckpointStore
-from airflow_geneva.checkpoint.trust import Trust
+from airflow_geneva.checkpoint.trust import ReuseRules
 from airflow_geneva.errors import StorageError
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 
@@ -49,7 +49,7 @@ class Ancestor:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldPiece:
+class CheckpointedRows:
     """Computed rows of one fragment in one file.
 
     Args:
@@ -74,7 +74,7 @@ class HeldPiece:
     version: str
     failed: Ranges = field(default_factory=Ranges.empty)
 
-    def only(self, keep: Ranges) -> HeldPiece:
+    def only(self, keep: Ranges) -> CheckpointedRows:
         mask = keep.mask(self.offsets)
         return replace(
             self,
@@ -86,7 +86,7 @@ class HeldPiece:
 
 
 @dataclass(frozen=True)
-class Held:
+class ReusableRows:
     """All usable rows that the store has for one fragment.
 
     Args:
@@ -94,7 +94,7 @@ class Held:
         looked_at: rows of the fragment for which the filter is already evaluated.
     """
 
-    pieces: tuple[HeldPiece, ...]
+    pieces: tuple[CheckpointedRows, ...]
     looked_at: Ranges
 
     @property
@@ -128,7 +128,7 @@ class Held:
         return self.computed | self.looked_at
 
 
-class KeyIndex:
+class CheckpointIndex:
     """The checkpoint keys that a job may reuse, listed once, by fragment.
 
     Args:
@@ -136,14 +136,16 @@ class KeyIndex:
         places: the (srcfiles, fragment id) pairs to list; None: all, which takes longer.
     """
 
-    def __init__(self, store: CheckpointStore, trust: Trust, places: Iterable[tuple[str, int]] | None = None) -> None:
+    def __init__(
+        self, store: CheckpointStore, reuse_rules: ReuseRules, places: Iterable[tuple[str, int]] | None = None
+    ) -> None:
         self.store = store
-        self.trust = trust
+        self.reuse_rules = reuse_rules
         self._keys: dict[tuple[str, int], list[str]] = {}
         self._staged_places: set[tuple[str, int]] = set()
         self._last: tuple[str, StagedFragment | None] = ("", None)
         sources = None if places is None else {source for source, _ in places}
-        for prefix, _ in trust.prefixes:
+        for prefix, _ in reuse_rules.prefixes:
             # These prefixes end at a folder boundary, so the store lists no other folder.
             wanted = (
                 [f"{prefix}_srcfiles-"]
@@ -155,7 +157,7 @@ class KeyIndex:
                 if parsed is not None and parsed.fragment.prefix == prefix:
                     place = (parsed.fragment.srcfiles, parsed.fragment.fragment)
                     self._keys.setdefault(place, []).append(key)
-                    if parsed.range is None and prefix == trust.prefix:
+                    if parsed.range is None and prefix == reuse_rules.prefix:
                         self._staged_places.add(place)
 
     def __contains__(self, place: tuple[str, int]) -> bool:
@@ -174,7 +176,7 @@ class KeyIndex:
 
     def staged_at(self, place: tuple[str, int]) -> StagedFragment | None:
         """Read the fragment checkpoint of a place; None if there is none that is readable."""
-        return self._staged(str(FragmentKey(self.trust.prefix, *place))) if self.is_staged(place) else None
+        return self._staged(str(FragmentKey(self.reuse_rules.prefix, *place))) if self.is_staged(place) else None
 
     def _staged(self, key: str) -> StagedFragment | None:
         # Callers ask twice in a row: whether the file fits as it is, then for its rows.
@@ -189,8 +191,8 @@ class KeyIndex:
         wanted: Ranges,
         row_ids: RowIdLookup,
         staged_usable: Callable[[StagedFragment], bool],
-        tried: Tried = (),
-    ) -> Held:
+        tried: PriorFailures = (),
+    ) -> ReusableRows:
         """Find the wanted rows that checkpoints hold.
 
         Args:
@@ -201,30 +203,30 @@ class KeyIndex:
             staged_usable: whether a staged data file can be read.
             tried: wanted rows that failed in earlier runs.
         """
-        pieces: list[HeldPiece] = []
+        pieces: list[CheckpointedRows] = []
         looked_at = Ranges.empty()
         open_rows = wanted
         lookup: tuple[Offsets, RowIds] | None = None
         for source in [Ancestor(place, wanted), *ancestors]:
             for key in self.keys_at(source.place):
                 if not open_rows:
-                    return Held(tuple(pieces), looked_at)
+                    return ReusableRows(tuple(pieces), looked_at)
                 found, seen = self._pieces(key, staged_usable, tried if source.place == place else None)
                 if source.place == place:
                     looked_at = looked_at | (seen & wanted)
                 for piece in found:
                     if source.place != place:
                         lookup = lookup or row_ids()
-                        piece = _moved(piece, lookup)
+                        piece = _follow_row_ids(piece, lookup)
                     piece = piece.only(open_rows & source.rows)
                     if len(piece.offsets):
                         pieces.append(piece)
                         open_rows = open_rows - Ranges.from_offsets(piece.offsets)
-        return Held(tuple(pieces), looked_at)
+        return ReusableRows(tuple(pieces), looked_at)
 
     def _pieces(
-        self, key: str, staged_usable: Callable[[StagedFragment], bool], tried: Tried | None
-    ) -> tuple[list[HeldPiece], Ranges]:
+        self, key: str, staged_usable: Callable[[StagedFragment], bool], tried: PriorFailures | None
+    ) -> tuple[list[CheckpointedRows], Ranges]:
         """Read the usable rows of a key, one piece per UDF version, and all rows that it covers.
 
         Args:
@@ -233,17 +235,17 @@ class KeyIndex:
         parsed = parse_key(key)
         if parsed is None:
             return [], Ranges.empty()
-        trust, version = self.trust, self.trust.versions[parsed.fragment.prefix]
+        reuse_rules, version = self.reuse_rules, self.reuse_rules.versions[parsed.fragment.prefix]
         if parsed.range is not None:
             content = read_range(self.store, key)
-            if content is None or content.agreement != trust.agreement:
+            if content is None or content.agreement != reuse_rules.agreement:
                 return [], Ranges.empty()
             again = content.failures.all
-            if tried is not None and version == trust.version:
-                again = trust.to_try_again(content.failures, tried)
+            if tried is not None and version == reuse_rules.version:
+                again = reuse_rules.failed_in_other_runs(content.failures, tried)
             positions = np.arange(len(content.offsets), dtype=np.int64)
             failed = content.failures.all - again
-            piece = HeldPiece(
+            piece = CheckpointedRows(
                 key, key, False, content.offsets, positions, content.row_ids, content.failures.job_id, version, failed
             )
             return [piece.only(Ranges.of(0, 1 << 32) - again) if again else piece], content.looked_at - again
@@ -252,19 +254,19 @@ class KeyIndex:
             return [], Ranges.empty()
         offsets = staged.computed.offsets()
         job_id = staged.by_job[0][0] if len(staged.by_job) == 1 else ""
-        usable = trust.usable_rows(staged, version, () if tried is None else tried)
+        usable = reuse_rules.usable_rows(staged, version, () if tried is None else tried)
         failed = staged.failures.all & usable
         if tried is None:
             usable, failed = usable - failed, Ranges.empty()
         positions = np.arange(len(offsets), dtype=np.int64) if staged.dense else offsets
-        piece = HeldPiece(key, staged.file, True, offsets, positions, staged.row_ids, job_id, version, failed)
+        piece = CheckpointedRows(key, staged.file, True, offsets, positions, staged.row_ids, job_id, version, failed)
         taken = [(maker, rows & usable) for maker, rows in staged.taken]
         own = piece.only(usable - Ranges.union(rows for _, rows in taken))
         pieces = [own, *(replace(piece.only(rows), version=maker) for maker, rows in taken)]
         return pieces, staged.looked_at - (staged.computed - usable)
 
 
-def _moved(piece: HeldPiece, lookup: tuple[Offsets, RowIds]) -> HeldPiece:
+def _follow_row_ids(piece: CheckpointedRows, lookup: tuple[Offsets, RowIds]) -> CheckpointedRows:
     """Map rows by their ids to their offsets in the current fragment."""
     offsets, live_ids = lookup
     order = np.argsort(piece.row_ids, kind="stable")
@@ -277,7 +279,7 @@ def _moved(piece: HeldPiece, lookup: tuple[Offsets, RowIds]) -> HeldPiece:
     return replace(piece, offsets=offsets[hit], positions=positions, row_ids=live_ids[hit])
 
 
-def read_values(store: CheckpointStore, piece: HeldPiece, room: float = inf) -> pa.Array:
+def read_values(store: CheckpointStore, piece: CheckpointedRows, room: float = inf) -> pa.Array:
     """Read the values of a piece of a range checkpoint, in the order of its offsets.
 
     Args:

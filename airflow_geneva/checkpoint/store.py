@@ -53,10 +53,10 @@ class CheckpointStore(ABC):
             KeyError: the key has no usable batch, or the batch has no such rows.
             TooWide: the rows take more bytes; not raised for a batch that is in memory anyway.
         """
-        return some_of(key, self[key], columns, rows)
+        return select_rows(key, self[key], columns, rows)
 
 
-def some_of(key: str, batch: pa.RecordBatch, columns: Sequence[str], rows: Positions | None) -> pa.RecordBatch:
+def select_rows(key: str, batch: pa.RecordBatch, columns: Sequence[str], rows: Positions | None) -> pa.RecordBatch:
     """Select columns of a batch, all rows or some; `KeyError` if it has no such rows."""
     batch = batch.select(list(columns))
     if rows is None:
@@ -137,7 +137,7 @@ class LanceCheckpointStore(CheckpointStore):
         try:
             return self._checked(key, self._file(key).read(columns, rows, room), rows is None)
         except KeyError:
-            return some_of(key, self._packed(key), columns, rows)
+            return select_rows(key, self._packed(key), columns, rows)
 
     def _packed(self, key: str) -> pa.RecordBatch:
         found = self._packs_at(self._path(key)).get(key)
@@ -181,7 +181,7 @@ class LanceCheckpointStore(CheckpointStore):
         if folder:
             # List packs after files: a document that is packed in between is found in one of the two listings.
             packs = self._packs_at(folder)
-            packs.look_again()
+            packs.list_if_old()
             keys |= packs.keys(text)
         return sorted(keys)
 
@@ -223,7 +223,7 @@ class LanceCheckpointStore(CheckpointStore):
         if values:
             write()
 
-    def thin(self, kept: Collection[str]) -> None:
+    def keep_only(self, kept: Collection[str]) -> None:
         """Remove documents from the packs of the store's own folder.
 
         Args:

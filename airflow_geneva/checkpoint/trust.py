@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from airflow_geneva.checkpoint.provenance import Failures, Tried
+from airflow_geneva.checkpoint.provenance import Failures, PriorFailures
 from airflow_geneva.checkpoint.records import StagedFragment
 from airflow_geneva.lance_io.row_ranges import Ranges
 
 
 @dataclass(frozen=True)
-class Trust:
+class ReuseRules:
     """Which checkpoints a job reuses.
 
     Args:
@@ -36,18 +36,18 @@ class Trust:
     def versions(self) -> dict[str, str]:
         return dict(self.prefixes)
 
-    def usable_rows(self, staged: StagedFragment, version: str, tried: Tried) -> Ranges:
+    def usable_rows(self, staged: StagedFragment, version: str, tried: PriorFailures) -> Ranges:
         """Return the rows of a staged file whose values this job can reuse."""
         if version != self.version:
             mine = staged.computed if staged.agreement == self.agreement else Ranges.empty()
             return mine - staged.failures.all - Ranges.union(rows for _, rows in staged.taken)
         foreign = Ranges.union(rows for maker, rows in staged.taken if maker not in self.versions.values())
-        return staged.computed - foreign - self.to_try_again(staged.failures, tried)
+        return staged.computed - foreign - self.failed_in_other_runs(staged.failures, tried)
 
-    def settled_rows(self, staged: StagedFragment, tried: Tried) -> Ranges:
+    def done_rows(self, staged: StagedFragment, tried: PriorFailures) -> Ranges:
         """Return the rows that are done in this job once its own staged file is committed."""
         return staged.looked_at - (staged.computed - self.usable_rows(staged, self.version, tried))
 
-    def to_try_again(self, failures: Failures, tried: Tried) -> Ranges:
+    def failed_in_other_runs(self, failures: Failures, tried: PriorFailures) -> Ranges:
         """Return the rows that failed, but not in this run of this job."""
         return failures.all - failures.standing(self.job_id, tried)

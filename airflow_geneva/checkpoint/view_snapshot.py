@@ -17,7 +17,7 @@ import pyarrow as pa
 from airflow_geneva.checkpoint.facts import ColumnState, Fact
 from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
 from airflow_geneva.checkpoint.packs import Packs
-from airflow_geneva.checkpoint.provenance import Provenance, Tried
+from airflow_geneva.checkpoint.provenance import PriorFailures, Provenance
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.row_ranges import Ranges
@@ -40,7 +40,7 @@ class SourceFragment:
     deletion: str
     live: Ranges
     ids: Ranges
-    failed: Tried = ()
+    failed: PriorFailures = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ _SCHEMA = pa.schema(
 
 
 _FOLDER, _KIND = "state/view", "swap"
-_LOOSE = 4
+_KEPT_UNPACKED = 4
 
 
 def _store(checkpoints: Storage) -> LanceCheckpointStore:
@@ -133,7 +133,7 @@ def save_snapshot(checkpoints: Storage, job_id: str, snapshot: Snapshot) -> str:
     return key
 
 
-def loose_snapshots(checkpoints: Storage) -> list[str]:
+def unpacked_snapshots(checkpoints: Storage) -> list[str]:
     """Return the keys of the snapshots that are not packed, oldest first."""
     names = checkpoints.list_folder(_FOLDER)[1]
     return sorted(key for name in names if (key := snapshot_key(f"{_FOLDER}/{name}")))
@@ -141,7 +141,7 @@ def loose_snapshots(checkpoints: Storage) -> list[str]:
 
 def pack_snapshots(checkpoints: Storage) -> None:
     """Pack all but the newest snapshots: a snapshot that only a note names is removed when the next note is written."""
-    _store(checkpoints).pack(loose_snapshots(checkpoints)[:-_LOOSE])
+    _store(checkpoints).pack(unpacked_snapshots(checkpoints)[:-_KEPT_UNPACKED])
 
 
 def packed_snapshots(checkpoints: Storage) -> set[str]:
@@ -149,9 +149,9 @@ def packed_snapshots(checkpoints: Storage) -> set[str]:
     return Packs(checkpoints.folder(_FOLDER)).keys()
 
 
-def thin_packed_snapshots(checkpoints: Storage, named: Collection[str]) -> None:
+def prune_packed_snapshots(checkpoints: Storage, named: Collection[str]) -> None:
     """Remove packed snapshots that nothing names."""
-    _store(checkpoints).thin(named)
+    _store(checkpoints).keep_only(named)
 
 
 def remove_snapshot(checkpoints: Storage, key: str) -> None:
@@ -198,8 +198,8 @@ def load_snapshot(checkpoints: Storage, key: str) -> Snapshot | None:
 
 def _read(batch: pa.RecordBatch) -> Iterator[tuple[str, str, str, Ranges]]:
     lists = batch.column("bounds")
-    bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
+    bounds, has_limit = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
     texts: Sequence[list[str]] = [batch.column(name).to_pylist() for name in ("signature", "what", "deletion")]
     for i, (signature, what, deletion) in enumerate(zip(*texts, strict=True)):
-        flat = bounds[cuts[i] : cuts[i + 1]]
+        flat = bounds[has_limit[i] : has_limit[i + 1]]
         yield signature, what, deletion, Ranges.from_bounds(flat[0::2], flat[1::2])

@@ -68,7 +68,7 @@ def _referenced(dataset: lance.LanceDataset, names: set[str], since: int | None)
 
 
 @dataclass(frozen=True)
-class Named:
+class ReferencedFiles:
     """The staged data files that checkpoints name.
 
     Args:
@@ -80,7 +80,7 @@ class Named:
     complete: bool
 
 
-def named_by(checkpoints: Storage, keys: Iterable[str]) -> Named:
+def read_referenced(checkpoints: Storage, keys: Iterable[str]) -> ReferencedFiles:
     """Read from fragment checkpoints which files they name.
 
     Args:
@@ -95,4 +95,4 @@ def named_by(checkpoints: Storage, keys: Iterable[str]) -> Named:
             complete = False
         else:
             folders[f"data/{staged.file}"] = key.partition("_where-")[0]
-    return Named(folders, complete)
+    return ReferencedFiles(folders, complete)

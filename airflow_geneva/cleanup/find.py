@@ -15,7 +15,7 @@ from airflow_geneva.checkpoint.view_snapshot import snapshot_job, snapshot_key
 from airflow_geneva.cleanup.data_files import (
     is_named_like_ours,
     may_be_staged,
-    named_by,
+    read_referenced,
     sidecar_folder,
     without_referenced,
 )
@@ -29,22 +29,22 @@ from airflow_geneva.cleanup.garbage import (
     STAGED,
     TEMPORARY,
     Garbage,
+    group_files,
     parse_ttl,
-    piles_of,
 )
-from airflow_geneva.cleanup.in_use import Place, is_about, planned_places, read_occupants
+from airflow_geneva.cleanup.in_use import CheckpointPlace, may_use_folder, planned_places, read_active_jobs
 from airflow_geneva.cleanup.snapshots import named_snapshots
 from airflow_geneva.errors import StorageError
-from airflow_geneva.job.heartbeat import SILENT_WHILE_WAITING
-from airflow_geneva.job.outbox import find_commits, read_marks
+from airflow_geneva.job.heartbeat import WAITING_TIMEOUT
+from airflow_geneva.job.outbox import find_commits, read_outbox
 from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.listing import Entry
+from airflow_geneva.storage.listing import FileEntry
 from airflow_geneva.storage.location import TableLocation
 
 # The time within which a job has written its record, and a reader is done with documents of a column that it listed.
-_SETTLED = timedelta(minutes=10).total_seconds()
+_SETTLE_SECONDS = timedelta(minutes=10).total_seconds()
 # Data files that no checkpoint names may belong to another writer that is about to commit.
-_STRANGE = timedelta(days=1).total_seconds()
+_FOREIGN_MIN_AGE = timedelta(days=1).total_seconds()
 
 
 def find_garbage(location: TableLocation, ttl: timedelta | str = DEFAULT_TTL, now: float | None = None) -> Garbage:
@@ -76,7 +76,7 @@ class _Search:
         self.files = {parts: file for file in files if (parts := tuple(file.name.split("/")))[0] in _OURS}
         self.folders = self._job_folders()
         untouched = [name for name, inside in self.folders.items() if _newest(inside) < self.cutoff]
-        self.jobs = read_occupants(location.checkpoints, self.now, self._is_touched).without_old(untouched)
+        self.jobs = read_active_jobs(location.checkpoints, self.now, self._is_touched).without_old(untouched)
         self.old_jobs = self._old_jobs(untouched)
         self.table = location.name
         self.notes: list[str] = []
@@ -84,7 +84,7 @@ class _Search:
 
     def garbage(self) -> Garbage:
         checkpoints = self._checkpoints()
-        found: dict[str, Iterable[Entry]] = {
+        found: dict[str, Iterable[FileEntry]] = {
             CHECKPOINTS: checkpoints,
             STAGED: self._staged({file.name for file in checkpoints}),
             JOBS: [file for name in self.old_jobs for file in self.folders[name]],
@@ -100,7 +100,7 @@ class _Search:
             )
         return Garbage(
             self.table,
-            piles_of(found),
+            group_files(found),
             tuple(self.notes),
             frozenset(self.jobs.ended) | self.jobs.bare,
             int(self.dataset.version),
@@ -110,9 +110,9 @@ class _Search:
 
     def _is_touched(self, job: str) -> bool:
         """Whether a job's folder changed recently, by the store's clock, as that of a running job does."""
-        return job not in self.folders or self.now - _newest(self.folders[job]) <= SILENT_WHILE_WAITING
+        return job not in self.folders or self.now - _newest(self.folders[job]) <= WAITING_TIMEOUT
 
-    def _below(self, *start: str) -> dict[tuple[str, ...], Entry]:
+    def _below(self, *start: str) -> dict[tuple[str, ...], FileEntry]:
         """Return the finished files below a path, by the rest of their path."""
         cut = len(start)
         return {
@@ -121,8 +121,8 @@ class _Search:
             if parts[:cut] == start and len(parts) > cut and not file.half_written
         }
 
-    def _job_folders(self) -> dict[str, list[Entry]]:
-        found: dict[str, list[Entry]] = {}
+    def _job_folders(self) -> dict[str, list[FileEntry]]:
+        found: dict[str, list[FileEntry]] = {}
         for parts, file in self.files.items():
             if parts[:2] == ("_checkpoints", "jobs") and len(parts) > 3:
                 found.setdefault(parts[2], []).append(file)
@@ -132,14 +132,16 @@ class _Search:
         """Return the job folders to remove."""
         ended = {name for name in untouched if name in self.jobs.ended}
         bare = {
-            name for name in untouched if name in self.jobs.bare and _newest(self.folders[name]) < self.now - _SETTLED
+            name
+            for name in untouched
+            if name in self.jobs.bare and _newest(self.folders[name]) < self.now - _SETTLE_SECONDS
         }
         return sorted(ended | bare)
 
-    def _checkpoints(self) -> list[Entry]:
+    def _checkpoints(self) -> list[FileEntry]:
         """Return checkpoints of fragments that no job wrote, planned or used within the TTL."""
-        groups: dict[str, list[Entry]] = {}
-        places: dict[str, Place | None] = {}
+        groups: dict[str, list[FileEntry]] = {}
+        places: dict[str, CheckpointPlace | None] = {}
         for parts, file in self._below("_checkpoints").items():
             if parts[0].startswith("udf-") and len(parts) > 1 and not self.jobs.use(parts[0]):
                 key = parse_key(path_to_key("/".join(parts)))
@@ -148,7 +150,7 @@ class _Search:
                 places[group] = _place(key)
         old = {group for group, files in groups.items() if _newest(files) < self.cutoff}
         prefixes = {place[0] for group in old if (place := places[group]) is not None}
-        planned: set[Place] = set()
+        planned: set[CheckpointPlace] = set()
         unclear: set[str] = set()
         for name, job in self.jobs.ended.items() if old else ():
             if name in self.old_jobs:
@@ -157,14 +159,14 @@ class _Search:
             found = planned_places(self.checkpoints.folder("jobs", name), plans, prefixes)
             if found is None:
                 unclear.add(name)
-                old -= {group for group in old if is_about(job, _folder(groups[group]))}
+                old -= {group for group in old if may_use_folder(job, _folder(groups[group]))}
             else:
                 planned |= found
         if unclear:
             self.notes.append(f"the plan of job {min(unclear)!r} cannot be read, so its column's checkpoints are kept.")
         return [file for group in old if places[group] not in planned for file in groups[group]]
 
-    def _staged(self, going: set[str]) -> list[Entry]:
+    def _staged(self, going: set[str]) -> list[FileEntry]:
         """Return unreferenced staged data files, with their external blobs."""
         data = {f"data/{'/'.join(parts)}": file for parts, file in self._below("data").items()}
         names = {name for name, file in data.items() if file.modified < self.cutoff and may_be_staged(name)}
@@ -181,17 +183,17 @@ class _Search:
             for key in keys_of_pack(self.checkpoints, path) or [path_to_key(path)]:
                 if (parsed := parse_key(key)) is not None and parsed.range is None:
                     fragments.append((file.name, key))
-        kept = named_by(self.checkpoints, (key for name, key in fragments if name not in going))
-        gone = named_by(self.checkpoints, (key for name, key in fragments if name in going))
+        kept = read_referenced(self.checkpoints, (key for name, key in fragments if name not in going))
+        gone = read_referenced(self.checkpoints, (key for name, key in fragments if name in going))
         self.owners = {name: folder for name, folder in gone.folders.items() if name in loose - kept.folders.keys()}
         if kept.complete and not self.jobs.any_open:
             strange = {name for name in loose if is_named_like_ours(name) and name not in gone.folders}
             strange -= kept.folders.keys()
-            self.owners |= {name: "" for name in strange if data[name].modified < self.now - _STRANGE}
+            self.owners |= {name: "" for name in strange if data[name].modified < self.now - _FOREIGN_MIN_AGE}
         sidecars = tuple(sidecar_folder(name) for name in self.owners)
         return [file for name, file in data.items() if name in self.owners or name.startswith(sidecars)]
 
-    def _temporary(self) -> list[Entry]:
+    def _temporary(self) -> list[FileEntry]:
         """Return temporary files that no process is writing any more."""
         began = [
             min(file.modified for file in self.folders[job.id]) for job in self.jobs.open if job.id in self.folders
@@ -201,34 +203,36 @@ class _Search:
         before = min([self.cutoff, *began])
         old = []
         for parts, file in self.files.items():
-            min_age = _STRANGE if parts[0] == "data" else _SETTLED
+            min_age = _FOREIGN_MIN_AGE if parts[0] == "data" else _SETTLE_SECONDS
             of_old_job = parts[:2] == ("_checkpoints", "jobs") and len(parts) > 3 and parts[2] in self.old_jobs
             if file.half_written and not of_old_job and file.modified < min(before, self.now - min_age):
                 old.append(file)
         return old
 
-    def _marks(self) -> list[Entry]:
+    def _marks(self) -> list[FileEntry]:
         """Return announcement marks of jobs that ended without a commit."""
         going = []
         for field_id, files in _by_field(self._below("_checkpoints", "unannounced")).items():
             old = {
                 job: file
                 for name, file in files.items()
-                if file.modified < self.cutoff and self._silent(job := name.removesuffix(".json"))
+                if file.modified < self.cutoff and self._has_no_commits(job := name.removesuffix(".json"))
             }
-            since = [mark.since for mark in read_marks(self.checkpoints, field_id) if mark.job_id in old] if old else []
+            since = (
+                [mark.since for mark in read_outbox(self.checkpoints, field_id) if mark.job_id in old] if old else []
+            )
             if since:
                 committed = set(find_commits(self.dataset, min(since), old).values())
                 going += [file for job, file in old.items() if job not in committed]
         return going
 
-    def _silent(self, job_id: str) -> bool:
+    def _has_no_commits(self, job_id: str) -> bool:
         job = self.jobs.ended.get(job_id)
         return not job.commits if job is not None else job_id not in self.folders
 
-    def _ledgers(self) -> list[Entry]:
+    def _ledgers(self) -> list[FileEntry]:
         going = []
-        settled = min(self.cutoff, self.now - _SETTLED)
+        settled = min(self.cutoff, self.now - _SETTLE_SECONDS)
         for field_id, files in _by_field(self._below("_checkpoints", "state")).items():
             keys = {path_to_key(name): file for name, file in files.items()}
             folds = sorted(
@@ -239,9 +243,9 @@ class _Search:
             going += [keys[key] for key in covered if key in keys and keys[key].modified < self.cutoff]
         return going
 
-    def _snapshots(self) -> list[Entry]:
+    def _snapshots(self) -> list[FileEntry]:
         """Return snapshots of a view that no version references."""
-        settled = min(self.cutoff, self.now - _SETTLED)
+        settled = min(self.cutoff, self.now - _SETTLE_SECONDS)
         old = {
             key: file
             for parts, file in self._below("_checkpoints").items()
@@ -260,7 +264,7 @@ class _Search:
 _OURS = ("_checkpoints", "data")
 
 
-def _list_with_clock(storage: Storage) -> tuple[list[Entry], float]:
+def _list_with_clock(storage: Storage) -> tuple[list[FileEntry], float]:
     """List all files of a table, and get the current time of the store's clock."""
     probe = f"data/.tmp-clock-{uuid.uuid4().hex}"  # after a kill, a cleanup removes it as a temporary file
     try:
@@ -276,21 +280,21 @@ def _list_with_clock(storage: Storage) -> tuple[list[Entry], float]:
     return [file for file in files if file.name != probe], clock
 
 
-def _newest(files: Iterable[Entry]) -> float:
+def _newest(files: Iterable[FileEntry]) -> float:
     return max(file.modified for file in files)
 
 
-def _place(key: ParsedKey | None) -> Place | None:
+def _place(key: ParsedKey | None) -> CheckpointPlace | None:
     return None if key is None else (key.fragment.prefix, key.fragment.srcfiles, key.fragment.fragment)
 
 
-def _folder(files: list[Entry]) -> str:
+def _folder(files: list[FileEntry]) -> str:
     return files[0].name.split("/")[1]
 
 
-def _by_field(files: Mapping[tuple[str, ...], Entry]) -> dict[int, dict[str, Entry]]:
+def _by_field(files: Mapping[tuple[str, ...], FileEntry]) -> dict[int, dict[str, FileEntry]]:
     """Return the files directly in folders ``field-{id}``, by field id and name."""
-    found: dict[int, dict[str, Entry]] = {}
+    found: dict[int, dict[str, FileEntry]] = {}
     for parts, file in files.items():
         number = parts[0].removeprefix("field-")
         if len(parts) == 2 and number.isdigit():

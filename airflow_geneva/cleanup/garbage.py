@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.storage.listing import Entry
+from airflow_geneva.storage.listing import FileEntry
 
 CHECKPOINTS, STAGED, JOBS, TEMPORARY, MARKS, LEDGERS, SNAPSHOTS = (
     "checkpoints", "staged_files", "jobs", "temporary_files", "marks", "ledgers", "snapshots",
@@ -52,7 +52,7 @@ def parse_ttl(ttl: timedelta | str) -> timedelta:
 
 
 @dataclass(frozen=True)
-class Pile:
+class FileGroup:
     """Files of one kind.
 
     Args:
@@ -61,7 +61,7 @@ class Pile:
     """
 
     kind: str
-    files: tuple[Entry, ...] = ()
+    files: tuple[FileEntry, ...] = ()
 
     @property
     def count(self) -> int:
@@ -91,23 +91,23 @@ class Garbage:
     """
 
     table: str
-    piles: tuple[Pile, ...]
+    file_groups: tuple[FileGroup, ...]
     notes: tuple[str, ...] = ()
     jobs: frozenset[str] = frozenset()
     version: int = 0
     owners: tuple[tuple[str, str], ...] = ()
     found: float = 0.0
 
-    def pile(self, kind: str) -> Pile:
-        return next((pile for pile in self.piles if pile.kind == kind), Pile(kind))
+    def file_group(self, kind: str) -> FileGroup:
+        return next((file_group for file_group in self.file_groups if file_group.kind == kind), FileGroup(kind))
 
     @property
     def count(self) -> int:
-        return sum(pile.count for pile in self.piles)
+        return sum(file_group.count for file_group in self.file_groups)
 
     @property
     def size_bytes(self) -> int:
-        return sum(pile.size_bytes for pile in self.piles)
+        return sum(file_group.size_bytes for file_group in self.file_groups)
 
     def to_json(self) -> dict[str, Any]:
         """Return counts and bytes by kind."""
@@ -116,9 +116,9 @@ class Garbage:
     def __str__(self) -> str:
         lines = [f"{self.table}: {self.count:,} files, {readable_bytes(self.size_bytes)}"]
         for kind, what in KINDS.items():
-            pile = self.pile(kind)
-            if pile.count:
-                lines.append(f"  {pile.count:,} {what}: {readable_bytes(pile.size_bytes)}")
+            file_group = self.file_group(kind)
+            if file_group.count:
+                lines.append(f"  {file_group.count:,} {what}: {readable_bytes(file_group.size_bytes)}")
         lines.extend(f"  Note: {note}" for note in self.notes)
         return "\n".join(lines)
 
@@ -128,8 +128,8 @@ def add_up(found: Iterable[Garbage]) -> dict[str, Any]:
     tables = list(found)
     kinds = {
         kind: {
-            "files": sum(table.pile(kind).count for table in tables),
-            "bytes": sum(table.pile(kind).size_bytes for table in tables),
+            "files": sum(table.file_group(kind).count for table in tables),
+            "bytes": sum(table.file_group(kind).size_bytes for table in tables),
         }
         for kind in KINDS
     }
@@ -141,9 +141,9 @@ def add_up(found: Iterable[Garbage]) -> dict[str, Any]:
     }
 
 
-def piles_of(files: dict[str, Iterable[Entry]]) -> tuple[Pile, ...]:
+def group_files(files: dict[str, Iterable[FileEntry]]) -> tuple[FileGroup, ...]:
     """Return one group of files per kind, in the order of the kinds, each sorted by name."""
-    return tuple(Pile(kind, tuple(sorted(files.get(kind, ()), key=lambda file: file.name))) for kind in KINDS)
+    return tuple(FileGroup(kind, tuple(sorted(files.get(kind, ()), key=lambda file: file.name))) for kind in KINDS)
 
 
 def readable_bytes(size: float) -> str:

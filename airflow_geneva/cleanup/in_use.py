@@ -11,16 +11,16 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.record import DAMAGED, job_ids, read_job
 from airflow_geneva.job.shard_status import in_parallel
 from airflow_geneva.job.status import Job
-from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.storage.files import Storage
 
-Place = tuple[str, str, int]
+CheckpointPlace = tuple[str, str, int]
 """Identifies the checkpoints of one fragment: key prefix, hash of the source files, fragment id."""
 
 
 @dataclass(frozen=True)
-class Occupants:
+class ActiveJobs:
     """The jobs of a table when they were read.
 
     Args:
@@ -44,23 +44,23 @@ class Occupants:
 
         All versions of a UDF count: a job may reuse what another version computed.
         """
-        return bool(self.unreadable) or any(is_about(job, work_folder) for job in self.open)
+        return bool(self.unreadable) or any(may_use_folder(job, work_folder) for job in self.open)
 
     def at(self, job_id: str) -> bool:
         """Whether a job is open, or may be."""
         return job_id in self.unreadable or any(job.id == job_id for job in self.open)
 
-    def without_old(self, old: Collection[str]) -> Occupants:
+    def without_old(self, old: Collection[str]) -> ActiveJobs:
         """Return the same without damaged records in folders that did not change for long."""
-        return Occupants(self.open, self.ended, self.unreadable - set(old), self.bare | (self.unreadable & set(old)))
+        return ActiveJobs(self.open, self.ended, self.unreadable - set(old), self.bare | (self.unreadable & set(old)))
 
 
-def is_about(job: Job, work_folder: str) -> bool:
+def may_use_folder(job: Job, work_folder: str) -> bool:
     """Whether a job may use a folder ``udf-..._ver-..._col-...``: it has the same column, or no column."""
     return job.column is None or work_folder.endswith(f"_col-{key_part(job.column)}")
 
 
-def read_occupants(checkpoints: Storage, now: float, is_touched: Callable[[str], bool]) -> Occupants:
+def read_active_jobs(checkpoints: Storage, now: float, is_touched: Callable[[str], bool]) -> ActiveJobs:
     """Read all jobs of a table.
 
     Args:
@@ -85,7 +85,7 @@ def read_occupants(checkpoints: Storage, now: float, is_touched: Callable[[str],
                 ended[name] = found
         else:
             (unreadable if found else bare).add(name)
-    return Occupants(tuple(opened), ended, frozenset(unreadable), frozenset(bare))
+    return ActiveJobs(tuple(opened), ended, frozenset(unreadable), frozenset(bare))
 
 
 def _read(checkpoints: Storage, job_id: str, now: float) -> Job | bool:
@@ -96,7 +96,7 @@ def _read(checkpoints: Storage, job_id: str, now: float) -> Job | bool:
         return True
 
 
-def planned_places(job: Storage, plans: Iterable[str], wanted: Collection[str]) -> set[Place] | None:
+def planned_places(job: Storage, plans: Iterable[str], wanted: Collection[str]) -> set[CheckpointPlace] | None:
     """Return the checkpoint places that the plans of a job may use; None if a plan cannot be read.
 
     Args:
@@ -104,12 +104,12 @@ def planned_places(job: Storage, plans: Iterable[str], wanted: Collection[str]) 
         plans: names of its plan headers.
         wanted: key prefixes to look for; shards of other plans are not read.
     """
-    found: set[Place] = set()
+    found: set[CheckpointPlace] = set()
     try:
         for name in plans:
             header = job.read_json(name)
-            work = Work.from_json(header["work"])
-            prefixes = {prefix for prefix, _ in work.trust(*work.continue_from).prefixes}
+            work = JobSpec.from_json(header["work"])
+            prefixes = {prefix for prefix, _ in work.reuse_rules(*work.continue_from).prefixes}
             if prefixes.isdisjoint(wanted):
                 continue
             for entry in header["shards"]:

@@ -15,9 +15,9 @@ from functools import partial
 from airflow_geneva.checkpoint.fact_pruning import prune_state
 from airflow_geneva.checkpoint.view_snapshot import (
     packed_snapshots,
+    prune_packed_snapshots,
     snapshot_job,
     snapshot_key,
-    thin_packed_snapshots,
 )
 from airflow_geneva.cleanup.data_files import sidecar_folder, without_referenced
 from airflow_geneva.cleanup.garbage import (
@@ -29,18 +29,18 @@ from airflow_geneva.cleanup.garbage import (
     STAGED,
     TEMPORARY,
     Garbage,
-    piles_of,
+    group_files,
 )
-from airflow_geneva.cleanup.in_use import Occupants, is_about, read_occupants
+from airflow_geneva.cleanup.in_use import ActiveJobs, may_use_folder, read_active_jobs
 from airflow_geneva.cleanup.live_fragments import ExistingVersions
 from airflow_geneva.cleanup.snapshots import named_snapshots
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.record import job_ids
 from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.listing import Entry
+from airflow_geneva.storage.listing import FileEntry
 from airflow_geneva.storage.location import TableLocation
 
-_LOOK_EVERY = 200
+_FILES_PER_CHECK = 200
 
 
 def collect(location: TableLocation, garbage: Garbage) -> Garbage:
@@ -61,11 +61,11 @@ class _Collector:
         self.jobs = self._look_around()
 
     def collect(self) -> Garbage:
-        removed: dict[str, Iterable[Entry]] = {
-            LEDGERS: self._remove(self.garbage.pile(LEDGERS).files),
+        removed: dict[str, Iterable[FileEntry]] = {
+            LEDGERS: self._remove(self.garbage.file_group(LEDGERS).files),
             MARKS: self._marks(),
             SNAPSHOTS: self._snapshots(),
-            TEMPORARY: self._remove(self.garbage.pile(TEMPORARY).files),
+            TEMPORARY: self._remove(self.garbage.file_group(TEMPORARY).files),
             # Before the data files: a job that read a checkpoint before this has a record by then, so its files stay.
             CHECKPOINTS: self._checkpoints(),
             STAGED: self._staged(),
@@ -73,10 +73,10 @@ class _Collector:
         }
         self._prune()
         return Garbage(
-            self.garbage.table, piles_of(removed), self.garbage.notes, self.garbage.jobs, self.garbage.version
+            self.garbage.table, group_files(removed), self.garbage.notes, self.garbage.jobs, self.garbage.version
         )
 
-    def _remove(self, files: Iterable[Entry]) -> list[Entry]:
+    def _remove(self, files: Iterable[FileEntry]) -> list[FileEntry]:
         removed = []
         for file in files:
             self.storage.delete(file.name)
@@ -84,11 +84,11 @@ class _Collector:
             removed.append(file)
         return removed
 
-    def _look_around(self) -> Occupants:
+    def _look_around(self) -> ActiveJobs:
         # Jobs that were running at the time of the search, and newer ones, count as running.
         settled = self.garbage.jobs
         now = self.garbage.found + time.monotonic() - self._since
-        jobs = read_occupants(self.location.checkpoints, now, lambda job: job not in settled)
+        jobs = read_active_jobs(self.location.checkpoints, now, lambda job: job not in settled)
         self.jobs = jobs.without_old(settled)
         return self.jobs
 
@@ -98,17 +98,17 @@ class _Collector:
 
     def _used(self, work_folder: str) -> bool:
         new = (job for name, job in self.jobs.ended.items() if name not in self.garbage.jobs)
-        return self.jobs.use(work_folder) or any(is_about(job, work_folder) for job in new)
+        return self.jobs.use(work_folder) or any(may_use_folder(job, work_folder) for job in new)
 
-    def _marks(self) -> list[Entry]:
+    def _marks(self) -> list[FileEntry]:
         busy = {job.id for job in self.jobs.open}
-        files = self.garbage.pile(MARKS).files
+        files = self.garbage.file_group(MARKS).files
         return self._remove(f for f in files if f.name.rsplit("/", 1)[-1].removesuffix(".json") not in busy)
 
-    def _snapshots(self) -> list[Entry]:
+    def _snapshots(self) -> list[FileEntry]:
         keys = {
             key: file
-            for file in self.garbage.pile(SNAPSHOTS).files
+            for file in self.garbage.file_group(SNAPSHOTS).files
             if (key := snapshot_key(file.name.removeprefix("_checkpoints/")))
         }
         dataset = self.location.open()
@@ -121,22 +121,22 @@ class _Collector:
             return []
         return self._remove(f for key, f in keys.items() if key not in named and not self.jobs.at(snapshot_job(key)))
 
-    def _checkpoints(self) -> list[Entry]:
-        files = self.garbage.pile(CHECKPOINTS).files
-        removed: list[Entry] = []
+    def _checkpoints(self) -> list[FileEntry]:
+        files = self.garbage.file_group(CHECKPOINTS).files
+        removed: list[FileEntry] = []
         names: list[str] | None = None
-        for at in range(0, len(files), _LOOK_EVERY):
+        for at in range(0, len(files), _FILES_PER_CHECK):
             # Listing the job ids is cheaper than reading thousands of jobs.
             if names != (names := job_ids(self.location.checkpoints)):
                 self._look_around()
-            batch = files[at : at + _LOOK_EVERY]
+            batch = files[at : at + _FILES_PER_CHECK]
             removed += self._remove(file for file in batch if not self._used(file.name.split("/")[1]))
         for folder in {file.name.split("/")[1] for file in removed}:
             self.storage.remove_empty_folders(f"_checkpoints/{folder}")
         return removed
 
-    def _staged(self) -> list[Entry]:
-        files = {file.name: file for file in self.garbage.pile(STAGED).files}
+    def _staged(self) -> list[FileEntry]:
+        files = {file.name: file for file in self.garbage.file_group(STAGED).files}
         self._look_around()
         owners = dict(self.garbage.owners)
         names = [name for name, folder in owners.items() if not (self._used(folder) if folder else self._began())]
@@ -156,13 +156,13 @@ class _Collector:
             self.storage.remove_empty_folders(folder.rstrip("/"))
         return removed
 
-    def _job_folders(self) -> list[Entry]:
+    def _job_folders(self) -> list[FileEntry]:
         self._look_around()
         busy = {job.id for job in self.jobs.open} | self.jobs.unreadable
-        folders: dict[str, list[Entry]] = {}
-        for file in self.garbage.pile(JOBS).files:
+        folders: dict[str, list[FileEntry]] = {}
+        for file in self.garbage.file_group(JOBS).files:
             folders.setdefault(file.name.split("/")[2], []).append(file)
-        removed: list[Entry] = []
+        removed: list[FileEntry] = []
         for name, files in folders.items():
             if name not in busy:
                 # Remove the record last: after a kill the rest of the folder is still a job.
@@ -187,4 +187,4 @@ class _Collector:
         if not packed_snapshots(self.location.checkpoints):
             return
         with suppress(LookupError):
-            thin_packed_snapshots(self.location.checkpoints, named_snapshots(self.location, self.location.open()))
+            prune_packed_snapshots(self.location.checkpoints, named_snapshots(self.location, self.location.open()))

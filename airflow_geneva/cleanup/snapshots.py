@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from airflow_geneva.commit.view_state import named_by_metadata, named_by_swap, read_intents, read_note
+from airflow_geneva.commit.view_state import read_advance_note, read_intents, snapshot_in_metadata, snapshot_of_version
 from airflow_geneva.job.shard_status import in_parallel
 from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.storage.location import TableLocation
@@ -28,7 +28,7 @@ def named_snapshots(location: TableLocation, dataset: lance.LanceDataset, since:
 
     def named(version: int) -> str:
         # In the version that a swap wrote, the metadata still names the snapshot before it.
-        return named_by_swap(dataset, version) or named_by_metadata(dataset.checkout_version(version))
+        return snapshot_of_version(dataset, version) or snapshot_in_metadata(dataset.checkout_version(version))
 
     found = set(_noted(location))
     with engine_errors(lambda error: LookupError(str(error))):
@@ -39,6 +39,6 @@ def named_snapshots(location: TableLocation, dataset: lance.LanceDataset, since:
 
 def _noted(location: TableLocation) -> Iterator[str]:
     yield from read_intents(location)
-    note = read_note(location)
+    note = read_advance_note(location)
     if note is not None:
         yield note.snapshot

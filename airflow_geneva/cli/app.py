@@ -14,7 +14,7 @@ from rich.table import Table
 import airflow_geneva
 from airflow_geneva.cli import jobs as cli_jobs
 from airflow_geneva.cli.checkpoints import checkpoints_app
-from airflow_geneva.cli.doctor import Finding, airflow_home, examine
+from airflow_geneva.cli.doctor import CheckResult, airflow_home, run_checks
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for command in (cli_jobs.jobs, cli_jobs.status, cli_jobs.errors, cli_jobs.plan):
@@ -43,7 +43,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check that everything a backfill needs is installed; print the command that fixes what is not."""
-    findings = examine(path or airflow_home())
+    findings = run_checks(path or airflow_home())
     if as_json:
         typer.echo(json.dumps([{**dataclasses.asdict(finding), "ok": finding.ok} for finding in findings], indent=2))
     else:
@@ -52,7 +52,7 @@ def doctor(
         raise typer.Exit(code=1)
 
 
-def _print_findings(findings: list[Finding]) -> None:
+def _print_findings(findings: list[CheckResult]) -> None:
     console = Console()
     table = Table(box=None, pad_edge=False)
     for heading in ("", "check", "found"):

@@ -12,8 +12,15 @@ from rich.text import Text
 from airflow_geneva.checkpoint.inventory import list_checkpoints
 from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import KINDS, add_up, parse_ttl, readable_bytes
-from airflow_geneva.cli.database import AsJson, ConnectionId, database_and, open_console, plain_errors, print_json
-from airflow_geneva.job.status import moment
+from airflow_geneva.cli.database import (
+    AsJson,
+    ConnectionId,
+    errors_as_messages,
+    open_console,
+    open_database_argument,
+    print_json,
+)
+from airflow_geneva.job.status import format_time
 
 checkpoints_app = typer.Typer(
     no_args_is_help=True, help="List what is stored beside tables, and remove what is not needed."
@@ -30,8 +37,8 @@ def list_all(
     as_json: AsJson = False,
 ) -> None:
     """List the checkpoints of a table by UDF version and column."""
-    with plain_errors():
-        db, (name,) = database_and(arguments, conn_id, "TABLE")
+    with errors_as_messages():
+        db, (name,) = open_database_argument(arguments, conn_id, "TABLE")
         found = list_checkpoints(db.open_table(name).location.checkpoints, column)
     if as_json:
         print_json([asdict(group) for group in found])
@@ -43,7 +50,12 @@ def list_all(
         grid.add_column(heading, justify="right")
     for group in found:
         named = (group.column, group.udf, group.version, (group.where or "none")[:8])
-        counts = (f"{group.fragments:,}", f"{group.ranges:,}", readable_bytes(group.size_bytes), moment(group.newest))
+        counts = (
+            f"{group.fragments:,}",
+            f"{group.ranges:,}",
+            readable_bytes(group.size_bytes),
+            format_time(group.newest),
+        )
         grid.add_row(*(Text(text) for text in named), *counts)
     open_console().print(grid if found else "No checkpoints.")
 
@@ -66,11 +78,11 @@ def collect_garbage(
     What an open job uses is kept, however old it is. Choose a --ttl that is longer than the longest time between
     planning a backfill and its last retry: the shards of a run that is older than --ttl can no longer be cleared.
     """
-    with plain_errors():
+    with errors_as_messages():
         span = parse_ttl(ttl)
         # With --conn-id the database is not an argument, so one argument is the table.
         several = len(arguments or ()) > (0 if conn_id else 1)
-        db, names = database_and(arguments, conn_id, *(["TABLE"] if several else []))
+        db, names = open_database_argument(arguments, conn_id, *(["TABLE"] if several else []))
         if names:
             db.open_table(names[0])
         found = []

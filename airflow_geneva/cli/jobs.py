@@ -18,9 +18,9 @@ from rich.text import Text
 from airflow_geneva.cli.database import (
     AsJson,
     ConnectionId,
-    database_and,
+    errors_as_messages,
     open_console,
-    plain_errors,
+    open_database_argument,
     print_json,
     without_controls,
 )
@@ -30,7 +30,7 @@ from airflow_geneva.job.error_records import read_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL
 from airflow_geneva.job.shard_status import ShardStatus
-from airflow_geneva.job.status import Job, moment
+from airflow_geneva.job.status import Job, format_time
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.udf import load_udf
 from airflow_geneva.view import View
@@ -52,8 +52,8 @@ def jobs(
     as_json: AsJson = False,
 ) -> None:
     """List the newest jobs of a database, running jobs included."""
-    with plain_errors():
-        db, _ = database_and(database, conn_id)
+    with errors_as_messages():
+        db, _ = open_database_argument(database, conn_id)
         found = db.jobs(newest, table)
     if as_json:
         print_json([job.to_json() for job in found])
@@ -69,7 +69,7 @@ def jobs(
             job.id,
             _state(job),
             Text(job.target),
-            moment(job.started),
+            format_time(job.started),
             f"{job.took:,.1f} s",
             *(f"{n:,}" for n in counts),
         )
@@ -85,21 +85,21 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show a job: its row counts, its times, and the progress of each shard."""
-    with plain_errors():
-        db, (job_id,) = database_and(arguments, conn_id, "JOB")
+    with errors_as_messages():
+        db, (job_id,) = open_database_argument(arguments, conn_id, "JOB")
         if as_json:
-            _tell_json(db, job_id, watch)
+            _print_json_status(db, job_id, watch)
             return
         console = open_console()
         job = db.job(job_id)
         if watch and job.open:
-            with Live(_picture(job), console=console, auto_refresh=False) as live:
+            with Live(_render_job(job), console=console, auto_refresh=False) as live:
                 while job.open:
                     time.sleep(_WATCH_SECONDS)
                     job = db.job(job_id)
-                    live.update(_picture(job), refresh=True)
+                    live.update(_render_job(job), refresh=True)
         else:
-            console.print(_picture(job))
+            console.print(_render_job(job))
 
 
 def errors(
@@ -112,8 +112,8 @@ def errors(
     as_json: AsJson = False,
 ) -> None:
     """List the rows that UDFs failed on, newest first, with traceback."""
-    with plain_errors():
-        db, _ = database_and(database, conn_id)
+    with errors_as_messages():
+        db, _ = open_database_argument(database, conn_id)
         if job is not None and table is None:
             table = db.job(job).table
         names = db.table_names() if table is None else [db.open_table(table).name]
@@ -157,9 +157,9 @@ def plan(
     conn_id: ConnectionId = None,
 ) -> None:
     """Print what a backfill or refresh would compute and why, or the plan of a job; writes nothing."""
-    with plain_errors():
+    with errors_as_messages():
         if job is not None:
-            db, _ = database_and(arguments, conn_id)
+            db, _ = open_database_argument(arguments, conn_id)
             typer.echo(without_controls(_stored_plan(db, job)))
             return
         # As Python does for a script, because UDFs are modules of the project in the current folder.
@@ -169,13 +169,13 @@ def plan(
             options |= {"--errors-only": errors_only, "--recompute-mixed": recompute_mixed}
             if given := [option for option, value in options.items() if value]:
                 raise InvalidInput(f"{' and '.join(given)} apply to columns, and --view {view} is planned as a whole.")
-            db, _ = database_and(arguments, conn_id)
+            db, _ = open_database_argument(arguments, conn_id)
             found = db.open_table(view)
             if not isinstance(found, View):
                 raise InvalidInput(f"{view!r} is a table and not a view. Plan one of its columns: DB {view} COLUMN.")
             typer.echo(found.plan_refresh(read_version, None, on_code_change, ignore_checkpoints))
             return
-        db, (table, column) = database_and(arguments, conn_id, "TABLE", "COLUMN")
+        db, (table, column) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN")
         typer.echo(
             db.open_table(table).plan_backfill(
                 column,
@@ -191,7 +191,7 @@ def plan(
         )
 
 
-def _tell_json(db: Database, job_id: str, watch: bool) -> None:
+def _print_json_status(db: Database, job_id: str, watch: bool) -> None:
     """Print one indented document, or with ``--watch`` one document per line."""
     job = db.job(job_id)
     if not watch:
@@ -205,7 +205,7 @@ def _tell_json(db: Database, job_id: str, watch: bool) -> None:
         job = db.job(job_id)
 
 
-def _picture(job: Job) -> RenderableType:
+def _render_job(job: Job) -> RenderableType:
     head, *rest = map(without_controls, job.lines())
     parts: list[RenderableType] = [Text(head, f"bold {_COLORS.get(job.state, 'cyan')}"), *map(Text, rest)]
     # Failed and running shards first: a screen shows about forty of possibly a thousand shards.
@@ -213,14 +213,14 @@ def _picture(job: Job) -> RenderableType:
     if shown:
         grid = Table.grid(padding=(0, 1))
         for shard in sorted(shown, key=lambda shard: shard.index):
-            grid.add_row(*_bar(shard))
+            grid.add_row(*_shard_row(shard))
         parts.append(grid)
     if len(job.shards) > len(shown):
         parts.append(Text(f"and {len(job.shards) - len(shown):,} more shards"))
     return Group(*parts)
 
 
-def _bar(shard: ShardStatus) -> list[RenderableType]:
+def _shard_row(shard: ShardStatus) -> list[RenderableType]:
     bar = ProgressBar(total=max(shard.rows, 1), completed=shard.rows_checkpointed if shard.rows else 1, width=24)
     speed = f", {shard.rows_per_second:,.0f} rows/s" if shard.rows_per_second else ""
     left = f", {shard.seconds_left:,.0f} s left" if shard.seconds_left is not None else ""

@@ -18,7 +18,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from airflow_geneva.code_hash.syntax import Source, assigned_outside, free_names, significant_fields
+from airflow_geneva.code_hash.syntax import SourceFile, assigned_outside, free_names, significant_fields
 from airflow_geneva.code_hash.values import (
     cells_of,
     dotted_name,
@@ -53,7 +53,7 @@ def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf") -> st
     deps = tuple(deps)
     hasher = _Hasher(tolerant=bool(deps))
     try:
-        hasher.source_of(target, "the UDF itself")
+        hasher.add_source(target, "the UDF itself")
         for dep in deps:
             hasher.dep(dep)
     except InvalidInput as error:
@@ -98,7 +98,7 @@ class _Hasher:
             data = token.encode("utf-8", "surrogatepass") if isinstance(token, str) else token
             self._sha.update(b"%d:%b" % (len(data), data))
 
-    def _was_fed(self, value: Any) -> bool:
+    def _seen_before(self, value: Any) -> bool:
         if id(value) in self._numbers:
             self._feed("again", str(self._numbers[id(value)][0]))
             return True
@@ -120,33 +120,33 @@ class _Hasher:
             except OSError as error:
                 raise InvalidInput(f"the file {str(dep)!r} in deps= cannot be read ({error})") from error
         elif is_code(dep) or is_udf(dep):
-            self.source_of(dep, "an entry of deps=")
+            self.add_source(dep, "an entry of deps=")
         else:
             self._value(dep, "an entry of deps=", "")
 
     def _module_files(self, module: types.ModuleType) -> None:
         label = f"module {module.__name__!r} in deps="
         if not hasattr(module, "__path__"):
-            self._tree(Source.read(module.__file__, vars(module), label).tree)
+            self._tree(SourceFile.read(module.__file__, vars(module), label).tree)
             return
         roots = [pathlib.Path(root) for root in module.__path__]
         files = {path.relative_to(root).as_posix(): path for root in roots for path in root.rglob("*.py")}
         for relative in sorted(files):
             self._feed("module", relative)
             if files[relative].stat().st_size:
-                self._tree(Source.read(str(files[relative]), {}, label).tree)
+                self._tree(SourceFile.read(str(files[relative]), {}, label).tree)
 
-    def source_of(self, value: Any, where: str) -> None:
+    def add_source(self, value: Any, where: str) -> None:
         """Hash a callable by its source, whichever module it comes from."""
         if is_udf(value):
             self._udf(value)
         elif isinstance(value, types.MethodType):
             self._feed("method")
-            self.source_of(value.__func__, where)
+            self.add_source(value.__func__, where)
             self._value(value.__self__, f"the object that {where} is a method of", module_of(value))
         elif isinstance(value, functools.partial):
             self._feed("partial")
-            self.source_of(value.func, where)
+            self.add_source(value.func, where)
             self._value([value.args, value.keywords], f"an argument of {where}", "")
         elif isinstance(value, types.FunctionType):
             self._function(value)
@@ -154,25 +154,25 @@ class _Hasher:
             self._class(value)
         elif is_code(value):
             self._feed("wrapped", type(value).__name__)
-            self.source_of(value.__wrapped__, where)
+            self.add_source(value.__wrapped__, where)
         else:
             self._instance(value, where)
 
     def _udf(self, value: Any) -> None:
         # Hash its parts, not its code_version, because two UDFs may refer to each other.
         self._feed("udf", value.version or "")
-        if value.version is None and not self._was_fed(value):
-            self.source_of(value.func, f"UDF {value.name!r}")
+        if value.version is None and not self._seen_before(value):
+            self.add_source(value.func, f"UDF {value.name!r}")
             for dep in value.deps:
                 self.dep(dep)
 
     def _function(self, function: types.FunctionType) -> None:
-        if self._was_fed(function):
+        if self._seen_before(function):
             return
         label, module = label_of(function), module_of(function)
         try:
-            source = Source.read(function.__code__.co_filename, function.__globals__, label)
-            node = _single(source.functions(function), label)
+            source = SourceFile.read(function.__code__.co_filename, function.__globals__, label)
+            node = _only_definition(source.functions(function), label)
         except InvalidInput as error:
             self._unstable(str(error))
             return
@@ -185,7 +185,7 @@ class _Hasher:
         self._references(node, cells_of([function]), function.__globals__, source, label)
 
     def _class(self, cls: type) -> None:
-        if self._was_fed(cls):
+        if self._seen_before(cls):
             return
         label = label_of(cls)
         methods = [m for m in map(function_in, vars(cls).values()) if m and module_of(m) == cls.__module__]
@@ -194,8 +194,8 @@ class _Hasher:
             namespace = methods[0].__globals__
         filename = methods[0].__code__.co_filename if methods else namespace.get("__file__")
         try:
-            source = Source.read(filename, namespace, label)
-            node = _single(source.classes(cls, [method.__code__.co_firstlineno for method in methods]), label)
+            source = SourceFile.read(filename, namespace, label)
+            node = _only_definition(source.classes(cls, [method.__code__.co_firstlineno for method in methods]), label)
         except InvalidInput as error:
             self._unstable(str(error))
             return
@@ -207,7 +207,7 @@ class _Hasher:
         self._references(node, cells_of(methods), namespace, source, label)
 
     def _instance(self, value: Any, where: str) -> None:
-        if self._was_fed(value):
+        if self._seen_before(value):
             return
         cls = type(value)
         self._feed("instance")
@@ -232,7 +232,7 @@ class _Hasher:
         self._feed(")")
 
     def _references(
-        self, node: ast.AST, cells: dict[str, Any], namespace: dict[str, Any], source: Source, label: str
+        self, node: ast.AST, cells: dict[str, Any], namespace: dict[str, Any], source: SourceFile, label: str
     ) -> None:
         module = namespace.get("__name__", "")
         state = assigned_outside(node) | (source.changed_globals - cells.keys())
@@ -270,11 +270,11 @@ class _Hasher:
             self._feed("partial")
             self._value([value.func, value.args, value.keywords], where, module)
         elif is_code(value) and module_of(value) == module:
-            self.source_of(value, where)
+            self.add_source(value, where)
         elif dotted := imported_as or dotted_name(value):
             self._feed("import", dotted)
         elif is_code(value):
-            self.source_of(value, where)
+            self.add_source(value, where)
         elif kind.__module__ == module:
             self._instance(value, where)
         else:
@@ -301,7 +301,7 @@ class _Hasher:
         self._open_containers.pop()
 
 
-def _single(nodes: list[ast.AST], label: str) -> ast.AST:
+def _only_definition(nodes: list[ast.AST], label: str) -> ast.AST:
     if not nodes:
         raise InvalidInput(f"the source of {label} is no longer where it was when it was imported")
     digests = set()

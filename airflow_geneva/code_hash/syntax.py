@@ -15,7 +15,7 @@ from typing import Any
 from airflow_geneva.errors import InvalidInput
 
 
-class Source:
+class SourceFile:
     """A source file, parsed.
 
     Attributes:
@@ -36,7 +36,7 @@ class Source:
                     self.imports.setdefault(alias.asname or alias.name, dotted)
 
     @staticmethod
-    def read(filename: str | None, namespace: dict[str, Any], label: str) -> Source:
+    def read(filename: str | None, namespace: dict[str, Any], label: str) -> SourceFile:
         """Parse a source file; a notebook cell or a file inside a zip is found through `linecache` and `namespace`."""
         linecache.checkcache(filename or "")
         text = "".join(linecache.getlines(filename or "", namespace))
@@ -72,8 +72,8 @@ class Source:
 
 
 @functools.lru_cache(maxsize=16)
-def _parse(text: str) -> Source:
-    return Source(text)
+def _parse(text: str) -> SourceFile:
+    return SourceFile(text)
 
 
 def _classes(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
@@ -145,12 +145,12 @@ def assigned_outside(definition: ast.AST) -> set[str]:
 class _Scope(ast.NodeVisitor):
     """Names read and bound in one scope; `nested` are the free names of its inner functions."""
 
-    def __init__(self, comprehension_in: _Scope | None = None) -> None:
+    def __init__(self, enclosing_scope: _Scope | None = None) -> None:
         self.used: set[str] = set()
         self.nested: set[str] = set()
         self.bound: set[str] = set()
         self.outer: set[str] = set()
-        self.comprehension_in = comprehension_in
+        self.enclosing_scope = enclosing_scope
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
         for default in [*node.args.defaults, *node.args.kw_defaults]:
@@ -205,7 +205,7 @@ class _Scope(ast.NodeVisitor):
 
     def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
         self.visit(node.generators[0].iter)
-        inner = _Scope(comprehension_in=self)
+        inner = _Scope(enclosing_scope=self)
         for child in ast.iter_child_nodes(node):
             inner.visit(child)
         self.nested |= inner._free(inner.used | inner.nested)
@@ -214,8 +214,8 @@ class _Scope(ast.NodeVisitor):
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
         scope = self
-        while scope.comprehension_in is not None:
-            scope = scope.comprehension_in
+        while scope.enclosing_scope is not None:
+            scope = scope.enclosing_scope
         scope.bound.add(node.target.id)
         self.visit(node.value)
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from airflow_geneva.checkpoint.facts import Fact, append_ledger, load_state, looked_at
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
-from airflow_geneva.checkpoint.records import unrolled
-from airflow_geneva.commit.verify import Candidate, Verdict, verify
+from airflow_geneva.checkpoint.records import decode_runs
+from airflow_geneva.commit.verify import Candidate, Verification, verify
 from airflow_geneva.errors import CommitConflict, StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.result import ShardResult
@@ -22,7 +22,7 @@ from airflow_geneva.lance_io.conflicts import MORE_RETRIES, is_conflict, max_ret
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, fields_present, read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.cutting import FRAGMENTS_PER_COMMIT, fragments_per_commit
-from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import md5
@@ -58,7 +58,7 @@ class ShardCommitter:
         self,
         open_table: Callable[[], lance.LanceDataset],
         checkpoints: Storage,
-        work: Work,
+        work: JobSpec,
         columns: Columns,
         planned: lance.LanceDataset,
         fingerprint: str,
@@ -202,7 +202,7 @@ class ShardCommitter:
         self,
         dataset: lance.LanceDataset,
         manifest: dict[int, FragmentFiles],
-        verdict: Verdict,
+        verdict: Verification,
         output: tuple[int, ...],
     ) -> bool:
         """Try to commit at the verified version; return False on a conflict."""
@@ -233,12 +233,12 @@ class ShardCommitter:
                 "then run again: nothing is lost."
             ) from error
         fault_point("commit.after")
-        self.work.written.settle(self.checkpoints.options, committed, transaction)
+        self.work.written.check_after_commit(self.checkpoints.options, committed, transaction)
         self._versions.append(committed.version)
-        self._settle(committed, verdict, output)
+        self._verify_committed(committed, verdict, output)
         return True
 
-    def _settle(self, committed: lance.LanceDataset, verdict: Verdict, output: tuple[int, ...]) -> None:
+    def _verify_committed(self, committed: lance.LanceDataset, verdict: Verification, output: tuple[int, ...]) -> None:
         """Check the committed version: Lance reports no conflict when another writer replaced an input in place."""
         manifest = read_manifest(committed, self.columns, {c.work.id for c in verdict.fitting})
         for candidate in verdict.fitting:
@@ -265,7 +265,7 @@ class ShardCommitter:
             self._left.append((candidate.work.id, rows, why))
 
     def _facts(
-        self, dataset: lance.LanceDataset, manifest: dict[int, FragmentFiles], verdict: Verdict
+        self, dataset: lance.LanceDataset, manifest: dict[int, FragmentFiles], verdict: Verification
     ) -> list[Fact]:  # fmt: skip
         facts: list[Fact] = []
         for candidate in verdict.fitting:
@@ -290,7 +290,7 @@ def _deleted_rows(dataset: lance.LanceDataset, candidate: Candidate) -> Ranges:
     """Physical offsets of a fragment's computed and due rows that the table no longer has."""
     if not dataset.has_stable_row_ids:
         return Ranges.empty()
-    offsets, ids = unrolled(candidate.staged.runs)
+    offsets, ids = decode_runs(candidate.staged.runs)
     gone = np.ones(len(ids), np.bool_)
     for at in range(0, len(ids), _IDS_A_READ):
         part = ids[at : at + _IDS_A_READ]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_geneva.checkpoint.provenance import Provenance, add_rows, runs_failed
+from airflow_geneva.checkpoint.provenance import Provenance, add_rows, prior_failures_of
 from airflow_geneva.checkpoint.records import StagedFragment
 from airflow_geneva.lance_io.fragments import FragmentFiles, live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
@@ -43,7 +43,7 @@ class Candidate:
 
     def only_failed_again(self, version: str) -> bool:
         """Whether the UDF failed only on rows that it failed on before, so that their values are NULL already."""
-        failed = Ranges.union(rows for _, rows in runs_failed(self.work.known, version))
+        failed = Ranges.union(rows for _, rows in prior_failures_of(self.work.known, version))
         computed = self.staged.computed
         return (
             bool(self.work.files.output and computed)
@@ -57,7 +57,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     """Which candidates can be committed at a version.
 
     Args:
@@ -76,7 +76,7 @@ def verify(
     manifest: Mapping[int, FragmentFiles],
     candidates: Iterable[Candidate],
     output_fields: tuple[int, ...],
-) -> Verdict:
+) -> Verification:
     """Compare every candidate with the newest version.
 
     Args:
@@ -90,7 +90,7 @@ def verify(
 
     with ThreadPoolExecutor(_THREADS) as pool:
         judged = list(pool.map(judge, candidates))
-    return Verdict(
+    return Verification(
         tuple(c for c, reason in judged if reason == ""),
         tuple(c for c, reason in judged if reason == _DONE),
         tuple((c, reason) for c, reason in judged if reason not in ("", _DONE)),

@@ -13,7 +13,7 @@ from airflow_geneva.checkpoint.view_snapshot import Snapshot, load_snapshot, rem
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.outbox import JOB_PROPERTY
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.history import Commit, commits_back
+from airflow_geneva.lance_io.history import Commit, commits_newest_first
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.views.columns import IS_SET, SOURCE_ROW_ID
@@ -67,13 +67,13 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
     import lance
 
     changed, placeholders = "", False
-    commits = commits_back(dataset, int(dataset.version))
+    commits = commits_newest_first(dataset, int(dataset.version))
     # Read back to the newest swap, however far: every commit since then may have changed rows.
     while (commit := next(commits, None)) is not None:
         swap = _swap_of(commit)
         # Lance rebases a commit on those that came after its preparation, and records that it had read them.
         since = int(commit.properties[LOOKED_AT]) + 1 if swap else 0
-        others = reversed([*commits_back(dataset, commit.version - 1, since)]) if swap else [commit]
+        others = reversed([*commits_newest_first(dataset, commit.version - 1, since)]) if swap else [commit]
         for other in others:
             did = _changes(dataset, other)
             if did is None:
@@ -82,7 +82,7 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
         if swap:
             return replace(swap, changed=changed, placeholders=placeholders)
         if isinstance(commit.operation, lance.LanceOperation.Restore):
-            commits = commits_back(dataset, int(commit.operation.version))
+            commits = commits_newest_first(dataset, int(commit.operation.version))
     return Swap(changed=changed)
 
 
@@ -161,13 +161,13 @@ def _mirrored(dataset: lance.LanceDataset) -> tuple[str, str]:
     return job_id, snapshot
 
 
-def named_by_swap(dataset: lance.LanceDataset, version: int) -> str:
+def snapshot_of_version(dataset: lance.LanceDataset, version: int) -> str:
     """Return the snapshot that a version's transaction names; "" if it is not a swap."""
     transaction = dataset.read_transaction(version)
     return str(((transaction.transaction_properties if transaction else None) or {}).get(SNAPSHOT, ""))
 
 
-def named_by_metadata(dataset: lance.LanceDataset) -> str:
+def snapshot_in_metadata(dataset: lance.LanceDataset) -> str:
     """Return the snapshot that the schema metadata of a version names, or ""."""
     return _mirrored(dataset)[1]
 
@@ -189,7 +189,7 @@ def drop_intents(location: TableLocation, snapshots: Iterable[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Note:
+class AdvanceNote:
     """States that a swap also reflects a later source version, which changed no row of the view.
 
     Args:
@@ -203,28 +203,28 @@ class Note:
     snapshot: str
 
 
-def advance(location: TableLocation, note: Note) -> None:
+def write_advance_note(location: TableLocation, note: AdvanceNote) -> None:
     """Record a later source version for a view without writing a table version.
 
     Removes the previous note's snapshot if nothing else names it.
     """
-    before = read_note(location)
+    before = read_advance_note(location)
     location.checkpoints.write_json(_NOTE, asdict(note))
     fault_point("advance.written")
-    # A reader that has the old note but not yet its snapshot reads the note again, see `ViewContents.snapshot`.
+    # A reader that has the old note but not yet its snapshot reads the note again, see `CommittedViewState.snapshot`.
     if before is not None and before.snapshot not in {note.snapshot, note.swap, *read_intents(location)}:
         remove_snapshot(location.checkpoints, before.snapshot)
 
 
-def read_note(location: TableLocation) -> Note | None:
+def read_advance_note(location: TableLocation) -> AdvanceNote | None:
     """Read the note beside a view, if there is one."""
     try:
-        return Note(**location.checkpoints.read_json(_NOTE))
+        return AdvanceNote(**location.checkpoints.read_json(_NOTE))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
-class ViewContents:
+class CommittedViewState:
     """What a version of a view shows; parts are read on demand.
 
     Args:
@@ -255,12 +255,12 @@ class ViewContents:
         """
         if self.newest.changed:
             return None
-        note = read_note(self.location)
+        note = read_advance_note(self.location)
         while note is not None and note.swap == self.newest.snapshot:
             found = load_snapshot(self.location.checkpoints, note.snapshot)
             if found is not None:
                 return found
-            missed, note = note, read_note(self.location)
+            missed, note = note, read_advance_note(self.location)
             if note == missed:
                 break
         return load_snapshot(self.location.checkpoints, self.newest.snapshot) if self.newest.job_id else None

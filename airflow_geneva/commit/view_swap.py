@@ -19,12 +19,12 @@ from airflow_geneva.commit.view_state import (
     SNAPSHOT,
     SOURCE_VERSION,
     SWAP_KEY,
-    Note,
-    advance,
+    AdvanceNote,
     drop_intents,
-    named_by_metadata,
     newest_swap,
     read_intents,
+    snapshot_in_metadata,
+    write_advance_note,
     write_intent,
 )
 from airflow_geneva.errors import CommitConflict
@@ -32,11 +32,11 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.job.outbox import JOB_PROPERTY
 from airflow_geneva.lance_io.conflicts import MORE_RETRIES, is_conflict, max_retries
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.history import commits_back
+from airflow_geneva.lance_io.history import commits_newest_first
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.lance_io.table_identity import PlannedTable
-from airflow_geneva.plan.model import Work
-from airflow_geneva.plan.swap_plan import EVERYTHING, SwapPlan
+from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.swap_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import join
 from airflow_geneva.views.columns import IS_SET, SOURCE_ROW_ID
@@ -54,7 +54,7 @@ _NO_IDS = np.empty(0, np.int64)
 
 def swap_rows(
     location: TableLocation,
-    work: Work,
+    work: JobSpec,
     plan: str,
     swap: SwapPlan,
     files: Sequence[tuple[str, int]],
@@ -81,24 +81,24 @@ def swap_rows(
     attempts = max_retries()
     snapshot = ""
     for attempt in range(attempts + 1):
-        dataset = _with_a_fragment(location, work.written, bool(files))
+        dataset = _open_with_a_fragment(location, work.written, bool(files))
         work.written.check(dataset)
         newest = newest_swap(location, dataset)
         if newest.identity != swap.based_on:
-            done = carried_out(dataset, plan)
+            done = version_of_plan(dataset, plan)
             if done:
                 return done, ""
             drop_intents(location, [snapshot] if snapshot else ())
             others = f"other writers changed the view's rows meanwhile ({newest.changed})" if newest.changed else ""
             return None, others or "another refresh replaced the view's rows meanwhile"
-        removed, updated, anchor = _rows_out(dataset, swap.gone, newest.placeholders)
+        removed, updated, anchor = _rows_to_remove(dataset, swap.gone, newest.placeholders)
         new = [FragmentMetadata(id=0, files=[DataFile.create(dataset, n)], physical_rows=rows) for n, rows in files]
         empty = not removed and not updated and not new
         if empty and not swap.advances:
             return None, ""
         snapshot = snapshot or save()
         if empty:
-            advance(location, Note(swap.based_on, work.version, snapshot))
+            write_advance_note(location, AdvanceNote(swap.based_on, work.version, snapshot))
             return None, ""
         transaction = lance.Transaction(
             read_version=dataset.version,
@@ -131,7 +131,7 @@ def swap_rows(
             time.sleep(min(0.05 * 2**attempt, 5.0) * random.uniform(0.5, 1.5))
             continue
         fault_point("swap.after")
-        work.written.settle(location.options, swapped, transaction)
+        work.written.check_after_commit(location.options, swapped, transaction)
         # Two swaps conflict: one that began earlier was committed earlier or can no longer be committed.
         drop_intents(location, begun)
         return int(swapped.version), ""
@@ -141,13 +141,13 @@ def swap_rows(
     )
 
 
-def carried_out(dataset: lance.LanceDataset, plan: str) -> int | None:
+def version_of_plan(dataset: lance.LanceDataset, plan: str) -> int | None:
     """Find the version whose swap completed a plan, among the newest thousand readable versions.
 
     An older swap is not found: the job then reports its rows as left, and the next plan finds out that they are not.
     """
     newest = int(dataset.version)
-    for commit in commits_back(dataset, newest, max(newest - _MOST_VERSIONS, 0) + 1):
+    for commit in commits_newest_first(dataset, newest, max(newest - _MOST_VERSIONS, 0) + 1):
         if commit.gone:
             return None
         if commit.properties.get(PLAN) == plan:
@@ -155,7 +155,7 @@ def carried_out(dataset: lance.LanceDataset, plan: str) -> int | None:
     return None
 
 
-def _with_a_fragment(location: TableLocation, planned: PlannedTable, wanted: bool) -> lance.LanceDataset:
+def _open_with_a_fragment(location: TableLocation, planned: PlannedTable, wanted: bool) -> lance.LanceDataset:
     """Open a view; if it is empty, append a placeholder, so that two concurrent swaps share a fragment and conflict."""
     import lance
     from lance.file import LanceFileWriter
@@ -175,19 +175,21 @@ def _with_a_fragment(location: TableLocation, planned: PlannedTable, wanted: boo
         planned.look(location.options)
         committed = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=options)
         fault_point("swap.ground")
-        planned.settle(location.options, committed, transaction)
+        planned.check_after_commit(location.options, committed, transaction)
         dataset = location.open()
     return dataset
 
 
-def _rows_out(dataset: lance.LanceDataset, gone: Ranges, placeholders: bool) -> tuple[list[int], list[Any], list[Any]]:
+def _rows_to_remove(
+    dataset: lance.LanceDataset, gone: Ranges, placeholders: bool
+) -> tuple[list[int], list[Any], list[Any]]:
     """Return the fragments to remove, those that lose rows, and the lowest fragment if it stays unchanged.
 
     Args:
         placeholders: whether the view may have rows that are not set.
     """
     fragments = {fragment.fragment_id: fragment for fragment in dataset.get_fragments()}
-    if gone == EVERYTHING:
+    if gone == ALL_ROW_IDS:
         return sorted(fragments), [], []
     removed: list[int] = []
     updated: list[Any] = []
@@ -240,7 +242,7 @@ def mirror_swap(location: TableLocation) -> None:
     metadata = dataset.schema.metadata or {}
     if newest.job_id and any(metadata.get(key.encode(), b"").decode() != value for key, value in wanted.items()):
         fault_point("mirror.write")
-        before = named_by_metadata(dataset)
+        before = snapshot_in_metadata(dataset)
         try:
             update = lance.LanceOperation.UpdateConfig(
                 schema_metadata_updates=lance.LanceOperation.UpdateMap(wanted, False)

@@ -14,7 +14,7 @@ from airflow.sdk.log import mask_secret
 
 from airflow_geneva.database import Database, connect
 from airflow_geneva.errors import GenevaError, InvalidInput
-from airflow_geneva.storage.options import read_storage_options, secrets_of
+from airflow_geneva.storage.options import read_storage_options, secret_values
 from airflow_geneva.storage.uri import is_local, normalize_uri
 
 
@@ -55,7 +55,7 @@ class LanceHook(BaseHook):
     def storage_options(self) -> dict[str, str]:
         """Credentials and settings for pylance; from the first access on Airflow masks the secrets in logs."""
         options = read_storage_options(self._extra.get("storage_options"))
-        for secret in secrets_of(options):
+        for secret in secret_values(options):
             mask_secret(secret)
         return options
 
@@ -102,7 +102,7 @@ class LanceHook(BaseHook):
         """List the tables, for the button of the connection form."""
         secrets: list[str] = []
         try:
-            secrets = secrets_of(self.storage_options)
+            secrets = secret_values(self.storage_options)
             database = self.get_database()
             if is_local(database.uri) and not os.path.isdir(database.uri):
                 return False, f"There is no folder {database.uri} on this machine."

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from airflow_geneva.errors import InvalidInput, StorageError, without_secrets
+from airflow_geneva.errors import InvalidInput, StorageError, mask_secrets
 from airflow_geneva.faults import fault_point
 from airflow_geneva.storage.files import Storage
 
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
 
-APPLYING, COMMITTING = "progress", "committing"
+APPLY_PROGRESS, COMMITTING = "progress", "committing"
 """Prefixes of the progress files of a shard's stages."""
 
 
@@ -26,7 +26,7 @@ def new_job_id() -> str:
     return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:10]}"
 
 
-def began(job_id: str) -> datetime | None:
+def job_start_time(job_id: str) -> datetime | None:
     """Return the time in a job id; None if it has none."""
     try:
         return datetime.strptime(job_id[:21], "%Y%m%dT%H%M%S%f").replace(tzinfo=timezone.utc)
@@ -65,7 +65,7 @@ class JobFolder:
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Write the job's record, before any other document of the job; remove the documents of an earlier try."""
         _, names = self.storage.list_folder()
-        stages = (f"{APPLYING}-", f"{COMMITTING}-")
+        stages = (f"{APPLY_PROGRESS}-", f"{COMMITTING}-")
         for name in names:
             if name in ("result.json", "planned.json", "heartbeat.json") or name.startswith(stages):
                 self.storage.delete(name)
@@ -79,7 +79,7 @@ class JobFolder:
             record.update(self.read("result.json") or kept or {})
         return record
 
-    def keep_record(self) -> None:
+    def reduce_to_record(self) -> None:
         """Merge the result into the record, keep the error records, and remove all other documents."""
         record, ended = self.storage.read_json("job.json"), self.read("result.json")
         if ended is not None:
@@ -104,7 +104,7 @@ class JobFolder:
             errors: number of its error records.
         """
         document = {"state": state, "ended": time.time(), "result": dict(result), "errors": errors}
-        document["error"] = None if error is None else without_secrets(error)
+        document["error"] = None if error is None else mask_secrets(error)
         self.storage.write_json("result.json", document)
 
     def write_shard(self, stage: str, fingerprint: str, shard: int, document: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ class JobFolder:
         return self.read(shard_name(stage, fingerprint, shard))
 
     @contextmanager
-    def noting_failure(self, fingerprint: str, shard: int) -> Iterator[None]:
+    def recording_failure(self, fingerprint: str, shard: int) -> Iterator[None]:
         """Write why the work on a shard failed, for the job's record; a new try removes the file first."""
         name = shard_name("failed", fingerprint, shard)
         self.storage.delete(name)
@@ -123,7 +123,7 @@ class JobFolder:
             yield
         except Exception as error:
             with suppress(StorageError):
-                self.storage.write_json(name, {"error": without_secrets(str(error)), "at": time.time()})
+                self.storage.write_json(name, {"error": mask_secrets(str(error)), "at": time.time()})
             raise
 
     def read(self, name: str) -> dict[str, Any] | None:

@@ -22,10 +22,10 @@ EVERY_SECONDS = 15.0
 # The files of a dead job may be removed, so both limits are generous. A working process writes a heartbeat every 15
 # seconds for as long as its stage runs; one hour bridges a suspended machine or an unreachable store. A cleanup also
 # checks the store's own file times, because clocks may differ by more.
-SILENT_WHILE_WORKING = 3600.0
+RUNNING_TIMEOUT = 3600.0
 # Between two Airflow tasks no process writes heartbeats: the next task may wait for its retry delay, a pool slot or the
 # cluster, and a user may clear it the next morning. The same holds for a killed Airflow task that waits for its retry.
-SILENT_WHILE_WAITING = 24 * 3600.0
+WAITING_TIMEOUT = 24 * 3600.0
 
 HEARTBEAT = "heartbeat.json"
 
@@ -61,7 +61,7 @@ class Heartbeat:
             return None
 
 
-def silence_allowed(heartbeat: Heartbeat | None, retried: bool) -> float:
+def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool) -> float:
     """Return the seconds without a heartbeat after which an unfinished job counts as dead.
 
     Args:
@@ -69,11 +69,11 @@ def silence_allowed(heartbeat: Heartbeat | None, retried: bool) -> float:
         retried: whether Airflow may retry a killed task.
     """
     working = heartbeat is not None and not heartbeat.over and not retried
-    return SILENT_WHILE_WORKING if working else SILENT_WHILE_WAITING
+    return RUNNING_TIMEOUT if working else WAITING_TIMEOUT
 
 
 @contextmanager
-def beating(job: Storage, stage: str, every: float = EVERY_SECONDS) -> Iterator[None]:
+def writing_heartbeats(job: Storage, stage: str, every: float = EVERY_SECONDS) -> Iterator[None]:
     """Write heartbeats while the body runs; a failed write does not fail the job.
 
     Args:
@@ -81,7 +81,7 @@ def beating(job: Storage, stage: str, every: float = EVERY_SECONDS) -> Iterator[
         stage: the stage that the body runs.
         every: seconds between two heartbeats.
     """
-    pulse = _Pulse(job, stage)
+    pulse = _HeartbeatWriter(job, stage)
     pulse.beat()
     over = threading.Event()
 
@@ -100,11 +100,11 @@ def beating(job: Storage, stage: str, every: float = EVERY_SECONDS) -> Iterator[
         pulse.beat(over=True)
 
 
-class _Pulse:
+class _HeartbeatWriter:
     def __init__(self, job: Storage, stage: str) -> None:
         self.job = job
         self.stage = stage
-        self._complained = False
+        self._already_warned = False
 
     def beat(self, over: bool = False) -> None:
         document = {
@@ -116,6 +116,6 @@ class _Pulse:
             # Airflow stops a task, or times it out, with a BaseException.
             if not is_failure(error):
                 raise
-            if not self._complained:
-                self._complained = True
+            if not self._already_warned:
+                self._already_warned = True
                 logger.warning("Cannot write the heartbeat of this job; the job goes on: %s", error)

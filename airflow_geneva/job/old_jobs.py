@@ -7,8 +7,8 @@ from typing import Any
 
 from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.outbox import marked_jobs
-from airflow_geneva.job.record import job_ids, read_chosen, read_job
+from airflow_geneva.job.outbox import jobs_in_outbox
+from airflow_geneva.job.record import job_ids, read_job, read_jobs
 from airflow_geneva.job.result import DONE, PARTIAL
 from airflow_geneva.storage.files import Storage
 
@@ -17,7 +17,7 @@ _MOST_AT_ONCE = 100
 _DONE_UNTIL = "tidied.json"
 
 
-def tidy_jobs(checkpoints: Storage) -> None:
+def reduce_old_jobs(checkpoints: Storage) -> None:
     """Remove plans, progress and shard results of a table's old jobs; keep their records and error records.
 
     These jobs are not reduced: the newest ones, open ones, those with commits to announce, and failed or dead ones
@@ -34,7 +34,7 @@ def tidy_jobs(checkpoints: Storage) -> None:
     old = sorted(job_ids(checkpoints)[_KEPT_WHOLE:])
     names = [name for name in old if name in later] + [name for name in old if name > until][:_MOST_AT_ONCE]
     if names:
-        kept = _tidy(checkpoints, names)
+        kept = _reduce(checkpoints, names)
         checkpoints.write_json(_DONE_UNTIL, {"until": max(until, *names), "later": kept[-_MOST_AT_ONCE:]})
 
 
@@ -47,12 +47,12 @@ def busy_targets(checkpoints: Storage, but: str) -> set[str]:
     later = set(map(str, _read_state(checkpoints).get("later", ())))
     names = job_ids(checkpoints)
     chosen = [name for at, name in enumerate(names) if name != but and (at < _KEPT_WHOLE or name in later)]
-    return {job.target for job in read_chosen(checkpoints, chosen) if job.open}
+    return {job.target for job in read_jobs(checkpoints, chosen) if job.open}
 
 
-def _tidy(checkpoints: Storage, names: Sequence[str]) -> list[str]:
+def _reduce(checkpoints: Storage, names: Sequence[str]) -> list[str]:
     """Reduce the jobs that may be reduced, and return the others, oldest first."""
-    announced_later = marked_jobs(checkpoints)
+    announced_later = jobs_in_outbox(checkpoints)
     made_up_for: set[str] = set()
     kept: list[str] = []
     for name in sorted(set(names), reverse=True):
@@ -67,7 +67,7 @@ def _tidy(checkpoints: Storage, names: Sequence[str]) -> list[str]:
         if job.open or name in announced_later or not (done or job.target in made_up_for):
             kept.append(name)
         else:
-            folder.keep_record()
+            folder.reduce_to_record()
         if done and job.state == DONE:
             made_up_for.add(job.target)
     return kept[::-1]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_geneva.lance_io.history import commits_back
+from airflow_geneva.lance_io.history import commits_newest_first
 from airflow_geneva.storage.files import Storage
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _MARKS = "unannounced"
 
 
 @dataclass(frozen=True)
-class Mark:
+class OutboxEntry:
     """A job that may have commits to announce.
 
     Args:
@@ -33,7 +33,7 @@ class Mark:
     since: int
 
 
-def write_mark(checkpoints: Storage, field_id: int, mark: Mark) -> None:
+def write_outbox(checkpoints: Storage, field_id: int, mark: OutboxEntry) -> None:
     """Write a job's mark; keep the mark of an earlier try, because that try may have committed."""
     name = f"{mark.job_id}.json"
     folder = _folder(checkpoints, field_id)
@@ -41,32 +41,32 @@ def write_mark(checkpoints: Storage, field_id: int, mark: Mark) -> None:
         folder.write_json(name, {"since": mark.since})
 
 
-def read_marks(checkpoints: Storage, field_id: int) -> list[Mark]:
+def read_outbox(checkpoints: Storage, field_id: int) -> list[OutboxEntry]:
     """Return the marks of a column, oldest first."""
     folder = _folder(checkpoints, field_id)
     _, names = folder.list_folder()
     marks = []
     for name in names:
         try:
-            marks.append(Mark(name.removesuffix(".json"), int(folder.read_json(name)["since"])))
+            marks.append(OutboxEntry(name.removesuffix(".json"), int(folder.read_json(name)["since"])))
         except FileNotFoundError:
             continue
     return marks
 
 
-def marked_jobs(checkpoints: Storage) -> set[str]:
+def jobs_in_outbox(checkpoints: Storage) -> set[str]:
     """Return the ids of all jobs with a mark, for all columns."""
     return {name.rsplit("/", 1)[-1].removesuffix(".json") for name in checkpoints.list_files(_MARKS)}
 
 
-def remove_mark(checkpoints: Storage, field_id: int, mark: Mark) -> None:
+def remove_from_outbox(checkpoints: Storage, field_id: int, mark: OutboxEntry) -> None:
     _folder(checkpoints, field_id).delete(f"{mark.job_id}.json")
 
 
 def find_commits(dataset: lance.LanceDataset, since: int, job_ids: Iterable[str]) -> dict[int, str]:
     """Return the table versions after ``since`` that these jobs committed, without versions that were cleaned up."""
     wanted = set(job_ids)
-    commits = commits_back(dataset, int(dataset.version), since + 1)
+    commits = commits_newest_first(dataset, int(dataset.version), since + 1)
     found = {commit.version: commit.properties.get(JOB_PROPERTY, "") for commit in commits}
     return {version: found[version] for version in sorted(found) if found[version] in wanted}
 

@@ -77,7 +77,7 @@ class Progress:
 
 
 @dataclass
-class Reporter:
+class ProgressReporter:
     """Logs progress, and keeps the newest in a file every few seconds.
 
     The pauses between two lines grow with the time that has passed, so that the log of a shard of hours stays short.
@@ -111,7 +111,7 @@ class Reporter:
     _began: float = field(default_factory=time.monotonic)
     _last: float = 0.0
     _last_line: float = 0.0
-    _complained: bool = False
+    _already_warned: bool = False
 
     def now(self) -> Progress:
         return Progress(
@@ -171,8 +171,8 @@ class Reporter:
         try:
             self.storage.write_json(self.name, document)
         except StorageError as error:
-            if not self._complained:
-                self._complained = True
+            if not self._already_warned:
+                self._already_warned = True
                 logger.warning("Cannot write the progress; the work goes on: %s", error)
 
 

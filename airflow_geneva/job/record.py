@@ -11,7 +11,7 @@ from typing import Any
 from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import JobFolder, is_job_id
-from airflow_geneva.job.heartbeat import HEARTBEAT, SILENT_WHILE_WORKING, Heartbeat, silence_allowed
+from airflow_geneva.job.heartbeat import HEARTBEAT, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, RUNNING
 from airflow_geneva.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.job.status import AirflowRun, Job
@@ -66,7 +66,7 @@ def job_ids(checkpoints: Storage) -> list[str]:
     return sorted(filter(is_job_id, names), reverse=True)
 
 
-def read_chosen(checkpoints: Storage, ids: Iterable[str]) -> list[Job]:
+def read_jobs(checkpoints: Storage, ids: Iterable[str]) -> list[Job]:
     """Read the jobs with these ids, in order, without removed ones; damaged ones are left out with a warning."""
     folders = [JobFolder.of(checkpoints, name) for name in ids]
     return [job for job in in_parallel(_read_listed, folders, checkpoints.local) if job is not None]
@@ -88,7 +88,7 @@ def _job(
     shards: tuple[ShardStatus, ...],
     now: float,
 ) -> Job:
-    if ended is not None and _goes_on(ended, heartbeat, now):
+    if ended is not None and _resumed(ended, heartbeat, now):
         ended = None
     if ended is not None:
         swapped = record["kind"] == "refresh" and ended["state"] == DONE
@@ -96,8 +96,8 @@ def _job(
     run = record.get("airflow")
     last_seen = max(float(record["started"]), heartbeat.at if heartbeat else 0.0, float((ended or {}).get("ended", 0)))
     # A heartbeat from far in the future does not count either: a clock was wrong.
-    dead = ended is None and abs(now - last_seen) > silence_allowed(heartbeat, retried=run is not None)
-    state = _known(_state(record, heartbeat, shards) if ended is None else ended["state"])
+    dead = ended is None and abs(now - last_seen) > heartbeat_timeout(heartbeat, retried=run is not None)
+    state = _check_state(_state(record, heartbeat, shards) if ended is None else ended["state"])
     if dead:
         shards = tuple(shard.at_rest(failed=False) for shard in shards)
     pending = int(record.get("rows_pending", 0))
@@ -142,13 +142,13 @@ def _airflow_run(run: Mapping[str, Any]) -> AirflowRun:
     return AirflowRun(str(run["dag_id"]), str(run["run_id"]), str(run["task_id"]), int(run["try"]))
 
 
-def _goes_on(ended: Mapping[str, Any], heartbeat: Heartbeat | None, now: float) -> bool:
+def _resumed(ended: Mapping[str, Any], heartbeat: Heartbeat | None, now: float) -> bool:
     """Whether a shard of an ended job was cleared, and runs again."""
     if heartbeat is None or heartbeat.stage not in ("apply", "commit") or heartbeat.at <= float(ended["ended"]):
         return False
     # If the job did not fail, a stage that ended after it was a late task, and no other stage follows.
     follows = not heartbeat.over or ended["state"] == FAILED
-    return follows and abs(now - heartbeat.at) <= SILENT_WHILE_WORKING
+    return follows and abs(now - heartbeat.at) <= RUNNING_TIMEOUT
 
 
 def _state(record: Mapping[str, Any], heartbeat: Heartbeat | None, shards: tuple[ShardStatus, ...]) -> Any:
@@ -158,7 +158,7 @@ def _state(record: Mapping[str, Any], heartbeat: Heartbeat | None, shards: tuple
     return RUNNING if begun else record.get("state", PENDING)
 
 
-def _known(state: Any) -> str:
+def _check_state(state: Any) -> str:
     if state in (PENDING, RUNNING, DONE, PARTIAL, FAILED):
         return str(state)
     raise ValueError(f"unknown state {state!r}")

@@ -124,7 +124,7 @@ class BackfillResult:
         return "\n".join(lines)
 
 
-def combine(
+def combine_shards(
     job_id: str,
     shards: Iterable[ShardResult],
     rows_skipped: int,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from airflow_geneva.job.folder import APPLYING, COMMITTING, JobFolder, progress_name, shard_name
+from airflow_geneva.job.folder import APPLY_PROGRESS, COMMITTING, JobFolder, progress_name, shard_name
 from airflow_geneva.job.progress import read_progress
 
 WAITING, FAILED, LEFT = "waiting", "failed", "left"
@@ -140,7 +140,7 @@ def _read_shard(
     committed = read(shard_name("commit", fingerprint, index))
     if not committed or committed["rows_left"]:
         # For a fully committed shard the result of its commit is enough.
-        status = _applying(status, read(progress_name(APPLYING, index)))
+        status = _applying(status, read(progress_name(APPLY_PROGRESS, index)))
         status = _applied(status, read(shard_name("apply", fingerprint, index)))
         status = _committing(status, read(progress_name(COMMITTING, index)))
         failed = read(shard_name("failed", fingerprint, index))
@@ -200,7 +200,7 @@ def _committing(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus
         fragments_ready=progress.ready,
         fragments_committed=progress.committed,
         versions=progress.versions,
-        seconds=_and(status.seconds, "commit", progress.seconds),
+        seconds=_add_stage(status.seconds, "commit", progress.seconds),
         rows_per_second=0.0,
         seconds_left=None,
     )
@@ -225,9 +225,9 @@ def _committed(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         rows_reused=int(document["rows_reused"]),
         rows_failed=int(document["rows_failed"]),
         versions=tuple(document["versions"]),
-        seconds=_and(status.seconds, "commit", float(document.get("seconds", 0.0))),
+        seconds=_add_stage(status.seconds, "commit", float(document.get("seconds", 0.0))),
     )
 
 
-def _and(seconds: tuple[tuple[str, float], ...], stage: str, spent: float) -> tuple[tuple[str, float], ...]:
+def _add_stage(seconds: tuple[tuple[str, float], ...], stage: str, spent: float) -> tuple[tuple[str, float], ...]:
     return (*((name, value) for name, value in seconds if name != stage), (stage, round(spent, 3)))

@@ -170,11 +170,11 @@ class Job:
         return lines
 
     def _when(self) -> str:
-        began = f"started {moment(self.started)}"
+        began = f"started {format_time(self.started)}"
         if self.ended is not None:
             return f"{began}, took {self.took:,.1f} s"
         what = f" in stage {self.stage}" if self.stage else ""
-        return f"{began}, last heartbeat {moment(self.last_seen)}{what}"
+        return f"{began}, last heartbeat {format_time(self.last_seen)}{what}"
 
     def _commits(self) -> str:
         if not self.commits:
@@ -183,6 +183,6 @@ class Job:
         return f"{len(self.commits)} commit(s): version {listed}"
 
 
-def moment(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Format a time for people."""
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"

@@ -20,14 +20,14 @@ def single_batch(table: pa.Table) -> pa.RecordBatch:
     return pa.concat_batches(combined)
 
 
-def unsliced(values: pa.Array) -> pa.Array:
+def copy_if_sliced(values: pa.Array) -> pa.Array:
     """Copy a nested array that starts inside its buffers, because pylance cannot write it; return others unchanged."""
     return pa.concat_arrays([values]) if _parts(values) and _is_sliced(values) else values
 
 
-def without_slices(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Apply `unsliced` to every column of a batch."""
-    return pa.record_batch([unsliced(column) for column in batch.columns], schema=batch.schema)
+def copy_sliced_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Apply `copy_if_sliced` to every column of a batch."""
+    return pa.record_batch([copy_if_sliced(column) for column in batch.columns], schema=batch.schema)
 
 
 def cut_for_files(table: pa.Table, rows_per_file: int | None) -> pa.Table:
@@ -40,7 +40,7 @@ def cut_for_files(table: pa.Table, rows_per_file: int | None) -> pa.Table:
     """
     size = rows_per_file or _ROWS_PER_FILE
     parts = (table.slice(start, size) for start in range(0, len(table), size))
-    batches = [without_slices(batch) for part in parts for batch in part.to_batches()]
+    batches = [copy_sliced_columns(batch) for part in parts for batch in part.to_batches()]
     return pa.Table.from_batches(batches, schema=table.schema)
 
 
@@ -71,7 +71,7 @@ def to_storage(values: pa.Array) -> pa.Array:
     return _retyped(values, storage_type(values.type))
 
 
-def fitted(values: pa.Array, data_type: pa.DataType) -> pa.Array:
+def convert_array(values: pa.Array, data_type: pa.DataType) -> pa.Array:
     """Convert an array to another type that holds the same values, for example to an extension type or another layout.
 
     Raises:

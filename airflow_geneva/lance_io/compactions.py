@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, fragment_files, open_fragment, row_ids
-from airflow_geneva.lance_io.history import Commit, commits_back, read_commit
+from airflow_geneva.lance_io.history import Commit, commits_newest_first, read_commit
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MOST_VERSIONS = 1_000
 _MOST_ASKED = 64
 
-Passed = Callable[[FragmentFiles], bool]
+FragmentFilter = Callable[[FragmentFiles], bool]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Lineage:
         found = self.parents.get(_key(fragment)) if self.parents else None
         return None if found is None or (same_output and found.made.output != fragment.output) else found
 
-    def ancestors(self, fragment: FragmentFiles, passed_over: Passed) -> Iterator[FragmentFiles]:
+    def ancestors(self, fragment: FragmentFiles, passed_over: FragmentFilter) -> Iterator[FragmentFiles]:
         """Yield the ancestors of a fragment, nearest first; skip some, together with their own ancestors."""
         queue = [fragment]
         while queue:
@@ -141,7 +141,7 @@ class History:
         return self._versions[version]
 
     def origins(
-        self, lineage: Lineage, fragment: FragmentFiles, passed_over: Passed, same_output: bool = False
+        self, lineage: Lineage, fragment: FragmentFiles, passed_over: FragmentFilter, same_output: bool = False
     ) -> Iterator[Origin]:
         """Yield the ancestors of a fragment, nearest first, with the rows that came from them.
 
@@ -238,10 +238,10 @@ class Tracer:
         self._oldest = max(newest - _MOST_VERSIONS, 0)
         self._next = newest
         self._gap = False
-        self._commits = commits_back(history.dataset, newest, self._oldest + 1)
+        self._commits = commits_newest_first(history.dataset, newest, self._oldest + 1)
 
     def trace(
-        self, fragments: Iterable[FragmentFiles], settled: Passed, since: int = 0, same_output: bool = False
+        self, fragments: Iterable[FragmentFiles], settled: FragmentFilter, since: int = 0, same_output: bool = False
     ) -> Lineage:
         """Trace fragments back to settled ones.
 
@@ -268,7 +268,7 @@ class Tracer:
                         self._explain(waiting, waiting.about(self._learn(read_commit(newest, version))), settled)
         return Lineage(self._parents, not waiting.since or (not self._gap and self._next <= since))
 
-    def _explain(self, waiting: _Waiting, keys: list[Key], settled: Passed) -> None:
+    def _explain(self, waiting: _Waiting, keys: list[Key], settled: FragmentFilter) -> None:
         """Remove explained fragments from those that wait, and add the fragments that they were compacted from."""
         while keys:
             key = keys.pop()

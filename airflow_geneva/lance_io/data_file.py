@@ -17,20 +17,20 @@ import pyarrow.types as pt
 
 from airflow_geneva.errors import StorageError
 from airflow_geneva.faults import fault_point
-from airflow_geneva.lance_io.arrays import single_batch, without_slices
+from airflow_geneva.lance_io.arrays import copy_sliced_columns, single_batch
 from airflow_geneva.lance_io.arrow_types import leaf_types
 from airflow_geneva.lance_io.blob_file import BlobFileWriter
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.engine_errors import (
     EngineError,
-    as_it_is,
     engine_errors,
-    is_out_of_reach,
     is_overflow,
     is_panic,
+    is_unavailable,
+    to_engine_error,
 )
-from airflow_geneva.lance_io.storable import reason_against
-from airflow_geneva.lance_io.task_memory import TooWide, rows_at_once
+from airflow_geneva.lance_io.storable import why_not_storable
+from airflow_geneva.lance_io.task_memory import BatchTooLarge, rows_at_once
 from airflow_geneva.storage.uri import is_local, join
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ class FileWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append rows; raises as the class does."""
-        whole = without_slices(batch)
+        whole = copy_sliced_columns(batch)
         self._guard(lambda: self._writer.write_batch(whole), whole)
 
     def close(self) -> None:
         """Publish the file; raises as the class does."""
         self._guard(self._writer.close, None)
-        self._guard(lambda: check_finished(self.path), None)
+        self._guard(lambda: check_complete(self.path), None)
 
     def _guard(self, action: Callable[[], Any], batch: pa.RecordBatch | None) -> Any:
         with engine_errors(lambda error: write_error(self.what, error, batch)):
@@ -103,7 +103,7 @@ class DataFileWriter:
         if isinstance(self._writer, FileWriter):
             self._writer.write(batch)
             return
-        whole, writer = without_slices(batch), self._writer
+        whole, writer = copy_sliced_columns(batch), self._writer
         with engine_errors(lambda error: write_error(self._what, error, None)):
             writer.write(whole)
 
@@ -115,7 +115,7 @@ class DataFileWriter:
         else:
             with engine_errors(lambda error: write_error(self._what, error, None)):
                 self.file = self._writer.close()
-                check_finished(self._path)
+                check_complete(self._path)
         fault_point("staged.written")
         return self.file
 
@@ -142,7 +142,7 @@ def write_error(what: str, error: BaseException, batch: pa.RecordBatch | None) -
         batch: the rows that were being written, or None.
     """
     columns = () if batch is None or isinstance(error, OSError) else zip(batch.schema, batch.columns, strict=True)
-    bad = [f"{field.name!r} ({field.type})" for field, column in columns if reason_against(column)]
+    bad = [f"{field.name!r} ({field.type})" for field, column in columns if why_not_storable(column)]
     if not (bad or is_panic(error) or isinstance(error, ValueError) or str(error).startswith(_OF_VALUES)):
         return StorageError(
             f"Cannot write {what}: {error}. Check space and permissions, then run again: checkpoints are kept."
@@ -154,7 +154,7 @@ def write_error(what: str, error: BaseException, batch: pa.RecordBatch | None) -
     )
 
 
-def check_finished(path: str) -> None:
+def check_complete(path: str) -> None:
     """Check that a Lance file is complete, and remove it if it is not.
 
     On a full local disk or an exhausted quota, Lance reports no error for the last bytes. An object store always stores
@@ -184,11 +184,11 @@ class LanceFile:
     """
 
     open_reader: Callable[[list[str] | None], LanceFileReader]
-    broken: Callable[[BaseException], Exception] = as_it_is
+    broken: Callable[[BaseException], Exception] = to_engine_error
 
     @staticmethod
     def of_table(
-        dataset: lance.LanceDataset, name: str, broken: Callable[[BaseException], Exception] = as_it_is
+        dataset: lance.LanceDataset, name: str, broken: Callable[[BaseException], Exception] = to_engine_error
     ) -> LanceFile:
         """Open a committed or staged data file by its name below ``data/``."""
 
@@ -214,12 +214,12 @@ class LanceFile:
             TooWide: the rows take more.
         """
 
-        def become(error: BaseException) -> Exception:
+        def convert(error: BaseException) -> Exception:
             if rows is not None and len(rows) > 1 and is_overflow(error):
-                return TooWide()
-            return _out_of_reach(error) or self.broken(error)
+                return BatchTooLarge()
+            return _unavailable(error) or self.broken(error)
 
-        with engine_errors(become):
+        with engine_errors(convert):
             reader = self.open_reader(None if columns is None else list(columns))
             if rows is None:
                 return _decoded(reader, reader.read_all(batch_size=1 << 24).to_table())
@@ -228,14 +228,14 @@ class LanceFile:
     def count_rows(self) -> int | None:
         """Count the rows; None if the file is damaged or missing."""
         try:
-            with engine_errors(lambda error: _out_of_reach(error) or as_it_is(error)):
+            with engine_errors(lambda error: _unavailable(error) or to_engine_error(error)):
                 return int(self.open_reader(None).num_rows())
         except EngineError:
             return None
 
 
-def _out_of_reach(error: BaseException) -> StorageError | None:
-    if not is_out_of_reach(error):
+def _unavailable(error: BaseException) -> StorageError | None:
+    if not is_unavailable(error):
         return None
     return StorageError(f"{error}. Check the store, permissions and the limits of this process, then run again.")
 
@@ -261,7 +261,7 @@ def _within(batches: pa.RecordBatchReader, room: float) -> pa.Table:
         found.append(batch)
         size = sum(part.nbytes for part in found)
         if size > room:
-            raise TooWide(sum(part.num_rows for part in found), size)
+            raise BatchTooLarge(sum(part.num_rows for part in found), size)
     return pa.Table.from_batches(found, schema=batches.schema)
 
 

@@ -11,11 +11,11 @@ from airflow_geneva.errors import GenevaError
 # Measured for files that are missing, empty, truncated or damaged, for versions that were cleaned up, unknown columns,
 # invalid SQL, refused connections, missing permission, conflicts (pyarrow's ArrowInvalid is a ValueError), and for a
 # negative version. An AttributeError or a TypeError is a bug in a program and says nothing about a file.
-_RAISED = (OSError, ValueError, RuntimeError, OverflowError)
+_ENGINE_EXCEPTIONS = (OSError, ValueError, RuntimeError, OverflowError)
 
 
 # Error numbers: no permission (1, 13), no memory (11, 12), too many open files (23, 24), no network (101 and above).
-_AWAY = re.compile(
+_UNAVAILABLE = re.compile(
     r"\(os error (?:1|11|12|13|23|24|101|104|110|111|113|116)\)|HTTP error|error sending request|\btimed out\b"
     r"|lacked (?:the necessary privileges|valid authentication)|\b(?:401|403|408|429|500|502|503|504) [A-Z]"
 )
@@ -25,42 +25,42 @@ class EngineError(GenevaError):
     """A pylance operation failed; pylance's exception is the cause."""
 
 
-def as_it_is(error: BaseException) -> Exception:
+def to_engine_error(error: BaseException) -> Exception:
     """Convert pylance's exception to an `EngineError` with the same message."""
     return EngineError(str(error))
 
 
 @contextmanager
-def engine_errors(become: Callable[[BaseException], Exception] = as_it_is) -> Iterator[None]:
+def engine_errors(convert: Callable[[BaseException], Exception] = to_engine_error) -> Iterator[None]:
     """Convert pylance's exceptions in this block; other exceptions pass unchanged.
 
     Args:
         become: converts pylance's exception.
 
     Raises:
-        EngineError: pylance raised, with the default `become`.
+        EngineError: pylance raised, with the default `convert`.
     """
     try:
         yield
     except BaseException as error:
         if not is_engine_error(error):
             raise
-        raise become(error) from error
+        raise convert(error) from error
 
 
 def is_engine_error(error: BaseException) -> bool:
     """Whether pylance or pyarrow raised this exception about data that it read or wrote."""
     if isinstance(error, (GenevaError, RecursionError)):
         return False
-    return isinstance(error, _RAISED) or is_panic(error)
+    return isinstance(error, _ENGINE_EXCEPTIONS) or is_panic(error)
 
 
-def is_out_of_reach(error: BaseException) -> bool:
+def is_unavailable(error: BaseException) -> bool:
     """Whether the store is unavailable now, so that pylance's exception says nothing about the file.
 
     For example, a permission is missing, too many files are open, or an object store is down or refuses requests.
     """
-    return _AWAY.search(str(error)) is not None
+    return _UNAVAILABLE.search(str(error)) is not None
 
 
 def is_overflow(error: BaseException) -> bool:

@@ -25,7 +25,7 @@ _NAME = r"`(?:[^`]|``)*`|(?![0-9$])(?:[A-Za-z0-9_@#$]|[^\x00-\x7f\s])+"
 _TOKEN = re.compile(
     rf"(?P<text>{_TEXT})|{_COMMENT}|(?P<field>\.{_GAP})?(?P<name>{_NAME})(?P<call>{_GAP}\((?P<empty>{_GAP}\))?)?", re.S
 )
-_CLOCK = {
+_TIME_FUNCTIONS = {
     "now": "timestamp '{:%Y-%m-%d %H:%M:%S.%f}'",
     "current_timestamp": "timestamp '{:%Y-%m-%d %H:%M:%S.%f}'",
     "current_date": "date '{:%Y-%m-%d}'",
@@ -33,7 +33,7 @@ _CLOCK = {
     "current_time": "time '{:%H:%M:%S.%f}'",
 }
 _WITHOUT_BRACKETS = {"current_timestamp", "current_date", "current_time"}
-_DICE = {"random", "rand", "uuid"}
+_RANDOM_FUNCTIONS = {"random", "rand", "uuid"}
 
 
 def freeze_where(where: str | None, at: datetime | None = None) -> str | None:
@@ -52,12 +52,12 @@ def freeze_where(where: str | None, at: datetime | None = None) -> str | None:
 
     def frozen(token: re.Match[str]) -> str:
         volatile = _volatile(token)
-        if volatile in _DICE:
+        if volatile in _RANDOM_FUNCTIONS:
             raise InvalidInput(
                 f"The filter {where!r} draws random values, so no two tasks would select the same rows. "
                 "Filter on a stored column instead."
             )
-        return token[0] if volatile is None else _CLOCK[volatile].format(moment)
+        return token[0] if volatile is None else _TIME_FUNCTIONS[volatile].format(moment)
 
     return _TOKEN.sub(frozen, where).strip()
 
@@ -73,7 +73,7 @@ def _volatile(token: re.Match[str]) -> str | None:
         return None
     name = _unquoted(token["name"]).lower()
     bare = name in _WITHOUT_BRACKETS and token["name"][0] != "`" and not token["call"]
-    called = token["empty"] if name in _CLOCK else token["call"] if name in _DICE else None
+    called = token["empty"] if name in _TIME_FUNCTIONS else token["call"] if name in _RANDOM_FUNCTIONS else None
     return name if called or bare else None
 
 
@@ -83,7 +83,7 @@ def names_in(sql: str) -> set[str]:
     return {_unquoted(name).lower() for name in found if name and name[0] != "'"}
 
 
-def brackets_of(sql: str) -> str:
+def brackets_in(sql: str) -> str:
     """Remove literals, names and comments, which may contain brackets, from a filter or expression."""
     return _TOKEN.sub(lambda token: "(" * bool(token["call"]) + ")" * bool(token["empty"]), sql)
 
@@ -133,10 +133,10 @@ def selected_offsets(dataset: lance.LanceDataset, fragment_ids: list[int], where
     ]
     addresses = Ranges.union(parts)
     wanted = np.array(sorted(fragment_ids), np.int64)
-    cuts = np.searchsorted(addresses.starts, np.append(wanted, wanted[-1] + 1) << 32)
+    has_limit = np.searchsorted(addresses.starts, np.append(wanted, wanted[-1] + 1) << 32)
     found: dict[int, Ranges] = {}
     for at, fragment_id in enumerate(wanted.tolist()):
-        starts, ends = (bounds[cuts[at] : cuts[at + 1]] for bounds in (addresses.starts, addresses.ends))
+        starts, ends = (bounds[has_limit[at] : has_limit[at + 1]] for bounds in (addresses.starts, addresses.ends))
         if len(starts):
             found[fragment_id] = Ranges(starts - (fragment_id << 32), ends - (fragment_id << 32))
     return found

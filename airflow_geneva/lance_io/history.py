@@ -46,7 +46,7 @@ def read_commit(dataset: lance.LanceDataset, version: int) -> Commit:
     return Commit(version, transaction.operation, transaction.transaction_properties or {})
 
 
-def commits_back(dataset: lance.LanceDataset, newest: int, oldest: int = 1) -> Iterator[Commit]:
+def commits_newest_first(dataset: lance.LanceDataset, newest: int, oldest: int = 1) -> Iterator[Commit]:
     """Read the commits of a range of versions, newest first.
 
     On an object store, the number of parallel reads doubles from one: most callers need only the first commits.

@@ -42,7 +42,7 @@ def version_exists(dataset: lance.LanceDataset, version: int) -> bool:
 
 
 @contextmanager
-def reading(location: TableLocation, dataset: lance.LanceDataset) -> Iterator[None]:
+def reporting_cleaned_up(location: TableLocation, dataset: lance.LanceDataset) -> Iterator[None]:
     """If a read in this block fails because the version was cleaned up meanwhile, raise an error that says so.
 
     Args:
@@ -65,7 +65,7 @@ def reading(location: TableLocation, dataset: lance.LanceDataset) -> Iterator[No
         ) from error
 
 
-class RowsThen:
+class RowsAtVersion:
     """Finds rows that existed at the requested version.
 
     Args:

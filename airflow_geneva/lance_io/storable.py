@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.arrays import convert_array
 from airflow_geneva.lance_io.arrow_types import storage_type
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
@@ -46,16 +46,16 @@ def _reason_against_type(schema: bytes, version: str) -> str | None:
     try:
         back = _stored(values, version)
     except EngineError as error:
-        return _own_words(error)
+        return _pylance_reason(error)
     return None if back.to_pylist() == values.to_pylist() else f"storage version {version} returns other values"
 
 
-def reason_against(values: pa.Array) -> str | None:
+def why_not_storable(values: pa.Array) -> str | None:
     """Return pylance's reason for not storing values; None if it can store them."""
     try:
         _stored(values, "2.2")
     except EngineError as error:
-        return _own_words(error)
+        return _pylance_reason(error)
     return None
 
 
@@ -67,7 +67,7 @@ def _stored(values: pa.Array, version: Any) -> pa.ChunkedArray:
         return lance.write_dataset(rows, "memory://", data_storage_version=version).to_table().column("values")
 
 
-def _own_words(error: EngineError) -> str:
+def _pylance_reason(error: EngineError) -> str:
     return str(error).split(", /")[0].strip()
 
 
@@ -75,7 +75,7 @@ def _sample(data_type: pa.DataType) -> pa.Array:
     stored = storage_type(data_type)
     rows = [_value(stored, kind) for kind in (_FILLED, _NULL, _EMPTY, _HOLES, _FILLED)]
     try:
-        return fitted(pa.array(rows, stored), data_type)
+        return convert_array(pa.array(rows, stored), data_type)
     except pa.ArrowException:
         return pa.nulls(len(rows), data_type)
 

@@ -32,7 +32,7 @@ class PlannedTable:
         uri: normalized URI of the table.
         name: its name in its database.
         written: when the version was written, in nanoseconds, from its manifest; another table has another time.
-        commit: its :class:`airflow_geneva.lance_io.version_stamp.Stamp`; "" if the job commits nothing to the table.
+        commit: its version stamp; "" if the job commits nothing to the table.
     """
 
     uri: str
@@ -67,16 +67,18 @@ class PlannedTable:
         Raises:
             TableRemade: it is another table, or it was dropped.
         """
-        if not self._stands(options):
+        if not self._is_current(options):
             raise self._remade()
 
-    def settle(self, options: StorageOptions, committed: lance.LanceDataset, transaction: lance.Transaction) -> None:
+    def check_after_commit(
+        self, options: StorageOptions, committed: lance.LanceDataset, transaction: lance.Transaction
+    ) -> None:
         """Check the table immediately after a commit, and undo the commit if it reached another table.
 
         Raises:
             TableRemade: it is another table, or it was dropped.
         """
-        if not self._stands(options):
+        if not self._is_current(options):
             self._take_back(options, int(committed.version), transaction)
             raise self._remade()
 
@@ -84,7 +86,7 @@ class PlannedTable:
         folder, _, name = self.uri.rpartition("/")
         return Storage(folder, options), name.removesuffix(".lance")
 
-    def _stands(self, options: StorageOptions) -> bool:
+    def _is_current(self, options: StorageOptions) -> bool:
         now = stamp_of(*self._place(options), self.version)
         if now is not None:
             return self.commit in ("", now.commit)
@@ -131,7 +133,7 @@ def _written(dataset: lance.LanceDataset) -> int:
 
 
 @contextmanager
-def naming_remade(tables: Sequence[PlannedTable], options: StorageOptions) -> Iterator[None]:
+def reporting_remade(tables: Sequence[PlannedTable], options: StorageOptions) -> Iterator[None]:
     """If the block fails and a table was dropped and created again, raise that instead of Lance's various errors.
 
     Raises:

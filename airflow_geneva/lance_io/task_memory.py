@@ -62,7 +62,7 @@ def checkpoint_bytes(task_memory: int) -> int:
     return min(max(task_memory // 2, 1), 2 * _MOST_BYTES)
 
 
-class TooWide(Exception):
+class BatchTooLarge(Exception):
     """A batch of rows takes more bytes than allowed; the reader must read fewer rows at once.
 
     Args:
@@ -75,7 +75,7 @@ class TooWide(Exception):
         self.size = size
 
 
-def room(limit: int, rows: int) -> float:
+def byte_limit(limit: int, rows: int) -> float:
     """Return the most bytes that rows planned for ``limit`` bytes may take: widths vary, and one row may take any."""
     return 2 * limit if rows > 1 else inf
 
@@ -86,7 +86,7 @@ def rows_at_once(limit: int) -> int:
 
 
 @dataclass
-class FittingRows:
+class RowsPerBudget:
     """Estimates how many rows fit into a byte limit, from the widths of rows seen so far.
 
     Rows of unknown width are assumed to be wide at first. Wider rows change the estimate at once, narrower rows step by

@@ -17,7 +17,7 @@ _START = 64
 
 
 @dataclass(frozen=True)
-class Stamp:
+class VersionStamp:
     """Identifies one version of one table.
 
     Args:
@@ -31,10 +31,10 @@ class Stamp:
     version: int
     commit: str
     files: tuple[str, ...] | None = field(default=None, compare=False)
-    highest: int = field(default=-1, compare=False)
+    highest_fragment_id: int = field(default=-1, compare=False)
 
 
-def newest_stamp(database: Storage, table: str) -> Stamp | None:
+def newest_stamp(database: Storage, table: str) -> VersionStamp | None:
     """Return the newest version of a table; None if there is no such table.
 
     Costs one listing and one read of 64 bytes, for any size of the table.
@@ -48,16 +48,16 @@ def newest_stamp(database: Storage, table: str) -> Stamp | None:
         return None
     newest = max(versions)
     try:
-        return Stamp(newest, _commit(database, versions[newest]))
+        return VersionStamp(newest, _commit(database, versions[newest]))
     except FileNotFoundError:  # dropped meanwhile
         return None
 
 
-def stamp_of(database: Storage, table: str, version: int) -> Stamp | None:
+def stamp_of(database: Storage, table: str, version: int) -> VersionStamp | None:
     """Return a version of a table; None if it does not exist or was cleaned up."""
     for name in (f"{_LAST - version:020}.manifest", f"{version}.manifest"):
         with contextlib.suppress(FileNotFoundError):
-            return Stamp(version, _commit(database, f"{_folder(table)}/{name}"))
+            return VersionStamp(version, _commit(database, f"{_folder(table)}/{name}"))
     return None
 
 

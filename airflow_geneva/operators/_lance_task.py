@@ -49,7 +49,7 @@ class LanceOperator(BaseOperator):
         return open_database(self.lance_conn_id, self.database)
 
     def on_kill(self) -> None:
-        stop_here()
+        stop_task()
 
 
 def open_database(lance_conn_id: str, database: str | None) -> Database:
@@ -57,7 +57,7 @@ def open_database(lance_conn_id: str, database: str | None) -> Database:
     return LanceHook(required_text("lance_conn_id", lance_conn_id)).get_database(optional_text(database))
 
 
-def stop_here() -> None:
+def stop_task() -> None:
     """End the task at its current statement.
 
     Airflow signals a task to stop and then lets it run on for seconds, in which it could still commit. All writes are
@@ -68,7 +68,7 @@ def stop_here() -> None:
 
 
 @dataclass(frozen=True)
-class OpenPlan:
+class LoadedPlan:
     """A stored plan that a later task has read.
 
     Args:
@@ -82,7 +82,7 @@ class OpenPlan:
     saved: SavedPlan
 
     @staticmethod
-    def of(database: Database, reference: Mapping[str, Any]) -> OpenPlan:
+    def of(database: Database, reference: Mapping[str, Any]) -> LoadedPlan:
         """Read the plan that an XCom names, and check its fingerprint.
 
         Raises:
@@ -95,7 +95,7 @@ class OpenPlan:
         folder = JobFolder.of(location.checkpoints, saved.work.job_id)
         if folder.storage.root != storage.root:
             raise InvalidInput(f"The plan in {uri} is for another table, {saved.work.table}. Clear the plan task.")
-        return OpenPlan(location, folder, saved)
+        return LoadedPlan(location, folder, saved)
 
     def load_shard(self, index: int) -> Shard:
         return self.saved.load_shard(self.folder.storage, index)

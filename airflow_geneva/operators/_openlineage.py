@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.lance_io.filters import where_columns
-from airflow_geneva.operators._lance_task import OpenPlan
-from airflow_geneva.plan.model import Work
+from airflow_geneva.operators._lance_task import LoadedPlan
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.previous_inputs import version_label
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.stored_definition import UdfDefinition
@@ -51,7 +51,7 @@ def dataset_name(uri: str) -> tuple[str, str]:
     return f"{parts.scheme}://{parts.netloc}", parts.path.lstrip("/")
 
 
-def column_sources(work: Work) -> tuple[ColumnSource, ...]:
+def column_sources(work: JobSpec) -> tuple[ColumnSource, ...]:
     """Return the columns that a plan computes, with their lineage."""
     if work.query:
         return tuple(_of_view(ViewDefinition.from_json(work.query)))
@@ -63,7 +63,7 @@ def column_sources(work: Work) -> tuple[ColumnSource, ...]:
     )
 
 
-def filter_columns(work: Work, source: lance.LanceDataset) -> tuple[str, ...]:
+def filter_columns(work: JobSpec, source: lance.LanceDataset) -> tuple[str, ...]:
     """Return the source columns of the filter."""
     where = ViewDefinition.from_json(work.query).where if work.query else work.where
     return tuple(where_columns(where, source.schema.names))
@@ -90,7 +90,7 @@ def _describe_udf(name: str, version: str) -> str:
     return f"UDF {name}, version {version_label(version)}"
 
 
-def lineage_of(plan: OpenPlan, result: BackfillResult) -> Any:
+def lineage_of(plan: LoadedPlan, result: BackfillResult) -> Any:
     """Return the `OperatorLineage` of a finished job; None if the OpenLineage provider is not installed."""
     try:
         from airflow.providers.openlineage.extractors import OperatorLineage

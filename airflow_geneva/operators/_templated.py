@@ -67,7 +67,7 @@ def optional_float(name: str, value: Any) -> float | None:
         raise AirflowFailException(f"{name}={value!r} is not a number. Give one, or nothing for the default.") from None
 
 
-def truth(name: str, value: Any) -> bool:
+def parse_bool(name: str, value: Any) -> bool:
     """Return a boolean; empty text is false.
 
     Raises:
@@ -79,7 +79,7 @@ def truth(name: str, value: Any) -> bool:
     return text in _TRUE
 
 
-def document(name: str, value: Any) -> Any:
+def parse_json(name: str, value: Any) -> Any:
     """Return a list or an object, which may be given as JSON text; None for empty text.
 
     Raises:

@@ -16,15 +16,15 @@ from airflow.sdk import BaseHook, Context
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import shard_name
-from airflow_geneva.job.heartbeat import beating
+from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._configuration import Configuration
-from airflow_geneva.operators._lance_task import OpenPlan, check_shard, open_database, stop_here
+from airflow_geneva.operators._lance_task import LoadedPlan, check_shard, open_database, stop_task
 from airflow_geneva.operators._retries import with_retry_policy
 from airflow_geneva.operators._templated import optional_int, required_text
-from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.stages import apply_here, codes_of, has_planned_code, is_ready, open_kit
+from airflow_geneva.run.stages import apply_in_process, code_archives, has_planned_version, is_shard_ready, load_bundle
 from airflow_geneva.spark.java import java_environment
 from airflow_geneva.spark.session import BLAS_VARIABLES, package_zip, session_settings
 from airflow_geneva.spark.submit import (
@@ -98,10 +98,13 @@ class ApplyOperator(SparkSubmitOperator):
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         configured = Configuration.read()
         reference = check_shard(self.shard)
-        plan = OpenPlan.of(open_database(self.lance_conn_id, self.database), reference)
+        plan = LoadedPlan.of(open_database(self.lance_conn_id, self.database), reference)
         shard = plan.load_shard(reference["shard"])
         # While the application waits for the cluster, no driver writes heartbeats.
-        with beating(plan.folder.storage, "apply"), plan.folder.noting_failure(plan.fingerprint, shard.index):
+        with (
+            writing_heartbeats(plan.folder.storage, "apply"),
+            plan.folder.recording_failure(plan.fingerprint, shard.index),
+        ):
             how = self._compute(plan, shard, context, configured)
         done = plan.folder.read_shard("apply", plan.fingerprint, shard.index)
         if done is None:
@@ -113,24 +116,24 @@ class ApplyOperator(SparkSubmitOperator):
         self.log.info("Shard %s of %s: %s rows computed %s.", shard.index, plan.target, done["rows_run"], how)
         return done
 
-    def _compute(self, plan: OpenPlan, shard: Shard, context: Context, configured: Configuration) -> str:
+    def _compute(self, plan: LoadedPlan, shard: Shard, context: Context, configured: Configuration) -> str:
         """Compute the shard; return in words how."""
         work = plan.saved.work
         again = plan.folder.read_shard("apply", plan.fingerprint, shard.index) is not None
-        if not shard.to_apply or (again and is_ready(plan.location, work, shard)):
-            _keep(plan, shard, rows_run=0, seconds=0.0)
+        if not shard.to_apply or (again and is_shard_ready(plan.location, work, shard)):
+            _write_result(plan, shard, rows_run=0, seconds=0.0)
             return "(all of it was staged, no Spark started)"
         rows = sum(min(item.rows, len(item.missing)) for item in shard.to_apply)
         given = optional_int("inline_below_rows", self.inline_below_rows)
         if rows < (configured.inline_below_rows if given is None else given):
-            kit = open_kit(work)
+            udf_bundle = load_bundle(work)
             # The run uses the planned code, which Spark gets. If this process has another version, compute on Spark.
-            if has_planned_code(kit):
+            if has_planned_version(udf_bundle):
                 began = time.monotonic()
-                reports = apply_here(plan.location, work, shard, kit)
-                _keep(plan, shard, sum(report.rows_run for report in reports), time.monotonic() - began)
+                reports = apply_in_process(plan.location, work, shard, udf_bundle)
+                _write_result(plan, shard, sum(report.rows_run for report in reports), time.monotonic() - began)
                 return "in this task"
-        self._remember_by_plan(plan.fingerprint, again)
+        self._scope_durable_state(plan.fingerprint, again)
         self._scratch = Scratch.make(work.job_id, shard.index)
         try:
             self._submit(plan, shard, self._scratch, context)
@@ -138,7 +141,7 @@ class ApplyOperator(SparkSubmitOperator):
             self._scratch.remove()
         return "on Spark"
 
-    def _remember_by_plan(self, fingerprint: str, again: bool) -> None:
+    def _scope_durable_state(self, fingerprint: str, again: bool) -> None:
         """Let a `durable` task reconnect only to an application of this plan.
 
         Airflow keeps the id of a submitted application even when the task is cleared, and would take an old application
@@ -149,7 +152,7 @@ class ApplyOperator(SparkSubmitOperator):
         if again:  # it ended well, and its staged files were removed
             self.durable = False
 
-    def _submit(self, plan: OpenPlan, shard: Shard, scratch: Scratch, context: Context) -> None:
+    def _submit(self, plan: LoadedPlan, shard: Shard, scratch: Scratch, context: Context) -> None:
         work = plan.saved.work
         self.application = str(APPLICATION)
         self.application_args = [
@@ -210,7 +213,7 @@ class ApplyOperator(SparkSubmitOperator):
         resolved: Mapping[str, Any] = super()._get_hook()._connection
         return resolved
 
-    def _settings(self, work: Work, master: SparkMaster) -> dict[str, str]:
+    def _settings(self, work: JobSpec, master: SparkMaster) -> dict[str, str]:
         definition = UdfDefinition.from_json(work.udf)
         conf = self.conf or {}
         cores = self._executor_cores or conf.get("spark.executor.cores")
@@ -254,14 +257,14 @@ class ApplyOperator(SparkSubmitOperator):
         hook = self._hook
         # After a reconnect there is no spark-submit in this process.
         if hook is None or not any(getattr(hook, name, None) for name in _STARTED):
-            stop_here()
+            stop_task()
             return
         super().on_kill()
         if self._scratch is not None:
             self._scratch.remove()
 
 
-def _keep(plan: OpenPlan, shard: Shard, rows_run: int, seconds: float) -> None:
+def _write_result(plan: LoadedPlan, shard: Shard, rows_run: int, seconds: float) -> None:
     document = {
         "shard": shard.index,
         "fingerprint": plan.fingerprint,
@@ -272,10 +275,10 @@ def _keep(plan: OpenPlan, shard: Shard, rows_run: int, seconds: float) -> None:
     plan.folder.write_shard("apply", plan.fingerprint, shard.index, document)
 
 
-def _code(plan: OpenPlan, scratch: Scratch) -> list[str]:
+def _code(plan: LoadedPlan, scratch: Scratch) -> list[str]:
     """Write this package and the UDFs' code as local archives; check that the UDFs' code is the planned code."""
     archives = [scratch.write("airflow_geneva.zip", package_zip())]
-    for code in codes_of(plan.saved.work):
+    for code in code_archives(plan.saved.work):
         name = str(code.zip)
         try:
             data = plan.folder.storage.read_bytes(name)

@@ -13,7 +13,7 @@ from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import Garbage, add_up, parse_ttl
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.operators._lance_task import LanceOperator
-from airflow_geneva.operators._templated import optional_text, required_text, truth
+from airflow_geneva.operators._templated import optional_text, parse_bool, required_text
 
 
 class CleanupCheckpointsOperator(LanceOperator):
@@ -56,7 +56,7 @@ class CleanupCheckpointsOperator(LanceOperator):
         self.only_tell = dry_run
 
     def execute(self, context: Context) -> dict[str, Any]:
-        dry = truth("dry_run", self.only_tell)
+        dry = parse_bool("dry_run", self.only_tell)
         try:
             ttl = parse_ttl(self.ttl if isinstance(self.ttl, timedelta) else required_text("ttl", self.ttl))
         except InvalidInput as error:

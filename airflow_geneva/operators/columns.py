@@ -12,7 +12,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.conflicts import conflict_retries, is_conflict, max_retries
 from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator
-from airflow_geneva.operators._templated import document, required_text
+from airflow_geneva.operators._templated import parse_json, required_text
 from airflow_geneva.operators.plan import check_import_path
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, load_udf
@@ -48,7 +48,7 @@ class AddColumnsOperator(LanceOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         table = self.open_database().open_table(required_text("table", self.table))
-        columns = document("columns", self.columns)
+        columns = parse_json("columns", self.columns)
         if not isinstance(columns, Mapping):
             raise InvalidInput(f'columns is {columns!r:.200}. Give UDFs by column, such as {{"n": "module:name"}}.')
         specs = {name: _spec(name, given) for name, given in columns.items()}

@@ -7,12 +7,12 @@ from typing import Any
 
 from airflow.sdk import Context
 
-from airflow_geneva.job.heartbeat import beating
+from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._configuration import Configuration
-from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan, check_shard
-from airflow_geneva.run.stages import commit_planned
+from airflow_geneva.operators._lance_task import LanceOperator, LoadedPlan, check_shard
+from airflow_geneva.run.stages import commit_stored_shard
 
 _REASONS_TOLD = 5
 
@@ -42,11 +42,11 @@ class CommitOperator(LanceOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         configured = Configuration.read()
         shard = check_shard(self.shard)
-        plan = OpenPlan.of(self.open_database(), shard)
-        failure = plan.folder.noting_failure(plan.fingerprint, shard["shard"])
+        plan = LoadedPlan.of(self.open_database(), shard)
+        failure = plan.folder.recording_failure(plan.fingerprint, shard["shard"])
         retries = conflict_retries(configured.version_conflict_max_retries)
-        with beating(plan.folder.storage, "commit"), failure, retries:
-            result = commit_planned(plan.location, plan.saved, plan.load_shard(shard["shard"]))
+        with writing_heartbeats(plan.folder.storage, "commit"), failure, retries:
+            result = commit_stored_shard(plan.location, plan.saved, plan.load_shard(shard["shard"]))
         state = "visible" if result.visible else "verified"
         self.log.info(
             "Shard %s of %s: %s fragments %s, %s rows computed, %s from checkpoints, %s left.",

@@ -11,19 +11,19 @@ from airflow.sdk import Asset, AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import JobFolder, began
-from airflow_geneva.job.heartbeat import beating
-from airflow_geneva.job.outbox import Mark, find_commits, read_marks, remove_mark
+from airflow_geneva.job.folder import JobFolder, job_start_time
+from airflow_geneva.job.heartbeat import writing_heartbeats
+from airflow_geneva.job.outbox import OutboxEntry, find_commits, read_outbox, remove_from_outbox
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.lance_io.conflicts import conflict_retries
-from airflow_geneva.lance_io.version_stamp import Stamp, stamp_of
+from airflow_geneva.lance_io.version_stamp import VersionStamp, stamp_of
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._configuration import Configuration
-from airflow_geneva.operators._lance_task import LanceOperator, OpenPlan
+from airflow_geneva.operators._lance_task import LanceOperator, LoadedPlan
 from airflow_geneva.operators._openlineage import lineage_of
 from airflow_geneva.operators._templated import is_template, required_text
 from airflow_geneva.operators.plan import SUMMARY
-from airflow_geneva.run.stages import finish_planned
+from airflow_geneva.run.stages import finish_stored_plan
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.views.definition import ViewDefinition
 
@@ -58,7 +58,7 @@ class FinishOperator(LanceOperator):
         super().__init__(**{"trigger_rule": "all_done", "max_active_tis_per_dag": 1, **kwargs})
         self.plan_task_id = plan_task_id
         self.table = table
-        self._finished: tuple[OpenPlan, BackfillResult] | None = None
+        self._finished: tuple[LoadedPlan, BackfillResult] | None = None
         # The asset of a template is known only at run time; an alias can stand for any asset.
         templated = is_template(table) or is_template(self.lance_conn_id)
         self._alias = AssetAlias(f"{self.dag_id}/{self.task_id}") if templated else None
@@ -68,15 +68,15 @@ class FinishOperator(LanceOperator):
         summary = self._summary(context)
         retries = conflict_retries(Configuration.read().version_conflict_max_retries)
         try:
-            plan = OpenPlan.of(self.open_database(), summary)
+            plan = LoadedPlan.of(self.open_database(), summary)
         except InvalidInput as error:
             raise AirflowFailException(str(error)) from error
         indexes = range(len(plan.saved.shards))
         committed = [ShardResult.read(plan.folder, plan.fingerprint, index) for index in indexes]
         there = [shard for shard in committed if shard is not None]
-        with beating(plan.folder.storage, "finish") if plan.saved.shards else nullcontext(), retries:
+        with writing_heartbeats(plan.folder.storage, "finish") if plan.saved.shards else nullcontext(), retries:
             try:
-                result = finish_planned(plan.location, plan.saved, there, _seconds(plan, summary, there))
+                result = finish_stored_plan(plan.location, plan.saved, there, _seconds(plan, summary, there))
             except InvalidInput as error:
                 raise AirflowFailException(str(error)) from error
         self._finished = (plan, result)
@@ -118,17 +118,17 @@ class FinishOperator(LanceOperator):
             )
         return summary
 
-    def _announce(self, plan: OpenPlan, result: BackfillResult, context: Context) -> dict[str, Any] | None:
+    def _announce(self, plan: LoadedPlan, result: BackfillResult, context: Context) -> dict[str, Any] | None:
         """Send one event for all unannounced commits, of this job and earlier jobs."""
         work = plan.saved.work
         column = None if plan.is_refresh else work.column
         asset = lance_asset(required_text("table", self.table), required_text("lance_conn_id", self.lance_conn_id))
         checkpoints = plan.location.checkpoints
         dataset = plan.location.open()
-        marks = read_marks(checkpoints, work.field_id)
+        marks = read_outbox(checkpoints, work.field_id)
         jobs = {mark.job_id: mark for mark in marks}
         if not plan.is_refresh:
-            jobs.setdefault(work.job_id, Mark(work.job_id, work.version))
+            jobs.setdefault(work.job_id, OutboxEntry(work.job_id, work.version))
 
         def is_ours(version: int, commit: str | None) -> bool:
             # The asset also has events of a table that was created again, or of another database on the connection.
@@ -137,13 +137,13 @@ class FinishOperator(LanceOperator):
             stamp = _stamp(plan, version)
             return commit is None or stamp is None or stamp.commit == commit
 
-        announced = announced_version(asset, column, is_ours, began(min(jobs, default=work.job_id)))
+        announced = announced_version(asset, column, is_ours, job_start_time(min(jobs, default=work.job_id)))
         oldest = min((mark.since for mark in jobs.values()), default=int(dataset.version))
         commits = find_commits(dataset, max(oldest, announced or 0), jobs)
         for mark in marks:
             record = JobFolder.of(checkpoints, mark.job_id).read_record() or {}
             if mark.job_id not in commits.values() and record.get("state") in (DONE, PARTIAL):
-                remove_mark(checkpoints, work.field_id, mark)
+                remove_from_outbox(checkpoints, work.field_id, mark)
         if not commits:
             self.outlets = [outlet for outlet in self.outlets if outlet != asset]
             return None
@@ -171,12 +171,12 @@ class FinishOperator(LanceOperator):
         return event
 
 
-def _stamp(plan: OpenPlan, version: int) -> Stamp | None:
+def _stamp(plan: LoadedPlan, version: int) -> VersionStamp | None:
     location = plan.location
     return stamp_of(Storage(location.database_uri, location.options), location.name, version)
 
 
-def _seconds(plan: OpenPlan, summary: Mapping[str, Any], committed: Sequence[ShardResult]) -> dict[str, float]:
+def _seconds(plan: LoadedPlan, summary: Mapping[str, Any], committed: Sequence[ShardResult]) -> dict[str, float]:
     """Return the seconds of planning, of all spark-submits and of all commits, without waiting times."""
     shards = range(len(plan.saved.shards))
     applied = [plan.folder.read_shard("apply", plan.fingerprint, index) for index in shards]

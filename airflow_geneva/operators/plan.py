@@ -14,17 +14,17 @@ from airflow.sdk import Context
 
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.outbox import Mark, write_mark
+from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.job.record import job_ids
 from airflow_geneva.lance_io.task_memory import task_memory_bytes
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator
-from airflow_geneva.operators._templated import optional_float, optional_int, optional_text, required_text, truth
+from airflow_geneva.operators._templated import optional_float, optional_int, optional_text, parse_bool, required_text
 from airflow_geneva.plan.model import Plan, Sizing
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.plan.saved_plan import SavedPlan, plan_name, shard_summaries
-from airflow_geneva.run.column_stages import start_job
+from airflow_geneva.run.column_stages import record_job
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.udf import load_udf
@@ -149,7 +149,7 @@ class PlanBackfillOperator(LanceOperator):
         except CodeChanged as error:
             raise AirflowFailException(str(error)) from error
         ti = context["ti"]
-        plan, saved = start_job(
+        plan, saved = record_job(
             plan,
             table.location,
             run=run_text(context),
@@ -158,7 +158,7 @@ class PlanBackfillOperator(LanceOperator):
         )
         work = plan.work
         if plan.shards:
-            write_mark(table.location.checkpoints, work.field_id, Mark(work.job_id, work.version))
+            write_outbox(table.location.checkpoints, work.field_id, OutboxEntry(work.job_id, work.version))
         job = JobFolder.of(table.location.checkpoints, work.job_id)
         self.log.info("%s", plan)
         summary = summarize(plan, saved, job.storage.path(plan_name(saved.fingerprint)))
@@ -179,9 +179,9 @@ class PlanBackfillOperator(LanceOperator):
             read_version=optional_int("read_version", self.read_version),
             on_code_change=optional_text(self.on_code_change) or "error",
             continue_from=optional_text(self.continue_from),
-            errors_only=truth("errors_only", self.errors_only),
-            recompute_mixed=truth("recompute_mixed", self.recompute_mixed),
-            ignore_checkpoints=truth("ignore_checkpoints", self.ignore_checkpoints),
+            errors_only=parse_bool("errors_only", self.errors_only),
+            recompute_mixed=parse_bool("recompute_mixed", self.recompute_mixed),
+            ignore_checkpoints=parse_bool("ignore_checkpoints", self.ignore_checkpoints),
             run_after=run_after,
             job_id=job_id_of(context, table.location.checkpoints),
             sizing=read_sizing(self.sizing, configured),
@@ -259,6 +259,6 @@ def summarize(plan: Plan, saved: SavedPlan, plan_uri: str) -> dict[str, Any]:
         "rows_pending": plan.rows_pending,
         "rows_to_run": plan.rows_to_run,
         "rows_skipped": plan.rows_skipped,
-        "reasons": {tally.reason: {"fragments": tally.fragments, "rows": tally.rows} for tally in plan.tallies},
+        "reasons": {tally.reason: {"fragments": tally.fragments, "rows": tally.rows} for tally in plan.reason_counts},
         "notes": list(plan.notes),
     }

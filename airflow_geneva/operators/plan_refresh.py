@@ -11,16 +11,16 @@ from airflow.sdk import Context
 
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.outbox import Mark, write_mark
+from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator
-from airflow_geneva.operators._templated import optional_int, optional_text, required_text, truth
+from airflow_geneva.operators._templated import optional_int, optional_text, parse_bool, required_text
 from airflow_geneva.operators.plan import SUMMARY, about_run, job_id_of, read_sizing, run_text, summarize
 from airflow_geneva.plan.model import Plan, Sizing
 from airflow_geneva.plan.request import RefreshRequest, check_sizing
 from airflow_geneva.plan.saved_plan import plan_name, shard_summaries
-from airflow_geneva.run.refresh import plan, start_refresh
+from airflow_geneva.run.refresh import plan, record_refresh
 from airflow_geneva.view import View
 from airflow_geneva.views.definition import ViewDefinition
 
@@ -120,10 +120,10 @@ class PlanRefreshOperator(LanceOperator):
             made = self._plan(view, definition, context, configured)
         except CodeChanged as error:
             raise AirflowFailException(str(error)) from error
-        saved = start_refresh(made, view.location, run_text(context), ship_code=True, about=about_run(context))
+        saved = record_refresh(made, view.location, run_text(context), ship_code=True, about=about_run(context))
         work = saved.work
         # Also without shards: rows may be removed from the view.
-        write_mark(view.location.checkpoints, work.field_id, Mark(work.job_id, since))
+        write_outbox(view.location.checkpoints, work.field_id, OutboxEntry(work.job_id, since))
         job = JobFolder.of(view.location.checkpoints, work.job_id)
         self.log.info("%s", made)
         assert made.swap is not None
@@ -154,7 +154,7 @@ class PlanRefreshOperator(LanceOperator):
             src_version=optional_int("src_version", self.src_version),
             max_rows_per_fragment=optional_int("max_rows_per_fragment", self.max_rows_per_fragment),
             on_code_change=optional_text(self.on_code_change) or "error",
-            ignore_checkpoints=truth("ignore_checkpoints", self.ignore_checkpoints),
+            ignore_checkpoints=parse_bool("ignore_checkpoints", self.ignore_checkpoints),
             sizing=check_sizing(read_sizing(self.sizing, configured)),
         )
         return plan(view.location, definition, view.source().location, request)

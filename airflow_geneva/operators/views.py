@@ -10,7 +10,7 @@ from airflow.sdk import Context
 from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import LanceOperator, open_database
-from airflow_geneva.operators._templated import document, optional_int, optional_text, required_text, truth
+from airflow_geneva.operators._templated import optional_int, optional_text, parse_bool, parse_json, required_text
 from airflow_geneva.operators.plan import check_import_path
 from airflow_geneva.query import ROWS_PER_FRAGMENT, Query
 from airflow_geneva.udf import load_udf
@@ -104,7 +104,7 @@ class CreateMaterializedViewOperator(LanceOperator):
             if not differences:
                 self.log.info("View %s exists already, with this definition.", name)
                 return {"view": name, "created": False, "differences": []}
-            if not truth("recreate", self.recreate):
+            if not parse_bool("recreate", self.recreate):
                 raise InvalidInput(
                     f"View {name!r} exists, with another definition: {'; '.join(differences)}. "
                     "Change the task back, give the view another name, or give recreate=True to drop it and compute it "
@@ -136,7 +136,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         query = query if seed is None else query.shuffle(seed)
         query = query if limit is None else query.limit(limit)
         query = query if offset is None else query.offset(offset)
-        select, more = document("select", self.select), document("add_columns", self.add_columns)
+        select, more = parse_json("select", self.select), parse_json("add_columns", self.add_columns)
         if select is not None:
             query = query.select(_specs(select) if isinstance(select, Mapping) else select)
         if more and not isinstance(more, Mapping):

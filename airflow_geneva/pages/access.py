@@ -34,7 +34,7 @@ _SCHEME = "lance://"
 _KEPT_SECONDS = 5.0
 
 
-class Viewer:
+class CurrentUser:
     """The user of one request; caches the answers of Airflow's auth manager.
 
     Args:
@@ -121,10 +121,10 @@ def _find_dags(moment: int) -> Mapping[tuple[str, str], set[str]]:
     return found
 
 
-def viewer(request: Request, user: GetUserDep) -> Viewer:
+def viewer(request: Request, user: GetUserDep) -> CurrentUser:
     """Return the user of a request; 401 without a login, 403 with an invalid token."""
-    request.state.viewer = Viewer(user)
+    request.state.viewer = CurrentUser(user)
     return request.state.viewer  # type: ignore[no-any-return]
 
 
-ViewerDep = Annotated[Viewer, Depends(viewer)]
+ViewerDep = Annotated[CurrentUser, Depends(viewer)]

@@ -18,22 +18,22 @@ from starlette.exceptions import HTTPException as HttpError
 from starlette.responses import Response
 
 from airflow_geneva.database import Database
-from airflow_geneva.errors import DamagedRecord, GenevaError, without_secrets
+from airflow_geneva.errors import DamagedRecord, GenevaError, mask_secrets
 from airflow_geneva.pages.access import ViewerDep
 from airflow_geneva.pages.databases import (
     list_databases,
     missing_folder,
     open_database,
+    open_existing_database,
     place_of,
-    reach_database,
     visible_tables,
 )
-from airflow_geneva.pages.jobs import JobView, find_job, list_errors, list_jobs
+from airflow_geneva.pages.jobs import JobDetails, find_job, list_errors, list_jobs
 from airflow_geneva.pages.render import HEADERS, STATIC, page
-from airflow_geneva.pages.tables import count_standings, describe_table
+from airflow_geneva.pages.tables import count_freshness, describe_table
 from airflow_geneva.pages.tasks import PlannedJob, job_of_task, jobs_of_run
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.storage.timeouts import Threads
+from airflow_geneva.storage.timeouts import StoreThreads
 
 logger = logging.getLogger("airflow_geneva.pages")
 
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 _COUNT_SECONDS = 2.0
 _POLL_SECONDS = 2.0
 _PATIENCE_SECONDS = 30.0
-_THREADS = Threads("geneva-page")
+_THREADS = StoreThreads("geneva-page")
 _FILES = {"pages.css": "text/css", "pages.js": "text/javascript"}
 
 # Airflow does not authenticate requests to a plugin's app. Do not mount sub-apps here: they would skip the dependency.
@@ -94,7 +94,7 @@ class TaskPlace:
     job: JobPlace | None
 
 
-def apart(answer: Callable[..., _T]) -> Callable[..., Awaitable[_T]]:
+def in_own_threads(answer: Callable[..., _T]) -> Callable[..., Awaitable[_T]]:
     """Run a route or a dependency in the pages' own threads, with a timeout, because it may wait for a store.
 
     FastAPI would use the threads that the whole API server of Airflow shares.
@@ -151,7 +151,7 @@ def table_place(viewer: ViewerDep, conn_id: str, table: str) -> tuple[Database, 
     """
     if not viewer.may_see_table(conn_id, table):
         raise HTTPException(404)
-    database = reach_database(conn_id)
+    database = open_existing_database(conn_id)
     return database, database.location(table)
 
 
@@ -166,16 +166,16 @@ def job_place(viewer: ViewerDep, conn_id: str, table: str, job_id: str) -> JobPl
     if not viewer.may_see_database(conn_id):
         raise HTTPException(404)
     path = "/".join(quote(part, safe="") for part in ("databases", conn_id, "tables", table, "jobs", job_id))
-    return JobPlace(conn_id, reach_database(conn_id).location(table), job_id, path)
+    return JobPlace(conn_id, open_existing_database(conn_id).location(table), job_id, path)
 
 
-TaskDep = Annotated[TaskPlace, Depends(apart(task_place))]
-TableDep = Annotated[tuple[Database, TableLocation], Depends(apart(table_place))]
-JobDep = Annotated[JobPlace, Depends(apart(job_place))]
+TaskDep = Annotated[TaskPlace, Depends(in_own_threads(task_place))]
+TableDep = Annotated[tuple[Database, TableLocation], Depends(in_own_threads(table_place))]
+JobDep = Annotated[JobPlace, Depends(in_own_threads(job_place))]
 
 
 @app.get("/")
-@apart
+@in_own_threads
 def show_databases(request: Request, viewer: ViewerDep) -> HTMLResponse:
     """List the Lance databases of which the viewer may see something."""
     return page(request, "overview.html", databases=list_databases(viewer))
@@ -191,7 +191,7 @@ def send_file(name: str) -> Response:
 
 
 @app.get("/task")
-@apart
+@in_own_threads
 def show_task(request: Request, viewer: ViewerDep, task: TaskDep, errors: PageNumber = 1) -> HTMLResponse:
     """Show the job that a task works for, or the jobs of its run."""
     if task.job is None:
@@ -200,7 +200,7 @@ def show_task(request: Request, viewer: ViewerDep, task: TaskDep, errors: PageNu
 
 
 @app.get("/task/live")
-@apart
+@in_own_threads
 def show_task_live(request: Request, viewer: ViewerDep, task: TaskDep) -> HTMLResponse:
     """Send the part of a task's job page that is updated while the job runs."""
     if task.job is None:
@@ -209,7 +209,7 @@ def show_task_live(request: Request, viewer: ViewerDep, task: TaskDep) -> HTMLRe
 
 
 @app.get("/databases/{conn_id}")
-@apart
+@in_own_threads
 def show_database(request: Request, viewer: ViewerDep, conn_id: str, before: str | None = None) -> HTMLResponse:
     """Show a database: its tables and its newest jobs."""
     if not viewer.may_see_database(conn_id):
@@ -228,7 +228,7 @@ def show_database(request: Request, viewer: ViewerDep, conn_id: str, before: str
 
 
 @app.get("/databases/{conn_id}/tables/{table}")
-@apart
+@in_own_threads
 def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
     """Show a table or view; the page then loads the freshness of its columns."""
     database, location = place
@@ -239,23 +239,23 @@ def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDe
 
 
 @app.get("/databases/{conn_id}/tables/{table}/standing")
-@apart
-def show_standing(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
+@in_own_threads
+def show_freshness(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
     """Send the freshness of a table's columns and of its views, as far as it is known within two seconds."""
     database, location = place
-    found = count_standings(database, conn_id, location, viewer, _COUNT_SECONDS)
+    found = count_freshness(database, conn_id, location, viewer, _COUNT_SECONDS)
     return page(request, "_standing.html", conn_id=conn_id, table=location.name, standing=found)
 
 
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}")
-@apart
+@in_own_threads
 def show_job(request: Request, viewer: ViewerDep, job: JobDep, errors: PageNumber = 1) -> HTMLResponse:
     """Show a job: its progress, its result and its failed rows."""
     return _job_page(request, viewer, job, errors)
 
 
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}/live")
-@apart
+@in_own_threads
 def show_job_live(request: Request, viewer: ViewerDep, job: JobDep) -> HTMLResponse:
     """Send the part of a job's page that is updated while the job runs."""
     return _job_live(request, viewer, job)
@@ -276,7 +276,7 @@ def _job_live(request: Request, viewer: ViewerDep, place: JobPlace) -> HTMLRespo
     return page(request, "_job.html", place=place, shown=shown, wait=wait)
 
 
-def _find(viewer: ViewerDep, place: JobPlace) -> JobView:
+def _find(viewer: ViewerDep, place: JobPlace) -> JobDetails:
     try:
         shown = find_job(place.location, place.job_id)
     except DamagedRecord:
@@ -290,25 +290,25 @@ def _find(viewer: ViewerDep, place: JobPlace) -> JobView:
 
 
 @app.exception_handler(HttpError)
-def tell_refusal(request: Request, error: HttpError) -> Response:
+def show_http_error(request: Request, error: HttpError) -> Response:
     """Answer with an error page that does not repeat the request."""
     return page(request, "error.html", error.status_code, status=error.status_code, title=None, message=None)
 
 
 @app.exception_handler(RequestValidationError)
-def tell_misuse(request: Request, error: RequestValidationError) -> Response:
+def show_bad_url(request: Request, error: RequestValidationError) -> Response:
     """Answer 404 for a malformed URL."""
     return page(request, "error.html", 404, status=404, title=None, message=None)
 
 
 @app.exception_handler(OSError)
 @app.exception_handler(GenevaError)
-def tell_error(request: Request, error: GenevaError | OSError) -> Response:
+def show_error(request: Request, error: GenevaError | OSError) -> Response:
     """Answer with an error of this package or of a store; it is raised only after authorization.
 
     The message names the database's location, so only viewers who may read the connection see it.
     """
-    text = without_secrets(str(error))
+    text = mask_secrets(str(error))
     logger.warning("%s cannot be shown: %s", request.url.path, text)
     viewer = getattr(request.state, "viewer", None)
     conn_id = getattr(request.state, "conn_id", request.path_params.get("conn_id"))

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any, TypeVar
 
-from airflow_geneva.storage.timeouts import Threads
+from airflow_geneva.storage.timeouts import StoreThreads
 
 _T = TypeVar("_T")
 
@@ -19,7 +19,7 @@ _KEPT_SECONDS = 5.0
 _Key = tuple[Hashable, Hashable]
 
 
-class Counts:
+class CountCache:
     """Runs counts in threads, a few at a time per store, so that a store that hangs blocks no other.
 
     Results are cached for a few seconds, so that a page that polls for several counts gets each of them.
@@ -29,7 +29,7 @@ class Counts:
     """
 
     def __init__(self, at_once: int = _AT_ONCE) -> None:
-        self._threads = Threads("geneva-count", at_once)
+        self._threads = StoreThreads("geneva-count", at_once)
         self._lock = threading.Lock()
         self._asked: dict[_Key, Future[Any]] = {}
         self._ended: dict[_Key, float] = {}

@@ -12,8 +12,8 @@ from sqlalchemy import select
 from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.hooks.lance import LanceHook
-from airflow_geneva.pages.access import Viewer, dags_by_table
-from airflow_geneva.storage.timeouts import impatient
+from airflow_geneva.pages.access import CurrentUser, dags_by_table
+from airflow_geneva.storage.timeouts import with_short_timeouts
 from airflow_geneva.storage.uri import is_local, without_credentials
 
 _VARIABLE = "AIRFLOW_CONN_"
@@ -34,7 +34,7 @@ class KnownDatabase:
     error: str | None = None
 
 
-def list_databases(viewer: Viewer) -> list[KnownDatabase]:
+def list_databases(viewer: CurrentUser) -> list[KnownDatabase]:
     """List the databases of which a viewer may see something, sorted.
 
     A connection is known if it is stored in Airflow, if the API server has it in its environment, or if a DAG
@@ -59,7 +59,7 @@ def _is_lance(conn_id: str) -> bool:
         return False
 
 
-def _describe(conn_id: str, viewer: Viewer) -> KnownDatabase:
+def _describe(conn_id: str, viewer: CurrentUser) -> KnownDatabase:
     try:
         database = open_database(conn_id)
     except Exception as error:  # list the other databases even if one fails
@@ -67,7 +67,7 @@ def _describe(conn_id: str, viewer: Viewer) -> KnownDatabase:
     return KnownDatabase(conn_id, place_of(database, conn_id, viewer))
 
 
-def place_of(database: Database, conn_id: str, viewer: Viewer) -> str | None:
+def place_of(database: Database, conn_id: str, viewer: CurrentUser) -> str | None:
     """Return a database's URI without credentials; None if the viewer may not read its connection."""
     return without_credentials(database.uri) if viewer.may_read_connection(conn_id) else None
 
@@ -90,10 +90,10 @@ def open_database(conn_id: str, uri: str | None = None) -> Database:
     if not hook.is_lance:
         raise InvalidInput(f"Airflow connection {conn_id!r} is not of type {LanceHook.conn_type!r}.")
     database = hook.get_database(uri)
-    return replace(database, options=impatient(database.uri, database.options))
+    return replace(database, options=with_short_timeouts(database.uri, database.options))
 
 
-def reach_database(conn_id: str) -> Database:
+def open_existing_database(conn_id: str) -> Database:
     """Open a database like `open_database`, and check that a local folder exists.
 
     Raises:
@@ -106,6 +106,6 @@ def reach_database(conn_id: str) -> Database:
     return database
 
 
-def visible_tables(database: Database, conn_id: str, viewer: Viewer) -> list[str]:
+def visible_tables(database: Database, conn_id: str, viewer: CurrentUser) -> list[str]:
     """Return the names of the tables and views that a viewer may see, sorted."""
     return [name for name in database.table_names() if viewer.may_see_table(conn_id, name)]

@@ -9,11 +9,11 @@ from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.job.folder import JobFolder, is_job_id
-from airflow_geneva.job.record import job_ids, read_chosen, read_job
+from airflow_geneva.job.record import job_ids, read_job, read_jobs
 from airflow_geneva.job.result import DONE
 from airflow_geneva.job.shard_status import ShardStatus, in_parallel
 from airflow_geneva.job.status import Job
-from airflow_geneva.pages.access import Viewer
+from airflow_geneva.pages.access import CurrentUser
 from airflow_geneva.storage.location import TableLocation
 
 JOBS_A_PAGE = 100
@@ -41,7 +41,7 @@ class JobsPage:
 def list_jobs(
     database: Database,
     conn_id: str,
-    viewer: Viewer,
+    viewer: CurrentUser,
     before: str | None = None,
     table: str | None = None,
     most: int = JOBS_A_PAGE,
@@ -71,7 +71,7 @@ def list_jobs(
         chunk = ids[looked_at : looked_at + most]
         looked_at += len(chunk)
         jobs = [
-            job for name in names for job in read_chosen(places[name], [at for at, owner in chunk if owner == name])
+            job for name in names for job in read_jobs(places[name], [at for at, owner in chunk if owner == name])
         ]  # fmt: skip
         jobs.sort(key=lambda job: job.id, reverse=True)
         found += [job for job in jobs if viewer.may_see_job(conn_id, job)]
@@ -81,7 +81,7 @@ def list_jobs(
 
 
 @dataclass(frozen=True)
-class JobView:
+class JobDetails:
     """The data of a job's page.
 
     Args:
@@ -123,7 +123,7 @@ def _shares(rows: int, committed: int, ready: int, checkpointed: int) -> Shares:
     return tuple((name, round(part, 3)) for name, part in parts if part > 0)
 
 
-def find_job(location: TableLocation, job_id: str) -> JobView | None:
+def find_job(location: TableLocation, job_id: str) -> JobDetails | None:
     """Read a job of a table with its shards; None if there is no such job.
 
     Raises:
@@ -135,7 +135,7 @@ def find_job(location: TableLocation, job_id: str) -> JobView | None:
     at_rest = ("committed", "waiting", "left")
     moving = sorted(job.shards, key=lambda shard: (shard.stage != "failed", shard.stage in at_rest))
     shown = sorted(moving[:SHARDS_SHOWN], key=lambda shard: shard.index)
-    return JobView(job, tuple(shown), job.commits[-_MOST_COMMITS:])
+    return JobDetails(job, tuple(shown), job.commits[-_MOST_COMMITS:])
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from airflow_geneva import __version__
-from airflow_geneva.errors import without_secrets
-from airflow_geneva.job.status import moment
+from airflow_geneva.errors import mask_secrets
+from airflow_geneva.job.status import format_time
 from airflow_geneva.links.job import PAGES
 
 STATIC = Path(__file__).parent / "static"
@@ -36,7 +36,7 @@ def masked(value: Any) -> Any:
     """Mask the secrets that Airflow knows in text; return other values unchanged."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return without_secrets(str(redact_of_server(redact_of_tasks(value))))
+    return mask_secrets(str(redact_of_server(redact_of_tasks(value))))
 
 
 def cut(text: str, most: int) -> str:
@@ -81,7 +81,7 @@ def environment() -> Environment:
             "first_line": first_line,
             "number": "{:,}".format,
             "duration": duration,
-            "moment": moment,
+            "moment": format_time,
             "ago": ago,
             "part": lambda value: quote(str(value), safe=""),
         }

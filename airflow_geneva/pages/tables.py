@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from airflow_geneva.commit.view_state import ViewContents
+from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
 from airflow_geneva.job.status import Job
 from airflow_geneva.lance_io.engine_errors import is_failure
-from airflow_geneva.pages.access import Viewer
-from airflow_geneva.pages.counting import Counts
+from airflow_geneva.pages.access import CurrentUser
+from airflow_geneva.pages.counting import CountCache
 from airflow_geneva.pages.databases import visible_tables
 from airflow_geneva.pages.jobs import list_jobs
-from airflow_geneva.plan.freshness import Standing, column_standing, view_standing
+from airflow_geneva.plan.freshness import Freshness, column_freshness, view_freshness
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.udf.definition import stored_definition
@@ -26,12 +26,12 @@ from airflow_geneva.views.definition import ViewDefinition, is_view
 if TYPE_CHECKING:
     import lance
 
-_COUNTS = Counts()
+_COUNTS = CountCache()
 _JOBS_OF_COLUMNS = 25
 
 
 @dataclass(frozen=True)
-class ColumnView:
+class ColumnRow:
     """A column or view as a row of a table's page.
 
     Args:
@@ -46,7 +46,7 @@ class ColumnView:
     name: str
     type: str
     what: str | None
-    standing: Standing | None = None
+    standing: Freshness | None = None
     error: str | None = None
     job: Job | None = None
 
@@ -57,7 +57,7 @@ class ColumnView:
 
 
 @dataclass(frozen=True)
-class TableView:
+class TableDetails:
     """The data of a table's or view's page.
 
     Args:
@@ -75,8 +75,8 @@ class TableView:
     rows: int
     fragments: int
     definition: ViewDefinition | None
-    columns: tuple[ColumnView, ...]
-    own: ColumnView | None = None
+    columns: tuple[ColumnRow, ...]
+    own: ColumnRow | None = None
     error: str | None = None
 
     def source_in(self, database: Database) -> str | None:
@@ -87,7 +87,7 @@ class TableView:
         return made_of.source_table
 
 
-def describe_table(location: TableLocation) -> TableView:
+def describe_table(location: TableLocation) -> TableDetails:
     """Describe a table from its manifest.
 
     Raises:
@@ -107,33 +107,33 @@ def _open(location: TableLocation) -> lance.LanceDataset:
         raise StorageError(str(error)) from error
 
 
-def _describe(name: str, dataset: lance.LanceDataset) -> TableView:
+def _describe(name: str, dataset: lance.LanceDataset) -> TableDetails:
     fragments = int(dataset.stats.dataset_stats()["num_fragments"])
     size = (name, int(dataset.version), int(dataset.count_rows()), fragments)
     if not is_view(dataset.schema.metadata):
-        return TableView(*size, None, tuple(_column(dataset, field.name) for field in dataset.schema))
+        return TableDetails(*size, None, tuple(_column(dataset, field.name) for field in dataset.schema))
     kept = [field for field in dataset.schema if field.name not in SYSTEM_COLUMNS]
     try:
         definition = ViewDefinition.read(dataset.schema.metadata, name)
     except GenevaError as error:
-        plain = tuple(ColumnView(field.name, str(field.type), None) for field in kept)
-        return TableView(*size, None, plain, error=str(error))
+        plain = tuple(ColumnRow(field.name, str(field.type), None) for field in kept)
+        return TableDetails(*size, None, plain, error=str(error))
     said = {column.name: column.describe() for column in definition.columns}
-    columns = tuple(ColumnView(field.name, str(field.type), said.get(field.name)) for field in kept)
-    return TableView(*size, definition, columns, ColumnView(name, "", _query(definition)))
+    columns = tuple(ColumnRow(field.name, str(field.type), said.get(field.name)) for field in kept)
+    return TableDetails(*size, definition, columns, ColumnRow(name, "", _query(definition)))
 
 
-def _column(dataset: lance.LanceDataset, name: str) -> ColumnView:
+def _column(dataset: lance.LanceDataset, name: str) -> ColumnRow:
     kind = str(dataset.schema.field(name).type)
     try:
         definition = stored_definition(dataset.schema, name)
     except GenevaError as error:
-        return ColumnView(name, kind, "a UDF", error=str(error))
+        return ColumnRow(name, kind, "a UDF", error=str(error))
     if definition is None:
-        return ColumnView(name, kind, None)
+        return ColumnRow(name, kind, None)
     inputs = ", ".join(definition.input_columns or ())
     path = definition.import_path or definition.name
-    return ColumnView(name, kind, f"{path} (version {definition.version}) of {inputs}")
+    return ColumnRow(name, kind, f"{path} (version {definition.version}) of {inputs}")
 
 
 def _query(definition: ViewDefinition) -> str:
@@ -144,7 +144,7 @@ def _query(definition: ViewDefinition) -> str:
 
 
 @dataclass(frozen=True)
-class StandingView:
+class FreshnessView:
     """The freshness of a table's columns, or of a view, and of its views.
 
     Args:
@@ -153,14 +153,14 @@ class StandingView:
         counting: whether some counts are not finished.
     """
 
-    columns: tuple[ColumnView, ...]
-    views: tuple[ColumnView, ...]
+    columns: tuple[ColumnRow, ...]
+    views: tuple[ColumnRow, ...]
     counting: bool
 
 
-def count_standings(
-    database: Database, conn_id: str, location: TableLocation, viewer: Viewer, seconds: float
-) -> StandingView:
+def count_freshness(
+    database: Database, conn_id: str, location: TableLocation, viewer: CurrentUser, seconds: float
+) -> FreshnessView:
     """Count pending rows within a time limit; ask again for unfinished counts.
 
     Args:
@@ -183,34 +183,34 @@ def count_standings(
     shown = [replace(item, job=newest.get(item.name)) for item in shown]
     views = _views_of(database, conn_id, location, int(dataset.version), viewer, until)
     whole = views is not None and not any(item.counting for item in (*shown, *views))
-    return StandingView(tuple(shown), tuple(views or ()), not whole)
+    return FreshnessView(tuple(shown), tuple(views or ()), not whole)
 
 
 def _with_column(
-    location: TableLocation, dataset: lance.LanceDataset, column: ColumnView, until: float
-) -> ColumnView:  # fmt: skip
-    def count() -> Standing:
+    location: TableLocation, dataset: lance.LanceDataset, column: ColumnRow, until: float
+) -> ColumnRow:  # fmt: skip
+    def count() -> Freshness:
         definition = stored_definition(dataset.schema, column.name)
         assert definition is not None
-        return column_standing(dataset, location.checkpoints, definition.input_columns or (), column.name)
+        return column_freshness(dataset, location.checkpoints, definition.input_columns or (), column.name)
 
     name = (location.name, dataset.version, column.name)
     return column if column.error else _counted(column, location, name, count, until)
 
 
-def _with_view(location: TableLocation, version: int, view: ColumnView, until: float) -> ColumnView:
-    def count() -> Standing:
+def _with_view(location: TableLocation, version: int, view: ColumnRow, until: float) -> ColumnRow:
+    def count() -> Freshness:
         dataset = location.open()
         definition = ViewDefinition.read(dataset.schema.metadata, location.name)
         source = Database(definition.source_database, location.options).location(definition.source_table)
-        return view_standing(source.open(), definition, ViewContents(location, dataset))
+        return view_freshness(source.open(), definition, CommittedViewState(location, dataset))
 
     return _counted(view, location, (location.name, "view", version), count, until)
 
 
 def _counted(
-    item: ColumnView, location: TableLocation, name: tuple[object, ...], count: Callable[[], Standing], until: float
-) -> ColumnView:
+    item: ColumnRow, location: TableLocation, name: tuple[object, ...], count: Callable[[], Freshness], until: float
+) -> ColumnRow:
     try:
         return replace(item, standing=_COUNTS.get(location.database_uri, name, count, until))
     except BaseException as error:
@@ -220,8 +220,8 @@ def _counted(
 
 
 def _views_of(
-    database: Database, conn_id: str, location: TableLocation, version: int, viewer: Viewer, until: float
-) -> list[ColumnView] | None:
+    database: Database, conn_id: str, location: TableLocation, version: int, viewer: CurrentUser, until: float
+) -> list[ColumnRow] | None:
     """Return the views of a table; None until the search of the database has finished."""
     search = (location.name, "views")
     found = _COUNTS.get(location.database_uri, search, lambda: _find_views(database, location.name), until)
@@ -236,10 +236,10 @@ def _views_of(
     return views
 
 
-def _find_views(database: Database, source: str) -> dict[str, ColumnView]:
+def _find_views(database: Database, source: str) -> dict[str, ColumnRow]:
     """Find the views of a table in its database; skip tables that cannot be opened."""
     place = without_credentials(database.uri)
-    found: dict[str, ColumnView] = {}
+    found: dict[str, ColumnRow] = {}
     for name in database.table_names():
         try:
             metadata = database.location(name).open().schema.metadata
@@ -247,11 +247,11 @@ def _find_views(database: Database, source: str) -> dict[str, ColumnView]:
         except GenevaError:
             continue
         if definition is not None and (definition.source_table, definition.source_database) == (source, place):
-            found[name] = ColumnView(name, "", _query(definition))
+            found[name] = ColumnRow(name, "", _query(definition))
     return found
 
 
-def _newest_jobs(database: Database, conn_id: str, viewer: Viewer, table: str, most: int) -> Mapping[str, Job]:
+def _newest_jobs(database: Database, conn_id: str, viewer: CurrentUser, table: str, most: int) -> Mapping[str, Job]:
     """Return the newest visible job of each column of a table, or of a view under its own name."""
     newest: dict[str, Job] = {}
     for job in list_jobs(database, conn_id, viewer, table=table, most=most).jobs:

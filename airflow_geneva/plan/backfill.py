@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.facts import ColumnState, Fact, load_state, looked_at
-from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, runs_failed
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, prior_failures_of
 from airflow_geneva.checkpoint.records import StagedFragment
-from airflow_geneva.checkpoint.reuse import KeyIndex
+from airflow_geneva.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.lance_io.filters import check_where, selected_offsets, where_columns
 from airflow_geneva.lance_io.fragments import (
@@ -22,17 +22,17 @@ from airflow_geneva.lance_io.fragments import (
     read_manifest,
     row_ids,
 )
-from airflow_geneva.lance_io.read_version import RowsThen
+from airflow_geneva.lance_io.read_version import RowsAtVersion
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.code_change import check_stake
-from airflow_geneva.plan.computed_rows import Knowledge
-from airflow_geneva.plan.continue_from import check_continue_from, savings
+from airflow_geneva.plan.code_change import check_code_change
+from airflow_geneva.plan.computed_rows import ComputedRows
+from airflow_geneva.plan.continue_from import check_continue_from, continue_from_notes
 from airflow_geneva.plan.cutting import cut_shards
 from airflow_geneva.plan.file_mismatch import find_mismatches
-from airflow_geneva.plan.model import Plan, Tally, Work
-from airflow_geneva.plan.previous_inputs import FormerInputs
-from airflow_geneva.plan.reusable_files import staged_fits, staged_gives_rows
-from airflow_geneva.plan.row_status import DueRows, Wanted, by_maker, sort_rows
+from airflow_geneva.plan.model import JobSpec, Plan, ReasonCount
+from airflow_geneva.plan.previous_inputs import PreviousInputs
+from airflow_geneva.plan.reusable_files import is_staged_readable, staged_fits
+from airflow_geneva.plan.row_status import DueRules, RowStatus, by_code_version, classify_rows
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import md5
@@ -47,15 +47,15 @@ NOT_ASKED = "not asked for"
 
 
 @dataclass
-class _Tallies:
+class _ReasonCounts:
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, reason: str, rows: int) -> None:
         fragments, total = self.counts.get(reason, (0, 0))
         self.counts[reason] = (fragments + 1, total + rows)
 
-    def freeze(self) -> tuple[Tally, ...]:
-        return tuple(Tally(reason, *count) for reason, count in self.counts.items())
+    def freeze(self) -> tuple[ReasonCount, ...]:
+        return tuple(ReasonCount(reason, *count) for reason, count in self.counts.items())
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class _Due:
     given_up: int = 0
 
 
-def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Work, wanted: Wanted) -> Plan:
+def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: JobSpec, wanted: DueRules) -> Plan:
     """Compare a table with the state of one of its columns; write nothing.
 
     Args:
@@ -99,11 +99,11 @@ class _Planner:
     def __init__(
         self,
         dataset: lance.LanceDataset,
-        work: Work,
+        work: JobSpec,
         columns: Columns,
         manifest: dict[int, FragmentFiles],
         state: ColumnState,
-        wanted: Wanted,
+        wanted: DueRules,
     ) -> None:
         self.dataset = dataset
         self.work = work
@@ -111,23 +111,23 @@ class _Planner:
         self.manifest = manifest
         self.state = state.about(columns.inputs_text)
         self.wanted = wanted
-        self.tallies = _Tallies()
-        self.known = Knowledge(dataset, columns, (*work.inputs, work.column), manifest, self.state)
+        self.reason_counts = _ReasonCounts()
+        self.known = ComputedRows(dataset, columns, (*work.inputs, work.column), manifest, self.state)
         others = state.other_inputs(columns.inputs_text)
-        self.former = [FormerInputs.of(dataset, columns, state, inputs) for inputs in sorted(others)]
+        self.previous_inputs = [PreviousInputs.of(dataset, columns, state, inputs) for inputs in sorted(others)]
         self.given_up = 0
         self.mixed: dict[str, int] = {}
-        self.stake: dict[str, int] = {}
+        self.rows_by_other_version: dict[str, int] = {}
         self.where_hash = md5(work.where or "")
-        self.then = RowsThen(dataset, work.read_version)
+        self.then = RowsAtVersion(dataset, work.read_version)
 
     def plan(self, store: LanceCheckpointStore) -> Plan:
         dues = [due for files in self.manifest.values() if (due := self._due(files)) is not None]
         selected = self._selected(dues)
-        check_stake(self.work, self.stake, self.wanted.on_code_change)
-        index = KeyIndex(store, self.work.trust(*self.work.continue_from)) if selected else None
+        check_code_change(self.work, self.rows_by_other_version, self.wanted.on_code_change)
+        index = CheckpointIndex(store, self.work.reuse_rules(*self.work.continue_from)) if selected else None
         works = self._with_checkpoints(selected, index)
-        self.known.notes.extend(savings(self.dataset, store, self.work, works))
+        self.known.notes.extend(continue_from_notes(self.dataset, store, self.work, works))
         if self.given_up:
             self.known.notes.append(
                 f"{self.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again: "
@@ -142,8 +142,8 @@ class _Planner:
             work=replace(self.work, rows=sum(work.rows for work in works), makers=tuple(sorted(self.mixed))),
             shards=cut_shards(works, self.work.sizing.shard_size),
             rows_total=sum(files.live_rows for files in self.manifest.values()),
-            tallies=self.tallies.freeze(),
-            stake=tuple(sorted((Counter(self.stake) + Counter(self.mixed)).items())),
+            reason_counts=self.reason_counts.freeze(),
+            rows_by_other_version=tuple(sorted((Counter(self.rows_by_other_version) + Counter(self.mixed)).items())),
             learned=tuple(self.known.learned),
             notes=tuple(self.known.notes),
             mismatches=find_mismatches(index, works),
@@ -153,29 +153,29 @@ class _Planner:
         """Compare one fragment with the facts; None if nothing is due."""
         version, rows = self.work.udf_version, files.live_rows
         if rows == 0:
-            self.tallies.add(EMPTY, 0)
+            self.reason_counts.add(EMPTY, 0)
             return None
-        if not self.state.facts and not self.former and self.wanted == Wanted(self.wanted.on_code_change):
+        if not self.state.facts and not self.previous_inputs and self.wanted == DueRules(self.wanted.on_code_change):
             if self.work.where is None and self.work.read_version is None:
                 live = live_offsets(self.dataset, files)
                 return _Due(files, live, {}, live, NEW, rows)
-        elif not self.wanted.errors_only and self.state.covers_all(files.signature, files.deletion, version):
+        elif not self.wanted.errors_only and self.state.is_complete(files.signature, files.deletion, version):
             given_up = self.known.given_up(files, version)
             self._add_given_up(given_up)
-            self.tallies.add(FRESH, rows - given_up)
+            self.reason_counts.add(FRESH, rows - given_up)
             return None
         live = live_offsets(self.dataset, files)
         known = self._known(files, live)
-        found = sort_rows(known, live, version, self.work.continue_from, self.wanted)
+        found = classify_rows(known, live, version, self.work.continue_from, self.wanted)
         due, given_up = found.due, len(found.given_up)
-        taken = by_maker({p: there for p, there in known.items() if p.made_by not in ("", version)}, live - due)
+        taken = by_code_version({p: there for p, there in known.items() if p.made_by not in ("", version)}, live - due)
         for maker, stays in taken.items():
             self.mixed[maker] = self.mixed.get(maker, 0) + len(stays)
         own = known.get(Provenance(version), Ranges.empty())
         if (own | found.given_up).contains(live) and files.signature in self.state.facts:
             self.known.learn(files, Provenance(version), own, all_live=True)
         for maker, accepted in found.accepted.items():
-            self._put_at_stake(maker, accepted - taken.get(maker, Ranges.empty()))
+            self._count_other_version(maker, accepted - taken.get(maker, Ranges.empty()))
             self.mixed.setdefault(maker, 0)
             if self.work.where is None and self.work.read_version is None:
                 self.known.learn(files, Provenance(version, maker), accepted, all_live=False)
@@ -187,16 +187,16 @@ class _Planner:
             due = due - (self._looked_at(files) - failed)
         if not due:
             self._add_given_up(given_up)
-            self.tallies.add(self._why_not(), rows - given_up)
+            self.reason_counts.add(self._why_not(), rows - given_up)
             return None
         due = self.then.among(files, due)
         if not due:
             self._add_given_up(given_up)
-            self.tallies.add(LEFT_OUT, rows - given_up)
+            self.reason_counts.add(LEFT_OUT, rows - given_up)
             return None
         return _Due(files, live, known, due, self._why(found, due, known), len(due), given_up)
 
-    def _why(self, found: DueRows, due: Ranges, known: dict[Provenance, Ranges]) -> str:
+    def _why(self, found: RowStatus, due: Ranges, known: dict[Provenance, Ranges]) -> str:
         if due & Ranges.union(found.others.values()) or self.wanted.recompute_mixed:
             return CODE
         failed = Ranges.union(rows for provenance, rows in known.items() if provenance.failures)
@@ -212,7 +212,7 @@ class _Planner:
     def _add_given_up(self, rows: int) -> None:
         if rows:
             self.given_up += rows
-            self.tallies.add(GIVEN_UP, rows)
+            self.reason_counts.add(GIVEN_UP, rows)
 
     def _known(self, files: FragmentFiles, live: Ranges) -> dict[Provenance, Ranges]:
         """Return the rows that the UDF ran on, by provenance; compare values only of rows without facts."""
@@ -228,9 +228,9 @@ class _Planner:
             by_value = self.known.by_value(files, unknown)
             add_rows(known, by_value.items())
             unknown = unknown - Ranges.union(by_value.values())
-        for former in self.former:
+        for previous_inputs in self.previous_inputs:
             if unknown:
-                earlier = former.known(files, unknown)
+                earlier = previous_inputs.known(files, unknown)
                 add_rows(known, earlier.items())
                 unknown = unknown - Ranges.union(earlier.values())
         return known
@@ -239,9 +239,9 @@ class _Planner:
         signature = files.where_signature()
         return self.state.looked_at(signature, self.where_hash, self.work.udf_version, files.physical_rows)
 
-    def _put_at_stake(self, version: str, rows: Ranges) -> None:
+    def _count_other_version(self, version: str, rows: Ranges) -> None:
         if rows:
-            self.stake[version] = self.stake.get(version, 0) + len(rows)
+            self.rows_by_other_version[version] = self.rows_by_other_version.get(version, 0) + len(rows)
 
     def _selected(self, dues: list[_Due]) -> list[_Due]:
         """Evaluate the filter on the candidates, and drop fragments in which it selects none."""
@@ -252,20 +252,20 @@ class _Planner:
         for due in dues:
             chosen = due.due if selected is None else due.due & selected.get(due.files.id, Ranges.empty())
             if not self.wanted.recompute_mixed:
-                for maker, rows in by_maker(due.known, chosen).items():
-                    self._put_at_stake(maker, rows)
+                for maker, rows in by_code_version(due.known, chosen).items():
+                    self._count_other_version(maker, rows)
             if chosen:
                 kept.append(due if len(chosen) == due.rows else replace(due, rows=len(chosen)))
                 continue
             self._add_given_up(due.given_up)
-            self.tallies.add(NOT_SELECTED, due.files.live_rows - due.given_up)
+            self.reason_counts.add(NOT_SELECTED, due.files.live_rows - due.given_up)
             if self.work.read_version is None and not self.wanted.errors_only and not self.wanted.recompute_mixed:
                 what = looked_at(self.where_hash, self.work.udf_version)
                 signature = due.files.where_signature()
                 self.known.learned.append(Fact(signature, what, due.due, self.dataset.version))
         return kept
 
-    def _with_checkpoints(self, dues: list[_Due], index: KeyIndex | None) -> list[FragmentWork]:
+    def _with_checkpoints(self, dues: list[_Due], index: CheckpointIndex | None) -> list[FragmentWork]:
         works: list[FragmentWork] = []
         if index is None or not dues:
             return works
@@ -273,13 +273,13 @@ class _Planner:
         ancestors = self.known.ancestors([due.files for due in dues], index, self.work.udf_version)
         for due in dues:
             files = due.files
-            self.tallies.add(due.reason, due.rows)
+            self.reason_counts.add(due.reason, due.rows)
             self._add_given_up(due.given_up)
             if rest := files.live_rows - due.rows - due.given_up:
-                self.tallies.add(f"{NOT_SELECTED} or {FRESH}" if self.work.where else self._why_not(), rest)
+                self.reason_counts.add(f"{NOT_SELECTED} or {FRESH}" if self.work.where else self._why_not(), rest)
             older = ancestors.get(files.id, ())
             kept = tuple(due.known.items())
-            tried = runs_failed(due.known, self.work.udf_version)
+            tried = prior_failures_of(due.known, self.work.udf_version)
             if not older and (not places or (files.srcfiles, files.id) not in places):
                 works.append(FragmentWork(files, due.reason, due.due, due.due, due.rows, False, (), kept))
                 continue
@@ -287,7 +287,7 @@ class _Planner:
             staged = index.staged_at(place)
             usable = staged is not None and staged_fits(
                 self.dataset, staged, files, due.live, due.due, self.columns.output,
-                index.trust.settled_rows(staged, tried),
+                index.reuse_rules.done_rows(staged, tried),
             )  # fmt: skip
             held = index.held(
                 place, older, due.due, partial(row_ids, self.dataset, files.id), self._staged_gives_rows, tried
@@ -297,4 +297,4 @@ class _Planner:
         return works
 
     def _staged_gives_rows(self, staged: StagedFragment) -> bool:
-        return staged_gives_rows(self.dataset, staged, self.work.column)
+        return is_staged_readable(self.dataset, staged, self.work.column)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from airflow_geneva.errors import CodeChanged
-from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.previous_inputs import version_label
-from airflow_geneva.plan.view_state import Reflected
+from airflow_geneva.plan.view_state import ViewState
 
 
-def check_stake(work: Work, stake: Mapping[str, int], on_code_change: str) -> None:
+def check_code_change(work: JobSpec, rows_by_other_version: Mapping[str, int], on_code_change: str) -> None:
     """Stop a backfill if rows hold values of other UDF versions and the user did not say what to do with them.
 
     Args:
@@ -19,7 +19,7 @@ def check_stake(work: Work, stake: Mapping[str, int], on_code_change: str) -> No
     Raises:
         CodeChanged: there are such rows, and ``on_code_change`` is ``error``.
     """
-    at_stake = {maker: rows for maker, rows in stake.items() if maker not in work.continue_from}
+    at_stake = {maker: rows for maker, rows in rows_by_other_version.items() if maker not in work.continue_from}
     if at_stake and on_code_change == "error":
         rows = sum(at_stake.values())
         versions = ", ".join(f"{n:,} rows of version {version_label(v)}" for v, n in sorted(at_stake.items()))
@@ -32,8 +32,8 @@ def check_stake(work: Work, stake: Mapping[str, int], on_code_change: str) -> No
         )
 
 
-def view_stake(
-    reflected: Reflected, code: tuple[tuple[str, str], ...], on_code_change: str, view: str
+def check_view_code_change(
+    view_state: ViewState, code: tuple[tuple[str, str], ...], on_code_change: str, view: str
 ) -> tuple[tuple[str, int], ...]:
     """Count the rows of a view that hold values of other code, by version.
 
@@ -43,11 +43,11 @@ def view_stake(
     Raises:
         CodeChanged: there are such rows, and ``on_code_change`` is ``error``.
     """
-    then = dict(reflected.snapshot.code if reflected.snapshot else ())
+    then = dict(view_state.snapshot.code if view_state.snapshot else ())
     changed = [(name, then[name], version) for name, version in code if then.get(name, version) != version]
     if not changed:
         return ()
-    rows = len(reflected.shown)
+    rows = len(view_state.shown)
     if on_code_change == "error":
         changes = ", ".join(f"column {name!r} from version {old} to {new}" for name, old, new in changed)
         raise CodeChanged(

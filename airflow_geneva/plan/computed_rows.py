@@ -10,24 +10,33 @@ import numpy as np
 
 from airflow_geneva.checkpoint.facts import ColumnState, Fact, seen
 from airflow_geneva.checkpoint.provenance import Provenance, add_rows
-from airflow_geneva.checkpoint.reuse import Ancestor, KeyIndex
+from airflow_geneva.checkpoint.reuse import Ancestor, CheckpointIndex
 from airflow_geneva.job.outbox import find_commits
-from airflow_geneva.lance_io.compactions import NO_LINEAGE, Compaction, History, Lineage, Origin, Passed, Tracer, among
+from airflow_geneva.lance_io.compactions import (
+    NO_LINEAGE,
+    Compaction,
+    FragmentFilter,
+    History,
+    Lineage,
+    Origin,
+    Tracer,
+    among,
+)
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, live_offsets
 from airflow_geneva.lance_io.read_version import version_exists
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
-from airflow_geneva.plan.value_diff import Reference, known_by_value
+from airflow_geneva.plan.value_diff import ReferenceVersion, computed_by_value
 
 if TYPE_CHECKING:
     import lance
 
-HISTORY_GONE = "part of the table's history was cleaned up, so compacted or updated rows may be computed again."
+HISTORY_CLEANED_UP = "part of the table's history was cleaned up, so compacted or updated rows may be computed again."
 _MOST_REFERENCES = 4
 _MOST_VERSIONS = 1_000
 
 
-class Knowledge:
+class ComputedRows:
     """Finds the computed rows of one column at one table version.
 
     What it finds in the history or by comparing values, it adds to ``learned`` as facts for the next plan.
@@ -86,7 +95,7 @@ class Knowledge:
                 break
             try:
                 with engine_errors():
-                    known, existed = known_by_value(reference, self.state, self.dataset, files, self.names, unknown)
+                    known, existed = computed_by_value(reference, self.state, self.dataset, files, self.names, unknown)
             except EngineError:
                 if version_exists(self.dataset, reference.dataset.version):
                     raise
@@ -117,7 +126,7 @@ class Knowledge:
         self.learned.append(Fact(files.signature, provenance.what, whole, self.dataset.version, under, inputs))
 
     def ancestors(
-        self, fragments: Sequence[FragmentFiles], index: KeyIndex, version: str
+        self, fragments: Sequence[FragmentFiles], index: CheckpointIndex, version: str
     ) -> dict[int, tuple[Ancestor, ...]]:
         """Find the fragments with checkpoints that the given fragments were compacted from.
 
@@ -128,7 +137,7 @@ class Knowledge:
         """
 
         def computed(parent: FragmentFiles) -> bool:
-            return self.state.covers_all(parent.signature, parent.deletion, version)
+            return self.state.is_complete(parent.signature, parent.deletion, version)
 
         found: dict[int, tuple[Ancestor, ...]] = {}
         stray = index.places() - {(files.srcfiles, files.id) for files in fragments}
@@ -169,7 +178,7 @@ class Knowledge:
         return lineage
 
     @cached_property
-    def _references(self) -> list[Reference]:
+    def _references(self) -> list[ReferenceVersion]:
         """Table versions at which the facts were complete, newest first."""
         if not self.state.facts:
             return []
@@ -179,11 +188,11 @@ class Knowledge:
         since = max(since, self.dataset.version - _MOST_VERSIONS, 0)
         if self.state.open_jobs:
             versions |= set(find_commits(self.dataset, since, self.state.open_jobs))
-        found: list[Reference] = []
+        found: list[ReferenceVersion] = []
         for version in sorted((v for v in versions if v <= self.dataset.version), reverse=True)[:_MOST_REFERENCES]:
             try:
                 with engine_errors():
-                    reference = Reference.at(self.dataset.checkout_version(version), self.columns)
+                    reference = ReferenceVersion.at(self.dataset.checkout_version(version), self.columns)
             except EngineError:
                 self._note_gap()
                 continue
@@ -197,9 +206,9 @@ class Knowledge:
         If all rows of a parent share one provenance, no row ids are needed for it; row ids are read for the others.
         """
         parents = [parent for parent in compaction.replaced if parent.live_rows]
-        wholly = {parent: self._wholly(parent) for parent in parents}
-        alike = next((known for known in wholly.values() if known), frozenset[Provenance]())
-        partly = {parent for parent in parents if not alike or wholly[parent] != alike}
+        shared_provenance = {parent: self._shared_provenance(parent) for parent in parents}
+        alike = next((known for known in shared_provenance.values() if known), frozenset[Provenance]())
+        partly = {parent for parent in parents if not alike or shared_provenance[parent] != alike}
         if partly:
             found = self._by_row_id(files, partly, set(compaction.replaced) - partly, alike)
         else:
@@ -208,14 +217,14 @@ class Knowledge:
             self.learn(files, provenance, rows, len(rows) >= files.live_rows)
         return found
 
-    def _wholly(self, files: FragmentFiles) -> frozenset[Provenance]:
+    def _shared_provenance(self, files: FragmentFiles) -> frozenset[Provenance]:
         """Return the provenance that all live rows of a fragment share; empty if they differ."""
         if files.signature in self.state.facts:
-            return self.state.wholly(files.signature, files.deletion, files.physical_rows)
+            return self.state.shared_provenance(files.signature, files.deletion, files.physical_rows)
         compaction = self._lineage.made_by(files, same_output=True)
         if compaction is None:
             return frozenset()
-        found = {self._wholly(parent) for parent in compaction.replaced if parent.live_rows}
+        found = {self._shared_provenance(parent) for parent in compaction.replaced if parent.live_rows}
         return found.pop() if len(found) == 1 else frozenset()
 
     def _by_row_id(
@@ -250,7 +259,7 @@ class Knowledge:
         return {provenance: rows for provenance, rows in found.items() if rows}
 
     def _origins(
-        self, lineage: Lineage, files: FragmentFiles, passed_over: Passed, same_output: bool = False
+        self, lineage: Lineage, files: FragmentFiles, passed_over: FragmentFilter, same_output: bool = False
     ) -> list[Origin]:
         """Return the origins of a compacted fragment's rows, as far back as versions can be read."""
         found: list[Origin] = []
@@ -262,5 +271,5 @@ class Knowledge:
         return found
 
     def _note_gap(self) -> None:
-        if HISTORY_GONE not in self.notes:
-            self.notes.append(HISTORY_GONE)
+        if HISTORY_CLEANED_UP not in self.notes:
+            self.notes.append(HISTORY_CLEANED_UP)

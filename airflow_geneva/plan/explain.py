@@ -19,7 +19,7 @@ def explain(plan: Plan) -> str:
         f"table version {work.version}",
         f"  {plan.rows_total:,} rows: {plan.rows_pending:,} pending, {plan.rows_skipped:,} with nothing to do",
     ]
-    for tally in plan.tallies:
+    for tally in plan.reason_counts:
         lines.append(f"    {tally.rows:>14,} rows  {tally.fragments:>8,} fragments  {tally.reason}")
     if not plan.shards and plan.swap is not None and plan.swap.gone:
         lines.append("  Nothing to compute, no Spark; rows that are no longer in the query's result leave the view.")
@@ -37,7 +37,7 @@ def explain(plan: Plan) -> str:
             )
         if len(plan.fragments) > _LISTED:
             lines.append(f"    and {len(plan.fragments) - _LISTED:,} more fragments")
-    for version, rows in plan.stake:
+    for version, rows in plan.rows_by_other_version:
         lines.append(f"  {rows:,} rows hold values of UDF version {version_label(version)}")
     lines.extend(f"  Note: {note}" for note in plan.notes)
     return "\n".join(lines)

@@ -9,9 +9,9 @@ from airflow_geneva.checkpoint.facts import load_state
 from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, columns_of, field_ids, live_offsets, read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.computed_rows import Knowledge
-from airflow_geneva.plan.previous_inputs import FormerInputs
-from airflow_geneva.plan.source_changes import VALUES
+from airflow_geneva.plan.computed_rows import ComputedRows
+from airflow_geneva.plan.previous_inputs import PreviousInputs
+from airflow_geneva.plan.source_changes import VIEW_VERSION
 from airflow_geneva.storage.files import Storage
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ def failed_addresses(dataset: lance.LanceDataset, checkpoints: Storage, column: 
     columns = Columns((), (), field_ids(dataset, column))
     state = load_state(checkpoints, columns.output[0])
     for inputs in sorted(state.other_inputs("")):
-        asked = FormerInputs.of(dataset, columns, state, inputs)
+        asked = PreviousInputs.of(dataset, columns, state, inputs)
         for files in asked.manifest.values():
-            yield from _failed(dataset, files, asked.knowledge, asked.comparable)
+            yield from _failed(dataset, files, asked.computed_rows, asked.comparable)
 
 
 def failed_source_addresses(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> Iterator[int]:
@@ -37,18 +37,18 @@ def failed_source_addresses(dataset: lance.LanceDataset, reads: Sequence[str], s
     """
     columns = columns_of(dataset, reads, (), None)
     manifest = read_manifest(dataset, columns)
-    state = snapshot.state(VALUES, columns.inputs_text)
-    knowledge = Knowledge(dataset, columns, tuple(reads), manifest, state)
+    state = snapshot.state(VIEW_VERSION, columns.inputs_text)
+    computed_rows = ComputedRows(dataset, columns, tuple(reads), manifest, state)
     for files in manifest.values():
-        yield from _failed(dataset, files, knowledge, comparable=True)
+        yield from _failed(dataset, files, computed_rows, comparable=True)
 
 
 def _failed(
-    dataset: lance.LanceDataset, files: FragmentFiles, knowledge: Knowledge, comparable: bool
+    dataset: lance.LanceDataset, files: FragmentFiles, computed_rows: ComputedRows, comparable: bool
 ) -> Iterator[int]:  # fmt: skip
-    known = knowledge.of(files)
+    known = computed_rows.of(files)
     live = live_offsets(dataset, files)
-    if files.signature not in knowledge.state.facts and comparable:
-        known.update(knowledge.by_value(files, live - Ranges.union(known.values())))
+    if files.signature not in computed_rows.state.facts and comparable:
+        known.update(computed_rows.by_value(files, live - Ranges.union(known.values())))
     failed = live & Ranges.union(rows for provenance, rows in known.items() if provenance.failures)
     yield from (files.id << 32 | offset for offset in failed.offsets().tolist())

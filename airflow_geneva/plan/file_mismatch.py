@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from airflow_geneva.checkpoint.reuse import KeyIndex
+from airflow_geneva.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.plan.shard import FragmentWork
 
 _MOST_SHOWN = 5
@@ -55,7 +55,7 @@ class Mismatches:
     more: int = 0
 
 
-def find_mismatches(index: KeyIndex | None, works: Sequence[FragmentWork]) -> Mismatches:
+def find_mismatches(index: CheckpointIndex | None, works: Sequence[FragmentWork]) -> Mismatches:
     """Find fragments in a plan that only have a checkpoint for other data files; read the first few checkpoints.
 
     Args:

@@ -16,11 +16,11 @@ from airflow_geneva.lance_io.fragments import (
     read_manifest,
 )
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.computed_rows import Knowledge
+from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.refresh import choose_rows
-from airflow_geneva.plan.row_status import by_maker
+from airflow_geneva.plan.row_status import by_code_version
 from airflow_geneva.plan.source_changes import compare_source
-from airflow_geneva.plan.view_state import Reflected
+from airflow_geneva.plan.view_state import ViewState
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.views.definition import ViewDefinition
 
@@ -31,7 +31,7 @@ UP_TO_DATE, STALE, NEVER = "up to date", "stale", "never computed"
 
 
 @dataclass(frozen=True)
-class Standing:
+class Freshness:
     """How fresh a column or a view is; values of every code version count as computed.
 
     Args:
@@ -60,9 +60,9 @@ class Standing:
         return UP_TO_DATE
 
 
-def column_standing(
+def column_freshness(
     dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
-) -> Standing:  # fmt: skip
+) -> Freshness:  # fmt: skip
     """Count a column's rows; values of every code version count as computed.
 
     Args:
@@ -77,50 +77,50 @@ def column_standing(
         columns = columns_of(dataset, inputs, (), column)
         manifest = read_manifest(dataset, columns)
         state = load_state(checkpoints, columns.output[0]).about(columns.inputs_text)
-        knowledge = Knowledge(dataset, columns, (*inputs, column), manifest, state)
+        computed_rows = ComputedRows(dataset, columns, (*inputs, column), manifest, state)
         pending = failed = given_up = 0
         versions: dict[str, int] = {}
         for files in manifest.values():
-            found = _whole(files, knowledge) or _rows(dataset, files, knowledge)
+            found = _whole(files, computed_rows) or _rows(dataset, files, computed_rows)
             pending += found.pending
             failed += found.failed
             given_up += found.given_up
             for version, rows in found.versions.items():
                 versions[version] = versions.get(version, 0) + rows
     rows = sum(files.live_rows for files in manifest.values())
-    return Standing(rows, pending, 0, failed, given_up, versions, bool(versions or failed))
+    return Freshness(rows, pending, 0, failed, given_up, versions, bool(versions or failed))
 
 
-def _whole(files: FragmentFiles, knowledge: Knowledge) -> Standing | None:
+def _whole(files: FragmentFiles, computed_rows: ComputedRows) -> Freshness | None:
     """Count a fragment that one code version completed, from facts alone; None if there is no such fact."""
     if not files.live_rows or not files.output:
-        return Standing(files.live_rows, files.live_rows)
-    for fact in knowledge.state.facts.get(files.signature, ()):
+        return Freshness(files.live_rows, files.live_rows)
+    for fact in computed_rows.state.facts.get(files.signature, ()):
         made = Provenance.of(fact.what)
         if made is not None and not made.failures and (fact.rows is None or fact.live_under == files.deletion):
-            given_up = knowledge.given_up(files, made.version)
+            given_up = computed_rows.given_up(files, made.version)
             done = files.live_rows - given_up
-            return Standing(files.live_rows, 0, 0, given_up, given_up, {made.maker: done} if done else {})
+            return Freshness(files.live_rows, 0, 0, given_up, given_up, {made.maker: done} if done else {})
     return None
 
 
-def _rows(dataset: lance.LanceDataset, files: FragmentFiles, knowledge: Knowledge) -> Standing:
+def _rows(dataset: lance.LanceDataset, files: FragmentFiles, computed_rows: ComputedRows) -> Freshness:
     live = live_offsets(dataset, files)
-    known = knowledge.of(files)
+    known = computed_rows.of(files)
     unknown = live - Ranges.union(known.values())
     if unknown:
-        add_rows(known, knowledge.by_value(files, unknown).items())
-    made = by_maker(known, live)
+        add_rows(known, computed_rows.by_value(files, unknown).items())
+    made = by_code_version(known, live)
     failed = Ranges.union(rows for made_by, rows in known.items() if made_by.failures) & live
     failed = failed - Ranges.union(made.values())
     given_up = failed & Ranges.union(rows for made_by, rows in known.items() if made_by.failures >= MOST_RUNS)
     pending = live - Ranges.union(made.values()) - given_up
-    return Standing(
+    return Freshness(
         len(live), len(pending), 0, len(failed), len(given_up), {maker: len(rows) for maker, rows in made.items()}
     )
 
 
-def view_standing(dataset: lance.LanceDataset, definition: ViewDefinition, reflected: Reflected) -> Standing:
+def view_freshness(dataset: lance.LanceDataset, definition: ViewDefinition, view_state: ViewState) -> Freshness:
     """Count the source rows that a view does not reflect.
 
     Args:
@@ -132,20 +132,20 @@ def view_standing(dataset: lance.LanceDataset, definition: ViewDefinition, refle
         InvalidInput: the source no longer fits the query.
     """
     definition.check_source(dataset)
-    snapshot = reflected.snapshot
-    computed = bool(reflected.swap or reflected.changed)
+    snapshot = view_state.snapshot
+    computed = bool(view_state.swap or view_state.changed)
     rows = dataset.count_rows()
     names = tuple(column.name for column in definition.reads)
     columns = columns_of(dataset, names, (), None)
     with garbage_collector_off():
         changes = compare_source(dataset, columns, names, snapshot)
-        chosen, gone, _ = choose_rows(dataset, definition, columns, changes, snapshot, reflected)
+        chosen, gone, _ = choose_rows(dataset, definition, columns, changes, snapshot, view_state)
     leaving = Ranges.empty()
     if snapshot is not None and gone:
         # Only rows that the view shows can leave it; the query did not select the others before.
-        leaving = gone & reflected.shown - Ranges.union(item.fragment.ids_of(item.due) for item in chosen)
+        leaving = gone & view_state.shown - Ranges.union(item.fragment.ids_of(item.due) for item in chosen)
     again = sum(len(offsets & fragment.rows) for fragment in changes.changed for _, offsets in fragment.tried)
-    return Standing(
+    return Freshness(
         rows=rows,
         pending=sum(len(item.due) for item in chosen),
         gone=len(leaving),

@@ -8,8 +8,8 @@ from typing import Any
 
 from airflow_geneva.checkpoint.facts import Fact
 from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
-from airflow_geneva.checkpoint.provenance import Tried, runs_failed
-from airflow_geneva.checkpoint.trust import Trust
+from airflow_geneva.checkpoint.provenance import PriorFailures, prior_failures_of
+from airflow_geneva.checkpoint.trust import ReuseRules
 from airflow_geneva.lance_io.table_identity import PlannedTable
 from airflow_geneva.lance_io.task_memory import DEFAULT_TASK_MEMORY, batch_bytes, checkpoint_bytes
 from airflow_geneva.plan.file_mismatch import Mismatches
@@ -73,7 +73,7 @@ class CodeRef:
 
 
 @dataclass(frozen=True)
-class Work:
+class JobSpec:
     """What all tasks of a job need to know, besides their fragments; small, and free of credentials.
 
     Args:
@@ -136,11 +136,11 @@ class Work:
             tag = f"{tag or ''}\0plain blobs"
         return WorkIdentity(self.udf_name, self.udf_version, self.column, tag, self.table)
 
-    def trust(self, *versions: str) -> Trust:
+    def reuse_rules(self, *versions: str) -> ReuseRules:
         """Return which checkpoints the job reuses: its own version's and those of the given versions."""
         own = (self.identity.prefix, self.udf_version)
         others = tuple((replace(self.identity, version=version).prefix, version) for version in versions)
-        return Trust(self.job_id, (own, *others), self.agreement)
+        return ReuseRules(self.job_id, (own, *others), self.agreement)
 
     @property
     def prefix(self) -> str:
@@ -161,9 +161,9 @@ class Work:
         """The view or the column that the job computes, for messages."""
         return self.table_name if self.source else f"{self.table_name}.{self.column}"
 
-    def tried(self, work: FragmentWork) -> Tried:
+    def tried(self, work: FragmentWork) -> PriorFailures:
         """Return the rows of a fragment on which the UDF failed in earlier runs."""
-        return runs_failed(work.known, self.udf_version)
+        return prior_failures_of(work.known, self.udf_version)
 
     def key(self, work: FragmentWork) -> FragmentKey:
         return FragmentKey(self.prefix, *work.place)
@@ -172,7 +172,7 @@ class Work:
         return asdict(self)
 
     @staticmethod
-    def from_json(document: dict[str, Any]) -> Work:
+    def from_json(document: dict[str, Any]) -> JobSpec:
         fields = dict(document)
         fields["code"] = CodeRef(**fields["code"])
         fields["sizing"] = Sizing(**fields["sizing"])
@@ -181,11 +181,11 @@ class Work:
         fields["continue_from"] = tuple(fields["continue_from"])
         fields["makers"] = tuple(fields["makers"])
         fields["codes"] = tuple(CodeRef(**code) for code in fields.get("codes", ()))
-        return Work(**fields)
+        return JobSpec(**fields)
 
 
 @dataclass(frozen=True)
-class Tally:
+class ReasonCount:
     """Rows and fragments that share a reason."""
 
     reason: str
@@ -209,11 +209,11 @@ class Plan:
         mismatches: fragments with a checkpoint that was computed from other data files than they have now.
     """
 
-    work: Work
+    work: JobSpec
     shards: tuple[Shard, ...]
     rows_total: int
-    tallies: tuple[Tally, ...]
-    stake: tuple[tuple[str, int], ...] = ()
+    reason_counts: tuple[ReasonCount, ...]
+    rows_by_other_version: tuple[tuple[str, int], ...] = ()
     learned: tuple[Fact, ...] = ()
     notes: tuple[str, ...] = ()
     swap: SwapPlan | None = None
@@ -248,7 +248,7 @@ class Plan:
     @property
     def reasons(self) -> dict[str, int]:
         """Number of rows by the reason why they are due or not."""
-        return {tally.reason: tally.rows for tally in self.tallies if tally.rows}
+        return {tally.reason: tally.rows for tally in self.reason_counts if tally.rows}
 
     def with_work(self, **changes: Any) -> Plan:
         return replace(self, work=replace(self.work, **changes))

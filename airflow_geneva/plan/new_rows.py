@@ -26,7 +26,7 @@ from airflow_geneva.lance_io.fragments import (
     row_ids,
 )
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
-from airflow_geneva.plan.computed_rows import Knowledge
+from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.source_changes import SourceChanges, compare_source
 from airflow_geneva.storage.files import Storage
 
@@ -41,7 +41,7 @@ _NO_COLUMNS = Columns((), (), (-1,))
 
 
 @dataclass(frozen=True, eq=False)
-class Unseen:
+class NewRows:
     """The rows of a table that are new, changed or deleted since an observer last read it.
 
     Args:
@@ -72,9 +72,9 @@ class Unseen:
         return self.new_rows + self.changed_rows + (self.deleted_rows or 0)
 
 
-def unseen_by_view(
+def new_rows_for_view(
     dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot | None, changed_rows: bool
-) -> Unseen:  # fmt: skip
+) -> NewRows:  # fmt: skip
     """Find the source rows that a view does not reflect; rows that failed do not count.
 
     Args:
@@ -84,12 +84,12 @@ def unseen_by_view(
         changed_rows: count updated and deleted rows too.
     """
     if snapshot is None:
-        return everything(dataset)
+        return all_rows_as_new(dataset)
     with garbage_collector_off():
         columns = columns_of(dataset, reads, (), None)
         found = compare_source(dataset, columns, tuple(reads), snapshot)
         if _is_another_table(dataset, columns, snapshot, found):
-            return everything(dataset)
+            return all_rows_as_new(dataset)
     before = Ranges.union(fragment.ids for fragment in snapshot.fragments if found.changed)
     rows: dict[int, Ranges] = {}
     new = changed = 0
@@ -105,7 +105,7 @@ def unseen_by_view(
             rows[fragment.files.id] = kept
     renewed = Ranges.union(fragment.ids_of(fragment.rows) for fragment in found.changed)
     deleted = len(found.gone - renewed) if changed_rows else 0
-    return Unseen(rows, new, changed, deleted, snapshot.source_version)
+    return NewRows(rows, new, changed, deleted, snapshot.source_version)
 
 
 def _is_another_table(
@@ -123,9 +123,9 @@ def _is_another_table(
     return seen.isdisjoint(files.signature for files in read_manifest(then, columns).values())
 
 
-def unseen_by_column(
+def new_rows_for_column(
     dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
-) -> Unseen:  # fmt: skip
+) -> NewRows:  # fmt: skip
     """Find the rows on whose current inputs the UDF has not run.
 
     The UDF has run on rows that failed, but not on rows that a filter did not select.
@@ -138,23 +138,27 @@ def unseen_by_column(
         columns = columns_of(dataset, inputs, (), column)
         manifest = read_manifest(dataset, columns)
         state = load_state(checkpoints, columns.output[0]).about(columns.inputs_text)
-        knowledge = Knowledge(dataset, columns, (*inputs, column), manifest, state)
+        computed_rows = ComputedRows(dataset, columns, (*inputs, column), manifest, state)
         lacking = {
-            files.id: _lacking(dataset, files, state, knowledge) for files in manifest.values() if files.live_rows
+            files.id: _uncomputed(dataset, files, state, computed_rows)
+            for files in manifest.values()
+            if files.live_rows
         }
     rows = {fragment: offsets for fragment, offsets in lacking.items() if offsets}
-    return Unseen(rows, new_rows=sum(map(len, rows.values())), version=None)
+    return NewRows(rows, new_rows=sum(map(len, rows.values())), version=None)
 
 
-def _lacking(dataset: lance.LanceDataset, files: FragmentFiles, state: ColumnState, knowledge: Knowledge) -> Ranges:
+def _uncomputed(
+    dataset: lance.LanceDataset, files: FragmentFiles, state: ColumnState, computed_rows: ComputedRows
+) -> Ranges:
     facts = (fact for fact in state.facts.get(files.signature, ()) if Provenance.of(fact.what) is not None)
     if any(fact.rows is None or fact.live_under == files.deletion for fact in facts):
         return Ranges.empty()
-    unknown = live_offsets(dataset, files) - Ranges.union(knowledge.of(files).values())
-    return unknown - Ranges.union(knowledge.by_value(files, unknown).values()) if unknown else unknown
+    unknown = live_offsets(dataset, files) - Ranges.union(computed_rows.of(files).values())
+    return unknown - Ranges.union(computed_rows.by_value(files, unknown).values()) if unknown else unknown
 
 
-def unseen_since(dataset: lance.LanceDataset, version: int, changed_rows: bool) -> Unseen:
+def new_rows_since(dataset: lance.LanceDataset, version: int, changed_rows: bool) -> NewRows:
     """Find the rows that are new or changed since a version; without stable row ids, the rows of newer fragments.
 
     Values that were written in place, into existing fragments, do not count, because they may be of any column.
@@ -164,9 +168,9 @@ def unseen_since(dataset: lance.LanceDataset, version: int, changed_rows: bool) 
         changed_rows: count rows that were updated or deleted since too.
     """
     if dataset.version == version:
-        return Unseen(version=version)
+        return NewRows(version=version)
     if dataset.version < version:
-        return everything(dataset)
+        return all_rows_as_new(dataset)
     # If the version was cleaned up, rows still name the version that created them, but deleted rows are unknown.
     then = _version(dataset, version)
     before = {} if then is None else read_manifest(then, _NO_COLUMNS)
@@ -176,8 +180,8 @@ def unseen_since(dataset: lance.LanceDataset, version: int, changed_rows: bool) 
         new = sum(files.live_rows for files in later)
         gone = sum(files.live_rows for files in before.values()) + new - sum(files.live_rows for files in now.values())
         deleted = 0 if not changed_rows else None if then is None else gone
-        return Unseen(_whole(later), new, deleted_rows=deleted, version=version)
-    there = _RowsThen()
+        return NewRows(_whole(later), new, deleted_rows=deleted, version=version)
+    there = _EarlierRows()
     if then is not None:
         for files in before.values():
             if files.live_rows and not _same(files, now.get(files.id)):
@@ -196,11 +200,11 @@ def unseen_since(dataset: lance.LanceDataset, version: int, changed_rows: bool) 
             rows[files.id] = Ranges.from_offsets(offsets[came | other])
         here.append(Ranges.from_offsets(ids))
     lost = None if then is None else len(there.ids - Ranges.union(here))
-    return Unseen(rows, new, changed, lost if changed_rows else 0, version)
+    return NewRows(rows, new, changed, lost if changed_rows else 0, version)
 
 
 @dataclass
-class _RowsThen:
+class _EarlierRows:
     """Rows of fragments that have changed since, stored as ranges because there may be millions."""
 
     by_fragment: dict[int, Ranges] = field(default_factory=dict)
@@ -232,18 +236,18 @@ def _same(files: FragmentFiles, other: FragmentFiles | None) -> bool:
     return other is not None and other.deletion == files.deletion
 
 
-def everything(dataset: lance.LanceDataset) -> Unseen:
+def all_rows_as_new(dataset: lance.LanceDataset) -> NewRows:
     """Return all rows of a table, for an observer that has read none."""
     with garbage_collector_off():
         inhabited = [files for files in read_manifest(dataset, _NO_COLUMNS).values() if files.live_rows]
-    return Unseen(_whole(inhabited), new_rows=sum(files.live_rows for files in inhabited))
+    return NewRows(_whole(inhabited), new_rows=sum(files.live_rows for files in inhabited))
 
 
 def _whole(fragments: Iterable[FragmentFiles]) -> dict[int, Ranges]:
     return {files.id: Ranges.of(0, files.physical_rows) for files in fragments}
 
 
-def some_files(dataset: lance.LanceDataset) -> tuple[tuple[str, ...], int]:
+def sample_files(dataset: lance.LanceDataset) -> tuple[tuple[str, ...], int]:
     """Sample the table: one data file each of some fragments, by the end of its name, and the highest fragment id.
 
     File names are unique, so no other table has these files.
@@ -255,15 +259,15 @@ def some_files(dataset: lance.LanceDataset) -> tuple[tuple[str, ...], int]:
         return files, max((fragment.fragment_id for fragment in fragments), default=-1)
 
 
-def is_other_table(dataset: lance.LanceDataset, files: Sequence[str], highest: int) -> bool:
-    """Whether the table was dropped and created again since :func:`some_files` sampled it.
+def is_recreated(dataset: lance.LanceDataset, files: Sequence[str], highest_fragment_id: int) -> bool:
+    """Whether the table was dropped and created again since :func:`sample_files` sampled it.
 
     A compaction may also replace all sampled files, but its fragments have higher ids.
     """
     with garbage_collector_off():
         fragments = dataset.get_fragments()
         there = {_end(file) for fragment in fragments for file in fragment.metadata.files}
-        begun_again = any(fragment.fragment_id <= highest for fragment in fragments)
+        begun_again = any(fragment.fragment_id <= highest_fragment_id for fragment in fragments)
     return not files or (begun_again and there.isdisjoint(files))
 
 
@@ -271,7 +275,7 @@ def _end(file: lance.fragment.DataFile) -> str:
     return str(file._path).removesuffix(".lance")[-12:]
 
 
-def first_version(dataset: lance.LanceDataset, unseen: Unseen) -> int:
+def first_version(dataset: lance.LanceDataset, unseen: NewRows) -> int:
     """Return a version no later than the first one with unseen changes; exact for new rows."""
     earliest = 1 if unseen.version is None else unseen.version + 1
     if not dataset.has_stable_row_ids or unseen.deleted_rows != 0:

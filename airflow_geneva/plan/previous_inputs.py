@@ -9,7 +9,7 @@ from airflow_geneva.checkpoint.facts import ColumnState
 from airflow_geneva.checkpoint.provenance import Provenance, add_rows
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, field_ids, read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.computed_rows import Knowledge
+from airflow_geneva.plan.computed_rows import ComputedRows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FormerInputs:
+class PreviousInputs:
     """The rows of a column that were computed from previous inputs.
 
     Args:
@@ -29,22 +29,22 @@ class FormerInputs:
     """
 
     inputs: str
-    knowledge: Knowledge
+    computed_rows: ComputedRows
     manifest: Mapping[int, FragmentFiles]
     comparable: bool
 
     @staticmethod
-    def of(dataset: lance.LanceDataset, columns: Columns, state: ColumnState, inputs: str) -> FormerInputs:
+    def of(dataset: lance.LanceDataset, columns: Columns, state: ColumnState, inputs: str) -> PreviousInputs:
         names = {column.id(): column.name() for column in dataset.lance_schema.fields()}
         ids = [int(part) for part in inputs.split(",")]
         # Data files still name the fields of a dropped column.
         fields = tuple(field_ids(dataset, names[i]) if i in names else (i,) for i in ids)
-        former = Columns(fields, (), columns.output)
+        previous_inputs = Columns(fields, (), columns.output)
         comparable = all(i in names for i in ids)
         wanted = (*(names.get(i, "") for i in ids), names[columns.output[0]])
-        manifest = read_manifest(dataset, former)
-        knowledge = Knowledge(dataset, former, wanted, manifest, state.about(inputs))
-        return FormerInputs(inputs, knowledge, manifest, comparable)
+        manifest = read_manifest(dataset, previous_inputs)
+        computed_rows = ComputedRows(dataset, previous_inputs, wanted, manifest, state.about(inputs))
+        return PreviousInputs(inputs, computed_rows, manifest, comparable)
 
     def known(self, files: FragmentFiles, unknown: Ranges) -> dict[Provenance, Ranges]:
         """Return the rows of a fragment that hold a value computed from these inputs.
@@ -53,10 +53,10 @@ class FormerInputs:
             unknown: live offsets about which nothing else is known.
         """
         then = self.manifest[files.id]
-        found = self.knowledge.of(then)
+        found = self.computed_rows.of(then)
         rest = unknown - Ranges.union(found.values())
         if rest and self.comparable:
-            add_rows(found, self.knowledge.by_value(then, rest).items())
+            add_rows(found, self.computed_rows.by_value(then, rest).items())
         return {
             Provenance(f"{p.maker}/{self.inputs}"): rows & unknown
             for p, rows in found.items()

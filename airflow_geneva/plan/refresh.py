@@ -11,33 +11,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
-from airflow_geneva.checkpoint.reuse import KeyIndex
+from airflow_geneva.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.filters import selected_offsets
 from airflow_geneva.lance_io.fragments import columns_of, garbage_collector_off, row_ids
-from airflow_geneva.lance_io.read_version import open_version, reading
+from airflow_geneva.lance_io.read_version import open_version, reporting_cleaned_up
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_identity import PlannedTable
-from airflow_geneva.plan.code_change import view_stake
+from airflow_geneva.plan.code_change import check_view_code_change
 from airflow_geneva.plan.cutting import cut_shards
 from airflow_geneva.plan.file_mismatch import Mismatches, find_mismatches
-from airflow_geneva.plan.model import CodeRef, Plan, Tally, Work
-from airflow_geneva.plan.request import RefreshRequest, told_to_start_over
-from airflow_geneva.plan.reusable_files import view_file_gives_rows, view_file_is_whole
+from airflow_geneva.plan.model import CodeRef, JobSpec, Plan, ReasonCount
+from airflow_geneva.plan.request import RefreshRequest, checkpoints_ignored
+from airflow_geneva.plan.reusable_files import is_view_file_complete, is_view_file_readable
 from airflow_geneva.plan.shard import FragmentWork
-from airflow_geneva.plan.source_changes import ChangedFragment, SourceChanges, compare_source, where_they_lie
-from airflow_geneva.plan.swap_plan import EVERYTHING, SwapPlan
-from airflow_geneva.plan.view_state import Reflected
+from airflow_geneva.plan.source_changes import ChangedFragment, SourceChanges, compare_source, fragments_of_rows
+from airflow_geneva.plan.swap_plan import ALL_ROW_IDS, SwapPlan
+from airflow_geneva.plan.view_state import ViewState
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
 from airflow_geneva.udf.error_policy import describe_policy
 from airflow_geneva.udf.stored_definition import UdfDefinition
 from airflow_geneva.views.columns import OutputColumn
 from airflow_geneva.views.definition import ViewDefinition
-from airflow_geneva.views.row_order import in_order
+from airflow_geneva.views.row_order import order_row_ids
 
 if TYPE_CHECKING:
     import lance
@@ -52,7 +52,7 @@ def plan_refresh(
     definition: ViewDefinition,
     source: TableLocation,
     udfs: Mapping[str, UDF],
-    reflected: Reflected,
+    view_state: ViewState,
     request: RefreshRequest,
 ) -> Plan:
     """Compare the source with what the view reflects; write nothing.
@@ -68,8 +68,8 @@ def plan_refresh(
     dataset = source.open()
     if request.src_version is not None:
         dataset = open_version(dataset, request.src_version)
-    with reading(source, dataset):
-        return _plan(view, definition, source, udfs, reflected, request, dataset)
+    with reporting_cleaned_up(source, dataset):
+        return _plan(view, definition, source, udfs, view_state, request, dataset)
 
 
 def _plan(
@@ -77,7 +77,7 @@ def _plan(
     definition: ViewDefinition,
     source: TableLocation,
     udfs: Mapping[str, UDF],
-    reflected: Reflected,
+    view_state: ViewState,
     request: RefreshRequest,
     dataset: lance.LanceDataset,
 ) -> Plan:
@@ -86,36 +86,36 @@ def _plan(
     names = tuple(column.name for column in definition.reads)
     columns = columns_of(dataset, names, (), None)
     code = tuple(sorted((name, udf.code_version) for name, udf in udfs.items()))
-    stake = view_stake(reflected, code, request.on_code_change, view.name)
-    base = reflected.snapshot
+    rows_by_other_version = check_view_code_change(view_state, code, request.on_code_change, view.name)
+    base = view_state.snapshot
     older = _older(base, code)
     if older and request.on_code_change == "recompute":
         base, older = None, ()
     with garbage_collector_off():
         changes = compare_source(dataset, columns, names, base)
         if base is None:
-            changes.gone = EVERYTHING
-        chosen, gone, matching = choose_rows(dataset, definition, columns, changes, base, reflected)
-        work = _work(view, definition, source, dataset, udfs, code, request, reflected)
-        works, tallies, mismatches = _works(view, dataset, work, chosen, changes)
-    if base is None and reflected.snapshot is not None and not stake:
+            changes.gone = ALL_ROW_IDS
+        chosen, gone, matching = choose_rows(dataset, definition, columns, changes, base, view_state)
+        work = _work(view, definition, source, dataset, udfs, code, request, view_state)
+        works, reason_counts, mismatches = _works(view, dataset, work, chosen, changes)
+    if base is None and view_state.snapshot is not None and not rows_by_other_version:
         changes.notes.append("rows may hold values of other code, kept by earlier refreshes: all are computed again.")
     works_rows = sum(item.rows for item in works)
     if changes.given_up:
         changes.notes.append(f"{changes.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again.")
-    if reflected.changed:
-        changes.notes.append(f"other writers changed the view's rows ({reflected.changed}): all are written again.")
+    if view_state.changed:
+        changes.notes.append(f"other writers changed the view's rows ({view_state.changed}): all are written again.")
     total = dataset.count_rows()
     return Plan(
         work=replace(work, rows=works_rows),
         shards=cut_shards(works, work.sizing.shard_size),
         rows_total=total,
-        tallies=(*tallies, Tally(REFLECTED, 0, total - sum(tally.rows for tally in tallies))),
-        stake=stake,
+        reason_counts=(*reason_counts, ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts))),
+        rows_by_other_version=rows_by_other_version,
         notes=tuple(changes.notes),
         mismatches=mismatches,
         swap=SwapPlan(
-            based_on=reflected.swap,
+            based_on=view_state.swap,
             gone=gone,
             snapshot=Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, older),
             advances=base is None or (base.source_version, base.code, base.older) != (dataset.version, code, older),
@@ -154,7 +154,7 @@ def choose_rows(
     columns: Any,
     changes: SourceChanges,
     base: Snapshot | None,
-    reflected: Reflected,
+    view_state: ViewState,
 ) -> tuple[list[ChosenRows], Ranges, Ranges]:
     """Return the rows to compute, the row ids that leave the view, and the row ids that the filter selects.
 
@@ -167,18 +167,18 @@ def choose_rows(
             ChosenRows(item.fragment, item.due & selected.get(item.fragment.files.id, Ranges.empty()))
             for item in chosen
         ]
-    if not definition.cuts:
+    if not definition.has_limit:
         return [item for item in chosen if item.due], changes.gone, Ranges.empty()
     fresh = Ranges.union(item.fragment.ids_of(item.due) for item in chosen)
     matching = ((base.matching if base else Ranges.empty()) - changes.gone) | fresh
-    ordered = in_order(matching.offsets(), definition.shuffle_seed, definition.limit, definition.offset)
+    ordered = order_row_ids(matching.offsets(), definition.shuffle_seed, definition.limit, definition.offset)
     wanted = Ranges.from_offsets(np.sort(ordered))
-    gone = changes.gone | (reflected.shown - wanted)
-    missing = wanted - (reflected.shown - gone)
+    gone = changes.gone | (view_state.shown - wanted)
+    missing = wanted - (view_state.shown - gone)
     by_place = {item.fragment.files.id: item.fragment.tried for item in chosen}
     found = [
         ChosenRows(replace(fragment, tried=by_place.get(fragment.files.id, ())), fragment.rows)
-        for fragment in where_they_lie(dataset, columns, missing)
+        for fragment in fragments_of_rows(dataset, columns, missing)
     ]
     return found, gone, matching
 
@@ -191,8 +191,8 @@ def _work(
     udfs: Mapping[str, UDF],
     code: tuple[tuple[str, str], ...],
     request: RefreshRequest,
-    reflected: Reflected,
-) -> Work:
+    view_state: ViewState,
+) -> JobSpec:
     described = [replace(column, udf=None).to_document() for column in definition.columns]
     inputs = [list(column.inputs) for column in definition.columns]
     about = [described, inputs, code, definition.where, definition.explode]
@@ -211,7 +211,7 @@ def _work(
         # The UDFs of a view share one process, which keeps what each of them has loaded.
         memory=sum(udf.memory or 0 for udf in udfs.values()) or None,
     )
-    return Work(
+    return JobSpec(
         job_id=request.job_id,
         table=view.uri,
         table_name=view.name,
@@ -222,17 +222,17 @@ def _work(
         inputs=tuple(column.name for column in definition.reads),
         where=None,
         version=int(dataset.version),
-        tables=(PlannedTable.of(source, dataset), PlannedTable.of(view, reflected.dataset)),
+        tables=(PlannedTable.of(source, dataset), PlannedTable.of(view, view_state.dataset)),
         read_version=request.src_version,
         udf_name="view",
         udf_version=version,
         sizing=request.sizing,
-        ignore_checkpoints=request.ignore_checkpoints or told_to_start_over(),
+        ignore_checkpoints=request.ignore_checkpoints or checkpoints_ignored(),
         agreement=md5(version),
         source=source.uri,
         explode=definition.explode,
         plain_blobs=(definition.shuffle_seed is not None or request.max_rows_per_fragment is not None)
-        and any(is_blob(field) for field in reflected.dataset.schema),
+        and any(is_blob(field) for field in view_state.dataset.schema),
         query=replace(definition, columns=tuple(_as_planned(c, udfs) for c in definition.columns)).to_json(),
     )
 
@@ -253,19 +253,19 @@ def _rules(policy: Any) -> Sequence[dict[str, Any]]:
 def _works(
     view: TableLocation,
     dataset: lance.LanceDataset,
-    work: Work,
+    work: JobSpec,
     chosen: Sequence[ChosenRows],
     changes: SourceChanges,
-) -> tuple[list[FragmentWork], list[Tally], Mismatches]:
+) -> tuple[list[FragmentWork], list[ReasonCount], Mismatches]:
     looked = sum(len(fragment.rows) for fragment in changes.changed)
     rows = sum(len(item.due) for item in chosen)
-    tallies = [Tally(CHANGED, len(chosen), rows)] if rows else []
+    reason_counts = [ReasonCount(CHANGED, len(chosen), rows)] if rows else []
     if looked > rows:
-        tallies.append(Tally(FILTERED, len(changes.changed), looked - rows))
+        reason_counts.append(ReasonCount(FILTERED, len(changes.changed), looked - rows))
     if not chosen:
-        return [], tallies, Mismatches()
+        return [], reason_counts, Mismatches()
     store = LanceCheckpointStore(view.checkpoints)
-    index = KeyIndex(store, work.trust())
+    index = CheckpointIndex(store, work.reuse_rules())
     target = view.open()
     works = []
     for item in chosen:
@@ -275,14 +275,14 @@ def _works(
         place = planned.place
         if place in index:
             staged = index.staged_at(place)
-            ready = staged is not None and staged.computed == item.due and view_file_is_whole(target, staged)
+            ready = staged is not None and staged.computed == item.due and is_view_file_complete(target, staged)
             held = index.held(
-                place, (), item.due, partial(row_ids, dataset, files.id), partial(view_file_gives_rows, target, work),
+                place, (), item.due, partial(row_ids, dataset, files.id), partial(is_view_file_readable, target, work),
                 work.tried(planned),
             )  # fmt: skip
             missing = item.due - (
-                index.trust.settled_rows(staged, work.tried(planned)) if ready and staged else held.done
+                index.reuse_rules.done_rows(staged, work.tried(planned)) if ready and staged else held.done
             )
             planned = replace(planned, missing=missing, staged=ready and not missing)
         works.append(planned)
-    return works, tallies, find_mismatches(index, works)
+    return works, reason_counts, find_mismatches(index, works)

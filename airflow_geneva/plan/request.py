@@ -14,12 +14,12 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.lance_io.filters import freeze_where
 from airflow_geneva.lance_io.fragments import field_ids
-from airflow_geneva.lance_io.read_version import open_version, reading
+from airflow_geneva.lance_io.read_version import open_version, reporting_cleaned_up
 from airflow_geneva.lance_io.table_identity import PlannedTable
 from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
 from airflow_geneva.plan.backfill import plan_backfill
-from airflow_geneva.plan.model import CodeRef, Plan, Sizing, Work
-from airflow_geneva.plan.row_status import ON_CODE_CHANGE, Wanted
+from airflow_geneva.plan.model import CodeRef, JobSpec, Plan, Sizing
+from airflow_geneva.plan.row_status import ON_CODE_CHANGE, DueRules
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
 from airflow_geneva.udf.annotations import check_inputs
@@ -104,10 +104,10 @@ def plan_request(
         InvalidInput: an argument is not valid, or names something that does not exist.
         CodeChanged: see :func:`airflow_geneva.plan.backfill.plan_backfill`.
     """
-    _check_kinds(request)
+    _check_types(request)
     sizing = check_sizing(request.sizing)
     dataset = newest or location.open()
-    with reading(location, dataset):
+    with reporting_cleaned_up(location, dataset):
         return _plan(location, request, udf, inputs, dataset, sizing)
 
 
@@ -130,7 +130,7 @@ def _plan(
             f"Column {request.column!r} of table {location.name!r} would be computed from itself. "
             f"Map other inputs: table.alter_columns({{{request.column!r}: (udf, [...])}})."
         )
-    work = Work(
+    work = JobSpec(
         job_id=request.job_id or new_job_id(),
         table=location.uri,
         table_name=location.name,
@@ -146,15 +146,15 @@ def _plan(
         udf_name=udf.name,
         udf_version=udf.code_version,
         sizing=sizing,
-        ignore_checkpoints=request.ignore_checkpoints or told_to_start_over(),
+        ignore_checkpoints=request.ignore_checkpoints or checkpoints_ignored(),
         continue_from=_versions(request.continue_from),
         agreement=md5(f"{udf.data_type}\0{deps_version(udf.deps, udf.name)}"),
     )
-    wanted = Wanted(request.on_code_change, request.errors_only, request.recompute_mixed)
+    wanted = DueRules(request.on_code_change, request.errors_only, request.recompute_mixed)
     return plan_backfill(dataset, location.checkpoints, work, wanted)
 
 
-def told_to_start_over() -> bool:
+def checkpoints_ignored() -> bool:
     """Whether ``GENEVA_IGNORE_CHECKPOINTS`` makes every job of this process ignore checkpoints.
 
     Raises:
@@ -172,7 +172,7 @@ def _versions(given: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(version.strip() for version in named if version.strip()))
 
 
-def _check_kinds(request: BackfillRequest) -> None:
+def _check_types(request: BackfillRequest) -> None:
     if request.on_code_change not in ON_CODE_CHANGE:
         raise InvalidInput(f"on_code_change={request.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
     versions = request.continue_from

@@ -9,7 +9,7 @@ from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.model import JobSpec
 
 if TYPE_CHECKING:
     import lance
@@ -32,7 +32,7 @@ def staged_fits(
         due: the offsets that must be computed.
         output_fields: field ids of the output column.
         settled: rows of the file that need no further work, see
-            :meth:`airflow_geneva.checkpoint.trust.Trust.settled_rows`.
+            :meth:`airflow_geneva.checkpoint.trust.ReuseRules.done_rows`.
     """
     if staged.output_field_ids != output_fields or staged.output_files != files.output:
         return False
@@ -40,25 +40,25 @@ def staged_fits(
         return False
     if staged.deletion != files.deletion and not staged.live.contains(live):
         return False
-    return staged_is_whole(dataset, staged)
+    return is_staged_complete(dataset, staged)
 
 
-def staged_gives_rows(dataset: lance.LanceDataset, staged: StagedFragment, column: str) -> bool:
+def is_staged_readable(dataset: lance.LanceDataset, staged: StagedFragment, column: str) -> bool:
     """Whether values can be read from the data file; for blobs, a file alone holds only references."""
-    return not is_blob(dataset.schema.field(column)) and staged_is_whole(dataset, staged)
+    return not is_blob(dataset.schema.field(column)) and is_staged_complete(dataset, staged)
 
 
-def staged_is_whole(dataset: lance.LanceDataset, staged: StagedFragment) -> bool:
+def is_staged_complete(dataset: lance.LanceDataset, staged: StagedFragment) -> bool:
     """Whether the data file exists, is readable, and has the expected number of rows."""
     return LanceFile.of_table(dataset, staged.file).count_rows() == staged.physical_rows
 
 
-def view_file_is_whole(view: lance.LanceDataset, staged: StagedFragment) -> bool:
+def is_view_file_complete(view: lance.LanceDataset, staged: StagedFragment) -> bool:
     """Whether the staged file of view rows exists, is readable, and has the expected number of rows."""
-    return staged.dense and staged_is_whole(view, staged)
+    return staged.dense and is_staged_complete(view, staged)
 
 
-def view_file_gives_rows(view: lance.LanceDataset, work: Work, staged: StagedFragment) -> bool:
+def is_view_file_readable(view: lance.LanceDataset, work: JobSpec, staged: StagedFragment) -> bool:
     """Whether single source rows can be read from a staged file; not after explode, and not with blob columns."""
     blobs = not work.plain_blobs and any(is_blob(field) for field in view.schema)
-    return work.explode is None and not blobs and view_file_is_whole(view, staged)
+    return work.explode is None and not blobs and is_view_file_complete(view, staged)

@@ -12,7 +12,7 @@ ON_CODE_CHANGE = ("error", "recompute", "new_rows")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DueRules:
     """Which rows the user asks a backfill to run, apart from the filter and the read version.
 
     Args:
@@ -27,7 +27,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class DueRows:
+class RowStatus:
     """The live rows of one fragment, classified.
 
     Args:
@@ -45,9 +45,9 @@ class DueRows:
     given_up: Ranges
 
 
-def sort_rows(
-    known: Mapping[Provenance, Ranges], live: Ranges, version: str, continue_from: tuple[str, ...], wanted: Wanted
-) -> DueRows:
+def classify_rows(
+    known: Mapping[Provenance, Ranges], live: Ranges, version: str, continue_from: tuple[str, ...], wanted: DueRules
+) -> RowStatus:
     """Classify the rows of a fragment.
 
     Args:
@@ -57,23 +57,23 @@ def sort_rows(
         continue_from: other versions whose values are kept.
     """
     strict = wanted.on_code_change == "recompute"
-    done = _rows(known, lambda p: _counts(p, version, continue_from, strict)) & live
+    done = _rows(known, lambda p: _is_done(p, version, continue_from, strict)) & live
     failed = _rows(known, lambda p: p.failures > 0) & (live - done)
     given_up = _rows(known, lambda p: p.failures >= MOST_RUNS and p.version == version) & failed
-    others = by_maker(known, live - done)
+    others = by_code_version(known, live - done)
     left_alone = {maker: rows for maker, rows in others.items() if maker in continue_from}
     if wanted.on_code_change == "new_rows":
         left_alone = others
     if wanted.errors_only:
-        return DueRows(failed, done, others, {}, Ranges.empty())
+        return RowStatus(failed, done, others, {}, Ranges.empty())
     if wanted.recompute_mixed:
         mixed = _rows(known, lambda p: p.version == version and bool(p.made_by)) & live
-        return DueRows(mixed, done - mixed, others, {}, given_up)
+        return RowStatus(mixed, done - mixed, others, {}, given_up)
     due = live - done - given_up - Ranges.union(left_alone.values())
-    return DueRows(due, done, others, left_alone, given_up)
+    return RowStatus(due, done, others, left_alone, given_up)
 
 
-def by_maker(known: Mapping[Provenance, Ranges], among: Ranges) -> dict[str, Ranges]:
+def by_code_version(known: Mapping[Provenance, Ranges], among: Ranges) -> dict[str, Ranges]:
     """Return the rows that hold a value, by the version whose code computed it."""
     found: dict[str, Ranges] = {}
     for provenance, rows in known.items():
@@ -82,7 +82,7 @@ def by_maker(known: Mapping[Provenance, Ranges], among: Ranges) -> dict[str, Ran
     return found
 
 
-def _counts(provenance: Provenance, version: str, continue_from: tuple[str, ...], strict: bool) -> bool:
+def _is_done(provenance: Provenance, version: str, continue_from: tuple[str, ...], strict: bool) -> bool:
     """Whether rows are done; ``recompute`` also recomputes rows that keep another version's value."""
     if strict and provenance.made_by and provenance.made_by not in (version, *continue_from):
         return False

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.plan.model import Plan, Work
+from airflow_geneva.plan.model import JobSpec, Plan
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.plan.swap_plan import SwapPlan, sha256
 from airflow_geneva.storage.files import Storage
@@ -32,7 +32,7 @@ class SavedPlan:
     """
 
     fingerprint: str
-    work: Work
+    work: JobSpec
     shards: tuple[Mapping[str, Any], ...]
     rows_total: int
     rows_skipped: int
@@ -147,7 +147,7 @@ def shard_summaries(plan: Plan, saved: SavedPlan, job: Storage) -> list[dict[str
 def _saved(fingerprint: str, header: Mapping[str, Any]) -> SavedPlan:
     return SavedPlan(
         fingerprint,
-        Work.from_json(header["work"]),
+        JobSpec.from_json(header["work"]),
         tuple(header["shards"]),
         header["rows_total"],
         header["rows_skipped"],

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from airflow_geneva.checkpoint.facts import ColumnState
-from airflow_geneva.checkpoint.provenance import MOST_RUNS, Tried, runs_failed
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, PriorFailures, prior_failures_of
 from airflow_geneva.checkpoint.reuse import RowIdLookup
 from airflow_geneva.checkpoint.view_snapshot import Snapshot, SourceFragment
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, read_manifest, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.computed_rows import Knowledge
+from airflow_geneva.plan.computed_rows import ComputedRows
 
 if TYPE_CHECKING:
     import lance
 
-VALUES = "view"
+VIEW_VERSION = "view"
 """UDF version in facts about a view's values; the planner compares the code of a view's UDFs separately."""
 
 
@@ -41,7 +41,7 @@ class ChangedFragment:
     live: Ranges
     ids: Ranges
     rows: Ranges
-    tried: Tried
+    tried: PriorFailures
     look_up: RowIdLookup
 
     def ids_of(self, rows: Ranges) -> Ranges:
@@ -81,8 +81,8 @@ def compare_source(
         names: their names.
     """
     manifest = read_manifest(dataset, columns)
-    state = ColumnState() if snapshot is None else snapshot.state(VALUES, columns.inputs_text)
-    knowledge = Knowledge(dataset, columns, names, manifest, state)
+    state = ColumnState() if snapshot is None else snapshot.state(VIEW_VERSION, columns.inputs_text)
+    computed_rows = ComputedRows(dataset, columns, names, manifest, state)
     before = {} if snapshot is None else {f.signature: f for f in snapshot.fragments}
     found = SourceChanges()
     here: list[Ranges] = []
@@ -96,7 +96,7 @@ def compare_source(
             found.fragments.append(then)
             found.given_up += sum(len(rows) for _, rows in then.failed)
             continue
-        fragment = _changed(files, knowledge, before)
+        fragment = _changed(files, computed_rows, before)
         here.append(fragment.ids)
         failed = tuple((runs, rows & fragment.live - fragment.rows) for runs, rows in fragment.tried)
         found.given_up += sum(len(rows) for _, rows in failed)
@@ -113,47 +113,49 @@ def compare_source(
         if found.changed:
             renewed = Ranges.union(fragment.ids_of(fragment.rows) for fragment in found.changed)
             found.gone = found.gone | (renewed & Ranges.union(f.ids for f in before.values()))
-    found.notes = knowledge.notes
+    found.notes = computed_rows.notes
     return found
 
 
-def _changed(files: FragmentFiles, knowledge: Knowledge, before: Mapping[str, SourceFragment]) -> ChangedFragment:
-    ids, live = _ids_before_compaction(files, knowledge, before), Ranges.of(0, files.physical_rows)
+def _changed(
+    files: FragmentFiles, computed_rows: ComputedRows, before: Mapping[str, SourceFragment]
+) -> ChangedFragment:
+    ids, live = _ids_before_compaction(files, computed_rows, before), Ranges.of(0, files.physical_rows)
     if ids is None:
-        offsets, row_ids = knowledge.rows(files)
+        offsets, row_ids = computed_rows.rows(files)
         ids = Ranges.from_offsets(row_ids.view(np.int64))
         live = Ranges.from_offsets(offsets) if files.deletion else live
-    known = knowledge.of(files) if knowledge.state.facts else {}
+    known = computed_rows.of(files) if computed_rows.state.facts else {}
     unknown = live - Ranges.union(known.values())
-    if unknown and knowledge.state.facts:
-        for provenance, rows in knowledge.by_value(files, unknown).items():
+    if unknown and computed_rows.state.facts:
+        for provenance, rows in computed_rows.by_value(files, unknown).items():
             known[provenance] = known.get(provenance, Ranges.empty()) | rows
-    tried = tuple((runs, rows & live) for runs, rows in runs_failed(known, VALUES))
+    tried = tuple((runs, rows & live) for runs, rows in prior_failures_of(known, VIEW_VERSION))
     given_up = Ranges.union(rows for runs, rows in tried if runs >= MOST_RUNS)
     done = Ranges.union(rows for provenance, rows in known.items() if not provenance.failures)
-    return ChangedFragment(files, live, ids, live - done - given_up, tried, partial(knowledge.rows, files))
+    return ChangedFragment(files, live, ids, live - done - given_up, tried, partial(computed_rows.rows, files))
 
 
 def _ids_before_compaction(
-    files: FragmentFiles, knowledge: Knowledge, before: Mapping[str, SourceFragment]
+    files: FragmentFiles, computed_rows: ComputedRows, before: Mapping[str, SourceFragment]
 ) -> Ranges | None:  # fmt: skip
     """Return the row ids of a fragment that the snapshot has, or that was compacted from such fragments; else None."""
     then = before.get(files.signature)
     if then is not None:
         return then.ids if then.deletion == files.deletion else None
-    compaction = knowledge.compaction_of(files)
+    compaction = computed_rows.compaction_of(files)
     if compaction is None or not compaction.alone or files.deletion:
         return None
     parents = [parent for parent in compaction.replaced if parent.live_rows]
-    parts = [ids for p in parents if (ids := _ids_before_compaction(p, knowledge, before)) is not None]
+    parts = [ids for p in parents if (ids := _ids_before_compaction(p, computed_rows, before)) is not None]
     return Ranges.union(parts) if len(parts) == len(parents) else None
 
 
-def _tried_again(failed: Tried) -> bool:
+def _tried_again(failed: PriorFailures) -> bool:
     return any(runs < MOST_RUNS and rows for runs, rows in failed)
 
 
-def where_they_lie(dataset: lance.LanceDataset, columns: Columns, wanted: Ranges) -> Iterator[ChangedFragment]:
+def fragments_of_rows(dataset: lance.LanceDataset, columns: Columns, wanted: Ranges) -> Iterator[ChangedFragment]:
     """Yield the fragments that hold rows with the given row ids."""
     for files in read_manifest(dataset, columns).values():
         if files.live_rows:

@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from airflow_geneva.checkpoint.provenance import Tried
+from airflow_geneva.checkpoint.provenance import PriorFailures
 from airflow_geneva.checkpoint.view_snapshot import Snapshot, load_snapshot, save_snapshot, snapshot_file
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.storage.files import Storage
 
-EVERYTHING = Ranges.of(0, (1 << 63) - 1)
+ALL_ROW_IDS = Ranges.of(0, (1 << 63) - 1)
 """All possible source row ids, for a swap that removes every row."""
 
 
@@ -37,7 +37,7 @@ class SwapPlan:
     max_rows_per_fragment: int | None
     shuffle_seed: int | None = None
 
-    def snapshot_with(self, failed: Mapping[str, Tried]) -> Snapshot:
+    def snapshot_with(self, failed: Mapping[str, PriorFailures]) -> Snapshot:
         """Return the snapshot with the rows that failed in this refresh.
 
         Args:

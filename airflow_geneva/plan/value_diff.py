@@ -16,7 +16,7 @@ from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, open_fragment, read_manifest
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.lance_io.same_values import same_values
-from airflow_geneva.lance_io.task_memory import FittingRows, batch_bytes, task_memory_bytes
+from airflow_geneva.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
 
 if TYPE_CHECKING:
     import lance
@@ -25,7 +25,7 @@ _BATCH_ROWS = 65_536
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceVersion:
     """An earlier version of the table at which the facts were complete.
 
     Args:
@@ -39,7 +39,7 @@ class Reference:
     names: tuple[str, ...]
 
     @staticmethod
-    def at(dataset: lance.LanceDataset, columns: Columns) -> Reference | None:
+    def at(dataset: lance.LanceDataset, columns: Columns) -> ReferenceVersion | None:
         """Prepare a version for comparison; None if it lacks one of the columns, or one holds blobs."""
         by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
         wanted = [fields[0] for fields in (*columns.inputs, columns.output) if fields]
@@ -47,11 +47,11 @@ class Reference:
             return None
         if any(is_blob(dataset.schema.field(by_id[field])) for field in wanted):
             return None
-        return Reference(dataset, read_manifest(dataset, columns), tuple(by_id[field] for field in wanted))
+        return ReferenceVersion(dataset, read_manifest(dataset, columns), tuple(by_id[field] for field in wanted))
 
 
-def known_by_value(
-    reference: Reference,
+def computed_by_value(
+    reference: ReferenceVersion,
     state: ColumnState,
     dataset: lance.LanceDataset,
     files: FragmentFiles,
@@ -77,7 +77,7 @@ def known_by_value(
     scanner = open_fragment(dataset, files.id).scanner(
         columns=[], filter=existed, with_row_id=True, with_row_address=True
     )
-    fitting = FittingRows(batch_bytes(task_memory_bytes()))
+    fitting = RowsPerBudget(batch_bytes(task_memory_bytes()))
     columns = [*dict.fromkeys(names), "_rowid", "_rowaddr"]
     for batch in scanner.to_batches():
         offsets = batch.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF
@@ -97,7 +97,7 @@ def known_by_value(
 
 
 def _compare(
-    reference: Reference, state: ColumnState, now: pa.RecordBatch, names: tuple[str, ...]
+    reference: ReferenceVersion, state: ColumnState, now: pa.RecordBatch, names: tuple[str, ...]
 ) -> dict[Provenance, Offsets]:  # fmt: skip
     ids = now.column("_rowid")
     columns = [*dict.fromkeys(reference.names), "_rowid", "_rowaddr"]
@@ -120,7 +120,7 @@ def _compare(
 
 
 def _by_provenance(
-    reference: Reference, state: ColumnState, addresses: Any, offsets: Offsets
+    reference: ReferenceVersion, state: ColumnState, addresses: Any, offsets: Offsets
 ) -> dict[Provenance, Offsets]:  # fmt: skip
     """Group rows by their provenance at the reference version."""
     found: dict[Provenance, list[Offsets]] = {}

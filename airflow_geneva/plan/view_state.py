@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import lance
 
 
-class Reflected(Protocol):
+class ViewState(Protocol):
     """The current state of a view; parts are read on demand."""
 
     @property

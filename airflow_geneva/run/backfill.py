@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.heartbeat import beating
+from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.lance_io.engine_errors import is_failure
-from airflow_geneva.lance_io.table_identity import naming_remade
+from airflow_geneva.lance_io.table_identity import reporting_remade
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.column_stages import Stopwatch, commit_shard, fail_job, finish_job, start_job, why_it_failed
-from airflow_geneva.run.column_task import ColumnKit
+from airflow_geneva.run.column_stages import Stopwatch, commit_shard, fail_job, failure_message, finish_job, record_job
+from airflow_geneva.run.column_task import ColumnUdfBundle
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.udf.shipping import UdfParcel
+from airflow_geneva.udf.shipping import UdfReference
 
 if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
@@ -37,7 +37,7 @@ def check_runner(runner: str) -> None:
 
 
 @dataclass(frozen=True)
-class StartedBackfill:
+class PreparedBackfill:
     """A backfill whose record and plan are written, and that has not run yet.
 
     Args:
@@ -62,10 +62,10 @@ def run_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, wat
     Raises:
         JobFailed: something failed; ``.result`` says what was completed before.
     """
-    return carry_out(start_backfill(plan, location, udf, runner, watch))
+    return run_prepared(prepare_backfill(plan, location, udf, runner, watch))
 
 
-def start_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, watch: Stopwatch) -> StartedBackfill:
+def prepare_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, watch: Stopwatch) -> PreparedBackfill:
     """Start the session if the backfill needs one, and write the job's record and plan.
 
     Raises:
@@ -78,12 +78,12 @@ def start_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str, w
         watch.lap("plan")
         start_session(plan.work)
         watch.lap("spark")
-    plan, saved = start_job(plan, location)
+    plan, saved = record_job(plan, location)
     watch.lap("plan")
-    return StartedBackfill(plan, saved, location, udf, runner, watch)
+    return PreparedBackfill(plan, saved, location, udf, runner, watch)
 
 
-def carry_out(started: StartedBackfill) -> BackfillResult:
+def run_prepared(started: PreparedBackfill) -> BackfillResult:
     """Compute and commit the shards one after another, and finish the job.
 
     Raises:
@@ -94,30 +94,30 @@ def carry_out(started: StartedBackfill) -> BackfillResult:
     job = folder.storage
     results: list[ShardResult] = []
     try:
-        with naming_remade(saved.work.tables, location.options):
+        with reporting_remade(saved.work.tables, location.options):
             for shard in plan.shards:
-                with folder.noting_failure(saved.fingerprint, shard.index):
-                    with beating(job, "apply"):
+                with folder.recording_failure(saved.fingerprint, shard.index):
+                    with writing_heartbeats(job, "apply"):
                         _apply(started, shard)
                     watch.lap("apply")
-                    with beating(job, "commit"):
+                    with writing_heartbeats(job, "commit"):
                         results.append(commit_shard(location, saved, shard))
                     watch.lap("commit")
-            with beating(job, "finish") if plan.shards else nullcontext():
+            with writing_heartbeats(job, "finish") if plan.shards else nullcontext():
                 result = finish_job(location, saved, results, watch.seconds)
     except BaseException as error:
         failed = fail_job(location, saved, results, error, watch.seconds)
         if not is_failure(error):
             raise
-        raise JobFailed(why_it_failed(f"Backfill of {plan.work.target}", plan.work.job_id, error), failed) from error
+        raise JobFailed(failure_message(f"Backfill of {plan.work.target}", plan.work.job_id, error), failed) from error
     logger.info("%s", result)
     return result
 
 
-def _apply(started: StartedBackfill, shard: Shard) -> None:
+def _apply(started: PreparedBackfill, shard: Shard) -> None:
     if shard.to_apply and started.runner == "spark":
         from airflow_geneva.spark.tasks import apply_in_session
 
-        apply_in_session(started.location, started.plan.work, shard, ColumnKit(UdfParcel.of(started.udf)))
+        apply_in_session(started.location, started.plan.work, shard, ColumnUdfBundle(UdfReference.of(started.udf)))
     else:
         apply_inline(started.location, started.plan.work, shard, started.udf)

@@ -13,7 +13,7 @@ from airflow_geneva.job.record import read_job
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.job.status import Job
 from airflow_geneva.plan.model import Plan
-from airflow_geneva.run.backfill import StartedBackfill, carry_out, start_backfill
+from airflow_geneva.run.backfill import PreparedBackfill, prepare_backfill, run_prepared
 from airflow_geneva.run.column_stages import Stopwatch
 from airflow_geneva.storage.location import TableLocation
 
@@ -35,7 +35,7 @@ class JobFuture:
         started: the started backfill.
     """
 
-    def __init__(self, started: StartedBackfill) -> None:
+    def __init__(self, started: PreparedBackfill) -> None:
         self._started = started
         self._outcome: concurrent.futures.Future[BackfillResult] = concurrent.futures.Future()
 
@@ -86,7 +86,7 @@ class JobFuture:
     def run(self) -> None:
         """Run the job in the calling thread."""
         try:
-            self._outcome.set_result(carry_out(self._started))
+            self._outcome.set_result(run_prepared(self._started))
         except BaseException as error:
             self._outcome.set_exception(error)
             # The caller may never ask for the result, so log the error.
@@ -100,7 +100,7 @@ def start_in_background(plan: Plan, location: TableLocation, udf: UDF, runner: s
         JavaNotFound: there is no active session, and no Java to start one.
         StorageError: the table's folder is read-only or unreachable.
     """
-    future = JobFuture(start_backfill(plan, location, udf, runner, watch))
+    future = JobFuture(prepare_backfill(plan, location, udf, runner, watch))
     # Not a daemon: the process must not exit while native code writes, and a job that is started at the end of a script
     # should finish.
     worker = threading.Thread(target=future.run, name=f"geneva-{future.job_id}", daemon=False)

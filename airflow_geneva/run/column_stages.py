@@ -16,20 +16,20 @@ from airflow_geneva.errors import StorageError, TableRemade
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
 from airflow_geneva.job.folder import COMMITTING, JobFolder, progress_name
-from airflow_geneva.job.heartbeat import beating
+from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.outbox import find_commits
-from airflow_geneva.job.progress import Reporter
-from airflow_geneva.job.result import FAILED, PENDING, BackfillResult, ShardResult, combine
+from airflow_geneva.job.progress import ProgressReporter
+from airflow_geneva.job.result import FAILED, PENDING, BackfillResult, ShardResult, combine_shards
 from airflow_geneva.lance_io.filters import where_columns
 from airflow_geneva.lance_io.fragments import columns_of, live_offsets
-from airflow_geneva.lance_io.table_identity import naming_remade
-from airflow_geneva.plan.model import CodeRef, Plan, Work
+from airflow_geneva.lance_io.table_identity import reporting_remade
+from airflow_geneva.plan.model import CodeRef, JobSpec, Plan
 from airflow_geneva.plan.saved_plan import SavedPlan, save_plan
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.column_target import Bench
-from airflow_geneva.run.completion import stage_held
-from airflow_geneva.run.housekeeping import keep_house
-from airflow_geneva.run.mixed_versions import record_makers
+from airflow_geneva.run.column_target import BackfillContext
+from airflow_geneva.run.completion import stage_computed
+from airflow_geneva.run.housekeeping import run_maintenance
+from airflow_geneva.run.mixed_versions import record_mixed_versions
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.code_zip import code_sha256, zip_code
@@ -37,7 +37,7 @@ from airflow_geneva.udf.code_zip import code_sha256, zip_code
 logger = logging.getLogger("airflow_geneva.run")
 
 
-def pack_code(import_path: str | None, job: Storage) -> CodeRef:
+def store_code(import_path: str | None, job: Storage) -> CodeRef:
     """Store the UDF's module or package beside the plan, so that the whole run uses the planned code."""
     if import_path is None:
         return CodeRef(None)
@@ -50,14 +50,14 @@ def pack_code(import_path: str | None, job: Storage) -> CodeRef:
     return CodeRef(import_path, name, digest)
 
 
-def pack_modules(import_paths: Iterable[str], job: Storage) -> tuple[CodeRef, ...]:
+def store_modules(import_paths: Iterable[str], job: Storage) -> tuple[CodeRef, ...]:
     """Store the modules or packages of several UDFs, each once."""
     by_module = {path.partition(":")[0]: path for path in import_paths}
-    packed = (pack_code(path, job) for path in by_module.values())
+    packed = (store_code(path, job) for path in by_module.values())
     return tuple({code.zip: code for code in packed if code.zip}.values())
 
 
-def start_job(
+def record_job(
     plan: Plan, location: TableLocation, run: str = "", ship_code: bool = False, about: Mapping[str, Any] | None = None
 ) -> tuple[Plan, SavedPlan]:
     """Write a job's record and plan; from then on any process can resume the job.
@@ -76,7 +76,7 @@ def start_job(
     if plan.shards:
         plan = plan.with_work(tables=(work.written.stamped(location.options),))
     if ship_code:
-        plan = plan.with_work(code=pack_code(work.code.import_path, folder.storage))
+        plan = plan.with_work(code=store_code(work.code.import_path, folder.storage))
     folder.write_record(
         {
             "kind": "backfill",
@@ -99,18 +99,18 @@ def start_job(
         }
     )
     fault_point("plan.recorded")
-    alive = beating(folder.storage, "plan") if plan.shards else nullcontext()
-    with naming_remade(plan.work.tables, location.options), alive:
+    alive = writing_heartbeats(folder.storage, "plan") if plan.shards else nullcontext()
+    with reporting_remade(plan.work.tables, location.options), alive:
         append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
         saved = save_plan(plan, folder.storage, run)
         if plan.shards:
-            folder.write_planned(saved.fingerprint, [size_of(shard) for shard in plan.shards])
+            folder.write_planned(saved.fingerprint, [shard_sizes(shard) for shard in plan.shards])
     fault_point("plan.saved")
-    tell_checkpoints(plan)
+    log_reused_checkpoints(plan)
     return plan, saved
 
 
-def tell_checkpoints(plan: Plan) -> None:
+def log_reused_checkpoints(plan: Plan) -> None:
     """Log which checkpoints a job reuses, and which it cannot use."""
     fragments, rows = plan.rows_held
     target = plan.work.target
@@ -124,7 +124,7 @@ def tell_checkpoints(plan: Plan) -> None:
         )
 
 
-def size_of(shard: Shard) -> dict[str, int]:
+def shard_sizes(shard: Shard) -> dict[str, int]:
     """Return the sizes of a shard for the job's record, before it runs."""
     staged = [fragment.rows for fragment in shard.fragments if fragment.staged]
     held = sum(fragment.rows - min(fragment.rows, len(fragment.missing)) for fragment in shard.to_apply)
@@ -137,11 +137,12 @@ def size_of(shard: Shard) -> dict[str, int]:
     }
 
 
-def is_staged(location: TableLocation, work: Work, shard: Shard) -> bool:
+def is_column_shard_staged(location: TableLocation, work: JobSpec, shard: Shard) -> bool:
     """Whether all data files of a shard are staged, so that only the commit is left."""
-    bench = Bench.at(location, work)
+    unit_context = BackfillContext.at(location, work)
     return all(
-        bench.staged(fragment, bench.index(fragment), live_offsets(bench.dataset, fragment.files)) is not None
+        unit_context.staged(fragment, unit_context.index(fragment), live_offsets(unit_context.dataset, fragment.files))
+        is not None
         for fragment in shard.to_apply
     )
 
@@ -154,16 +155,16 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
         TableRemade: the table was dropped and created again.
     """
     began = time.monotonic()
-    bench = Bench.at(location, saved.work)
+    unit_context = BackfillContext.at(location, saved.work)
     candidates: list[Candidate] = []
     missing: list[tuple[int, str]] = []
     for fragment in shard.fragments:
-        live = live_offsets(bench.dataset, fragment.files)
-        index = bench.index(fragment)
-        staged = bench.staged(fragment, index, live)
+        live = live_offsets(unit_context.dataset, fragment.files)
+        index = unit_context.index(fragment)
+        staged = unit_context.staged(fragment, index, live)
         if staged is None:
             due = fragment.due & live
-            staged = stage_held(bench, fragment, due, bench.held(fragment, index, due))
+            staged = stage_computed(unit_context, fragment, due, unit_context.held(fragment, index, due))
         if staged is None:
             was_staged = index.staged_at(fragment.place) is not None
             gone, never = "its staged data file is gone or no longer fits", "not all of its rows are computed"
@@ -175,18 +176,18 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
         location.checkpoints,
         saved.work,
         columns_of(
-            bench.dataset,
+            unit_context.dataset,
             saved.work.inputs,
-            where_columns(saved.work.where, bench.dataset.schema.names),
+            where_columns(saved.work.where, unit_context.dataset.schema.names),
             saved.work.column,
         ),
-        bench.dataset,
+        unit_context.dataset,
         saved.fingerprint,
         len(saved.shards),
     )
     folder = JobFolder.of(location.checkpoints, saved.work.job_id)
     ready = sum(candidate.work.rows for candidate in candidates)
-    reporter = Reporter(
+    reporter = ProgressReporter(
         shard.rows,
         len(shard.fragments),
         folder.storage,
@@ -209,15 +210,15 @@ def finish_job(
     began = time.monotonic()
     fault_point("finish.begin")
     shards = list(shards)
-    record_makers(location, work, shards, whole=len({shard.shard for shard in shards}) == len(saved.shards))
-    result, missing = _added_up(location, saved, shards)
+    record_mixed_versions(location, work, shards, whole=len({shard.shard for shard in shards}) == len(saved.shards))
+    result, missing = _combine_shards(location, saved, shards)
     result = result.with_seconds(**(seconds or {}))
     if not {version for shard in shards for version in shard.versions} <= set(result.commits):
         work.written.look(location.options)
     error = None
     if missing:
         result = replace(result, state=FAILED)
-        error = why_failed(JobFolder.of(location.checkpoints, work.job_id), saved, missing)
+        error = missing_shards_error(JobFolder.of(location.checkpoints, work.job_id), saved, missing)
     if result.commits:
         append_ledger(location.checkpoints, work.field_id, work.job_id, [seen(result.version)])
     folded = fold_ledgers(location.checkpoints, work.field_id)
@@ -226,12 +227,12 @@ def finish_job(
     result = result.with_seconds(finish=time.monotonic() - began)
     folder.write_result(result.state, result.to_json(), error, errors)
     if folded and not missing:
-        keep_house(location, work)
+        run_maintenance(location, work)
     fault_point("finish.end")
     return result
 
 
-def why_failed(folder: JobFolder, saved: SavedPlan, missing: Sequence[int]) -> str:
+def missing_shards_error(folder: JobFolder, saved: SavedPlan, missing: Sequence[int]) -> str:
     """Return the error for a job's record when shards were not committed."""
     error = f"{len(missing)} of {len(saved.shards)} shards were not committed: {missing[:20]}."
     failed = folder.read_shard("failed", saved.fingerprint, missing[0])
@@ -246,12 +247,12 @@ def fail_job(
     seconds: Mapping[str, float] | None = None,
 ) -> BackfillResult:
     """Record that a job failed, and which rows it committed before; other computed rows stay in checkpoints."""
-    result = replace(_added_up(location, saved, shards)[0], state=FAILED).with_seconds(**(seconds or {}))
+    result = replace(_combine_shards(location, saved, shards)[0], state=FAILED).with_seconds(**(seconds or {}))
     record_failure(location, result, error)
     return result
 
 
-def why_it_failed(what: str, job_id: str, error: BaseException) -> str:
+def failure_message(what: str, job_id: str, error: BaseException) -> str:
     """Return the error message of a job; if the table was created again, no checkpoint is left."""
     kept = "\nComputed rows are kept in checkpoints; run it again to continue from there."
     return f"{what} failed (job {job_id}): {error}{'' if isinstance(error, TableRemade) else kept}"
@@ -268,7 +269,7 @@ def record_failure(location: TableLocation, result: BackfillResult, error: BaseE
         logger.warning("Cannot record that job %s failed: %s", result.job_id, unkept)
 
 
-def _added_up(
+def _combine_shards(
     location: TableLocation, saved: SavedPlan, shards: Iterable[ShardResult]
 ) -> tuple[BackfillResult, list[int]]:
     """Combine the committed shards into one result, and list the missing shards; their rows count as left."""
@@ -276,7 +277,7 @@ def _added_up(
     there = {result.shard: result for result in shards}
     missing = [index for index in range(len(saved.shards)) if index not in there]
     commits = tuple(find_commits(location.open(), work.version, [work.job_id]))
-    result = combine(work.job_id, there.values(), saved.rows_skipped, work.version, work.version, saved.notes)
+    result = combine_shards(work.job_id, there.values(), saved.rows_skipped, work.version, work.version, saved.notes)
     left = result.rows_left + sum(saved.shards[index]["rows"] for index in missing)
     version = max(commits, default=work.version)
     return replace(result, commits=commits, version=version, rows_left=left), missing

@@ -8,28 +8,28 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.provenance import Failures
-from airflow_geneva.checkpoint.records import Runs, StagedFragment, join_runs, runs_of
-from airflow_geneva.checkpoint.reuse import Held, KeyIndex
+from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
+from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
-from airflow_geneva.checkpoint.trust import Trust
+from airflow_geneva.checkpoint.trust import ReuseRules
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.lance_io.fragments import field_ids, live_offsets, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import Work
-from airflow_geneva.plan.reusable_files import staged_fits, staged_gives_rows
+from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.reusable_files import is_staged_readable, staged_fits
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.write.column_file import assemble
-from airflow_geneva.write.staged_file import StagedWriter
+from airflow_geneva.write.staged_file import ColumnFileWriter
 
 if TYPE_CHECKING:
     import lance
 
 
 @dataclass(frozen=True)
-class Bench:
+class BackfillContext:
     """The context that all units of a backfill share.
 
     Args:
@@ -41,11 +41,11 @@ class Bench:
 
     dataset: lance.LanceDataset
     store: CheckpointStore
-    work: Work
+    work: JobSpec
     job: Storage
 
     @staticmethod
-    def at(location: TableLocation, work: Work) -> Bench:
+    def at(location: TableLocation, work: JobSpec) -> BackfillContext:
         """Open the table, its checkpoints and the job's folder.
 
         Raises:
@@ -66,41 +66,43 @@ class Bench:
                 "Airflow, run the backfill again."
             ) from error
         work.read.check(dataset)
-        return Bench(dataset, LanceCheckpointStore(checkpoints), work, job)
+        return BackfillContext(dataset, LanceCheckpointStore(checkpoints), work, job)
 
     @cached_property
-    def trust(self) -> Trust:
-        return self.work.trust(*self.work.continue_from)
+    def reuse_rules(self) -> ReuseRules:
+        return self.work.reuse_rules(*self.work.continue_from)
 
     @property
     def output_fields(self) -> tuple[int, ...]:
         return field_ids(self.dataset, self.work.column)
 
-    def index(self, fragment: FragmentWork) -> KeyIndex:
-        return KeyIndex(self.store, self.trust, [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)])
+    def index(self, fragment: FragmentWork) -> CheckpointIndex:
+        return CheckpointIndex(
+            self.store, self.reuse_rules, [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
+        )
 
-    def staged(self, fragment: FragmentWork, index: KeyIndex, live: Ranges) -> StagedFragment | None:
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
         """Return the fragment's staged data file if it can be committed as it is."""
         staged = index.staged_at(fragment.place)
         if staged is None:
             return None
-        settled = self.trust.settled_rows(staged, self.work.tried(fragment))
+        settled = self.reuse_rules.done_rows(staged, self.work.tried(fragment))
         due = fragment.due & live
         fits = staged_fits(self.dataset, staged, fragment.files, live, due, self.output_fields, settled)
         return staged if fits else None
 
-    def held(self, fragment: FragmentWork, index: KeyIndex, wanted: Ranges) -> Held:
+    def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
         """Return the fragment's computed rows that the store has."""
         return index.held(
             fragment.place,
             fragment.ancestors,
             wanted,
             lambda: row_ids(self.dataset, fragment.id),
-            lambda staged: staged_gives_rows(self.dataset, staged, self.work.column),
+            lambda staged: is_staged_readable(self.dataset, staged, self.work.column),
             self.work.tried(fragment),
         )
 
-    def stage(self, fragment: FragmentWork, held: Held) -> StagedFragment:
+    def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
         """Assemble a fragment's data file from checkpoints and old values.
 
         Raises:
@@ -108,13 +110,13 @@ class Bench:
         """
         live, limit = live_offsets(self.dataset, fragment.files), self.work.sizing.batch_bytes
         parts = assemble(self.dataset, self.store, fragment.files, live, self.work.column, held.pieces, limit)
-        writer = StagedWriter(self.dataset, self.work.column)
+        writer = ColumnFileWriter(self.dataset, self.work.column)
         for part in parts:
             writer.put(part)
         offsets, ids = row_ids(self.dataset, fragment.id)
         computed = held.computed
         mask = computed.mask(offsets)
-        runs = join_runs([runs_of(offsets[mask], ids[mask])])
+        runs = merge_runs([encode_runs(offsets[mask], ids[mask])])
         taken = held.taken(self.work.udf_version)
         return self.record(fragment, writer.finish(), live, runs, held.done & live, held.by_job, held.failed, taken)
 
@@ -123,7 +125,7 @@ class Bench:
         fragment: FragmentWork,
         file: str,
         live: Ranges,
-        runs: Runs,
+        runs: RowRuns,
         looked_at: Ranges,
         by_job: Mapping[str, int],
         failed: Ranges,

@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.apply.applier import Applier, Computed, Widths
-from airflow_geneva.apply.isolation.runner import open_mapper
+from airflow_geneva.apply.applier import Applier, RowWidths, StepResult
+from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.skipped_rows import SkipCount
-from airflow_geneva.checkpoint.records import Runs, join_runs, unrolled
+from airflow_geneva.checkpoint.records import RowRuns, decode_runs, merge_runs
 from airflow_geneva.lance_io.fragments import FragmentFiles, live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import FragmentWork
-from airflow_geneva.run.column_target import Bench
-from airflow_geneva.run.completion import stage_held
-from airflow_geneva.run.units import DoUnit, RowCount, Unit, UnitReport
+from airflow_geneva.run.column_target import BackfillContext
+from airflow_geneva.run.completion import stage_computed
+from airflow_geneva.run.units import RowCount, RunUnit, Unit, UnitReport
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.error_policy import Policy
-from airflow_geneva.udf.shipping import UdfParcel
-from airflow_geneva.write.staged_file import StagedWriter
+from airflow_geneva.udf.shipping import UdfReference
+from airflow_geneva.write.staged_file import ColumnFileWriter
 
 if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
 
 
 @dataclass(frozen=True)
-class Tool:
+class UdfRunner:
     """A UDF that is ready to run in the units of one task.
 
     Args:
@@ -41,12 +41,12 @@ class Tool:
     """
 
     udf: UDF
-    source: UDF | UdfParcel
+    source: UDF | UdfReference
     skipped: SkipCount
-    widths: Widths = field(default_factory=Widths)
+    widths: RowWidths = field(default_factory=RowWidths)
 
     @staticmethod
-    def of(udf: UDF, work: Work, before: Mapping[int, int], parcel: UdfParcel | None = None) -> Tool:
+    def of(udf: UDF, work: JobSpec, before: Mapping[int, int], udf_reference: UdfReference | None = None) -> UdfRunner:
         """Prepare a UDF for a task.
 
         Args:
@@ -54,61 +54,71 @@ class Tool:
             parcel: the parcel that the UDF was sent in, if any.
         """
         alone = udf.on_error == "fail" and udf.timeout is None
-        source = udf if alone else parcel or UdfParcel.of(udf)
-        return Tool(udf, source, SkipCount(udf.on_error, work.rows, before))
+        source = udf if alone else udf_reference or UdfReference.of(udf)
+        return UdfRunner(udf, source, SkipCount(udf.on_error, work.rows, before))
 
 
 @dataclass(frozen=True)
-class ColumnKit:
+class ColumnUdfBundle:
     """The UDF of a column, as it is sent to the executors."""
 
-    parcel: UdfParcel
+    udf_reference: UdfReference
 
     @property
-    def parcels(self) -> tuple[UdfParcel, ...]:
-        return (self.parcel,)
+    def udf_references(self) -> tuple[UdfReference, ...]:
+        return (self.udf_reference,)
 
     def policy(self) -> Policy:
         """The UDF's error policy."""
-        return self.parcel.open().on_error
+        return self.udf_reference.open().on_error
 
-    def open(self, location: TableLocation, work: Work, before: Mapping[int, int]) -> tuple[DoUnit, SkipCount]:
+    def open(self, location: TableLocation, work: JobSpec, before: Mapping[int, int]) -> tuple[RunUnit, SkipCount]:
         """Prepare a task; return a function that runs a unit, and the counter of skipped rows.
 
         Args:
             before: rows that the job skipped before, by rule.
         """
-        tool = Tool.of(self.parcel.open(), work, before, self.parcel)
-        bench = Bench.at(location, work)
-        return lambda unit, on_rows: run_unit(bench, unit, tool, on_rows), tool.skipped
+        udf_runner = UdfRunner.of(self.udf_reference.open(), work, before, self.udf_reference)
+        unit_context = BackfillContext.at(location, work)
+        return lambda unit, on_rows: run_unit(unit_context, unit, udf_runner, on_rows), udf_runner.skipped
 
 
-def run_unit(bench: Bench, unit: Unit, tool: Tool, on_rows: Callable[[int], None] = lambda rows: None) -> UnitReport:
+def run_unit(
+    unit_context: BackfillContext, unit: Unit, udf_runner: UdfRunner, on_rows: Callable[[int], None] = lambda rows: None
+) -> UnitReport:
     """Compute the missing rows of a unit; a unit that owns its fragment stages it too.
 
     Raises:
         UdfError: the UDF failed; rows computed before are checkpointed.
         StorageError: a checkpoint or data file cannot be written.
     """
-    with open_mapper(tool.source, bench.work.inputs) as mapper:
+    with open_batch_mapper(udf_runner.source, unit_context.work.inputs) as mapper:
         counted = RowCount(on_rows)
-        work = bench.work
+        work = unit_context.work
         applier = Applier(
-            bench.dataset, bench.store, bench.job, work, tool.udf, mapper, tool.skipped, tool.widths, counted
+            unit_context.dataset,
+            unit_context.store,
+            unit_context.job,
+            work,
+            udf_runner.udf,
+            mapper,
+            udf_runner.skipped,
+            udf_runner.widths,
+            counted,
         )
-        return _run_unit(bench, unit, applier, counted)
+        return _run_unit(unit_context, unit, applier, counted)
 
 
-def _run_unit(bench: Bench, unit: Unit, applier: Applier, counted: RowCount) -> UnitReport:
+def _run_unit(unit_context: BackfillContext, unit: Unit, applier: Applier, counted: RowCount) -> UnitReport:
     fragment = unit.work
-    live = live_offsets(bench.dataset, fragment.files)
-    index = bench.index(fragment)
-    if unit.whole and bench.staged(fragment, index, live):
+    live = live_offsets(unit_context.dataset, fragment.files)
+    index = unit_context.index(fragment)
+    if unit.whole and unit_context.staged(fragment, index, live):
         return UnitReport(fragment.id, 0, True)
     due = unit.run & live
-    held = bench.held(fragment, index, due)
-    if unit.whole and not held.pieces and not _needs_old_values(fragment.files, live, due, bench.work):
-        _stream(bench, applier, fragment, live, due)
+    held = unit_context.held(fragment, index, due)
+    if unit.whole and not held.pieces and not _needs_old_values(fragment.files, live, due, unit_context.work):
+        _stream(unit_context, applier, fragment, live, due)
         return UnitReport(fragment.id, counted.rows, True)
 
     def compute(missing: Ranges) -> None:
@@ -116,38 +126,38 @@ def _run_unit(bench: Bench, unit: Unit, applier: Applier, counted: RowCount) -> 
             pass
 
     if unit.whole:
-        stage_held(bench, fragment, due, held, compute)
+        stage_computed(unit_context, fragment, due, held, compute)
     else:
         compute(due - held.done)
     return UnitReport(fragment.id, counted.rows, unit.whole)
 
 
-def _needs_old_values(files: FragmentFiles, live: Ranges, due: Ranges, work: Work) -> bool:
+def _needs_old_values(files: FragmentFiles, live: Ranges, due: Ranges, work: JobSpec) -> bool:
     return bool(files.output) and (work.where is not None or due != live)
 
 
-def _stream(bench: Bench, applier: Applier, fragment: FragmentWork, live: Ranges, due: Ranges) -> None:
+def _stream(unit_context: BackfillContext, applier: Applier, fragment: FragmentWork, live: Ranges, due: Ranges) -> None:
     """Compute a whole fragment straight into its data file."""
-    writer = StagedWriter(bench.dataset, bench.work.column)
-    data_type: pa.DataType = bench.dataset.schema.field(bench.work.column).type
-    runs: list[Runs] = []
+    writer = ColumnFileWriter(unit_context.dataset, unit_context.work.column)
+    data_type: pa.DataType = unit_context.dataset.schema.field(unit_context.work.column).type
+    runs: list[RowRuns] = []
     looked_at: list[Ranges] = []
     failed: list[Ranges] = []
-    position, rows, limit = 0, 0, bench.work.sizing.batch_bytes
-    steps: Iterator[Computed] = applier.compute(fragment, live, due, keep_last=False)
+    position, rows, limit = 0, 0, unit_context.work.sizing.batch_bytes
+    steps: Iterator[StepResult] = applier.compute(fragment, live, due, keep_last=False)
     for step in steps:
         if len(step.values) == step.end - position:
             writer.put(step.values)
         else:
-            writer.spread(step.values, unrolled(step.runs)[0], position, step.end, limit)
+            writer.put_slots(step.values, decode_runs(step.runs)[0], position, step.end, limit)
         runs.append(step.runs)
         looked_at.append(step.looked_at)
         failed.append(step.failed)
         rows += len(step.values)
         position = step.end
     if position < fragment.files.physical_rows:
-        writer.spread(pa.nulls(0, data_type), np.empty(0, np.int64), position, fragment.files.physical_rows, limit)
-    by_job = {bench.work.job_id: rows}
-    bench.record(
-        fragment, writer.finish(), live, join_runs(runs), Ranges.union(looked_at), by_job, Ranges.union(failed)
+        writer.put_slots(pa.nulls(0, data_type), np.empty(0, np.int64), position, fragment.files.physical_rows, limit)
+    by_job = {unit_context.work.job_id: rows}
+    unit_context.record(
+        fragment, writer.finish(), live, merge_runs(runs), Ranges.union(looked_at), by_job, Ranges.union(failed)
     )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from airflow_geneva.checkpoint.records import StagedFragment
-from airflow_geneva.checkpoint.reuse import BrokenFile, Held, KeyIndex
+from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError
 from airflow_geneva.lance_io.row_ranges import Ranges
@@ -18,21 +18,25 @@ logger = logging.getLogger("airflow_geneva.run")
 _MOST_BROKEN = 100
 
 
-class Station(Protocol):
+class UnitContext(Protocol):
     """The context in which the fragments of a column or view are staged."""
 
     @property
     def store(self) -> CheckpointStore: ...
 
-    def index(self, fragment: FragmentWork) -> KeyIndex: ...
+    def index(self, fragment: FragmentWork) -> CheckpointIndex: ...
 
-    def held(self, fragment: FragmentWork, index: KeyIndex, wanted: Ranges) -> Held: ...
+    def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows: ...
 
-    def stage(self, fragment: FragmentWork, held: Held) -> StagedFragment: ...
+    def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment: ...
 
 
-def stage_held(
-    bench: Station, fragment: FragmentWork, wanted: Ranges, held: Held, compute: Callable[[Ranges], None] | None = None
+def stage_computed(
+    unit_context: UnitContext,
+    fragment: FragmentWork,
+    wanted: Ranges,
+    held: ReusableRows,
+    compute: Callable[[Ranges], None] | None = None,
 ) -> StagedFragment | None:
     """Stage a fragment from the rows that the store has; None if rows are missing.
 
@@ -49,17 +53,17 @@ def stage_held(
         missing = wanted - held.done
         if not missing:
             try:
-                return bench.stage(fragment, held)
+                return unit_context.stage(fragment, held)
             except BrokenFile as broken:
                 pieces = [piece for piece in held.pieces if piece.source == broken.source]
-                remove_broken(bench.store, broken, {piece.key for piece in pieces})
+                remove_broken(unit_context.store, broken, {piece.key for piece in pieces})
                 computed = computed - Ranges.union(Ranges.from_offsets(piece.offsets) for piece in pieces)
         elif compute is None or missing & computed:
             break
         else:
             compute(missing)
             computed = computed | missing
-        held = bench.held(fragment, bench.index(fragment), wanted)
+        held = unit_context.held(fragment, unit_context.index(fragment), wanted)
     if compute is None:
         return None
     raise StorageError(

@@ -9,12 +9,12 @@ from airflow_geneva.checkpoint.keys import FragmentKey, parse_key, path_to_key
 from airflow_geneva.checkpoint.packs import FOLDER as PACKED
 from airflow_geneva.checkpoint.records import StagedFragment, read_range, read_staged
 from airflow_geneva.checkpoint.store import LanceCheckpointStore
-from airflow_geneva.checkpoint.view_snapshot import loose_snapshots, pack_snapshots
+from airflow_geneva.checkpoint.view_snapshot import pack_snapshots, unpacked_snapshots
 from airflow_geneva.errors import StorageError
-from airflow_geneva.job.old_jobs import busy_targets, tidy_jobs
+from airflow_geneva.job.old_jobs import busy_targets, reduce_old_jobs
 from airflow_geneva.lance_io.blobs import is_blob
-from airflow_geneva.plan.model import Work
-from airflow_geneva.plan.reusable_files import staged_is_whole
+from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.reusable_files import is_staged_complete
 from airflow_geneva.storage.location import TableLocation
 
 logger = logging.getLogger("airflow_geneva.run")
@@ -23,7 +23,7 @@ _MANY_CHECKPOINTS = 64
 _MANY_SNAPSHOTS = 16
 
 
-def keep_house(location: TableLocation, work: Work) -> None:
+def run_maintenance(location: TableLocation, work: JobSpec) -> None:
     """Reduce old jobs and pack checkpoints of a table; a storage error is only logged, as the job has already ended.
 
     After a kill the next job continues: a document is removed only after its replacement was read back.
@@ -33,7 +33,7 @@ def keep_house(location: TableLocation, work: Work) -> None:
         work: the job that has just ended.
     """
     try:
-        tidy_jobs(location.checkpoints)
+        reduce_old_jobs(location.checkpoints)
         if work.target not in busy_targets(location.checkpoints, work.job_id):
             _pack_checkpoints(location, work)
     except StorageError as error:
@@ -41,11 +41,11 @@ def keep_house(location: TableLocation, work: Work) -> None:
 
 
 def has_many_snapshots(view: TableLocation) -> bool:
-    """Whether a view has enough unpacked snapshots to run :func:`keep_house`."""
-    return len(loose_snapshots(view.checkpoints)) >= _MANY_SNAPSHOTS
+    """Whether a view has enough unpacked snapshots to run :func:`run_maintenance`."""
+    return len(unpacked_snapshots(view.checkpoints)) >= _MANY_SNAPSHOTS
 
 
-def _pack_checkpoints(location: TableLocation, work: Work) -> None:
+def _pack_checkpoints(location: TableLocation, work: JobSpec) -> None:
     """Pack the fragment checkpoints of a UDF version, and remove the range checkpoints that they include."""
     if work.query:
         pack_snapshots(location.checkpoints)
@@ -61,11 +61,11 @@ def _pack_checkpoints(location: TableLocation, work: Work) -> None:
         if key.range is not None:
             ranges.setdefault(key.fragment, []).append(key.fragment.range(*key.range))
     store.pack(fragments)
-    store.remove(_taken_up(location, work, store, ranges))
+    store.remove(_redundant_ranges(location, work, store, ranges))
 
 
-def _taken_up(
-    location: TableLocation, work: Work, store: LanceCheckpointStore, ranges: Mapping[FragmentKey, Iterable[str]]
+def _redundant_ranges(
+    location: TableLocation, work: JobSpec, store: LanceCheckpointStore, ranges: Mapping[FragmentKey, Iterable[str]]
 ) -> list[str]:
     """Return keys of range checkpoints whose rows are all in the staged data file of their fragment."""
     dataset = location.open() if ranges else None
@@ -75,17 +75,17 @@ def _taken_up(
         or dataset is None
         or (work.column in names and is_blob(dataset.schema.field(work.column)))
     ):
-        # Such a data file cannot replace range checkpoints: see `staged_gives_rows` and `view_file_gives_rows`.
+        # Such a data file cannot replace range checkpoints: see `is_staged_readable` and `is_view_file_readable`.
         return []
     found: list[str] = []
     for fragment, keys in ranges.items():
         staged = read_staged(store, str(fragment))
-        if staged is not None and staged_is_whole(dataset, staged):
-            found += [key for key in keys if _holds(staged, store, key)]
+        if staged is not None and is_staged_complete(dataset, staged):
+            found += [key for key in keys if _includes(staged, store, key)]
     return found
 
 
-def _holds(staged: StagedFragment, store: LanceCheckpointStore, key: str) -> bool:
+def _includes(staged: StagedFragment, store: LanceCheckpointStore, key: str) -> bool:
     """Whether a staged data file has all rows of a range checkpoint."""
     content = read_range(store, key)
     return (

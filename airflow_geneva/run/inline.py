@@ -8,21 +8,21 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
 from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
-from airflow_geneva.job.folder import APPLYING, JobFolder, progress_name
-from airflow_geneva.job.progress import Reporter
+from airflow_geneva.job.folder import APPLY_PROGRESS, JobFolder, progress_name
+from airflow_geneva.job.progress import ProgressReporter
 from airflow_geneva.lance_io.task_memory import return_large_buffers
-from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.column_target import Bench
-from airflow_geneva.run.column_task import Tool, run_unit
-from airflow_geneva.run.units import DoUnit, Unit, UnitReport, whole_unit
+from airflow_geneva.run.column_target import BackfillContext
+from airflow_geneva.run.column_task import UdfRunner, run_unit
+from airflow_geneva.run.units import RunUnit, Unit, UnitReport, whole_unit
 from airflow_geneva.storage.location import TableLocation
 
 if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
 
 
-def apply_inline(location: TableLocation, work: Work, shard: Shard, udf: UDF) -> list[UnitReport]:
+def apply_inline(location: TableLocation, work: JobSpec, shard: Shard, udf: UDF) -> list[UnitReport]:
     """Compute a shard in this process, one fragment after another.
 
     With an error policy or a timeout the UDF runs in a child process.
@@ -32,15 +32,19 @@ def apply_inline(location: TableLocation, work: Work, shard: Shard, udf: UDF) ->
     """
     if not shard.to_apply:
         return []
-    bench = Bench.at(location, work)
-    tool = Tool.of(udf, work, skipped_before(location, work))
+    unit_context = BackfillContext.at(location, work)
+    udf_runner = UdfRunner.of(udf, work, skipped_before(location, work))
     return run_shard_inline(
-        location, work, shard, lambda unit, on_rows: run_unit(bench, unit, tool, on_rows), tool.skipped
+        location,
+        work,
+        shard,
+        lambda unit, on_rows: run_unit(unit_context, unit, udf_runner, on_rows),
+        udf_runner.skipped,
     )
 
 
 def run_shard_inline(
-    location: TableLocation, work: Work, shard: Shard, do: DoUnit, skipped: SkipCount
+    location: TableLocation, work: JobSpec, shard: Shard, do: RunUnit, skipped: SkipCount
 ) -> list[UnitReport]:  # fmt: skip
     """Run all units of a shard in this process.
 
@@ -53,7 +57,7 @@ def run_shard_inline(
     storage = JobFolder.of(location.checkpoints, work.job_id).storage
     rows = sum(min(item.rows, len(item.missing)) for item in works)
     held = sum(item.rows for item in works) - rows
-    reporter = Reporter(rows, len(works), storage, progress_name(APPLYING, shard.index), rows_held=held)
+    reporter = ProgressReporter(rows, len(works), storage, progress_name(APPLY_PROGRESS, shard.index), rows_held=held)
     reporter.skipped = skipped.counted
     reporter.keep()
     try:
@@ -62,7 +66,7 @@ def run_shard_inline(
         reporter.keep()
 
 
-def run_units(do: DoUnit, units: Sequence[Unit], reporter: Reporter, threads: int = 1) -> list[UnitReport]:
+def run_units(do: RunUnit, units: Sequence[Unit], reporter: ProgressReporter, threads: int = 1) -> list[UnitReport]:
     """Run units one after another, or several at a time in threads.
 
     Args:

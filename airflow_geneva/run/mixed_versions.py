@@ -9,17 +9,17 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.job.outbox import JOB_PROPERTY
 from airflow_geneva.job.result import ShardResult
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.previous_inputs import version_label
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.udf.definition import MIXED_KEY
+from airflow_geneva.udf.definition import MIXED_VERSIONS_KEY
 
 logger = logging.getLogger("airflow_geneva.run")
 
 _MIXED = "mixed:"
 
 
-def record_makers(location: TableLocation, work: Work, shards: Sequence[ShardResult], whole: bool) -> None:
+def record_mixed_versions(location: TableLocation, work: JobSpec, shards: Sequence[ShardResult], whole: bool) -> None:
     """Write, change or remove the note ``mixed:<version>,<version>``; usually there is nothing to change.
 
     The note is for readers of the table; the column's ledgers say which rows have which version.
@@ -42,7 +42,7 @@ def record_makers(location: TableLocation, work: Work, shards: Sequence[ShardRes
     field = next((field for field in dataset.lance_schema.fields() if field.id() == work.field_id), None)
     if field is None:
         return
-    noted = (dataset.schema.field(field.name()).metadata or {}).get(MIXED_KEY.encode(), b"").decode()
+    noted = (dataset.schema.field(field.name()).metadata or {}).get(MIXED_VERSIONS_KEY.encode(), b"").decode()
     wanted = noted
     if makers:
         wanted = _MIXED + ",".join([*makers, work.udf_version])
@@ -51,7 +51,7 @@ def record_makers(location: TableLocation, work: Work, shards: Sequence[ShardRes
     if wanted == noted:
         return
     operation = lance.LanceOperation
-    update = operation.UpdateMap({MIXED_KEY: wanted or None}, False)
+    update = operation.UpdateMap({MIXED_VERSIONS_KEY: wanted or None}, False)
     transaction = lance.Transaction(
         read_version=dataset.version,
         operation=operation.UpdateConfig(field_metadata_updates={work.field_id: update}),
@@ -67,4 +67,4 @@ def record_makers(location: TableLocation, work: Work, shards: Sequence[ShardRes
         logger.warning("Cannot write the note %r to the metadata of column %s: %s", wanted, work.column, error)
         return
     fault_point("note.written")
-    work.written.settle(location.options, committed, transaction)
+    work.written.check_after_commit(location.options, committed, transaction)

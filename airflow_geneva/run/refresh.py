@@ -8,32 +8,32 @@ from contextlib import nullcontext
 from typing import Any
 
 from airflow_geneva.apply.skipped_rows import skipped_before
-from airflow_geneva.commit.view_state import ViewContents
+from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.heartbeat import beating
+from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.result import FAILED, PENDING, BackfillResult
 from airflow_geneva.lance_io.engine_errors import is_failure
-from airflow_geneva.lance_io.read_version import reading
-from airflow_geneva.lance_io.table_identity import naming_remade
-from airflow_geneva.plan.model import Plan, Work
+from airflow_geneva.lance_io.read_version import reporting_cleaned_up
+from airflow_geneva.lance_io.table_identity import reporting_remade
+from airflow_geneva.plan.model import JobSpec, Plan
 from airflow_geneva.plan.refresh import plan_refresh
 from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.plan.saved_plan import SavedPlan, save_plan
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.column_stages import (
     Stopwatch,
-    pack_modules,
+    failure_message,
+    log_reused_checkpoints,
     record_failure,
-    size_of,
-    tell_checkpoints,
-    why_it_failed,
+    shard_sizes,
+    store_modules,
 )
 from airflow_geneva.run.inline import run_shard_inline
 from airflow_geneva.run.view_stages import finish_refresh
-from airflow_geneva.run.view_target import ViewBench
-from airflow_geneva.run.view_task import ViewKit, ViewTool, run_view_unit
+from airflow_geneva.run.view_target import RefreshContext
+from airflow_geneva.run.view_task import ViewUdfBundle, ViewUdfRunner, run_view_unit
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF, load_stored_udf
 from airflow_geneva.views.definition import ViewDefinition
@@ -54,8 +54,8 @@ def plan(view: TableLocation, definition: ViewDefinition, source: TableLocation,
     """Plan a refresh; writes nothing. Raises as :func:`airflow_geneva.plan.refresh.plan_refresh`."""
     udfs = load_udfs(definition)
     dataset = view.open()
-    with reading(view, dataset):
-        return plan_refresh(view, definition, source, udfs, ViewContents(view, dataset), request)
+    with reporting_cleaned_up(view, dataset):
+        return plan_refresh(view, definition, source, udfs, CommittedViewState(view, dataset), request)
 
 
 def run_refresh(
@@ -80,29 +80,29 @@ def run_refresh(
         watch.lap("plan")
         start_session(made.work)
         watch.lap("spark")
-    saved = start_refresh(made, view)
+    saved = record_refresh(made, view)
     watch.lap("plan")
     job = JobFolder.of(view.checkpoints, made.work.job_id)
     udfs = load_udfs(definition)
     try:
-        with naming_remade(saved.work.tables, view.options):
+        with reporting_remade(saved.work.tables, view.options):
             for shard in made.shards:
-                with beating(job.storage, "apply"), job.noting_failure(saved.fingerprint, shard.index):
+                with writing_heartbeats(job.storage, "apply"), job.recording_failure(saved.fingerprint, shard.index):
                     apply_shard(view, definition, udfs, made.work, shard, runner)
                 watch.lap("apply")
-            with beating(job.storage, "finish") if made.shards else nullcontext():
+            with writing_heartbeats(job.storage, "finish") if made.shards else nullcontext():
                 result = finish_refresh(view, saved, made.swap, made.shards, watch.seconds)
     except BaseException as error:
         failed = BackfillResult(made.work.job_id, FAILED, rows_skipped=made.rows_skipped, rows_left=made.rows_pending)
         record_failure(view, failed, error)
         if not is_failure(error):
             raise
-        raise JobFailed(why_it_failed(f"Refresh of view {view.name!r}", made.work.job_id, error), failed) from error
+        raise JobFailed(failure_message(f"Refresh of view {view.name!r}", made.work.job_id, error), failed) from error
     logger.info("%s", result)
     return result
 
 
-def start_refresh(
+def record_refresh(
     made: Plan, view: TableLocation, run: str = "", ship_code: bool = False, about: Mapping[str, Any] | None = None
 ) -> SavedPlan:
     """Write a refresh's record and plan; from then on any process can resume the job.
@@ -119,7 +119,7 @@ def start_refresh(
     if ship_code and made.shards:
         columns = ViewDefinition.from_json(made.work.query).columns
         paths = [str(column.udf.import_path) for column in columns if column.udf]
-        made = made.with_work(codes=pack_modules(paths, folder.storage))
+        made = made.with_work(codes=store_modules(paths, folder.storage))
     if made.shards or (made.swap and (made.swap.gone or made.swap.advances)):
         made = made.with_work(tables=tuple(table.stamped(view.options) for table in made.work.tables))
     work = made.work
@@ -144,25 +144,31 @@ def start_refresh(
         }
     )
     fault_point("plan.recorded")
-    alive = beating(folder.storage, "plan") if made.shards else nullcontext()
-    with naming_remade(work.tables, view.options), alive:
+    alive = writing_heartbeats(folder.storage, "plan") if made.shards else nullcontext()
+    with reporting_remade(work.tables, view.options), alive:
         saved = save_plan(made, folder.storage, run)
         if made.shards:
-            folder.write_planned(saved.fingerprint, [size_of(shard) for shard in made.shards])
+            folder.write_planned(saved.fingerprint, [shard_sizes(shard) for shard in made.shards])
     fault_point("plan.saved")
-    tell_checkpoints(made)
+    log_reused_checkpoints(made)
     return saved
 
 
 def apply_shard(
-    view: TableLocation, definition: ViewDefinition, udfs: Mapping[str, UDF], work: Work, shard: Shard, runner: str
+    view: TableLocation, definition: ViewDefinition, udfs: Mapping[str, UDF], work: JobSpec, shard: Shard, runner: str
 ) -> None:
     """Compute a shard and stage its rows."""
     if shard.to_apply and runner == "spark":
         from airflow_geneva.spark.tasks import apply_in_session
 
-        apply_in_session(view, work, shard, ViewKit.of(definition, udfs))
+        apply_in_session(view, work, shard, ViewUdfBundle.of(definition, udfs))
         return
-    bench = ViewBench.at(view, work)
-    tool = ViewTool.of(definition, udfs, work, skipped_before(view, work))
-    run_shard_inline(view, work, shard, lambda unit, on_rows: run_view_unit(bench, unit, tool, on_rows), tool.skipped)
+    unit_context = RefreshContext.at(view, work)
+    udf_runner = ViewUdfRunner.of(definition, udfs, work, skipped_before(view, work))
+    run_shard_inline(
+        view,
+        work,
+        shard,
+        lambda unit, on_rows: run_view_unit(unit_context, unit, udf_runner, on_rows),
+        udf_runner.skipped,
+    )

@@ -8,79 +8,84 @@ from airflow_geneva.apply.skipped_rows import skipped_before
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult, ShardResult
-from airflow_geneva.lance_io.table_identity import naming_remade
-from airflow_geneva.plan.model import CodeRef, Work
+from airflow_geneva.lance_io.table_identity import reporting_remade
+from airflow_geneva.plan.model import CodeRef, JobSpec
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.column_stages import commit_shard, finish_job, is_staged
-from airflow_geneva.run.column_task import ColumnKit
+from airflow_geneva.run.column_stages import commit_shard, finish_job, is_column_shard_staged
+from airflow_geneva.run.column_task import ColumnUdfBundle
 from airflow_geneva.run.inline import run_shard_inline
 from airflow_geneva.run.units import UnitReport
-from airflow_geneva.run.view_stages import fail_refresh, finish_refresh, is_shard_staged, verify_shard
-from airflow_geneva.run.view_task import ViewKit
+from airflow_geneva.run.view_stages import fail_refresh, finish_refresh, is_view_shard_staged, verify_shard
+from airflow_geneva.run.view_task import ViewUdfBundle
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import load_udf
-from airflow_geneva.udf.shipping import UdfParcel
+from airflow_geneva.udf.shipping import UdfReference
 
 
-def open_kit(work: Work) -> ColumnKit | ViewKit:
+def load_bundle(work: JobSpec) -> ColumnUdfBundle | ViewUdfBundle:
     """Return the UDFs of a plan, to be sent to where they run.
 
     Raises:
         InvalidInput: the plan has a UDF without an import path.
     """
     if work.query:
-        return ViewKit.planned(work.query)
+        return ViewUdfBundle.planned(work.query)
     if work.code.import_path is None:
         raise InvalidInput(
             f"UDF {work.udf_name!r} has no import path, so no other process can load it. Move it to a module."
         )
-    return ColumnKit(UdfParcel(work.code.import_path, work.udf_version))
+    return ColumnUdfBundle(UdfReference(work.code.import_path, work.udf_version))
 
 
-def has_planned_code(kit: ColumnKit | ViewKit) -> bool:
+def has_planned_version(udf_bundle: ColumnUdfBundle | ViewUdfBundle) -> bool:
     """Whether this process has the planned code versions.
 
     Raises:
         InvalidInput: a UDF cannot be imported here.
     """
-    return all(load_udf(str(parcel.import_path)).code_version == parcel.version for parcel in kit.parcels)
+    return all(
+        load_udf(str(udf_reference.import_path)).code_version == udf_reference.version
+        for udf_reference in udf_bundle.udf_references
+    )
 
 
-def codes_of(work: Work) -> tuple[CodeRef, ...]:
+def code_archives(work: JobSpec) -> tuple[CodeRef, ...]:
     """Return the code archives that are stored beside a plan."""
     return tuple(code for code in (work.code, *work.codes) if code.zip is not None)
 
 
-def apply_here(location: TableLocation, work: Work, shard: Shard, kit: ColumnKit | ViewKit) -> list[UnitReport]:
+def apply_in_process(
+    location: TableLocation, work: JobSpec, shard: Shard, udf_bundle: ColumnUdfBundle | ViewUdfBundle
+) -> list[UnitReport]:
     """Compute and stage a shard in this process.
 
     Raises:
         UdfError: a UDF failed; rows computed before are checkpointed.
         TableRemade: a table was dropped and created again.
     """
-    with naming_remade(work.tables, location.options):
-        do, skipped = kit.open(location, work, skipped_before(location, work))
+    with reporting_remade(work.tables, location.options):
+        do, skipped = udf_bundle.open(location, work, skipped_before(location, work))
         return run_shard_inline(location, work, shard, do, skipped)
 
 
-def is_ready(location: TableLocation, work: Work, shard: Shard) -> bool:
+def is_shard_ready(location: TableLocation, work: JobSpec, shard: Shard) -> bool:
     """Whether a shard is computed and staged, so that only the commit is left."""
-    return (is_shard_staged if work.query else is_staged)(location, work, shard)
+    return (is_view_shard_staged if work.query else is_column_shard_staged)(location, work, shard)
 
 
-def commit_planned(location: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:
+def commit_stored_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:
     """Commit a shard of a column; verify a shard of a view, which is swapped at the end.
 
     Raises:
         CommitConflict: other writers kept changing the table until all retries were used.
         TableRemade: a table was dropped and created again.
     """
-    with naming_remade(saved.work.tables, location.options):
+    with reporting_remade(saved.work.tables, location.options):
         return (commit_shard if saved.swap is None else verify_shard)(location, saved, shard)
 
 
-def finish_planned(
+def finish_stored_plan(
     location: TableLocation, saved: SavedPlan, committed: Sequence[ShardResult], seconds: Mapping[str, float]
 ) -> BackfillResult:
     """Add up a job and record how it ended: FAILED if a shard is missing; otherwise swap a view.
@@ -93,7 +98,7 @@ def finish_planned(
         CommitConflict: other writers kept changing the view until all retries were used.
         TableRemade: a table was dropped and created again.
     """
-    with naming_remade(saved.work.tables, location.options):
+    with reporting_remade(saved.work.tables, location.options):
         return _finish(location, saved, committed, seconds)
 
 

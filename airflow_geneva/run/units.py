@@ -46,7 +46,7 @@ class UnitReport:
     staged: bool
 
 
-DoUnit: TypeAlias = Callable[[Unit, Callable[[int], None]], UnitReport]
+RunUnit: TypeAlias = Callable[[Unit, Callable[[int], None]], UnitReport]
 """Runs one unit, and reports rows as they are computed."""
 
 
@@ -66,7 +66,7 @@ def whole_unit(work: FragmentWork) -> Unit:
     return Unit(work, work.due, True)
 
 
-def cut_tasks(works: Sequence[FragmentWork], sizing: Sizing, slots: int) -> list[tuple[Unit, ...]]:
+def split_into_tasks(works: Sequence[FragmentWork], sizing: Sizing, slots: int) -> list[tuple[Unit, ...]]:
     """Group fragments into tasks of about ``task_size`` rows, and split fragments that are much larger.
 
     Args:
@@ -106,8 +106,8 @@ def _split(work: FragmentWork, size: int) -> list[Unit]:
     parts = -(-len(work.missing) // size)
     step = -(-len(work.missing) // parts)
     offsets = work.missing.offsets()
-    cuts = [int(offsets[i]) for i in range(0, len(offsets), step)] + [int(offsets[-1]) + 1]
-    return [Unit(work, work.missing.within(a, b), False) for a, b in pairwise(cuts)]
+    has_limit = [int(offsets[i]) for i in range(0, len(offsets), step)] + [int(offsets[-1]) + 1]
+    return [Unit(work, work.missing.within(a, b), False) for a, b in pairwise(has_limit)]
 
 
 def _shuffled(works: Sequence[FragmentWork], diversity: int | None) -> list[FragmentWork]:

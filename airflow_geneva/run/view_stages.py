@@ -8,30 +8,30 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from airflow_geneva.checkpoint.provenance import Tried
+from airflow_geneva.checkpoint.provenance import PriorFailures
 from airflow_geneva.checkpoint.records import StagedFragment
 from airflow_geneva.checkpoint.reuse import BrokenFile
 from airflow_geneva.checkpoint.view_snapshot import save_snapshot
 from airflow_geneva.commit.view_state import newest_swap
-from airflow_geneva.commit.view_swap import carried_out, mirror_swap, swap_rows
+from airflow_geneva.commit.view_swap import mirror_swap, swap_rows, version_of_plan
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, BackfillResult, ShardResult
-from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.plan.swap_plan import SwapPlan
-from airflow_geneva.run.column_stages import why_failed
-from airflow_geneva.run.completion import remove_broken, stage_held
-from airflow_geneva.run.housekeeping import has_many_snapshots, keep_house
-from airflow_geneva.run.view_target import ViewBench
+from airflow_geneva.run.column_stages import missing_shards_error
+from airflow_geneva.run.completion import remove_broken, stage_computed
+from airflow_geneva.run.housekeeping import has_many_snapshots, run_maintenance
+from airflow_geneva.run.view_target import RefreshContext
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.write.view_order import arrange
+from airflow_geneva.write.view_order import reorder_rows
 
 
 @dataclass(frozen=True)
-class _Staged:
+class _StagedRefresh:
     """The staged rows of a whole refresh."""
 
     pairs: tuple[tuple[FragmentWork, StagedFragment], ...]
@@ -49,14 +49,14 @@ class _Staged:
         return {"rows_computed": ours - failed, "rows_reused": due - ours, "rows_failed": failed}
 
     @property
-    def failed(self) -> dict[str, Tried]:
+    def failed(self) -> dict[str, PriorFailures]:
         return {work.files.signature: staged.failures.rows for work, staged in self.pairs if staged.failures.rows}
 
 
-def is_shard_staged(view: TableLocation, work: Work, shard: Shard) -> bool:
+def is_view_shard_staged(view: TableLocation, work: JobSpec, shard: Shard) -> bool:
     """Whether all rows of a shard are staged."""
-    bench = ViewBench.at(view, work)
-    return all(bench.staged(fragment, bench.index(fragment)) is not None for fragment in shard.to_apply)
+    unit_context = RefreshContext.at(view, work)
+    return all(unit_context.staged(fragment, unit_context.index(fragment)) is not None for fragment in shard.to_apply)
 
 
 def verify_shard(view: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:
@@ -97,7 +97,7 @@ def fail_refresh(
         notes=saved.notes,
     ).with_seconds(**(seconds or {}))
     folder = JobFolder.of(view.checkpoints, saved.work.job_id)
-    error = why_failed(folder, saved, missing)
+    error = missing_shards_error(folder, saved, missing)
     folder.write_result(FAILED, result.to_json(), error, count_errors(folder.storage))
     return result
 
@@ -119,7 +119,7 @@ def finish_refresh(
     folder = JobFolder.of(view.checkpoints, work.job_id)
     folder.write_result(result.state, result.to_json(), None, count_errors(folder.storage))
     if saved.shards and has_many_snapshots(view):
-        keep_house(view, work)
+        run_maintenance(view, work)
     fault_point("finish.end")
     return result
 
@@ -128,7 +128,7 @@ def _swapped(view: TableLocation, saved: SavedPlan, swap: SwapPlan, shards: Sequ
     work = saved.work
     staged = _staged(view, work, shards)
     result = BackfillResult(work.job_id, DONE, rows_skipped=saved.rows_skipped, from_version=view.open().version)
-    version, why = _done_before(view, saved, swap), ""
+    version, why = _committed_before(view, saved, swap), ""
     if version is None and staged.missing:
         why = "not all of its rows are computed, or a staged file was removed"
     elif version is None:
@@ -136,7 +136,9 @@ def _swapped(view: TableLocation, saved: SavedPlan, swap: SwapPlan, shards: Sequ
             files = _files(view, work, swap, staged)
         except BrokenFile as broken:
             fragments = [fragment for fragment, pair in staged.pairs if pair.file == broken.source]
-            remove_broken(ViewBench.at(view, work).store, broken, (str(work.key(fragment)) for fragment in fragments))
+            remove_broken(
+                RefreshContext.at(view, work).store, broken, (str(work.key(fragment)) for fragment in fragments)
+            )
             return _swapped(view, saved, swap, shards)
         following = swap.snapshot_with(staged.failed)
         save = partial(save_snapshot, view.checkpoints, work.job_id, following)
@@ -154,33 +156,35 @@ def _swapped(view: TableLocation, saved: SavedPlan, swap: SwapPlan, shards: Sequ
     )
 
 
-def _done_before(view: TableLocation, saved: SavedPlan, swap: SwapPlan) -> int | None:
+def _committed_before(view: TableLocation, saved: SavedPlan, swap: SwapPlan) -> int | None:
     """Return the version that this plan wrote, if its swap was already committed."""
     dataset = view.open()
-    return None if newest_swap(view, dataset).identity == swap.based_on else carried_out(dataset, saved.fingerprint)
+    return None if newest_swap(view, dataset).identity == swap.based_on else version_of_plan(dataset, saved.fingerprint)
 
 
-def _files(view: TableLocation, work: Work, swap: SwapPlan, staged: _Staged) -> list[tuple[str, int]]:
+def _files(view: TableLocation, work: JobSpec, swap: SwapPlan, staged: _StagedRefresh) -> list[tuple[str, int]]:
     """Return names and row counts of the data files to swap in: the staged ones, or new ones in the view's order."""
     if swap.shuffle_seed is None and swap.max_rows_per_fragment is None:
         return [(pair.file, pair.physical_rows) for _, pair in staged.pairs if pair.physical_rows]
     fragments = [pair for _, pair in staged.pairs]
-    return arrange(view.open(), fragments, swap.shuffle_seed, swap.max_rows_per_fragment, work.sizing.batch_bytes)
+    return reorder_rows(view.open(), fragments, swap.shuffle_seed, swap.max_rows_per_fragment, work.sizing.batch_bytes)
 
 
-def _staged(view: TableLocation, work: Work, shards: Iterable[Shard]) -> _Staged:
+def _staged(view: TableLocation, work: JobSpec, shards: Iterable[Shard]) -> _StagedRefresh:
     """Find the staged rows, and restage from checkpoints what was removed."""
-    bench = ViewBench.at(view, work)
+    unit_context = RefreshContext.at(view, work)
     pairs: list[tuple[FragmentWork, StagedFragment]] = []
     missing: list[FragmentWork] = []
     for shard in shards:
         for fragment in shard.fragments:
-            index = bench.index(fragment)
-            staged = bench.staged(fragment, index)
+            index = unit_context.index(fragment)
+            staged = unit_context.staged(fragment, index)
             if staged is None:
-                staged = stage_held(bench, fragment, fragment.due, bench.held(fragment, index, fragment.due))
+                staged = stage_computed(
+                    unit_context, fragment, fragment.due, unit_context.held(fragment, index, fragment.due)
+                )
             if staged is None:
                 missing.append(fragment)
             else:
                 pairs.append((fragment, staged))
-    return _Staged(tuple(pairs), tuple(missing))
+    return _StagedRefresh(tuple(pairs), tuple(missing))

@@ -11,28 +11,28 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.provenance import Failures
-from airflow_geneva.checkpoint.records import Runs, StagedFragment, join_runs, runs_of
-from airflow_geneva.checkpoint.reuse import Held, KeyIndex, read_values
+from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
+from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows, read_values
 from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
-from airflow_geneva.checkpoint.trust import Trust
+from airflow_geneva.checkpoint.trust import ReuseRules
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.arrays import convert_array
 from airflow_geneva.lance_io.fragments import row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import Work
-from airflow_geneva.plan.reusable_files import view_file_gives_rows, view_file_is_whole
+from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.reusable_files import is_view_file_complete, is_view_file_readable
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.write.pieces import WINDOW_ROWS, PieceReader, as_many_as_fit
-from airflow_geneva.write.view_file import ViewRowsWriter, read_view_rows
+from airflow_geneva.write.pieces import WINDOW_ROWS, CheckpointedRowsReader, fit_rows
+from airflow_geneva.write.view_file import ViewFileWriter, read_view_rows
 
 if TYPE_CHECKING:
     import lance
 
 
 @dataclass(frozen=True)
-class ViewBench:
+class RefreshContext:
     """The context that all units of a refresh share.
 
     Args:
@@ -46,11 +46,11 @@ class ViewBench:
     source: lance.LanceDataset
     view: lance.LanceDataset
     store: CheckpointStore
-    work: Work
+    work: JobSpec
     job: Storage
 
     @staticmethod
-    def at(location: TableLocation, work: Work) -> ViewBench:
+    def at(location: TableLocation, work: JobSpec) -> RefreshContext:
         """Open the source, the view, its checkpoints and the job's folder.
 
         Raises:
@@ -62,45 +62,45 @@ class ViewBench:
         view = location.open()
         work.written.check(view)
         job = JobFolder.of(location.checkpoints, work.job_id).storage
-        return ViewBench(source, view, LanceCheckpointStore(location.checkpoints), work, job)
+        return RefreshContext(source, view, LanceCheckpointStore(location.checkpoints), work, job)
 
     @cached_property
-    def trust(self) -> Trust:
-        return self.work.trust()
+    def reuse_rules(self) -> ReuseRules:
+        return self.work.reuse_rules()
 
-    def index(self, fragment: FragmentWork) -> KeyIndex:
-        return KeyIndex(self.store, self.trust, [fragment.place])
+    def index(self, fragment: FragmentWork) -> CheckpointIndex:
+        return CheckpointIndex(self.store, self.reuse_rules, [fragment.place])
 
-    def staged(self, fragment: FragmentWork, index: KeyIndex) -> StagedFragment | None:
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex) -> StagedFragment | None:
         """Return the fragment's staged rows if they can be swapped in as they are."""
         staged = index.staged_at(fragment.place)
         if staged is None or staged.computed != fragment.due:
             return None
-        if not self.trust.settled_rows(staged, self.work.tried(fragment)).contains(fragment.due):
+        if not self.reuse_rules.done_rows(staged, self.work.tried(fragment)).contains(fragment.due):
             return None
-        return staged if view_file_is_whole(self.view, staged) else None
+        return staged if is_view_file_complete(self.view, staged) else None
 
-    def held(self, fragment: FragmentWork, index: KeyIndex, wanted: Ranges) -> Held:
+    def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
         """Return the fragment's computed rows that the store has."""
         return index.held(
             fragment.place,
             (),
             wanted,
             lambda: row_ids(self.source, fragment.id),
-            lambda staged: view_file_gives_rows(self.view, self.work, staged),
+            lambda staged: is_view_file_readable(self.view, self.work, staged),
             self.work.tried(fragment),
         )
 
-    def stage(self, fragment: FragmentWork, held: Held) -> StagedFragment:
+    def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
         """Assemble the rows from checkpoints.
 
         Raises:
             BrokenFile: a checkpoint or staged file is damaged, or was removed meanwhile.
         """
-        writer = ViewRowsWriter(self.view, self.work.explode, self.work.plain_blobs)
+        writer = ViewFileWriter(self.view, self.work.explode, self.work.plain_blobs)
         due = fragment.due.offsets()
-        runs: list[Runs] = []
-        reader = PieceReader(
+        runs: list[RowRuns] = []
+        reader = CheckpointedRowsReader(
             held.pieces,
             self.work.sizing.batch_bytes,
             lambda part, room: (
@@ -114,22 +114,22 @@ class ViewBench:
             start = int(due[at])
             until = min(at + WINDOW_ROWS, len(due))
             end = reader.end_of_window(start, int(due[until - 1]) + 1)
-            parts, rows = as_many_as_fit(partial(reader.read, start), end - start)
+            parts, rows = fit_rows(partial(reader.read, start), end - start)
             offsets = np.concatenate([part.offsets for part, _ in parts])
             order = np.argsort(offsets, kind="stable")
             ids = np.concatenate([part.row_ids for part, _ in parts])[order]
             kind = parts[0][1].type
-            values = pa.concat_arrays([fitted(values, kind) for _, values in parts])
+            values = pa.concat_arrays([convert_array(values, kind) for _, values in parts])
             writer.put(values.take(pa.array(order)), ids)
-            runs.append(runs_of(offsets[order], ids))
+            runs.append(encode_runs(offsets[order], ids))
             at = int(np.searchsorted(due, start + rows))
-        return self.record(fragment, writer, join_runs(runs), held.by_job, held.failed)
+        return self.record(fragment, writer, merge_runs(runs), held.by_job, held.failed)
 
     def record(
         self,
         fragment: FragmentWork,
-        writer: ViewRowsWriter,
-        runs: Runs,
+        writer: ViewFileWriter,
+        runs: RowRuns,
         by_job: Mapping[str, int],
         failed: Ranges,
     ) -> StagedFragment:

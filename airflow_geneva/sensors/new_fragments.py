@@ -11,13 +11,13 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 
 from airflow_geneva.assets import seconds
-from airflow_geneva.errors import InvalidInput, without_secrets
-from airflow_geneva.operators._lance_task import open_database, stop_here
-from airflow_geneva.operators._templated import optional_int, optional_text, required_text, truth
+from airflow_geneva.errors import InvalidInput, mask_secrets
+from airflow_geneva.operators._lance_task import open_database, stop_task
+from airflow_geneva.operators._templated import optional_int, optional_text, parse_bool, required_text
 from airflow_geneva.storage.uri import normalize_uri
 from airflow_geneva.triggers.new_fragments import NewFragmentsTrigger
-from airflow_geneva.watch.conditions import Wanted
-from airflow_geneva.watch.watcher import is_hopeless, look
+from airflow_geneva.watch.conditions import WaitCondition
+from airflow_geneva.watch.watcher import is_permanent, observe
 
 
 class NewFragmentsSensor(BaseSensorOperator):
@@ -119,26 +119,26 @@ class NewFragmentsSensor(BaseSensorOperator):
         wanted = self._wanted()
         try:
             database = open_database(self.lance_conn_id, self.database)
-            found = look(database, wanted, None, datetime.now(timezone.utc))
+            found = observe(database, wanted, None, datetime.now(timezone.utc))
         except AirflowFailException:
             raise
         except Exception as error:
-            if is_hopeless(error):
-                raise AirflowFailException(without_secrets(str(error))) from error
-            self.log.warning("Cannot check table %s, trying again later: %s", wanted.table, without_secrets(str(error)))
+            if is_permanent(error):
+                raise AirflowFailException(mask_secrets(str(error))) from error
+            self.log.warning("Cannot check table %s, trying again later: %s", wanted.table, mask_secrets(str(error)))
             return PokeReturnValue(is_done=False)
         self.log.info(found.told)
         return PokeReturnValue(is_done=found.event is not None, xcom_value=found.event)
 
     def on_kill(self) -> None:
-        stop_here()
+        stop_task()
 
-    def _wanted(self) -> Wanted:
+    def _wanted(self) -> WaitCondition:
         try:
-            return Wanted(
+            return WaitCondition(
                 table=required_text("table", self.table),
                 since=required_text("since", self.since),
-                changed_rows=truth("changed_rows", self.changed_rows),
+                changed_rows=parse_bool("changed_rows", self.changed_rows),
                 min_new_rows=optional_int("min_new_rows", self.min_new_rows),
                 min_new_fragments=optional_int("min_new_fragments", self.min_new_fragments),
                 quiet_period=seconds(self.quiet_period),

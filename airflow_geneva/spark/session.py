@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import airflow_geneva
-from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.spark.java import java_environment
 from airflow_geneva.udf.code_zip import code_sha256, zip_code
-from airflow_geneva.udf.shipping import UdfParcel
+from airflow_geneva.udf.shipping import UdfReference
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -36,7 +36,7 @@ def package_zip() -> bytes:
     return buffer.getvalue()
 
 
-def start_session(work: Work) -> None:
+def start_session(work: JobSpec) -> None:
     """Open a session before a job is recorded.
 
     Raises:
@@ -53,7 +53,7 @@ def open_session(concurrency: int) -> SparkSession:
     with contextlib.suppress(PySparkRuntimeError):
         return SparkSession.active()
     java = tempfile.TemporaryDirectory(prefix="geneva-java-")
-    _shipping.append(java)
+    _shipped_folders.append(java)
     os.environ.update(java_environment(java.name))
     slots = max(1, min(concurrency, os.cpu_count() or 1))
     # Workers of a local session must use this Python; Spark would start the python3 on PATH.
@@ -76,13 +76,13 @@ BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", 
 
 _shipped: set[tuple[str, str]] = set()
 # Spark serves shipped files from these folders, so they stay until this process ends.
-_shipping: list[tempfile.TemporaryDirectory[str]] = []
+_shipped_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def ship_code(context: SparkContext, parcels: Iterable[UdfParcel]) -> None:
+def ship_code(context: SparkContext, udf_references: Iterable[UdfReference]) -> None:
     """Send this package and the UDFs' modules to the workers."""
     archives: dict[str, Callable[[], bytes | None]] = {"airflow_geneva": package_zip}
-    for path in (parcel.import_path for parcel in parcels):
+    for path in (udf_reference.import_path for udf_reference in udf_references):
         if path is not None:
             archives[path.split(":")[0]] = partial(zip_code, path)
     for name, make in archives.items():
@@ -91,7 +91,7 @@ def ship_code(context: SparkContext, parcels: Iterable[UdfParcel]) -> None:
         if data is not None and mark not in _shipped:
             _shipped.add(mark)
             folder = tempfile.TemporaryDirectory(prefix="geneva-code-")
-            _shipping.append(folder)
+            _shipped_folders.append(folder)
             target = Path(folder.name) / f"{name.replace('.', '_')}-{mark[1][:12]}.zip"
             target.write_bytes(data)
             path_before = list(sys.path)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.storage.options import secrets_of
+from airflow_geneva.storage.options import secret_values
 
 APPLICATION = Path(__file__).parent / "application" / "main.py"
 """The program that spark-submit starts."""
@@ -173,7 +173,7 @@ def driver_environment(
         options: the storage options; the machine's cloud identity is passed on if they hold no credentials.
         given: variables that the DAG author adds.
     """
-    prefixes = _KEPT_PREFIXES if secrets_of(options) else _KEPT_PREFIXES + _IDENTITY_PREFIXES
+    prefixes = _KEPT_PREFIXES if secret_values(options) else _KEPT_PREFIXES + _IDENTITY_PREFIXES
     kept = {name: value for name, value in environ.items() if name in _KEPT or name.startswith(prefixes)}
     kept.setdefault("PATH", os.defpath)
     # The worker's Python has the packages for the driver. Executors have it at the same path on a local master only.

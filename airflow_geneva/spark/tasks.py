@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Protocol
 from airflow_geneva import errors
 from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
 from airflow_geneva.errors import GenevaError, UdfCrashed, UdfError
-from airflow_geneva.job.folder import APPLYING, JobFolder, progress_name
-from airflow_geneva.job.progress import EVERY_SECONDS, Reporter
-from airflow_geneva.plan.model import Work
+from airflow_geneva.job.folder import APPLY_PROGRESS, JobFolder, progress_name
+from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.inline import run_units
-from airflow_geneva.run.units import DoUnit, Unit, UnitReport, cut_tasks, split_fragments, whole_unit
+from airflow_geneva.run.units import RunUnit, Unit, UnitReport, split_fragments, split_into_tasks, whole_unit
 from airflow_geneva.spark.session import open_session, ship_code
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.error_policy import Policy
-from airflow_geneva.udf.shipping import UdfParcel
+from airflow_geneva.udf.shipping import UdfReference
 from airflow_geneva.udf.stored_definition import UdfDefinition
 
 if TYPE_CHECKING:
@@ -37,19 +37,19 @@ _POLL_SECONDS = 0.05
 _STOP = "stop.json"
 
 
-class Kit(Protocol):
+class UdfBundle(Protocol):
     """The UDFs of a column or view, as they are sent to the executors."""
 
     @property
-    def parcels(self) -> tuple[UdfParcel, ...]: ...
+    def udf_references(self) -> tuple[UdfReference, ...]: ...
 
     def policy(self) -> Policy: ...
 
-    def open(self, location: TableLocation, work: Work, before: Mapping[int, int]) -> tuple[DoUnit, SkipCount]: ...
+    def open(self, location: TableLocation, work: JobSpec, before: Mapping[int, int]) -> tuple[RunUnit, SkipCount]: ...
 
 
 @dataclass(frozen=True)
-class Station:
+class TaskSpec:
     """All that a Spark task needs; sent to executors inside the serialized task, never as a file.
 
     Args:
@@ -61,8 +61,8 @@ class Station:
     """
 
     location: TableLocation
-    work: Work
-    kit: Kit
+    work: JobSpec
+    udf_bundle: UdfBundle
     progress: Storage
     skipped: Mapping[int, int]
 
@@ -80,9 +80,9 @@ class Station:
 def apply_on_spark(
     context: SparkContext,
     location: TableLocation,
-    work: Work,
+    work: JobSpec,
     shard: Shard,
-    kit: Kit,
+    udf_bundle: UdfBundle,
     every: float = EVERY_SECONDS,
 ) -> int:
     """Compute and stage a shard on a cluster; return the number of rows that the UDF ran on.
@@ -95,21 +95,23 @@ def apply_on_spark(
     """
     works = shard.to_apply
     slots = min(work.sizing.concurrency, context.defaultParallelism) * work.sizing.intra_applier_concurrency
-    tasks = cut_tasks(works, work.sizing, slots)
+    tasks = split_into_tasks(works, work.sizing, slots)
     storage = JobFolder.of(location.checkpoints, work.job_id).storage
     attempt = f"progress/{shard.index:04}-{int(time.time() * 1000)}"
-    station = Station(location, work, kit, storage.folder(*attempt.split("/")), skipped_before(location, work))
+    task_spec = TaskSpec(
+        location, work, udf_bundle, storage.folder(*attempt.split("/")), skipped_before(location, work)
+    )
     rows = sum(min(item.rows, len(item.missing)) for item in works)
     held = sum(item.rows for item in works) - rows
-    name = progress_name(APPLYING, shard.index)
-    reporter = Reporter(rows, len(works), storage, name, every=every, rows_held=held)
+    name = progress_name(APPLY_PROGRESS, shard.index)
+    reporter = ProgressReporter(rows, len(works), storage, name, every=every, rows_held=held)
     reporter.keep()
     logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, rows, len(works), len(tasks))
-    limits: Policy = kit.policy() if has_limits(work) else "fail"
-    reports = _run_stage(context, station, tasks, reporter, limits, 0)
+    limits: Policy = udf_bundle.policy() if has_limits(work) else "fail"
+    reports = _run_stage(context, task_spec, tasks, reporter, limits, 0)
     rest = [(whole_unit(item),) for item in split_fragments(tasks)]
     if rest:
-        reports += _run_stage(context, station, rest, reporter, limits, len(tasks))
+        reports += _run_stage(context, task_spec, rest, reporter, limits, len(tasks))
     reporter.rows_done = sum(report.rows_run for report in reports)
     reporter.ready = sum(report.staged for report in reports)
     reporter.rows_ready = sum(item.rows for item in works)
@@ -117,31 +119,31 @@ def apply_on_spark(
     return reporter.rows_done
 
 
-def apply_in_session(location: TableLocation, work: Work, shard: Shard, kit: Kit) -> int:
+def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udf_bundle: UdfBundle) -> int:
     """Compute a shard on the active SparkSession, or on a new local one."""
     session = open_session(work.sizing.concurrency)
     context = session.sparkContext
-    ship_code(context, kit.parcels)
-    return apply_on_spark(context, location, work, shard, kit)
+    ship_code(context, udf_bundle.udf_references)
+    return apply_on_spark(context, location, work, shard, udf_bundle)
 
 
 def _run_stage(
     context: SparkContext,
-    station: Station,
+    task_spec: TaskSpec,
     tasks: Sequence[Sequence[Unit]],
-    reporter: Reporter,
+    reporter: ProgressReporter,
     limits: Policy,
     first: int,
 ) -> list[UnitReport]:
     """Run tasks as one Spark job and report progress; with several threads per slot, a partition has several tasks."""
     if not tasks:
         return []
-    threads = station.work.sizing.intra_applier_concurrency
+    threads = task_spec.work.sizing.intra_applier_concurrency
     groups = [
         (first + at, [unit for task in tasks[at : at + threads] for unit in task])
         for at in range(0, len(tasks), threads)
     ]
-    run = _Partition(station)
+    run = _Partition(task_spec)
     reports: list[UnitReport] = []
     failure: list[BaseException] = []
 
@@ -154,25 +156,25 @@ def _run_stage(
     done_before = reporter.rows_done
     thread = threading.Thread(target=collect, name="geneva-collect", daemon=True)
     thread.start()
-    count = SkipCount(limits, station.work.rows, station.skipped)
-    watcher = _Watcher(station, reporter, count, done_before)
+    count = SkipCount(limits, task_spec.work.rows, task_spec.skipped)
+    watcher = _ProgressCollector(task_spec, reporter, count, done_before)
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
         watcher.look()
     if failure:
-        raise _explained(failure[0], station.work)
-    station.raise_failure()
+        raise _explain_worker_death(failure[0], task_spec.work)
+    task_spec.raise_failure()
     # A killed try of a task skipped rows that the next try did not run; only the error records have all of them.
-    SkipCount(limits, station.work.rows, skipped_before(station.location, station.work)).check()
+    SkipCount(limits, task_spec.work.rows, skipped_before(task_spec.location, task_spec.work)).check()
     return reports
 
 
-_DIED = ("Python worker exited unexpectedly", "ExecutorLostFailure", "Crash detected")
+_WORKER_DEATH_SIGNS = ("Python worker exited unexpectedly", "ExecutorLostFailure", "Crash detected")
 
 
-def _explained(error: BaseException, work: Work) -> BaseException:
+def _explain_worker_death(error: BaseException, work: JobSpec) -> BaseException:
     """Explain a worker that died in every try of a task, which Spark's own message does not."""
-    if not any(sign in str(error) for sign in _DIED):
+    if not any(sign in str(error) for sign in _WORKER_DEATH_SIGNS):
         return error
     advice = (
         "The policy finds rows that kill the UDF's own process; what died is the worker or the executor around it, as "
@@ -198,35 +200,37 @@ class _StopRequested(Exception):
 class _Partition:
     """The function that runs on executors."""
 
-    station: Station
+    task_spec: TaskSpec
 
     def __call__(self, groups: Iterable[tuple[int, list[Unit]]]) -> Iterable[UnitReport]:
         for number, units in groups:
             yield from self._run(number, units)
 
     def _run(self, number: int, units: list[Unit]) -> list[UnitReport]:
-        station = self.station
+        task_spec = self.task_spec
         rows = sum(unit.rows for unit in units)
         name = f"task-{number:06}.json"
         every = _TASK_REPORT_SECONDS
-        reporter = Reporter(rows, len(units), station.progress, name, self._look_around, every=every, longest=every)
+        reporter = ProgressReporter(
+            rows, len(units), task_spec.progress, name, self._look_around, every=every, longest=every
+        )
         try:
             self._look_around("")
-            _see_own_gpus()
-            do, skipped = station.kit.open(station.location, station.work, station.skipped)
+            _limit_visible_gpus()
+            do, skipped = task_spec.udf_bundle.open(task_spec.location, task_spec.work, task_spec.skipped)
             reporter.skipped = skipped.counted
-            reports = run_units(do, units, reporter, station.work.sizing.intra_applier_concurrency)
+            reports = run_units(do, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
             reporter.tick(force=True)
         except _StopRequested:
             return []
         except GenevaError as error:
-            station.stop(error)
+            task_spec.stop(error)
             return []
         return reports
 
     def _look_around(self, _line: str) -> None:
         """Stop this task if another one failed. Called in place of a log: tasks report progress only through files."""
-        if self.station.progress.exists(_STOP):
+        if self.task_spec.progress.exists(_STOP):
             raise _StopRequested
 
 
@@ -234,7 +238,7 @@ _GPUS = "CUDA_VISIBLE_DEVICES"
 _gpus_of_the_machine = os.environ.get(_GPUS)
 
 
-def _see_own_gpus() -> None:
+def _limit_visible_gpus() -> None:
     """Make only the GPUs of this Spark task visible to the UDF, unless the worker's environment already limits them."""
     from pyspark import TaskContext
 
@@ -244,11 +248,11 @@ def _see_own_gpus() -> None:
         os.environ[_GPUS] = ",".join(given.addresses)
 
 
-class _Watcher:
+class _ProgressCollector:
     """Adds up the tasks' progress files for the driver's reporter, and stops the tasks if they skip too many rows."""
 
-    def __init__(self, station: Station, reporter: Reporter, count: SkipCount, done_before: int) -> None:
-        self.station = station
+    def __init__(self, task_spec: TaskSpec, reporter: ProgressReporter, count: SkipCount, done_before: int) -> None:
+        self.task_spec = task_spec
         self.reporter = reporter
         self.count = count
         self.done_before = done_before
@@ -260,11 +264,11 @@ class _Watcher:
         self._next = time.monotonic() + _TASK_REPORT_SECONDS
         rows = ready = rows_ready = 0
         skipped: Counter[int] = Counter()
-        for name in self.station.progress.list_files():
+        for name in self.task_spec.progress.list_files():
             if name == _STOP:
                 continue
             try:
-                document = self.station.progress.read_json(name)
+                document = self.task_spec.progress.read_json(name)
             except (FileNotFoundError, ValueError):
                 continue
             rows += document["rows_done"]
@@ -278,4 +282,4 @@ class _Watcher:
         try:
             self.count.check(skipped)
         except UdfError as error:
-            self.station.stop(error)
+            self.task_spec.stop(error)

@@ -17,12 +17,12 @@ from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.storage.listing import (
-    Entry,
+    FileEntry,
+    enclosing_table,
     is_half_written,
     local_entries,
     remove_empty_folders,
     table_entries,
-    table_of,
 )
 from airflow_geneva.storage.uri import is_local, join, normalize_uri
 
@@ -188,7 +188,7 @@ class Storage:
             raise StorageError(f"Cannot list {join(self.root, folder)}: {error}.") from error
         return [name for name in found if not is_half_written(name.rsplit("/", 1)[-1])]
 
-    def list_entries(self, folder: str = "", half_written: bool = False) -> list[Entry]:
+    def list_entries(self, folder: str = "", half_written: bool = False) -> list[FileEntry]:
         """Return all files below a folder with sizes and times, named relative to this one; skip links.
 
         On an object store the folder must be inside a Lance table; the whole table is listed.
@@ -202,15 +202,15 @@ class Storage:
         found = self._local_entries(folder) if self.local else self._remote_entries(folder)
         return [entry for entry in found if half_written or not entry.half_written]
 
-    def _local_entries(self, folder: str) -> list[Entry]:
+    def _local_entries(self, folder: str) -> list[FileEntry]:
         top = self.path(folder) if folder else self.root
         try:
             return list(local_entries(self.root, top))
         except OSError as error:
             raise StorageError(f"Cannot list {top}: {error}.") from error
 
-    def _remote_entries(self, folder: str) -> list[Entry]:
-        table = table_of(self.root)
+    def _remote_entries(self, folder: str) -> list[FileEntry]:
+        table = enclosing_table(self.root)
         if table is None:
             raise StorageError(
                 f"The files of {self.root} cannot be listed with their sizes: on an object store that works inside "

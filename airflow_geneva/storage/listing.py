@@ -14,7 +14,7 @@ _COLUMNS = ("path", "size_bytes", "last_modified")
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """One file of a folder.
 
     Args:
@@ -38,7 +38,7 @@ def is_half_written(file_name: str) -> bool:
     return file_name.startswith(".tmp") or "#" in file_name or ".tmp" in file_name
 
 
-def local_entries(root: str, folder: str) -> Iterator[Entry]:
+def local_entries(root: str, folder: str) -> Iterator[FileEntry]:
     """Return all files below a local folder; links are neither followed nor listed.
 
     Args:
@@ -61,16 +61,16 @@ def local_entries(root: str, folder: str) -> Iterator[Entry]:
             elif item.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     status = item.stat(follow_symlinks=False)
-                    yield Entry(item.path[cut:], status.st_size, status.st_mtime)
+                    yield FileEntry(item.path[cut:], status.st_size, status.st_mtime)
 
 
-def table_of(uri: str) -> str | None:
+def enclosing_table(uri: str) -> str | None:
     """Return the Lance table that contains an object-store URI, or is it; None if there is none."""
     found = _TABLE.match(uri)
     return found[0] if found else None
 
 
-def table_entries(table: str, folder: str, options: Mapping[str, str]) -> Iterator[Entry]:
+def table_entries(table: str, folder: str, options: Mapping[str, str]) -> Iterator[FileEntry]:
     """Return all files below a folder of a table, on any store that pylance supports.
 
     pylance's file sessions give neither sizes nor times; a dataset gives them for all of its files at once.
@@ -87,7 +87,7 @@ def table_entries(table: str, folder: str, options: Mapping[str, str]) -> Iterat
     for path, size, modified in zip(*(files.column(name) for name in _COLUMNS), strict=True):
         name = path.as_py()
         if name.startswith(inside) and ".." not in name.split("/"):
-            yield Entry(name[len(inside) :], size.as_py(), modified.as_py().timestamp())
+            yield FileEntry(name[len(inside) :], size.as_py(), modified.as_py().timestamp())
 
 
 def remove_empty_folders(folder: str) -> None:

@@ -81,7 +81,7 @@ def is_secret(name: str, value: str) -> bool:
     return name.lower() not in _HARMLESS or "@" in value
 
 
-def secrets_of(options: Mapping[str, str]) -> list[str]:
+def secret_values(options: Mapping[str, str]) -> list[str]:
     """Return the secret values, and the passwords in them; none means that the machine's own identity is used."""
     values = [value for name, value in options.items() if value and is_secret(name, value)]
     return values + [password for value in values if (password := _password(value))]

@@ -17,22 +17,22 @@ from airflow_geneva.storage.uri import is_local
 
 _T = TypeVar("_T")
 
-_IMPATIENT = {"connect_timeout": "5s", "timeout": "20s", "client_max_retries": "1", "client_retry_timeout": "20"}
+_SHORT_TIMEOUTS = {"connect_timeout": "5s", "timeout": "20s", "client_max_retries": "1", "client_retry_timeout": "20"}
 _MOST_FOR_A_STORE = 8
 
 
-def impatient(uri: str, options: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+def with_short_timeouts(uri: str, options: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     """Return storage options with short timeouts; timeouts that the user set are kept.
 
     Args:
         uri: a normalized URI of the store.
         options: storage options as sorted pairs.
     """
-    return options if is_local(uri) else tuple(sorted({**_IMPATIENT, **dict(options)}.items()))
+    return options if is_local(uri) else tuple(sorted({**_SHORT_TIMEOUTS, **dict(options)}.items()))
 
 
 @contextmanager
-def without_panics(what: str) -> Iterator[None]:
+def panics_as_errors(what: str) -> Iterator[None]:
     """Turn a panic in pylance's native code into an error that `except Exception` catches.
 
     Args:
@@ -49,7 +49,7 @@ def without_panics(what: str) -> Iterator[None]:
         raise StorageError(f"{what} cannot be read: {error}.") from error
 
 
-class Threads:
+class StoreThreads:
     """Threads for calls that may hang: a few per store, so that a store that never answers blocks no other.
 
     They are daemon threads, so that a server that stops does not wait for them, and end when there is nothing to do.
@@ -118,7 +118,7 @@ class Threads:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                with without_panics("What was asked for"):
+                with panics_as_errors("What was asked for"):
                     found = call()
             except BaseException as error:  # passed on to the caller that waits
                 future.set_exception(error)

@@ -13,7 +13,7 @@ from airflow_geneva.operators.commit import CommitOperator
 from airflow_geneva.operators.finish import FinishOperator
 
 
-def given(**arguments: Any) -> dict[str, Any]:
+def not_none(**arguments: Any) -> dict[str, Any]:
     """Return the arguments that are not None; `default_args` and the tasks' defaults apply to the others."""
     return {name: value for name, value in arguments.items() if value is not None}
 

@@ -12,7 +12,7 @@ from airflow_geneva.operators._templated import is_template
 from airflow_geneva.operators.finish import FinishOperator
 from airflow_geneva.operators.plan_refresh import PlanRefreshOperator
 from airflow_geneva.plan.model import Sizing
-from airflow_geneva.task_groups._shards import add_shards, given
+from airflow_geneva.task_groups._shards import add_shards, not_none
 
 _DEFAULT = Sizing()
 
@@ -89,7 +89,7 @@ class RefreshTaskGroup(TaskGroup):
         **kwargs: Any,
     ) -> None:
         super().__init__(group_id=group_id, **kwargs)
-        place = given(lance_conn_id=lance_conn_id, database=database)
+        place = not_none(lance_conn_id=lance_conn_id, database=database)
         with self:
             plan = PlanRefreshOperator(
                 task_id="plan",
@@ -119,6 +119,6 @@ class RefreshTaskGroup(TaskGroup):
                 finish,
                 place,
                 max_active_shards,
-                **given(spark_conn_id=spark_conn_id, inline_below_rows=inline_below_rows),
+                **not_none(spark_conn_id=spark_conn_id, inline_below_rows=inline_below_rows),
                 **(spark_submit or {}),
             )

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_geneva.errors import InvalidInput, without_secrets
-from airflow_geneva.storage.timeouts import Threads
+from airflow_geneva.errors import InvalidInput, mask_secrets
+from airflow_geneva.storage.timeouts import StoreThreads
 from airflow_geneva.storage.uri import normalize_uri
-from airflow_geneva.watch.conditions import Wanted
+from airflow_geneva.watch.conditions import WaitCondition
 
 if TYPE_CHECKING:
     from airflow_geneva.hooks.lance import LanceHook
-    from airflow_geneva.watch.watcher import Look, Stamps, Watch
+    from airflow_geneva.watch.watcher import NewestVersions, Observation, TableWatcher
 
 SEEN = "airflow_geneva.seen"
 """Key of the watermark in Airflow's state of an asset."""
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 600.0
-_PATIENCE_SECONDS = 600.0
-_BEFORE_WAKING_SECONDS = 10.0
+_STEP_TIMEOUT = 600.0
+_RESUME_DELAY = 10.0
 _CONNECTION_SECONDS = 600.0
-_THREADS = Threads("geneva-look")
+_THREADS = StoreThreads("geneva-look")
 
 
 class NewFragmentsTrigger(BaseEventTrigger):
@@ -89,7 +89,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
         if database and "://" in database:
             normalize_uri(database)  # rejects credentials, which Airflow would store in its database
         self.database = database
-        self.wanted = Wanted(table, since, changed_rows, min_new_rows, min_new_fragments, quiet_period, max_wait)
+        self.wanted = WaitCondition(table, since, changed_rows, min_new_rows, min_new_fragments, quiet_period, max_wait)
         if not poll_interval > 0:
             raise InvalidInput(f"poll_interval={poll_interval!r} is not valid. Give more than 0 seconds.")
         self.poll_interval = poll_interval
@@ -113,14 +113,14 @@ class NewFragmentsTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         await asyncio.to_thread(_load)
         from airflow_geneva.hooks.lance import LanceHook
-        from airflow_geneva.watch.watcher import Watch, is_hopeless
+        from airflow_geneva.watch.watcher import TableWatcher, is_permanent
 
         if self.once:
             # The task has just checked the table. Airflow fails a task that is resumed before its scheduler has noticed
             # the end of the process that deferred: https://github.com/apache/airflow/issues/71580
-            await asyncio.sleep(_BEFORE_WAKING_SECONDS)
-        stored = await self._recall()
-        watch = Watch(self.wanted, stored)
+            await asyncio.sleep(_RESUME_DELAY)
+        stored = await self._load_state()
+        watch = TableWatcher(self.wanted, stored)
         hook: LanceHook | None = None
         logged, failures, stale_at = "", 0, 0.0
         while True:
@@ -128,7 +128,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
             try:
                 # Store the state only after the pause that follows an event: by then Airflow has the event.
                 if watch.settled != stored:
-                    await self._remember(watch.settled)
+                    await self._store_state(watch.settled)
                     stored = watch.settled
                 # Read the connection again from time to time, and after a failure: its URI may have changed.
                 if hook is None or time.monotonic() > stale_at:
@@ -136,20 +136,20 @@ class NewFragmentsTrigger(BaseEventTrigger):
                     stale_at = time.monotonic() + _CONNECTION_SECONDS
                 # Use own threads: all triggers share Airflow's, and a store may never answer.
                 step, store = partial(self._step, hook, watch), (self.lance_conn_id, self.database)
-                found, watch = await _THREADS.run(store, step, _PATIENCE_SECONDS)
+                found, watch = await _THREADS.run(store, step, _STEP_TIMEOUT)
                 pause = watch.pause(pause, _now())
                 failures = 0
             except Exception as error:
-                hopeless, hook, failures = is_hopeless(error), None, failures + 1
+                hopeless, hook, failures = is_permanent(error), None, failures + 1
                 if hopeless and self.once:
-                    yield _event({"error": without_secrets(str(error))})
+                    yield _event({"error": mask_secrets(str(error))})
                     return
                 pause = min(pause * 2 ** min(failures, 16), max(pause, _LONGEST_PAUSE))
                 self.log.warning(
                     "Cannot check table %s, trying again in %.0f seconds: %s",
                     self.wanted.table,
                     pause,
-                    without_secrets(str(error)),
+                    mask_secrets(str(error)),
                 )
             if found is not None and found.told != logged:
                 logged = found.told
@@ -160,26 +160,26 @@ class NewFragmentsTrigger(BaseEventTrigger):
                     return
             await asyncio.sleep(max(pause, _SHORTEST_PAUSE))
 
-    def _step(self, hook: LanceHook, watch: Watch) -> tuple[Look | None, Watch]:
+    def _step(self, hook: LanceHook, watch: TableWatcher) -> tuple[Observation | None, TableWatcher]:
         """Check the table on a copy of the watch, and return both, so that a call that times out changes nothing."""
         after = copy(watch)
         return after.step(hook.get_database(self.database), _now()), after
 
-    async def _recall(self) -> Stamps | None:
+    async def _load_state(self) -> NewestVersions | None:
         """Return what was seen last, if Airflow stores it."""
-        from airflow_geneva.watch.watcher import Stamps
+        from airflow_geneva.watch.watcher import NewestVersions
 
         store = getattr(self, "asset_state_store", None)
         if store is None:
             return None
         try:
             kept = await store.aget(SEEN)
-            return None if kept is None else Stamps.from_json(kept)
+            return None if kept is None else NewestVersions.from_json(kept)
         except Exception as error:
             self.log.warning("Cannot read the last seen version of table %s: %s", self.wanted.table, error)
             return None
 
-    async def _remember(self, settled: Stamps | None) -> None:
+    async def _store_state(self, settled: NewestVersions | None) -> None:
         store = getattr(self, "asset_state_store", None)
         if store is None or settled is None:
             return

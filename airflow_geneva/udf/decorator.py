@@ -89,7 +89,7 @@ class UDF:
     def function(self) -> Callable[..., Any]:
         """The callable: the function, or this process's instance of the class; a generator is collected into a list."""
         function: Callable[..., Any] = _instance_of(self.func) if isinstance(self.func, type) else self.func
-        return _Collected(function) if self.signature.yields else function
+        return _GeneratorAsList(function) if self.signature.yields else function
 
     @cached_property
     def code_version(self) -> str:
@@ -108,7 +108,7 @@ class UDF:
             for name in (getattr(self.func, "__qualname__", ""), *names):
                 path = f"{module_name}:{name}"
                 # runpy runs a script in a temporary module such as "<run_path>".
-                if name and _IMPORT_PATH.fullmatch(path) and _find(module, name) is self:
+                if name and _IMPORT_PATH.fullmatch(path) and _resolve_name(module, name) is self:
                     return path
         return None
 
@@ -263,8 +263,8 @@ def load_udf(import_path: str) -> UDF:
     Raises:
         InvalidInput: the path is malformed, its module cannot be imported here, or there is no `@udf` object.
     """
-    module, name = import_udf_module(_checked(import_path)), import_path.partition(":")[2]
-    found = _find(module, name)
+    module, name = import_udf_module(_check_import_path(import_path)), import_path.partition(":")[2]
+    found = _resolve_name(module, name)
     if isinstance(found, UDF):
         return found
     udfs = sorted(name for name, value in vars(module).items() if isinstance(value, UDF))
@@ -281,11 +281,11 @@ def load_stored_udf(import_path: str) -> UDF:
     Raises:
         InvalidInput: see `load_udf`; or the source of the module does not bind the name.
     """
-    check_stored_path(_checked(import_path))
+    check_stored_path(_check_import_path(import_path))
     return load_udf(import_path)
 
 
-def _checked(import_path: str) -> str:
+def _check_import_path(import_path: str) -> str:
     if _IMPORT_PATH.fullmatch(import_path) is None:
         raise InvalidInput(
             f'UDF path {import_path!r} is malformed. Give "module:name", such as "my_project.udfs:embed".'
@@ -293,14 +293,14 @@ def _checked(import_path: str) -> str:
     return import_path
 
 
-def _find(found: Any, name: str) -> Any:
+def _resolve_name(found: Any, name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
 
 
 @dataclass(frozen=True)
-class _Collected:
+class _GeneratorAsList:
     """Wraps a generator function into one that returns a list."""
 
     function: Callable[..., Any]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 UDF_KEY = "geneva::udf"
 """Key of the column's metadata under which its definition is stored."""
 
-MIXED_KEY = "geneva::udf_version"
+MIXED_VERSIONS_KEY = "geneva::udf_version"
 """Key of the column's metadata that lists the UDF versions that computed it, if there are several."""
 
 ColumnSpec: TypeAlias = UDF | tuple[UDF, Sequence[str]]

@@ -14,7 +14,7 @@ from airflow_geneva.udf.decorator import UDF, load_udf
 
 
 @dataclass(frozen=True)
-class UdfParcel:
+class UdfReference:
     """Refers to a UDF in another process: by its import path, or as a pickle if it has none.
 
     Args:
@@ -28,9 +28,9 @@ class UdfParcel:
     pickled: bytes | None = field(default=None, repr=False)
 
     @staticmethod
-    def of(udf: UDF) -> UdfParcel:
+    def of(udf: UDF) -> UdfReference:
         path = udf.import_path
-        return UdfParcel(path, udf.code_version, None if path else cloudpickle.dumps(udf))
+        return UdfReference(path, udf.code_version, None if path else cloudpickle.dumps(udf))
 
     def open(self) -> UDF:
         """Load the UDF in this process.

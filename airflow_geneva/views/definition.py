@@ -66,7 +66,7 @@ class ViewDefinition:
         return "2" if self.stable_row_ids else "1"
 
     @property
-    def cuts(self) -> bool:
+    def has_limit(self) -> bool:
         """Whether a limit or offset decides which rows are in the view."""
         return self.limit is not None or self.offset > 0
 

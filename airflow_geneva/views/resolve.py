@@ -11,7 +11,7 @@ import pyarrow as pa
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import blob_field, is_blob
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.filters import brackets_of, names_in, where_columns
+from airflow_geneva.lance_io.filters import brackets_in, names_in, where_columns
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf.annotations import check_inputs
 from airflow_geneva.udf.definition import check_column_name
@@ -30,7 +30,7 @@ _INTERNAL = {"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_ro
 
 
 @dataclass(frozen=True)
-class Outputs:
+class ResolvedColumns:
     """The columns of a query on one version of its source.
 
     Args:
@@ -46,7 +46,7 @@ class Outputs:
     reads: frozenset[str]
 
 
-def resolve_outputs(dataset: lance.LanceDataset, table: str, specs: Sequence[tuple[str, Any]]) -> Outputs:
+def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tuple[str, Any]]) -> ResolvedColumns:
     """Check a query's columns and find their types.
 
     An input of a UDF is an earlier column of the query with that name, else the source's column. SQL expressions read
@@ -84,7 +84,7 @@ def resolve_outputs(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
         columns.append(column)
         fields[name] = made
         reads |= read
-    return Outputs(tuple(columns), pa.schema(list(fields.values())), udfs, frozenset(reads))
+    return ResolvedColumns(tuple(columns), pa.schema(list(fields.values())), udfs, frozenset(reads))
 
 
 def check_output_name(name: object) -> None:
@@ -105,7 +105,7 @@ def check_expression(sql: object, what: str) -> str:
             "rows changing. Use the table's columns."
         )
     depth = 0
-    for character in brackets_of(sql):
+    for character in brackets_in(sql):
         depth += (character == "(") - (character == ")")
         if depth < 0:
             # Lance would parse only the part before this bracket; in brackets of ours, the text means something else.

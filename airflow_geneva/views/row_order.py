@@ -46,7 +46,9 @@ def row_ids_of(seed: int, hashes: HashArray) -> RowIdArray:
     return hashes.view(np.int64)
 
 
-def in_order(row_ids: RowIdArray, shuffle_seed: int | None, limit: int | None = None, offset: int = 0) -> RowIdArray:
+def order_row_ids(
+    row_ids: RowIdArray, shuffle_seed: int | None, limit: int | None = None, offset: int = 0
+) -> RowIdArray:
     """Return row ids in a query's order, cut to its limit and offset.
 
     Args:

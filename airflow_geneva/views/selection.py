@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from airflow_geneva.views.row_order import RowIdArray, in_order
+from airflow_geneva.views.row_order import RowIdArray, order_row_ids
 
 if TYPE_CHECKING:
     import lance
@@ -44,7 +44,7 @@ def select_row_ids(
     for part in _scan(dataset, where):
         held[count : count + len(part)] = part
         count += len(part)
-    chosen = in_order(held[:count], shuffle_seed, limit, offset)
+    chosen = order_row_ids(held[:count], shuffle_seed, limit, offset)
     for start in range(0, len(chosen), _BATCH_ROWS):
         yield chosen[start : start + _BATCH_ROWS]
 

@@ -9,7 +9,7 @@ from airflow_geneva.storage.uri import check_name
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WaitCondition:
     """The condition that a sensor or trigger waits for.
 
     Args:

@@ -8,28 +8,28 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_geneva.commit.view_state import ViewContents
+from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, InvalidInput
-from airflow_geneva.lance_io.read_version import reading
-from airflow_geneva.lance_io.version_stamp import Stamp, newest_stamp, stamp_of
+from airflow_geneva.lance_io.read_version import reporting_cleaned_up
+from airflow_geneva.lance_io.version_stamp import VersionStamp, newest_stamp, stamp_of
 from airflow_geneva.plan.new_rows import (
-    Unseen,
+    NewRows,
+    all_rows_as_new,
     committed_at,
-    everything,
     first_version,
-    is_other_table,
-    some_files,
-    unseen_by_column,
-    unseen_by_view,
-    unseen_since,
+    is_recreated,
+    new_rows_for_column,
+    new_rows_for_view,
+    new_rows_since,
+    sample_files,
 )
 from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.timeouts import impatient, without_panics
+from airflow_geneva.storage.timeouts import panics_as_errors, with_short_timeouts
 from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
-from airflow_geneva.watch.conditions import Wanted
+from airflow_geneva.watch.conditions import WaitCondition
 
 if TYPE_CHECKING:
     import lance
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 _MOST_IDS = 100
 """Maximum number of fragment ids in an event, which Airflow stores in its database."""
 
-_REFUSED = re.compile(
+_ACCESS_DENIED = re.compile(
     r"lacked (the necessary privileges|valid authentication)|status(?: code)?:? (401|403)\b|permission denied"
     r"|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket",
     re.IGNORECASE,
 )
 
-_PASSING = (OSError, ValueError, RuntimeError)
+_TRANSIENT = (OSError, ValueError, RuntimeError)
 
 
 @dataclass(frozen=True)
-class Stamps:
+class NewestVersions:
     """The newest versions of a table and, if one is watched, of a view.
 
     Args:
@@ -55,27 +55,31 @@ class Stamps:
         view: None if the view does not exist, or none is watched.
     """
 
-    table: Stamp | None
-    view: Stamp | None = None
+    table: VersionStamp | None
+    view: VersionStamp | None = None
 
     def to_json(self) -> list[list[Any] | None]:
         return [
-            None if stamp is None else [stamp.version, stamp.commit, stamp.files, stamp.highest]
+            None if stamp is None else [stamp.version, stamp.commit, stamp.files, stamp.highest_fragment_id]
             for stamp in (self.table, self.view)
         ]
 
     @staticmethod
-    def from_json(document: Any) -> Stamps:
-        return Stamps(*(None if found is None else _read_stamp(*found) for found in document))
+    def from_json(document: Any) -> NewestVersions:
+        return NewestVersions(*(None if found is None else _read_stamp(*found) for found in document))
 
 
-def _read_stamp(version: Any, commit: Any, files: Sequence[Any] | None = None, highest: Any = -1) -> Stamp:
+def _read_stamp(
+    version: Any, commit: Any, files: Sequence[Any] | None = None, highest_fragment_id: Any = -1
+) -> VersionStamp:
     """Parse a stamp that Airflow stored; older versions of this package wrote no files."""
-    return Stamp(int(version), str(commit), None if files is None else tuple(map(str, files)), int(highest))
+    return VersionStamp(
+        int(version), str(commit), None if files is None else tuple(map(str, files)), int(highest_fragment_id)
+    )
 
 
 @dataclass(frozen=True)
-class Look:
+class Observation:
     """The result of checking a table.
 
     Args:
@@ -88,52 +92,57 @@ class Look:
 
     pending: bool
     event: dict[str, Any] | None
-    seen: Stamp | None
+    seen: VersionStamp | None
     again: datetime | None
     told: str
 
 
-def peek(database: Database, wanted: Wanted) -> Stamps:
+def newest_versions(database: Database, wanted: WaitCondition) -> NewestVersions:
     """Return the newest versions without opening the tables."""
-    place = Storage(database.uri, impatient(database.uri, database.options))
+    place = Storage(database.uri, with_short_timeouts(database.uri, database.options))
     view = None if wanted.view is None else newest_stamp(place, wanted.view)
-    return Stamps(newest_stamp(place, wanted.table), view)
+    return NewestVersions(newest_stamp(place, wanted.table), view)
 
 
-def look(database: Database, wanted: Wanted, seen: Stamp | None, now: datetime) -> Look:
+def observe(database: Database, wanted: WaitCondition, seen: VersionStamp | None, now: datetime) -> Observation:
     """Find out what is new in a table.
 
     Args:
         seen: the last seen version, used if `wanted.since` is None.
 
     Raises:
-        Exception: anything; see :func:`is_hopeless`.
+        Exception: anything; see :func:`is_permanent`.
     """
-    with without_panics(f"Table {wanted.table} in {database.uri}"):
+    with panics_as_errors(f"Table {wanted.table} in {database.uri}"):
         return _look(database, wanted, seen, now)
 
 
-def _look(database: Database, wanted: Wanted, seen: Stamp | None, now: datetime) -> Look:
+def _look(database: Database, wanted: WaitCondition, seen: VersionStamp | None, now: datetime) -> Observation:
     if newest_stamp(_place(database), wanted.table) is None:
-        return Look(False, None, None, None, f"Table {wanted.table} does not exist yet.")
+        return Observation(False, None, None, None, f"Table {wanted.table} does not exist yet.")
     table = Table(database.location(wanted.table))
     dataset = table.lance
-    with reading(table.location, dataset):
+    with reporting_cleaned_up(table.location, dataset):
         return _look_at(database, table, dataset, wanted, seen, now)
 
 
 def _look_at(
-    database: Database, table: Table, dataset: lance.LanceDataset, wanted: Wanted, seen: Stamp | None, now: datetime
-) -> Look:
+    database: Database,
+    table: Table,
+    dataset: lance.LanceDataset,
+    wanted: WaitCondition,
+    seen: VersionStamp | None,
+    now: datetime,
+) -> Observation:
     found = _unseen(database, table, dataset, wanted, seen)
     stamp = stamp_of(_place(database), wanted.table, dataset.version)
     if stamp is not None and wanted.since is None:
-        files, highest = some_files(dataset)
-        stamp = replace(stamp, files=files, highest=highest)
+        files, highest_fragment_id = sample_files(dataset)
+        stamp = replace(stamp, files=files, highest_fragment_id=highest_fragment_id)
     text = f"Version {dataset.version} of table {wanted.table} has {_in_words(found)}{_since(wanted, seen)}"
     if not found:
-        return Look(False, None, stamp, None, f"{text}.")
-    short, again = _too_little(found, wanted), None
+        return Observation(False, None, stamp, None, f"{text}.")
+    short, again = _unmet_condition(found, wanted), None
     if not short and wanted.quiet_period is not None:
         quiet_at = committed_at(dataset, dataset.version) + timedelta(seconds=wanted.quiet_period)
         if quiet_at > now:
@@ -145,8 +154,8 @@ def _look_at(
         else:
             again = over_at if again is None else min(again, over_at)
     if short:
-        return Look(True, None, stamp, again, f"{text}, but {short}: waiting for more.")
-    return Look(True, _event(dataset, wanted, found), stamp, None, f"{text}.")
+        return Observation(True, None, stamp, again, f"{text}, but {short}: waiting for more.")
+    return Observation(True, _event(dataset, wanted, found), stamp, None, f"{text}.")
 
 
 def _place(database: Database) -> Storage:
@@ -154,33 +163,33 @@ def _place(database: Database) -> Storage:
 
 
 def _unseen(
-    database: Database, table: Table, dataset: lance.LanceDataset, wanted: Wanted, seen: Stamp | None
-) -> Unseen:  # fmt: skip
+    database: Database, table: Table, dataset: lance.LanceDataset, wanted: WaitCondition, seen: VersionStamp | None
+) -> NewRows:  # fmt: skip
     kind, name = wanted.parsed
     if kind == "view":
         return _unseen_by_view(database, table, dataset, name, wanted.changed_rows)
     if kind == "column":
         return _unseen_by_column(table, dataset, name)
     if kind == "version":
-        return unseen_since(dataset, int(name), wanted.changed_rows)
+        return new_rows_since(dataset, int(name), wanted.changed_rows)
     if seen is None:
-        return everything(dataset)
+        return all_rows_as_new(dataset)
     then = stamp_of(_place(database), wanted.table, seen.version)
     # A missing version was cleaned up, or belongs to a table that was dropped and created again.
     if then is None:
-        other = seen.files is not None and is_other_table(dataset, seen.files, seen.highest)
+        other = seen.files is not None and is_recreated(dataset, seen.files, seen.highest_fragment_id)
     else:
         other = then != seen
     if other:
-        return everything(dataset)
-    return unseen_since(dataset, seen.version, wanted.changed_rows)
+        return all_rows_as_new(dataset)
+    return new_rows_since(dataset, seen.version, wanted.changed_rows)
 
 
 def _unseen_by_view(
     database: Database, table: Table, dataset: lance.LanceDataset, name: str, changed_rows: bool
-) -> Unseen:  # fmt: skip
+) -> NewRows:  # fmt: skip
     if not database.location(name).exists():
-        return everything(dataset)
+        return all_rows_as_new(dataset)
     view = database.open_table(name)
     if not isinstance(view, View):
         raise InvalidInput(f"since='view:{name}': {name!r} is a table and not a view.")
@@ -191,17 +200,17 @@ def _unseen_by_view(
             f"{table.name!r} in {database.uri}. Wait for the view's own source."
         )
     reads = [column.name for column in definition.reads]
-    return unseen_by_view(dataset, reads, ViewContents(view.location, view.lance).snapshot, changed_rows)
+    return new_rows_for_view(dataset, reads, CommittedViewState(view.location, view.lance).snapshot, changed_rows)
 
 
-def _unseen_by_column(table: Table, dataset: lance.LanceDataset, column: str) -> Unseen:
+def _unseen_by_column(table: Table, dataset: lance.LanceDataset, column: str) -> NewRows:
     if column not in dataset.schema.names:
-        return everything(dataset)
+        return all_rows_as_new(dataset)
     inputs = table.definition(column, dataset).input_columns or ()
-    return unseen_by_column(dataset, table.location.checkpoints, inputs, column)
+    return new_rows_for_column(dataset, table.location.checkpoints, inputs, column)
 
 
-def _too_little(found: Unseen, wanted: Wanted) -> str:
+def _unmet_condition(found: NewRows, wanted: WaitCondition) -> str:
     if wanted.min_new_rows is not None and found.row_count < wanted.min_new_rows:
         return f"{wanted.min_new_rows:,} rows are required"
     if wanted.min_new_fragments is not None and len(found.rows) < wanted.min_new_fragments:
@@ -209,7 +218,7 @@ def _too_little(found: Unseen, wanted: Wanted) -> str:
     return ""
 
 
-def _event(dataset: lance.LanceDataset, wanted: Wanted, found: Unseen) -> dict[str, Any]:
+def _event(dataset: lance.LanceDataset, wanted: WaitCondition, found: NewRows) -> dict[str, Any]:
     return {
         "table": wanted.table,
         "since": wanted.since,
@@ -223,7 +232,7 @@ def _event(dataset: lance.LanceDataset, wanted: Wanted, found: Unseen) -> dict[s
     }
 
 
-def _in_words(found: Unseen) -> str:
+def _in_words(found: NewRows) -> str:
     parts = [f"{found.new_rows:,} rows"] if found.new_rows or not found else []
     parts += [f"{found.changed_rows:,} updated rows"] if found.changed_rows else []
     lost = "perhaps deleted rows" if found.deleted_rows is None else f"{found.deleted_rows:,} deleted rows"
@@ -231,7 +240,7 @@ def _in_words(found: Unseen) -> str:
     return " and ".join(parts) + f" in {len(found.rows):,} fragments"
 
 
-def _since(wanted: Wanted, seen: Stamp | None) -> str:
+def _since(wanted: WaitCondition, seen: VersionStamp | None) -> str:
     kind, name = wanted.parsed
     if kind in ("view", "column"):
         return f" that {kind} {name} has not seen"
@@ -240,7 +249,7 @@ def _since(wanted: Wanted, seen: Stamp | None) -> str:
     return "" if seen is None else f" since version {seen.version}"
 
 
-class Watch:
+class TableWatcher:
     """Checks a table repeatedly, and opens it only if it may have something new.
 
     Args:
@@ -248,26 +257,26 @@ class Watch:
         settled: the versions up to which everything was reported; None at the beginning.
     """
 
-    def __init__(self, wanted: Wanted, settled: Stamps | None = None) -> None:
+    def __init__(self, wanted: WaitCondition, settled: NewestVersions | None = None) -> None:
         self.wanted = wanted
         self.settled = settled
-        self._waiting_at: Stamps | None = None
+        self._waiting_at: NewestVersions | None = None
         self._again: datetime | None = None
         self._event: dict[str, Any] | None = None
 
-    def step(self, database: Database, now: datetime) -> Look | None:
+    def step(self, database: Database, now: datetime) -> Observation | None:
         """Check the table if it may have something new; None if nothing changed.
 
         Raises:
-            Exception: anything; see :func:`is_hopeless`.
+            Exception: anything; see :func:`is_permanent`.
         """
-        stamps = peek(database, self.wanted)
+        stamps = newest_versions(database, self.wanted)
         if stamps == self.settled or (stamps == self._waiting_at and not (self._again and self._again <= now)):
             return None
-        found = look(database, self.wanted, self.settled.table if self.settled else None, now)
+        found = observe(database, self.wanted, self.settled.table if self.settled else None, now)
         self._waiting_at, self._again = stamps, found.again
         if found.seen is not None and (found.event or not found.pending):
-            self.settled = Stamps(found.seen, stamps.view)
+            self.settled = NewestVersions(found.seen, stamps.view)
         if found.event is not None and found.event == self._event:
             # The view changed, perhaps by the refresh that the event triggered, and still lacks the same rows.
             return replace(found, event=None)
@@ -281,13 +290,13 @@ class Watch:
         return min(longest, max(0.0, (self._again - now).total_seconds()))
 
 
-def is_hopeless(error: BaseException) -> bool:
+def is_permanent(error: BaseException) -> bool:
     """Whether waiting does not help: the request is not valid, or the store denies access (not: is unreachable)."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
-    if any(isinstance(one, PermissionError) or _REFUSED.search(str(one)) for one in chain):
+    if any(isinstance(one, PermissionError) or _ACCESS_DENIED.search(str(one)) for one in chain):
         return True
     # An error of pylance about a table or store may be temporary; an InvalidInput of this package is not.
-    passing = [one for one in chain if not isinstance(one, GenevaError) and isinstance(one, _PASSING)]
+    passing = [one for one in chain if not isinstance(one, GenevaError) and isinstance(one, _TRANSIENT)]
     return isinstance(error, InvalidInput) and not passing

@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.reader import ReadSize, read_rows, windows
-from airflow_geneva.checkpoint.reuse import BrokenFile, HeldPiece, read_values
+from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointedRows, read_values
 from airflow_geneva.checkpoint.store import CheckpointStore
-from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.arrays import convert_array
 from airflow_geneva.lance_io.blobs import is_blob_type
 from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
-from airflow_geneva.lance_io.task_memory import FittingRows, TooWide, room
-from airflow_geneva.write.pieces import WINDOW_ROWS, PieceReader, as_many_as_fit
+from airflow_geneva.lance_io.task_memory import BatchTooLarge, RowsPerBudget, byte_limit
+from airflow_geneva.write.pieces import WINDOW_ROWS, CheckpointedRowsReader, fit_rows
 
 if TYPE_CHECKING:
     import lance
@@ -29,7 +29,7 @@ def assemble(
     files: FragmentFiles,
     live: Ranges,
     column: str,
-    pieces: tuple[HeldPiece, ...],
+    pieces: tuple[CheckpointedRows, ...],
     limit: int,
 ) -> Iterator[pa.Array]:
     """Yield the values of the whole fragment in physical layout.
@@ -51,17 +51,17 @@ def assemble(
     if is_blob_type(data_type):
         data_type = pa.large_binary()
     size = ReadSize.of(dataset, [column], limit)
-    old = FittingRows(limit, size.fitting.width)
+    old = RowsPerBudget(limit, size.fitting.width)
     kept = Ranges.empty()
     if files.output:
         kept = live - Ranges.union(Ranges.from_offsets(piece.offsets) for piece in pieces)
-    reader = PieceReader(
+    reader = CheckpointedRowsReader(
         pieces,
         limit,
-        lambda part, room: (
-            read_staged_rows(dataset, part.source, part.positions, room)
+        lambda part, byte_limit: (
+            read_staged_rows(dataset, part.source, part.positions, byte_limit)
             if part.staged
-            else read_values(store, part, room)
+            else read_values(store, part, byte_limit)
         ),
     )
     most = min(WINDOW_ROWS, size.fitting.rows) if size.fitting.width is not None else WINDOW_ROWS
@@ -72,7 +72,7 @@ def assemble(
         sources: list[pa.Array] = []
         at = np.full(count, -1, np.int64)
         taken = 0
-        left = room(limit, count)
+        left = byte_limit(limit, count)
         for part, values in reader.read(start, count):
             at[part.offsets - start] = np.arange(taken, taken + len(values))
             sources.append(values)
@@ -87,23 +87,23 @@ def assemble(
                 old.record(len(values), values.nbytes)
                 left -= values.nbytes
                 if left < 0:
-                    raise TooWide
+                    raise BatchTooLarge
                 at[rows.offsets[free] - start] = np.arange(taken, taken + len(values))
                 sources.append(values)
                 taken += len(values)
         if not sources:
             return pa.nulls(count, data_type)
-        combined = pa.concat_arrays([fitted(source, data_type) for source in sources])
+        combined = pa.concat_arrays([convert_array(source, data_type) for source in sources])
         return combined.take(pa.array(at, mask=at < 0))
 
     while start < files.physical_rows:
         end = reader.end_of_window(start, min(start + most, files.physical_rows), kept, old.bytes_a_row)
-        values, rows = as_many_as_fit(window, end - start)
+        values, rows = fit_rows(window, end - start)
         start += rows
         yield values
 
 
-def read_staged_rows(dataset: lance.LanceDataset, file: str, positions: Offsets, room: float) -> pa.Array:
+def read_staged_rows(dataset: lance.LanceDataset, file: str, positions: Offsets, byte_limit: float) -> pa.Array:
     """Read values of a staged data file.
 
     Args:
@@ -113,4 +113,8 @@ def read_staged_rows(dataset: lance.LanceDataset, file: str, positions: Offsets,
         TooWide: the values take more.
         BrokenFile: the file is damaged or missing.
     """
-    return LanceFile.of_table(dataset, file, lambda error: BrokenFile(file)).read(rows=positions, room=room).column(0)
+    return (
+        LanceFile.of_table(dataset, file, lambda error: BrokenFile(file))
+        .read(rows=positions, room=byte_limit)
+        .column(0)
+    )

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from airflow_geneva.checkpoint.reuse import HeldPiece
+from airflow_geneva.checkpoint.reuse import CheckpointedRows
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
-from airflow_geneva.lance_io.task_memory import FittingRows, TooWide, room
+from airflow_geneva.lance_io.task_memory import BatchTooLarge, RowsPerBudget, byte_limit
 
 _NONE = Ranges.empty()
 
@@ -24,23 +24,23 @@ WINDOW_ROWS = 65_536
 Made = TypeVar("Made")
 
 
-def as_many_as_fit(make: Callable[[int], Made], rows: int) -> tuple[Made, int]:
+def fit_rows(make: Callable[[int], Made], rows: int) -> tuple[Made, int]:
     """Call `make` with as many rows as fit; return its result and the number of rows.
 
     Args:
-        make: takes a number of rows; raises `TooWide` if several rows do not fit.
+        make: takes a number of rows; raises `BatchTooLarge` if several rows do not fit.
         rows: how many rows fit if they are as wide as the rows before them.
     """
     while True:
         try:
             return make(rows), rows
-        except TooWide:
+        except BatchTooLarge:
             if rows == 1:
                 raise
             rows //= 2
 
 
-class FittingSources:
+class FileWidths:
     """Estimates how many rows of several files fit into a byte limit; rows of each file have their own width.
 
     Args:
@@ -51,7 +51,7 @@ class FittingSources:
     def __init__(self, count: int, limit: int) -> None:
         self.limit = limit
         # Rows of an unread file are assumed to be as wide as the widest rows of the other files.
-        self._files: list[FittingRows | None] = [None] * count
+        self._files: list[RowsPerBudget | None] = [None] * count
 
     def rows(self, files: npt.NDArray[np.int64], *more: float) -> int:
         """Return how many of the first rows fit, at least one.
@@ -60,11 +60,13 @@ class FittingSources:
             files: for each row, the number of its file.
             more: bytes per row of further files, numbered after these.
         """
-        widest = max((found.bytes_a_row for found in self._files if found), default=FittingRows(self.limit).bytes_a_row)
+        widest = max(
+            (found.bytes_a_row for found in self._files if found), default=RowsPerBudget(self.limit).bytes_a_row
+        )
         widths = np.array([*(found.bytes_a_row if found else widest for found in self._files), *more])
         return max(1, int(np.searchsorted(np.cumsum(widths[files]), self.limit, side="right")))
 
-    def read(self, number: int, read: Callable[[float], pa.Array], room: float) -> pa.Array:
+    def read(self, number: int, read: Callable[[float], pa.Array], byte_limit: float) -> pa.Array:
         """Read rows of a file and record their width.
 
         Args:
@@ -74,17 +76,17 @@ class FittingSources:
         Raises:
             TooWide: the rows take more.
         """
-        found = self._files[number] = self._files[number] or FittingRows(self.limit)
+        found = self._files[number] = self._files[number] or RowsPerBudget(self.limit)
         try:
-            values = read(room)
-        except TooWide as wide:
+            values = read(byte_limit)
+        except BatchTooLarge as wide:
             found.record(wide.rows, wide.size)
             raise
         found.record(len(values), values.nbytes)
         return values
 
 
-class PieceReader:
+class CheckpointedRowsReader:
     """Reads the pieces of one fragment in windows of physical offsets.
 
     Args:
@@ -94,12 +96,14 @@ class PieceReader:
             bytes.
     """
 
-    def __init__(self, pieces: Sequence[HeldPiece], limit: int, read: Callable[[HeldPiece, float], pa.Array]) -> None:
+    def __init__(
+        self, pieces: Sequence[CheckpointedRows], limit: int, read: Callable[[CheckpointedRows, float], pa.Array]
+    ) -> None:
         self._pieces = [piece for piece in pieces if len(piece.offsets)]
         self._firsts = np.array([piece.offsets[0] for piece in self._pieces], np.int64)
         self._lasts = np.array([piece.offsets[-1] for piece in self._pieces], np.int64)
         self._read = read
-        self._fitting = FittingSources(len(self._pieces), limit)
+        self._fitting = FileWidths(len(self._pieces), limit)
 
     def end_of_window(self, start: int, end: int, others: Ranges = _NONE, width: float = 0.0) -> int:
         """Return the end of a window from ``start`` so that its rows fit.
@@ -118,14 +122,14 @@ class PieceReader:
         fitting = self._fitting.rows(files[order], width)
         return end if fitting == len(order) else int(offsets[order[fitting]])
 
-    def read(self, start: int, count: int) -> list[tuple[HeldPiece, pa.Array]]:
+    def read(self, start: int, count: int) -> list[tuple[CheckpointedRows, pa.Array]]:
         """Read the parts of the pieces that lie in a window, with their values.
 
         Raises:
             BrokenFile: the file of a piece is damaged or missing.
             TooWide: there are several rows and they do not fit.
         """
-        left, found = room(self._fitting.limit, count), []
+        left, found = byte_limit(self._fitting.limit, count), []
         for number, _ in self._parts(start, start + count):
             piece = self._pieces[number]
             low, high = np.searchsorted(piece.offsets, [start, start + count])

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.sizing import fixed_width
-from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.arrays import convert_array
 from airflow_geneva.lance_io.blobs import as_blobs, is_blob
 from airflow_geneva.lance_io.data_file import DataFileWriter
 from airflow_geneva.lance_io.row_ranges import Offsets
-from airflow_geneva.lance_io.task_memory import FittingRows
+from airflow_geneva.lance_io.task_memory import RowsPerBudget
 
 if TYPE_CHECKING:
     import lance
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _OFFSET_BYTES = 8.0
 
 
-def lay_out(values: pa.Array, offsets: Offsets, start: int, end: int) -> pa.Array:
+def to_physical_layout(values: pa.Array, offsets: Offsets, start: int, end: int) -> pa.Array:
     """Lay values out physically: one slot per offset of ``[start, end)``, NULL where there is no value.
 
     Args:
@@ -34,7 +34,7 @@ def lay_out(values: pa.Array, offsets: Offsets, start: int, end: int) -> pa.Arra
     return values.take(pa.array(at, mask=at < 0))
 
 
-class StagedWriter:
+class ColumnFileWriter:
     """Writes one column's values in physical order to a data file; readers see nothing before :meth:`finish`.
 
     Args:
@@ -55,24 +55,24 @@ class StagedWriter:
         """
         self.rows += len(values)
         field = self.schema.field(0)
-        values = as_blobs(values) if is_blob(field) and values.type != field.type else fitted(values, field.type)
+        values = as_blobs(values) if is_blob(field) and values.type != field.type else convert_array(values, field.type)
         self._file.put(pa.record_batch([values], schema=self.schema))
 
-    def spread(self, values: pa.Array, offsets: Offsets, start: int, end: int, limit: int) -> None:
+    def put_slots(self, values: pa.Array, offsets: Offsets, start: int, end: int, limit: int) -> None:
         """Append the slots of ``[start, end)``: values at the given offsets, NULL elsewhere.
 
         Args:
-            values, offsets: as in `lay_out`.
+            values, offsets: as in `to_physical_layout`.
             limit: most bytes per batch; NULL slots of some types take memory too.
 
         Raises:
             StorageError: the store is full, read-only or unreachable.
         """
-        most = FittingRows(limit, fixed_width(self.schema.field(0).type) or _OFFSET_BYTES).rows
+        most = RowsPerBudget(limit, fixed_width(self.schema.field(0).type) or _OFFSET_BYTES).rows
         for low in range(start, end, most):
             high = min(low + most, end)
             first, last = np.searchsorted(offsets, [low, high])
-            self.put(lay_out(values.slice(first, last - first), offsets[first:last], low, high))
+            self.put(to_physical_layout(values.slice(first, last - first), offsets[first:last], low, high))
 
     def finish(self) -> str:
         """Publish the file and return its name below ``data/``.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.reuse import BrokenFile
-from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.arrays import convert_array
 from airflow_geneva.lance_io.blobs import as_blobs, is_blob
 from airflow_geneva.lance_io.data_file import DataFileWriter, LanceFile
 from airflow_geneva.lance_io.row_ranges import Offsets, RowIds
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import lance
 
 
-class ViewRowsWriter:
+class ViewFileWriter:
     """Writes rows of a view's query to a data file; readers see nothing before :meth:`finish`.
 
     Args:
@@ -55,7 +55,7 @@ class ViewRowsWriter:
             rows = explode_rows(rows, self.explode)
         columns = [rows.column(0), pa.repeat(True, rows.num_rows)]
         for field, column in zip(list(self.schema)[2:], rows.columns[1:], strict=True):
-            columns.append(as_blobs(column) if is_blob(field) else fitted(column, field.type))
+            columns.append(as_blobs(column) if is_blob(field) else convert_array(column, field.type))
         batch = pa.record_batch(columns, schema=self.schema)
         self.rows += rows.num_rows
         self._file.put(batch)

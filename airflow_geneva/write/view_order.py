@@ -11,16 +11,16 @@ import pyarrow as pa
 
 from airflow_geneva.checkpoint.records import StagedFragment
 from airflow_geneva.lance_io.row_ranges import Offsets
-from airflow_geneva.lance_io.task_memory import room
+from airflow_geneva.lance_io.task_memory import byte_limit
 from airflow_geneva.views.row_order import RowIdArray, shuffle_hashes
-from airflow_geneva.write.pieces import WINDOW_ROWS, FittingSources, as_many_as_fit
-from airflow_geneva.write.view_file import ViewRowsWriter, read_source_ids, read_view_rows
+from airflow_geneva.write.pieces import WINDOW_ROWS, FileWidths, fit_rows
+from airflow_geneva.write.view_file import ViewFileWriter, read_source_ids, read_view_rows
 
 if TYPE_CHECKING:
     import lance
 
 
-def arrange(
+def reorder_rows(
     view: lance.LanceDataset,
     staged: Sequence[StagedFragment],
     shuffle_seed: int | None,
@@ -51,18 +51,18 @@ def arrange(
         # lexsort is stable, so rows of one source row keep their order.
         order = np.lexsort((every, shuffle_hashes(shuffle_seed, every)))
     firsts = np.concatenate(([0], np.cumsum(lengths)))
-    widths = FittingSources(len(staged), limit)
+    widths = FileWidths(len(staged), limit)
     files = []
     size = most or rows
     for start in range(0, rows, size):
         chosen = order[start : start + size]
-        writer = ViewRowsWriter(view)
+        writer = ViewFileWriter(view)
         at = 0
         while at < len(chosen):
             window = chosen[at : at + WINDOW_ROWS]
             sources = np.searchsorted(firsts, window, side="right") - 1
             read = partial(_rows, view, staged, firsts, window, widths)
-            found, count = as_many_as_fit(read, widths.rows(sources))
+            found, count = fit_rows(read, widths.rows(sources))
             writer.put(found, every[window[:count]].view(np.uint64))
             at += count
         files.append((writer.finish(), len(chosen)))
@@ -74,7 +74,7 @@ def _rows(
     staged: Sequence[StagedFragment],
     firsts: Offsets,
     window: Offsets,
-    widths: FittingSources,
+    widths: FileWidths,
     count: int,
 ) -> pa.StructArray:
     """Read the first rows of a window.
@@ -84,12 +84,12 @@ def _rows(
         window: positions of the rows among all staged rows.
     """
     window = window[:count]
-    left = room(widths.limit, count)
+    left = byte_limit(widths.limit, count)
     sorting = np.argsort(window, kind="stable")
     places = window[sorting]
-    cuts = np.searchsorted(places, firsts)
+    has_limit = np.searchsorted(places, firsts)
     parts = []
-    for number, (fragment, low, high) in enumerate(zip(staged, cuts[:-1], cuts[1:], strict=True)):
+    for number, (fragment, low, high) in enumerate(zip(staged, has_limit[:-1], has_limit[1:], strict=True)):
         if low < high:
             read = partial(read_view_rows, view, fragment.file, places[low:high] - firsts[number])
             parts.append(widths.read(number, read, left))

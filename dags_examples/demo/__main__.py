@@ -22,7 +22,7 @@ from dags_examples.demo.report import show_nearest, show_runs, show_versions
 from dags_examples.demo.rest import AirflowApi
 from dags_examples.demo.runs import wait_for_dag
 from dags_examples.demo.stack import COMPONENTS, AirflowStopped, DemoHome, run_airflow, write_spark_conf
-from dags_examples.demo.upkeep import BACKFILL, REFRESH, Upkeep
+from dags_examples.demo.upkeep import BACKFILL, REFRESH, DemoRuns
 from dags_examples.demo.verses import COLUMN, VIEW, append_books, create_verses, read_books
 
 CHECKOUT = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def run_demo(home: DemoHome, books: Sequence[pa.Table], held_back: int, query: s
         f"Table [bold]{table.name}[/]: {len(first)} books with {_count(first):,} verses, one fragment each, and a "
         f"column [bold]{COLUMN}[/] to be computed. {len(late)} books with {_count(late):,} verses are held back."
     )
-    upkeep = Upkeep(database, home.counts, console)
+    upkeep = DemoRuns(database, home.counts, console)
     problems: list[str] = []
     with _airflow(home, console) as api:
         for name, what, new in (

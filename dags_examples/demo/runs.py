@@ -118,7 +118,7 @@ def wait_for_dag(api: AirflowApi, dag_id: str, seconds: float = 120) -> None:
     api.unpause(dag_id)
 
 
-class Watch:
+class RunFollower:
     """Follows the next run of a DAG. Create it before the run: it records the state before."""
 
     def __init__(self, api: AirflowApi, target: Target, console: Console) -> None:

@@ -22,9 +22,6 @@ from airflow_geneva.spark.java import java_environment
 
 # The API server reads this machine's task logs itself, so no log server is needed.
 COMPONENTS: dict[str, list[str]] = {"api-server": [], "scheduler": ["--skip-serve-logs"], "dag-processor": []}
-# Tasks are forked off the scheduler, and DAG files are read in forks of their processor: neither imports these again.
-_PRELOADED = ("pyarrow", "airflow.providers.apache.spark.operators.spark_submit", "airflow_geneva.task_groups")
-_IMPORTS = "; ".join(f"import {name}" for name in (*_PRELOADED, "airflow.__main__"))
 START_SECONDS = 300
 STOP_SECONDS = 8
 _USUAL_PORT = 18080
@@ -190,7 +187,7 @@ def run_airflow(home: DemoHome, dags: Path, variables: Mapping[str, str]) -> Ite
             with open(home.logs / f"{name}.log", "wb") as log:
                 # In a new session: Ctrl-C reaches only the demo, which then stops the components in order.
                 started[name] = subprocess.Popen(
-                    [sys.executable, "-c", f"{_IMPORTS}; airflow.__main__.main()", name, *options],
+                    [sys.executable, "-m", "airflow", name, *options],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,

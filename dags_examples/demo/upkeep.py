@@ -10,13 +10,13 @@ from rich.console import Console
 
 from airflow_geneva import Database
 from dags_examples.demo.rest import AirflowApi
-from dags_examples.demo.runs import Run, Target, Watch
+from dags_examples.demo.runs import Run, RunFollower, Target
 from dags_examples.demo.verses import TABLE, VIEW, WORDY, count_wordy
 
 BACKFILL, REFRESH = "backfill_embeddings", "refresh_wordy_verses"
 
 
-class Upkeep:
+class DemoRuns:
     """Runs the backfill, waits for the refresh, and checks both against the text.
 
     Args:
@@ -40,7 +40,7 @@ class Upkeep:
             name: name for display.
             new: the books that are not computed yet; without new books there is no event and no refresh.
         """
-        backfill, refresh = (Watch(api, target, self.console) for target in (self.backfill, self.refresh))
+        backfill, refresh = (RunFollower(api, target, self.console) for target in (self.backfill, self.refresh))
         api.trigger(BACKFILL)
         self.backfills.append(backfill.follow(name))
         problems = self._check(self.backfills[-1], sum(book.num_rows for book in new))

@@ -122,7 +122,7 @@ class Desk:
 @pytest.fixture(autouse=True)
 def no_scheduler_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process nothing is between the end of a task that defers and its trigger."""
-    monkeypatch.setattr("airflow_geneva.triggers.new_fragments._BEFORE_WAKING_SECONDS", 0.0)
+    monkeypatch.setattr("airflow_geneva.triggers.new_fragments._RESUME_DELAY", 0.0)
 
 
 @pytest.fixture(scope="session")

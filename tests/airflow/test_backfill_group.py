@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk import DAG, Param, task
 
 from airflow_geneva.assets import lance_asset
-from airflow_geneva.job.record import job_ids, read_chosen
+from airflow_geneva.job.record import job_ids, read_jobs
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.behaving_files import where_by_date
 from tests.airflow.conftest import Desk
@@ -123,7 +123,7 @@ def test_a_failed_shard_keeps_no_other_from_being_committed_and_is_mended_by_cle
     assert "b04" in run.error("backfill.shards.apply", 1)
     assert [text for text, n in desk.values().items() if n is None] == texts("b")
     assert events(desk.asset) == []
-    [record] = read_chosen(desk.table.location.checkpoints, job_ids(desk.table.location.checkpoints))
+    [record] = read_jobs(desk.table.location.checkpoints, job_ids(desk.table.location.checkpoints))
     assert record.state == "FAILED"
     assert record.rows_left == ROWS
 

@@ -13,7 +13,7 @@ import lance
 import pytest
 
 from airflow_geneva.get_provider_info import get_provider_info
-from airflow_geneva.job.record import job_ids, read_chosen
+from airflow_geneva.job.record import job_ids, read_jobs
 from airflow_geneva.operators import _configuration
 from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators.plan import read_sizing
@@ -125,7 +125,7 @@ def test_a_wrong_value_stops_the_plan_and_is_named(
     told = run.error("backfill.plan")
     assert f"[geneva] {option} is {value!r}" in told
     assert f"AIRFLOW__GENEVA__{option.upper()}" in told
-    assert read_chosen(desk.table.location.checkpoints, job_ids(desk.table.location.checkpoints)) == []
+    assert read_jobs(desk.table.location.checkpoints, job_ids(desk.table.location.checkpoints)) == []
 
 
 @pytest.mark.parametrize(("variable", "expected"), [(None, 50_000_000), ("2000", 2_000)])

@@ -425,7 +425,7 @@ def test_a_task_is_not_woken_before_the_scheduler_knows_that_it_waits(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.append("a")
-    monkeypatch.setattr(module, "_BEFORE_WAKING_SECONDS", 4 * QUIET)
+    monkeypatch.setattr(module, "_RESUME_DELAY", 4 * QUIET)
 
     async def story() -> None:
         task = Listener(trigger(desk.table.name, once=True))
@@ -471,14 +471,14 @@ def test_a_watcher_that_cannot_look_waits_longer_each_time_and_goes_on(
         await sleep(0)
 
     troubles: list[Exception] = [StorageError("gone for a while"), OSError("and again"), PermissionError("not for you")]
-    peek = _looking.peek
+    peek = _looking.newest_versions
 
     def fail_at_first(*args: Any) -> Any:
         if troubles:
             raise troubles.pop(0)
         return peek(*args)
 
-    monkeypatch.setattr(_looking, "peek", fail_at_first)
+    monkeypatch.setattr(_looking, "newest_versions", fail_at_first)
     monkeypatch.setattr(module.asyncio, "sleep", noted)
 
     async def story() -> None:
@@ -550,7 +550,7 @@ def test_two_hundred_triggers_on_tables_that_stand_still_open_none_of_them_and_l
         shutil.copytree(desk.table.uri, f"{desk.database.uri}/still{number}.lance")
     looks: list[str] = []
     seen: list[str] = []
-    look, peek = _looking.look, _looking.peek
+    look, peek = _looking.observe, _looking.newest_versions
 
     def noted_look(database: Any, wanted: Any, *rest: Any) -> Any:
         looks.append(wanted.table)
@@ -560,8 +560,8 @@ def test_two_hundred_triggers_on_tables_that_stand_still_open_none_of_them_and_l
         seen.append(threading.current_thread().name)
         return peek(database, wanted)
 
-    monkeypatch.setattr(_looking, "look", noted_look)
-    monkeypatch.setattr(_looking, "peek", noted_peek)
+    monkeypatch.setattr(_looking, "observe", noted_look)
+    monkeypatch.setattr(_looking, "newest_versions", noted_peek)
 
     async def story() -> None:
         listeners = [Listener(trigger(f"still{number}", poll_interval=0.5)) for number in range(count)]

@@ -24,7 +24,7 @@ from airflow_geneva.errors import JobFailed
 from airflow_geneva.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.pages.app import app
-from airflow_geneva.pages.counting import Counts
+from airflow_geneva.pages.counting import CountCache
 from airflow_geneva.task_groups import RefreshTaskGroup
 from airflow_geneva.udf.definition import UDF_KEY
 from tests.airflow.browsing import SECRET, Get, cells, ids_of, make_table, of_job, of_task, text_of
@@ -371,7 +371,7 @@ def test_a_view_is_refreshed_in_airflow_and_its_job_is_shown(browse: Get, desk: 
 
 
 def test_counts_are_made_once_and_not_waited_for() -> None:
-    counts = Counts(at_once=1)
+    counts = CountCache(at_once=1)
     made: list[int] = []
 
     def slow() -> int:
@@ -392,7 +392,7 @@ def test_counts_are_made_once_and_not_waited_for() -> None:
 
 
 def test_every_count_of_a_page_is_made_once_and_found_together_with_the_others() -> None:
-    counts = Counts(at_once=1)
+    counts = CountCache(at_once=1)
     made: list[str] = []
 
     def slow(name: str) -> str:
@@ -411,7 +411,7 @@ def test_every_count_of_a_page_is_made_once_and_found_together_with_the_others()
 
 
 def test_no_more_counts_are_begun_than_can_be_made() -> None:
-    counts = Counts(at_once=1)
+    counts = CountCache(at_once=1)
     go_on = threading.Event()
     before = threading.active_count()
     for version in range(50):
@@ -424,7 +424,7 @@ def test_no_more_counts_are_begun_than_can_be_made() -> None:
 
 
 def test_a_database_that_hangs_holds_up_the_counts_of_no_other() -> None:
-    counts = Counts(at_once=2)
+    counts = CountCache(at_once=2)
     go_on = threading.Event()
     try:
         for version in range(50):

@@ -17,7 +17,7 @@ from airflow_geneva.assets import lance_asset
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.pages import app as pages
 from airflow_geneva.storage import timeouts as patience
-from airflow_geneva.storage.timeouts import Threads
+from airflow_geneva.storage.timeouts import StoreThreads
 from tests.airflow.browsing import SECRET, Get, cells, ids_of, make_table, of_job, text_of
 from tests.airflow.driving import register
 from tests.airflow.rights import Rights
@@ -140,7 +140,9 @@ def test_a_store_that_never_answers_is_not_waited_for(
 ) -> None:  # fmt: skip
     """With options that say nothing about time, Lance alone would wait for minutes."""
     remote(monkeypatch, deaf)
-    monkeypatch.setattr(patience, "_IMPATIENT", {**patience._IMPATIENT, "timeout": "1s", "client_retry_timeout": "1"})
+    monkeypatch.setattr(
+        patience, "_SHORT_TIMEOUTS", {**patience._SHORT_TIMEOUTS, "timeout": "1s", "client_retry_timeout": "1"}
+    )
     began = time.monotonic()
     for path in FAR:
         assert "Not reached" in reader(path, status=503)
@@ -153,7 +155,7 @@ def test_pages_about_a_store_that_hangs_hold_up_no_others(
     """Whatever is asked of it, and however often: its calls use a few threads, and none of Airflow's."""
     make_table(database)
     remote(monkeypatch, deaf, timeout="600s")
-    threads = Threads("geneva-page-test", most=2)
+    threads = StoreThreads("geneva-page-test", most=2)
     monkeypatch.setattr(pages, "_THREADS", threads)
     monkeypatch.setattr(pages, "_PATIENCE_SECONDS", 0.5)
 

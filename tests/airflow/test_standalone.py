@@ -20,7 +20,7 @@ import pytest
 import airflow_geneva
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.column_stages import commit_shard, finish_job, start_job
+from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
 from airflow_geneva.spark.session import package_zip
 from tests.airflow.conftest import Desk
 from tests.airflow.driving import Driver
@@ -132,7 +132,7 @@ def test_workers_without_the_package_compute_and_stage_and_the_caller_commits(
     table = airflow_geneva.connect(tmp_path / "db").create_table("numbers", data, max_rows_per_file=250)
     table.add_columns({"y": surroundings})
     plan = plan_request(table.location, BackfillRequest("y", sizing={"concurrency": 2}), surroundings, None)
-    plan, saved = start_job(plan, table.location, ship_code=True)
+    plan, saved = record_job(plan, table.location, ship_code=True)
     job = table.location.checkpoints.folder("jobs", plan.work.job_id)
     code = tmp_path / "code.zip"
     code.write_bytes(job.read_bytes(str(plan.work.code.zip)))

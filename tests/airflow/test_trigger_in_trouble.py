@@ -14,7 +14,7 @@ import pytest
 
 from airflow_geneva import Table
 from airflow_geneva.storage import timeouts as patience
-from airflow_geneva.storage.timeouts import Threads
+from airflow_geneva.storage.timeouts import StoreThreads
 from airflow_geneva.triggers import NewFragmentsTrigger
 from airflow_geneva.triggers import new_fragments as module
 from airflow_geneva.triggers.new_fragments import SEEN
@@ -67,7 +67,7 @@ def test_whoever_ends_the_triggerer_ends_its_triggers(
     def end(*_: Any) -> Any:
         raise stop
 
-    monkeypatch.setattr(_looking, "peek", end)
+    monkeypatch.setattr(_looking, "newest_versions", end)
 
     async def story() -> None:
         await anext(trigger(desk.table.name).run())
@@ -84,8 +84,8 @@ def test_a_store_that_hangs_is_given_up_and_holds_up_no_other_trigger(
     desk: Desk, deaf: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect_to(monkeypatch, deaf, timeout="600s")
-    monkeypatch.setattr(module, "_THREADS", Threads("geneva-look-test", most=2))
-    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(module, "_THREADS", StoreThreads("geneva-look-test", most=2))
+    monkeypatch.setattr(module, "_STEP_TIMEOUT", 0.3)
     desk.append("a")
     watchers = [trigger("docs", lance_conn_id="lance_remote") for _ in range(6)]
     told = [warnings_of(found) for found in watchers]
@@ -110,7 +110,9 @@ def test_a_store_that_hangs_is_not_waited_for_long_unless_its_options_say_so(
     desk: Desk, deaf: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect_to(monkeypatch, deaf)
-    monkeypatch.setattr(patience, "_IMPATIENT", {**patience._IMPATIENT, "timeout": "1s", "client_retry_timeout": "1"})
+    monkeypatch.setattr(
+        patience, "_SHORT_TIMEOUTS", {**patience._SHORT_TIMEOUTS, "timeout": "1s", "client_retry_timeout": "1"}
+    )
 
     watcher = trigger("docs", lance_conn_id="lance_remote")
     told = warnings_of(watcher)
@@ -129,14 +131,14 @@ def test_a_store_that_hangs_is_not_waited_for_long_unless_its_options_say_so(
 
 def test_an_answer_that_comes_too_late_loses_no_event(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.append("a")
-    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.3)
-    look, slow = _looking.look, [1.5]
+    monkeypatch.setattr(module, "_STEP_TIMEOUT", 0.3)
+    look, slow = _looking.observe, [1.5]
 
     def late_at_first(*args: Any) -> Any:
         time.sleep(slow.pop() if slow else 0)
         return look(*args)
 
-    monkeypatch.setattr(_looking, "look", late_at_first)
+    monkeypatch.setattr(_looking, "observe", late_at_first)
 
     async def story() -> None:
         listener = Listener(trigger(desk.table.name, poll_interval=2.0))

@@ -9,7 +9,7 @@ import pytest
 
 import airflow_geneva
 from bench import floor, report, udfs
-from bench.__main__ import Bench, main
+from bench.__main__ import BenchmarkRun, main
 from bench.cases import CASES, Case, open_table
 from bench.measure import MEASUREMENTS
 
@@ -44,7 +44,7 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 40 measurements, each without a process of its own, which the run on Spark has.
-    monkeypatch.setattr(Bench, "_measure", lambda _, name, **keywords: MEASUREMENTS[name](**keywords))
+    monkeypatch.setattr(BenchmarkRun, "_measure", lambda _, name, **keywords: MEASUREMENTS[name](**keywords))
     results = main(["--quick"])
     compared = {run["case"]: run for run in results["compare"]}
     assert set(compared) == set(CASES)

@@ -24,7 +24,7 @@ from dags_examples.demo.__main__ import InUse, claim, run_demo
 from dags_examples.demo.report import nearest
 from dags_examples.demo.rest import TaskState
 from dags_examples.demo.runs import Run, Target
-from dags_examples.demo.stack import AirflowStopped, DemoHome, airflow_environment, run_airflow, write_spark_conf
+from dags_examples.demo.stack import AirflowStopped, DemoHome, airflow_environment, run_airflow
 from dags_examples.demo.verses import COLUMN, VIEW, WORDY, append_books, count_wordy, create_verses, read_books
 
 ROOT = Path(__file__).parents[2]
@@ -203,14 +203,8 @@ def test_an_airflow_that_does_not_start_is_told_with_the_reason(home: DemoHome) 
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_demo_computes_everything_then_nothing_then_what_is_new_and_its_view_follows(
-    home: DemoHome, books: list[pa.Table], monkeypatch: pytest.MonkeyPatch
+    home: DemoHome, books: list[pa.Table]
 ) -> None:
-    def write_conf(home: DemoHome, executor_environment: Mapping[str, str]) -> None:
-        write_spark_conf(home, executor_environment)
-        with (home.spark_conf / "spark-defaults.conf").open("a") as conf:
-            conf.write(Path(os.environ["SPARK_CONF_DIR"], "spark-defaults.conf").read_text())
-
-    monkeypatch.setattr("dags_examples.demo.__main__.write_spark_conf", write_conf)
     said = io.StringIO()
     (home.root / "left over").mkdir()
     problems = run_demo(home, books[-8:], 2, "tears wiped away", Console(file=said, width=120))

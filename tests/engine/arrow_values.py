@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 from lance.arrow import BFloat16Type
 
-from airflow_geneva.lance_io.arrays import fitted
+from airflow_geneva.lance_io.arrays import convert_array
 from airflow_geneva.lance_io.arrow_types import storage_type
 
 MakeType = Callable[[Random, int], pa.DataType]
@@ -91,7 +91,7 @@ def make_array(dice: Random, data_type: pa.DataType, rows: int, nullable: bool =
     before, after = (dice.choice([0, 1, 3, 9]) for _ in "ab")
     stored = storage_type(data_type)
     values = [make_value(dice, data_type, nullable) for _ in range(before + rows + after)]
-    whole = fitted(pa.array(values, stored), data_type)
+    whole = convert_array(pa.array(values, stored), data_type)
     return whole.slice(before, rows)
 
 

@@ -25,7 +25,7 @@ from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.lance_io.fragments import columns_of, read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.column_stages import commit_shard, finish_job, start_job
+from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.table import Table
 from tests.counting import TRACE, Trace
@@ -301,7 +301,7 @@ def run_tasks(table: Table, job: Job, folder: Path, run: str) -> BackfillResult:
     told = states.read()
     if "fingerprint" not in told:
         plan, _ = table._plan(job.udf, "y", {**job.options, "job_id": run})
-        told = states.add("fingerprint", start_job(plan, location, run=run)[1].fingerprint)
+        told = states.add("fingerprint", record_job(plan, location, run=run)[1].fingerprint)
     storage = JobFolder.of(location.checkpoints, run).storage
     saved = load_plan(storage, told["fingerprint"])
     for index in range(len(saved.shards)):

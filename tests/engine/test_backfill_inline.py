@@ -208,7 +208,7 @@ def test_a_filter_that_selects_nothing_is_free_and_remembered(make_table: MakeTa
     table = make_table(100)
     table.add_columns({"y": triple})
     assert_nothing_to_do_is_free(table, "y", trace, where="id > 1000")
-    assert table.plan_backfill("y", where="id > 1000").tallies[0].reason == "computed or not selected by where"
+    assert table.plan_backfill("y", where="id > 1000").reason_counts[0].reason == "computed or not selected by where"
 
 
 def test_the_clock_in_a_filter_is_the_runs(make_table: MakeTable, trace: Trace) -> None:

@@ -17,18 +17,18 @@ from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import Columns, read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import Sizing, Work
+from airflow_geneva.plan.model import JobSpec, Sizing
 from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run import refresh as refreshing
-from airflow_geneva.run.column_stages import commit_shard, finish_job, start_job
-from airflow_geneva.run.column_target import Bench
-from airflow_geneva.run.column_task import Tool, run_unit
+from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
+from airflow_geneva.run.column_target import BackfillContext
+from airflow_geneva.run.column_task import UdfRunner, run_unit
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.units import Unit
 from airflow_geneva.run.view_stages import verify_shard
-from airflow_geneva.run.view_target import ViewBench
-from airflow_geneva.run.view_task import ViewTool, run_view_unit
+from airflow_geneva.run.view_target import RefreshContext
+from airflow_geneva.run.view_task import ViewUdfRunner, run_view_unit
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
@@ -54,7 +54,7 @@ class Column:
         return self.table.location
 
     def plan(self) -> Column:
-        self.made, self.saved = start_job(self.table.plan_backfill("y", **SIZES), self.location)
+        self.made, self.saved = record_job(self.table.plan_backfill("y", **SIZES), self.location)
         return self
 
     def apply(self) -> None:
@@ -64,8 +64,8 @@ class Column:
     def checkpoint(self) -> None:
         """Compute all rows, and stage none: what a task leaves that is killed at its end."""
         for work in self.fragments():
-            tool = Tool.of(label, self.made.work, {})
-            run_unit(Bench.at(self.location, self.made.work), Unit(work, work.due, False), tool)
+            udf_runner = UdfRunner.of(label, self.made.work, {})
+            run_unit(BackfillContext.at(self.location, self.made.work), Unit(work, work.due, False), udf_runner)
 
     def fragments(self) -> Iterator[FragmentWork]:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)
@@ -102,7 +102,7 @@ class Refreshed:
     def plan(self) -> Refreshed:
         request = RefreshRequest(new_job_id(), sizing=Sizing(**SIZES))
         self.made = refreshing.plan(self.location, self.view.view_definition, self.view.source().location, request)
-        self.saved = refreshing.start_refresh(self.made, self.location)
+        self.saved = refreshing.record_refresh(self.made, self.location)
         return self
 
     def apply(self) -> None:
@@ -113,11 +113,11 @@ class Refreshed:
             )
 
     def checkpoint(self) -> None:
-        work: Work = self.made.work
+        work: JobSpec = self.made.work
         definition = self.view.view_definition
         for fragment in self.fragments():
-            tool = ViewTool.of(definition, refreshing.load_udfs(definition), work, {})
-            run_view_unit(ViewBench.at(self.location, work), Unit(fragment, fragment.due, False), tool)
+            udf_runner = ViewUdfRunner.of(definition, refreshing.load_udfs(definition), work, {})
+            run_view_unit(RefreshContext.at(self.location, work), Unit(fragment, fragment.due, False), udf_runner)
 
     def fragments(self) -> Iterator[FragmentWork]:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)
@@ -173,7 +173,7 @@ def break_range(target: Target) -> None:
 
 def staged_files(target: Target) -> list[Path]:
     data = Path(target.location.uri, "data")
-    bench = (Bench if isinstance(target, Column) else ViewBench).at(target.location, target.made.work)
+    bench = (BackfillContext if isinstance(target, Column) else RefreshContext).at(target.location, target.made.work)
     staged = [bench.index(fragment).staged_at(fragment.place) for fragment in target.fragments()]
     return [data / found.file for found in staged if found is not None]
 

@@ -10,7 +10,7 @@ import pytest
 from airflow_geneva import UDF, udf
 from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
 from airflow_geneva.table import Table
-from airflow_geneva.udf.definition import MIXED_KEY
+from airflow_geneva.udf.definition import MIXED_VERSIONS_KEY
 from tests.counting import Trace, leave_trace
 from tests.engine.conftest import MakeTable
 from tests.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
@@ -46,7 +46,7 @@ def break_off(table: Table, function: UDF, **arguments: Any) -> None:
 
 
 def note(table: Table) -> str | None:
-    found = (table.schema.field("y").metadata or {}).get(MIXED_KEY.encode())
+    found = (table.schema.field("y").metadata or {}).get(MIXED_VERSIONS_KEY.encode())
     return None if found is None else found.decode()
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva.plan.file_mismatch import Mismatch
-from airflow_geneva.run.column_stages import start_job
+from airflow_geneva.run.column_stages import record_job
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
@@ -41,7 +41,7 @@ def log(caplog: pytest.LogCaptureFixture) -> Log:
 
 def begin_backfill(table: Table, **arguments: Any) -> None:
     """Compute and stage a column, and leave it at that."""
-    plan, _ = start_job(table.plan_backfill("y", **arguments), table.location)
+    plan, _ = record_job(table.plan_backfill("y", **arguments), table.location)
     for shard in plan.shards:
         apply_inline(table.location, plan.work, shard, triple)
 

@@ -16,8 +16,8 @@ from lance.fragment import LanceFragment
 from airflow_geneva import connect
 from airflow_geneva.errors import StorageError
 from airflow_geneva.view import View
-from airflow_geneva.watch.conditions import Wanted
-from airflow_geneva.watch.watcher import look
+from airflow_geneva.watch.conditions import WaitCondition
+from airflow_geneva.watch.watcher import observe
 from tests.counting import triple
 from tests.udfs_for_tests import views as udfs
 
@@ -76,8 +76,8 @@ def refresh(database: Path) -> object:
 
 
 def sensor(database: Path) -> object:
-    wanted = Wanted("docs", since="view:v", max_wait=1.0)
-    return look(connect(database), wanted, None, datetime.now(timezone.utc))
+    wanted = WaitCondition("docs", since="view:v", max_wait=1.0)
+    return observe(connect(database), wanted, None, datetime.now(timezone.utc))
 
 
 @pytest.fixture(scope="module")

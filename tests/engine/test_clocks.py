@@ -16,7 +16,7 @@ from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import CHECKPOINTS, Garbage
 from airflow_geneva.commit import column as shard
 from airflow_geneva.errors import JobFailed
-from airflow_geneva.run.column_stages import start_job
+from airflow_geneva.run.column_stages import record_job
 from airflow_geneva.table import Table
 from tests.counting import Trace, triple, tripled
 from tests.engine.conftest import MakeTable
@@ -68,11 +68,11 @@ def test_a_job_on_a_machine_with_another_clock_is_at_work_as_long_as_the_store_h
         table.backfill("y", udf=brittle, runner="inline", checkpoint_size=5)
     age(table)
     plan = table.plan_backfill("y", udf=sturdy)
-    saved = shifted(monkeypatch, hours, lambda: start_job(plan, table.location)[1])
-    assert clean(table, "7d").pile(CHECKPOINTS).count == 0
+    saved = shifted(monkeypatch, hours, lambda: record_job(plan, table.location)[1])
+    assert clean(table, "7d").file_group(CHECKPOINTS).count == 0
     # What is left of a job that nobody works on any more goes, whatever time its clock has left behind.
     age(table)
-    assert clean(table, "7d").pile(CHECKPOINTS).count > 0
+    assert clean(table, "7d").file_group(CHECKPOINTS).count > 0
     assert not Path(table.uri, "_checkpoints", "jobs", saved.work.job_id).exists()
 
 

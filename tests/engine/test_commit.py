@@ -18,10 +18,10 @@ from airflow_geneva.errors import CommitConflict
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
-from airflow_geneva.run.column_stages import commit_shard, finish_job, start_job
-from airflow_geneva.run.column_target import Bench
-from airflow_geneva.run.column_task import Tool, run_unit
-from airflow_geneva.run.completion import stage_held
+from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
+from airflow_geneva.run.column_target import BackfillContext
+from airflow_geneva.run.column_task import UdfRunner, run_unit
+from airflow_geneva.run.completion import stage_computed
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.units import Unit
 from airflow_geneva.table import Table
@@ -51,7 +51,7 @@ class Stations:
     @staticmethod
     def begin(table: Table, function: UDF = triple, **arguments: object) -> Stations:
         plan = table.plan_backfill("y", udf=function, **arguments)  # type: ignore[arg-type]
-        return Stations(table, *start_job(plan, table.location), function)
+        return Stations(table, *record_job(plan, table.location), function)
 
     def apply(self) -> None:
         for shard in self.plan.shards:
@@ -59,9 +59,9 @@ class Stations:
 
     def apply_without_staging(self) -> None:
         """As Spark does with a fragment that several tasks share: checkpoints only."""
-        bench = Bench.at(self.table.location, self.plan.work)
+        bench = BackfillContext.at(self.table.location, self.plan.work)
         for work in self.plan.fragments:
-            run_unit(bench, Unit(work, work.due, False), Tool.of(self.function, self.plan.work, {}))
+            run_unit(bench, Unit(work, work.due, False), UdfRunner.of(self.function, self.plan.work, {}))
 
     def commit(self) -> BackfillResult:
         results = [commit_shard(self.table.location, self.saved, shard) for shard in self.plan.shards]
@@ -467,13 +467,13 @@ def test_checkpoints_replaced_by_another_job_while_they_are_read_are_not_mixed_u
     of_one = checkpoint.read_bytes()
     checkpoint.unlink()
     two.apply_without_staging()
-    bench = Bench.at(table.location, two.plan.work)
+    bench = BackfillContext.at(table.location, two.plan.work)
     (work,) = two.plan.fragments
     held = bench.held(work, bench.index(work), work.due)
     checkpoint.write_bytes(of_one)
     with pytest.raises(BrokenFile):
         bench.stage(work, held)
-    assert stage_held(bench, work, work.due, held) is not None
+    assert stage_computed(bench, work, work.due, held) is not None
     assert two.commit().state == "DONE"
     assert_right(table, "y", tripled)
 

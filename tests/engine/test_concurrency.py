@@ -20,7 +20,7 @@ from airflow_geneva.errors import JobFailed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
-from airflow_geneva.run.column_stages import commit_shard, finish_job, start_job
+from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.table import Table
 from tests.counting import TRACE, Trace
@@ -83,7 +83,7 @@ class Job:
     @staticmethod
     def begin(table: Table, folder: Path) -> Job:
         plan = table.plan_backfill("y", udf=gated, **{**SIZES, "shard_size": 2})
-        return Job(table, start_job(plan, table.location)[1], folder)
+        return Job(table, record_job(plan, table.location)[1], folder)
 
     @property
     def arguments(self) -> dict[str, str]:

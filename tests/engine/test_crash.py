@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.job.record import job_ids, read_chosen
+from airflow_geneva.job.record import job_ids, read_jobs
 from airflow_geneva.table import Table
 from tests.counting import TRACE, Trace, labelled
 from tests.counting import label as computed
@@ -117,13 +117,14 @@ def test_a_killed_job_is_on_record_and_the_next_one_says_what_it_took_over(make_
     table = make_table(ROWS, per_fragment=50)
     table.add_columns({"y": computed})
     run_until(table, "commit.before:2")
-    (record,) = read_chosen(table.location.checkpoints, job_ids(table.location.checkpoints))
+    (record,) = read_jobs(table.location.checkpoints, job_ids(table.location.checkpoints))
     assert (record.state, record.rows_pending) == ("RUNNING", ROWS)
     result = table.backfill("y", runner="inline", **SIZES)
     assert (result.rows_skipped, result.rows_reused, result.rows_computed) == (50, 50, 100)
-    assert [
-        record.state for record in read_chosen(table.location.checkpoints, job_ids(table.location.checkpoints))
-    ] == ["DONE", "RUNNING"]
+    assert [record.state for record in read_jobs(table.location.checkpoints, job_ids(table.location.checkpoints))] == [
+        "DONE",
+        "RUNNING",
+    ]
 
 
 def test_a_commit_whose_job_died_before_it_could_say_so_counts(make_table: MakeTable, trace: Trace) -> None:

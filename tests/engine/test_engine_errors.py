@@ -18,7 +18,7 @@ import airflow_geneva
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_engine_error, is_failure
 from airflow_geneva.plan.new_rows import committed_at
-from airflow_geneva.run.column_stages import start_job
+from airflow_geneva.run.column_stages import record_job
 from airflow_geneva.run.inline import apply_inline
 from tests.counting import Trace, triple
 from tests.engine.conftest import MakeTable
@@ -67,7 +67,7 @@ def test_a_private_attribute_that_is_gone_stops_the_plan_and_has_nothing_compute
     table.backfill("y", runner="inline")
     table.lance.update({"id": "id"}, where="id < 3")
     table.add([{"id": 100, "x": 100}])
-    plan, _ = start_job(table.plan_backfill("y"), table.location)
+    plan, _ = record_job(table.plan_backfill("y"), table.location)
     for shard in plan.shards:
         apply_inline(table.location, plan.work, shard, triple)
     hide(monkeypatch, name)

@@ -89,7 +89,7 @@ def test_failed_rows_are_tried_in_three_runs_and_then_only_listed(table: Table, 
     assert_right(table, "y", expected())
     plan = table.plan_backfill("y", udf=picky(form=form))
     assert "3 rows failed in 3 runs and are not tried again" in str(plan)
-    assert "failed in 3 runs" in {tally.reason for tally in plan.tallies}
+    assert "failed in 3 runs" in {tally.reason for tally in plan.reason_counts}
     assert_nothing_to_do_is_free(table, "y", trace, udf=picky(form=form))
     assert len(table.get_failed_row_addresses()) == 3
     trace.clear()

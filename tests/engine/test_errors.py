@@ -16,7 +16,7 @@ import pytest
 
 from airflow_geneva import connect, udf
 from airflow_geneva.errors import GenevaError, InvalidInput, JobFailed, StorageError
-from airflow_geneva.job.record import job_ids, read_chosen
+from airflow_geneva.job.record import job_ids, read_jobs
 from airflow_geneva.table import Table
 from tests.counting import Trace, leave_trace, triple, triple_row
 from tests.invariants import assert_untouched
@@ -38,7 +38,7 @@ def table(make_table: MakeTable) -> Table:
 
 def assert_refused(table: Table, trace: Trace, parts: list[str], action: Callable[[], Any]) -> None:
     """The action is refused with a message that holds all parts, and nothing was started."""
-    version, jobs = table.version, read_chosen(table.location.checkpoints, job_ids(table.location.checkpoints))
+    version, jobs = table.version, read_jobs(table.location.checkpoints, job_ids(table.location.checkpoints))
     with pytest.raises(GenevaError) as caught:
         action()
     message = str(caught.value)
@@ -49,7 +49,7 @@ def assert_refused(table: Table, trace: Trace, parts: list[str], action: Callabl
     assert (
         table.version,
         len(trace),
-        read_chosen(table.location.checkpoints, job_ids(table.location.checkpoints)),
+        read_jobs(table.location.checkpoints, job_ids(table.location.checkpoints)),
     ) == (version, 0, jobs)
 
 
@@ -219,7 +219,7 @@ def run_broken(table: Table, function: Any) -> JobFailed:
     assert_untouched(table, "b", "true")
     assert caught.value.result is not None
     assert (caught.value.result.state, caught.value.result.commits) == ("FAILED", ())
-    (record,) = read_chosen(table.location.checkpoints, job_ids(table.location.checkpoints))
+    (record,) = read_jobs(table.location.checkpoints, job_ids(table.location.checkpoints))
     assert (record.state, record.id) == ("FAILED", caught.value.result.job_id)
     assert record.error is not None
     assert record.error in str(caught.value)
@@ -287,7 +287,7 @@ def test_what_was_committed_before_a_failure_is_reported(make_table: MakeTable, 
     assert result is not None
     assert (result.state, result.rows_computed, result.rows_left, len(result.commits)) == ("FAILED", 50, 50, 2)
     assert result.version == table.version
-    (record,) = read_chosen(table.location.checkpoints, job_ids(table.location.checkpoints))
+    (record,) = read_jobs(table.location.checkpoints, job_ids(table.location.checkpoints))
     assert record.rows_computed == 50
 
 

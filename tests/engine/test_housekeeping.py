@@ -22,10 +22,10 @@ from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.commit.view_state import newest_swap
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.old_jobs import tidy_jobs
-from airflow_geneva.job.outbox import Mark, write_mark
+from airflow_geneva.job.old_jobs import reduce_old_jobs
+from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.column_stages import finish_job, start_job
+from airflow_geneva.run.column_stages import finish_job, record_job
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.counting import Trace, double, triple, tripled
@@ -135,9 +135,9 @@ def test_a_job_that_ended_long_ago_is_its_record_only_and_its_tasks_say_so(table
     folder = JobFolder.of(table.location.checkpoints, first.job_id)
     fingerprint = folder.read("planned.json")["fingerprint"]
     before = connect(Path(table.uri).parent).job(first.job_id)
-    open_job = start_job(table.plan_backfill("z"), table.location)[1]
+    open_job = record_job(table.plan_backfill("z"), table.location)[1]
     marked = table.backfill("y", runner="inline", where="id = 5")
-    write_mark(table.location.checkpoints, open_job.work.field_id, Mark(marked.job_id, marked.version))
+    write_outbox(table.location.checkpoints, open_job.work.field_id, OutboxEntry(marked.job_id, marked.version))
     for x in range(6, 12):
         table.backfill("y", runner="inline", where=f"id = {x}")
     assert folder.storage.list_files() == ["job.json"]
@@ -151,17 +151,17 @@ def test_a_job_that_ended_long_ago_is_its_record_only_and_its_tasks_say_so(table
 
 
 def test_a_failed_job_stays_until_a_later_one_has_made_up_for_it(table: Table, often: None) -> None:
-    failed = start_job(table.plan_backfill("y"), table.location)[1]
+    failed = record_job(table.plan_backfill("y"), table.location)[1]
     finish_job(table.location, failed, [])
     storage = JobFolder.of(table.location.checkpoints, failed.work.job_id).storage
     for _ in range(4):
         table.backfill("z", runner="inline", ignore_checkpoints=True, on_code_change="recompute", where="id < 3")
-    tidy_jobs(table.location.checkpoints)
+    reduce_old_jobs(table.location.checkpoints)
     assert len(storage.list_files()) > 1
     table.backfill("y", runner="inline")
     for _ in range(3):
         table.backfill("z", runner="inline")
-    tidy_jobs(table.location.checkpoints)
+    reduce_old_jobs(table.location.checkpoints)
     assert storage.list_files() == ["job.json"]
 
 

@@ -21,7 +21,7 @@ from airflow_geneva import connect, udf
 from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.heartbeat import SILENT_WHILE_WORKING
+from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT
 from airflow_geneva.job.record import read_job
 from airflow_geneva.job.status import Job
 from airflow_geneva.run.background import JobFuture, start_in_background
@@ -226,7 +226,7 @@ def test_a_killed_job_says_how_far_it_was_and_is_found_dead_in_time(
     assert job.rows_committed == 25 * stages.count("committed")
     dead = at(24 * 3600 + 60)
     assert {shard.stage for shard in dead.shards} <= {"committed", "left"}
-    assert (at(SILENT_WHILE_WORKING + 60).dead, dead.dead) == (state == "RUNNING", True)
+    assert (at(RUNNING_TIMEOUT + 60).dead, dead.dead) == (state == "RUNNING", True)
     assert table.backfill("y", runner="inline").state == "DONE"
 
 

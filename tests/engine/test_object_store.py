@@ -24,7 +24,7 @@ from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, JobFailed
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.old_jobs import tidy_jobs
+from airflow_geneva.job.old_jobs import reduce_old_jobs
 from airflow_geneva.job.record import read_job
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.lance_io.version_stamp import newest_stamp, stamp_of
@@ -253,7 +253,7 @@ def test_checkpoints_are_packed_and_old_jobs_reduced(
     job.write_record({"kind": "backfill", "state": "PENDING", "table": "t", "column": "y", "version": 1})
     job.storage.write_json("plan-1.json", {})
     job.write_result("DONE", BackfillResult("a", "DONE").to_json())
-    tidy_jobs(folder)
+    reduce_old_jobs(folder)
     assert sorted(name.rpartition("/")[2] for name in bucket.objects("/jobs/")) == ["job.json"]
     assert read_job(job).state == "DONE"  # type: ignore[union-attr]
 

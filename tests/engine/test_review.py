@@ -59,17 +59,17 @@ def test_rows_at_stake_are_counted_once_however_many_versions_left_them_as_they_
     for version in (3, 4):
         run(table, scaled(version), on_code_change="new_rows")
     plan = table.plan_backfill("y", udf=scaled(5), on_code_change="new_rows")
-    assert plan.stake == (("v2", 100),)
+    assert plan.rows_by_other_version == (("v2", 100),)
     with pytest.raises(CodeChanged, match="Recompute these 100 rows"):
         table.plan_backfill("y", udf=scaled(5))
     plan = table.plan_backfill("y", udf=scaled(4))
-    assert plan.stake == (("v2", 100),)
+    assert plan.rows_by_other_version == (("v2", 100),)
 
 
 def test_going_back_to_the_code_that_computed_all_rows_leaves_no_row_of_other_code(table: Table) -> None:
     run(table, scaled(2))
     run(table, scaled(3), on_code_change="new_rows")
-    assert table.plan_backfill("y", udf=scaled(2)).stake == ()
+    assert table.plan_backfill("y", udf=scaled(2)).rows_by_other_version == ()
 
 
 @pytest.mark.parametrize("limit", [{"max_count": 2}, {"max_fraction": 0.02}])

@@ -10,9 +10,9 @@ import pytest
 from lance import LanceDataset
 
 from airflow_geneva import connect, udf
-from airflow_geneva.commit.view_state import ViewContents
+from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.database import Database
-from airflow_geneva.plan.freshness import NEVER, STALE, UP_TO_DATE, Standing, column_standing, view_standing
+from airflow_geneva.plan.freshness import NEVER, STALE, UP_TO_DATE, Freshness, column_freshness, view_freshness
 from airflow_geneva.table import Table
 from airflow_geneva.udf.definition import UDF_KEY
 from airflow_geneva.view import View
@@ -22,12 +22,12 @@ from tests.udfs_for_tests.picky import skipping
 from tests.udfs_for_tests.views import plus
 
 
-def standing(table: Table, column: str = "y") -> Standing:
+def standing(table: Table, column: str = "y") -> Freshness:
     inputs = table.definition(column).input_columns or ()
-    return column_standing(table.lance, table.location.checkpoints, inputs, column)
+    return column_freshness(table.lance, table.location.checkpoints, inputs, column)
 
 
-def counts(found: Standing) -> tuple[str, int, int, int]:
+def counts(found: Freshness) -> tuple[str, int, int, int]:
     return found.state, found.pending, found.failed, found.given_up
 
 
@@ -129,8 +129,8 @@ def database(tmp_path: Any) -> Database:
     return made
 
 
-def of_view(view: View) -> Standing:
-    return view_standing(view.source().lance, view.view_definition, ViewContents(view.location, view.lance))
+def of_view(view: View) -> Freshness:
+    return view_freshness(view.source().lance, view.view_definition, CommittedViewState(view.location, view.lance))
 
 
 QUERIES: dict[str, Callable[[Any], Any]] = {
@@ -190,6 +190,6 @@ def test_a_view_of_a_source_that_was_made_again_is_not_up_to_date(make_table: Ma
     while table.version < version:
         table.lance.update_config({"again": str(table.version)})
     assert table.version == version
-    found = view_standing(table.lance, view.view_definition, ViewContents(view.location, view.lance))
+    found = view_freshness(table.lance, view.view_definition, CommittedViewState(view.location, view.lance))
     assert found.pending == 20
     assert view.refresh(runner="inline").rows_computed == 20

@@ -16,9 +16,15 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import ShardResult
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.column_stages import start_job
-from airflow_geneva.run.refresh import start_refresh
-from airflow_geneva.run.stages import apply_here, commit_planned, finish_planned, is_ready, open_kit
+from airflow_geneva.run.column_stages import record_job
+from airflow_geneva.run.refresh import record_refresh
+from airflow_geneva.run.stages import (
+    apply_in_process,
+    commit_stored_shard,
+    finish_stored_plan,
+    is_shard_ready,
+    load_bundle,
+)
 from airflow_geneva.storage.location import TableLocation
 from tests.counting import Trace
 from tests.engine.conftest import MakeTable
@@ -48,27 +54,27 @@ class Tasks:
 
     def plan(self) -> None:
         if isinstance(self.target, View):
-            saved = start_refresh(self.target.plan_refresh(**SIZES), self.location)
+            saved = record_refresh(self.target.plan_refresh(**SIZES), self.location)
         else:
-            saved = start_job(self.target.plan_backfill("p", **SIZES), self.location, ship_code=True)[1]
+            saved = record_job(self.target.plan_backfill("p", **SIZES), self.location, ship_code=True)[1]
         self.job_id, self.fingerprint = saved.work.job_id, saved.fingerprint
 
     def apply(self) -> None:
         saved = load_plan(self.folder.storage, self.fingerprint)
         for index in range(len(saved.shards)):
             shard = saved.load_shard(self.folder.storage, index)
-            apply_here(self.location, saved.work, shard, open_kit(saved.work))
-            assert is_ready(self.location, saved.work, shard)
+            apply_in_process(self.location, saved.work, shard, load_bundle(saved.work))
+            assert is_shard_ready(self.location, saved.work, shard)
 
     def commit(self) -> None:
         saved = load_plan(self.folder.storage, self.fingerprint)
         for index in range(len(saved.shards)):
-            commit_planned(self.location, saved, saved.load_shard(self.folder.storage, index))
+            commit_stored_shard(self.location, saved, saved.load_shard(self.folder.storage, index))
 
     def finish(self) -> str:
         saved = load_plan(self.folder.storage, self.fingerprint)
         found = (ShardResult.read(self.folder, self.fingerprint, index) for index in range(len(saved.shards)))
-        return finish_planned(self.location, saved, [shard for shard in found if shard is not None], {}).state
+        return finish_stored_plan(self.location, saved, [shard for shard in found if shard is not None], {}).state
 
     def go_on(self) -> None:
         self.apply()

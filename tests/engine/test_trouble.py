@@ -21,7 +21,7 @@ import pytest
 
 from airflow_geneva import connect, udf
 from airflow_geneva.errors import InvalidInput, JobFailed, StorageError
-from airflow_geneva.job.record import job_ids, read_chosen
+from airflow_geneva.job.record import job_ids, read_jobs
 from airflow_geneva.table import Table
 from tests.counting import TRACE, Trace
 from tests.engine.forge import forge
@@ -120,7 +120,7 @@ def assert_nothing_half_written(table: Table, version: int) -> None:
     assert table.count_rows("y IS NOT NULL") == 0
     assert all(
         job.state in ("FAILED", "PENDING", "RUNNING")
-        for job in read_chosen(table.location.checkpoints, job_ids(table.location.checkpoints))
+        for job in read_jobs(table.location.checkpoints, job_ids(table.location.checkpoints))
     )
 
 
@@ -228,10 +228,10 @@ def cases() -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("kind", "damage", "station"), cases())
 def test_documents_that_break_while_nobody_looks_cost_work_and_never_a_value(
-    table: Table, trace: Trace, tmp_path: Path, kind: str, damage: str, station: str
+    table: Table, trace: Trace, tmp_path: Path, kind: str, damage: str, task_spec: str
 ) -> None:
     before = set(Path(table.uri).rglob("*"))
-    kill_at(table, trace, tmp_path, STATIONS[station])
+    kill_at(table, trace, tmp_path, STATIONS[task_spec])
     committed = {file.path for fragment in table.lance.get_fragments() for file in fragment.metadata.files}
     broken = [path for path in documents(table, KINDS[kind], before) if path.name not in committed]
     for path in broken:

@@ -12,7 +12,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.plan.new_rows import Unseen, committed_at, everything, first_version, unseen_since
+from airflow_geneva.plan.new_rows import NewRows, all_rows_as_new, committed_at, first_version, new_rows_since
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -61,7 +61,7 @@ def test_rows_that_came_changed_and_went_are_those_that_two_versions_differ_in(t
     after = contents(now)
     for version in range(1, now.version):
         before = contents(now.checkout_version(version))
-        found = unseen_since(now, version, changed_rows=True)
+        found = new_rows_since(now, version, changed_rows=True)
         said = f"seed {seed}, since version {version} of {now.version}"
         assert found.new_rows == len(after.keys() - before.keys()), said
         assert found.deleted_rows == len(before.keys() - after.keys()), said
@@ -70,12 +70,12 @@ def test_rows_that_came_changed_and_went_are_those_that_two_versions_differ_in(t
         assert changed <= found.changed_rows <= len(before.keys() & after.keys()), said
         assert bool(found) == bool(found.new_rows or found.changed_rows or found.deleted_rows), said
         assert located(now, found) >= {id for id in after if before.get(id) != after[id]}, said
-        less = unseen_since(now, version, changed_rows=False)
+        less = new_rows_since(now, version, changed_rows=False)
         assert (less.new_rows, less.changed_rows, less.deleted_rows) == (found.new_rows, 0, 0), said
         assert located(now, less) == after.keys() - before.keys(), said
 
 
-def located(dataset: lance.LanceDataset, found: Unseen) -> set[int]:
+def located(dataset: lance.LanceDataset, found: NewRows) -> set[int]:
     """Row ids of the rows that are said to be unseen."""
     ids: set[int] = set()
     for fragment, rows in found.rows.items():
@@ -94,18 +94,18 @@ def test_of_a_version_that_was_cleaned_up_rows_say_when_they_came_but_not_which_
     lance.dataset(uri).delete("x = 4")
     lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0))
     now = lance.dataset(uri)
-    found = unseen_since(now, 1, changed_rows=True)
+    found = new_rows_since(now, 1, changed_rows=True)
     assert (found.new_rows, found.changed_rows, found.deleted_rows) == (2, 3, None)
-    assert not unseen_since(now, 2, changed_rows=False)
-    assert unseen_since(now, 3, changed_rows=True)
+    assert not new_rows_since(now, 2, changed_rows=False)
+    assert new_rows_since(now, 3, changed_rows=True)
 
 
 def test_a_table_that_was_made_again_has_a_lower_version_and_is_new_as_a_whole(tmp_path: Path) -> None:
     dataset = make(tmp_path / "t.lance")
-    assert unseen_since(dataset, 5, changed_rows=False).new_rows == 20
+    assert new_rows_since(dataset, 5, changed_rows=False).new_rows == 20
     dataset.delete("true")
-    assert not unseen_since(dataset, 9, changed_rows=True)
-    assert not everything(dataset)
+    assert not new_rows_since(dataset, 9, changed_rows=True)
+    assert not all_rows_as_new(dataset)
 
 
 def test_it_is_known_since_when_rows_wait(tmp_path: Path) -> None:
@@ -120,15 +120,15 @@ def test_it_is_known_since_when_rows_wait(tmp_path: Path) -> None:
     lance.dataset(uri).update({"x": "x + 1000"}, where="x < 3")
     now = lance.dataset(uri)
 
-    appended = unseen_since(now, 1, changed_rows=False)
+    appended = new_rows_since(now, 1, changed_rows=False)
     assert first_version(now, appended) == 3
     assert between <= committed_at(now, 3) <= datetime.now(timezone.utc)
     assert began <= committed_at(now, 1) <= between
-    changed = unseen_since(now, 3, changed_rows=True)
+    changed = new_rows_since(now, 3, changed_rows=True)
     assert (changed.changed_rows, first_version(now, changed)) == (3, 6 if now.version == 6 else now.version)
-    assert first_version(now, everything(now)) == 1
+    assert first_version(now, all_rows_as_new(now)) == 1
     now.delete("x = 101")
-    assert first_version(now, unseen_since(now, 3, changed_rows=True)) == 4  # a row that is gone says nothing
+    assert first_version(now, new_rows_since(now, 3, changed_rows=True)) == 4  # a row that is gone says nothing
 
     now.cleanup_old_versions(older_than=timedelta(0))
     now = lance.dataset(uri)
@@ -140,6 +140,6 @@ def test_without_stable_row_ids_nobody_knows_since_when(tmp_path: Path) -> None:
     make(uri, stable=False)
     lance.write_dataset(pa.table({"x": [100, 101]}), uri, mode="append")
     now = lance.dataset(uri)
-    found = unseen_since(now, 1, changed_rows=False)
+    found = new_rows_since(now, 1, changed_rows=False)
     assert (found.new_rows, first_version(now, found)) == (2, 2)
-    assert first_version(now, everything(now)) == 1
+    assert first_version(now, all_rows_as_new(now)) == 1

@@ -20,7 +20,7 @@ from airflow_geneva import connect, udf
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.column_stages import start_job
+from airflow_geneva.run.column_stages import record_job
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
@@ -91,7 +91,7 @@ def assembled(table: Table, same: UDF, place: Path) -> None:
 
 def staged_and_compacted(table: Table, same: UDF, place: Path) -> None:
     plan, _ = table._plan(same, "y", {})
-    fingerprint = start_job(plan, table.location)[1].fingerprint
+    fingerprint = record_job(plan, table.location)[1].fingerprint
     storage = JobFolder.of(table.location.checkpoints, plan.work.job_id).storage
     saved = load_plan(storage, fingerprint)
     for index in range(len(saved.shards)):

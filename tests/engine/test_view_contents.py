@@ -25,7 +25,7 @@ def refresh(view: View, job_id: str) -> None:
     request = RefreshRequest(job_id)
     taken = Refresh(view)
     taken.made = run.plan(view.location, view.view_definition, view.source().location, request)
-    taken.saved = run.start_refresh(taken.made, view.location)
+    taken.saved = run.record_refresh(taken.made, view.location)
     assert taken.apply().finish().state == "DONE"
 
 

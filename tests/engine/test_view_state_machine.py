@@ -23,7 +23,7 @@ from airflow_geneva import connect
 from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.engine_errors import is_engine_error
-from airflow_geneva.plan.swap_plan import EVERYTHING
+from airflow_geneva.plan.swap_plan import ALL_ROW_IDS
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.counting import TRACE, Trace
@@ -67,7 +67,7 @@ class Asked:
         return query.offset(self.offset).create_materialized_view(name="v")
 
     @property
-    def cuts(self) -> bool:
+    def has_limit(self) -> bool:
         return self.limit is not None or self.offset > 0
 
     def reads(self, row: Row) -> tuple[Any, ...]:
@@ -431,7 +431,7 @@ class ViewHistories(RuleBasedStateMachine):
         self.reused = True
         if result is not None and result.state == "DONE":
             # Where nobody knows what is shown, everything is taken out, whatever it is.
-            assert not unlike or taken.made.swap.gone == EVERYTHING
+            assert not unlike or taken.made.swap.gone == ALL_ROW_IDS
             try:
                 self.check(result, version, before, behind)
             except ValueError:

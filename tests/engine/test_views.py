@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.commit.view_state import ViewContents
+from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.lance_io.row_ranges import Ranges
@@ -215,7 +215,7 @@ class Refresh:
     def plan(self) -> Refresh:
         request = RefreshRequest(new_job_id())
         self.made = run.plan(self.view.location, self.view.view_definition, self.view.source().location, request)
-        self.saved = run.start_refresh(self.made, self.view.location)
+        self.saved = run.record_refresh(self.made, self.view.location)
         return self
 
     def apply(self) -> Refresh:
@@ -301,7 +301,7 @@ def test_a_lost_snapshot_costs_a_full_refresh_and_no_wrong_row(make_table: MakeT
     table.add([{"id": 100, "x": 100}])
     refresh(view)
     assert_equals_query(view, table, Asked())
-    assert ViewContents(view.location, view.lance).shown == Ranges.of(0, 101)
+    assert CommittedViewState(view.location, view.lance).shown == Ranges.of(0, 101)
 
 
 def test_failed_rows_are_null_listed_and_tried_in_three_runs(make_table: MakeTable, trace: Trace) -> None:

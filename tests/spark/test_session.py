@@ -16,7 +16,7 @@ import pytest
 import airflow_geneva
 from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.plan.model import Work
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.spark import session as spark_session
 from tests.spark import spark_udfs
 from tests.spark.spark_udfs import dies_once_at_700, double, fails_at_700, logged, seen
@@ -53,7 +53,7 @@ def test_waiting_for_spark_is_not_told_as_planning(
 ) -> None:
     start = spark_session.start_session
 
-    def slow(work: Work) -> None:
+    def slow(work: JobSpec) -> None:
         time.sleep(1.5)
         start(work)
 

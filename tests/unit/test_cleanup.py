@@ -23,15 +23,15 @@ from airflow_geneva.cleanup.garbage import (
     KINDS,
     Garbage,
     add_up,
+    group_files,
     parse_ttl,
-    piles_of,
     readable_bytes,
 )
 from airflow_geneva.cli.checkpoints import checkpoints_app
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.listing import Entry
+from airflow_geneva.storage.listing import FileEntry
 from airflow_geneva.table import Table
 from tests.counting import triple
 
@@ -71,7 +71,7 @@ def test_files_are_listed_with_sizes_and_times_and_links_are_left_out(tmp_path: 
     os.utime(tmp_path / "inside" / "c.bin", (1_000, 1_000))
     found = {entry.name: entry for entry in folder.list_entries()}
     assert sorted(found) == ["a/b.bin", "c.bin"]
-    assert found["c.bin"] == Entry("c.bin", 1, 1_000.0)
+    assert found["c.bin"] == FileEntry("c.bin", 1, 1_000.0)
     assert found["a/b.bin"].size_bytes == 5
     assert abs(found["a/b.bin"].modified - time.time()) < 60
     assert [entry.name for entry in folder.list_entries("a")] == ["a/b.bin"]
@@ -97,8 +97,8 @@ def test_only_empty_folders_are_removed(tmp_path: Path) -> None:
 
 
 def garbage() -> Garbage:
-    files = {CHECKPOINTS: [Entry("b", 1_500, 1.0), Entry("a", 500, 1.0)], JOBS: [Entry("c", 10, 1.0)]}
-    return Garbage("docs", piles_of(files), ("something stays.",))
+    files = {CHECKPOINTS: [FileEntry("b", 1_500, 1.0), FileEntry("a", 500, 1.0)], JOBS: [FileEntry("c", 10, 1.0)]}
+    return Garbage("docs", group_files(files), ("something stays.",))
 
 
 def test_garbage_is_told_by_kind() -> None:
@@ -107,7 +107,7 @@ def test_garbage_is_told_by_kind() -> None:
     assert "2 range and fragment checkpoints: 2.0 kB" in told
     assert "Note: something stays." in told
     assert "staged" not in told
-    assert garbage().pile(CHECKPOINTS).names == ["a", "b"]
+    assert garbage().file_group(CHECKPOINTS).names == ["a", "b"]
     added = add_up([garbage(), garbage()])
     assert (added["files"], added["bytes"], added["notes"]) == (6, 4_020, ["docs: something stays."] * 2)
     assert set(added["kinds"]) == set(KINDS)

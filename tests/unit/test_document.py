@@ -17,14 +17,14 @@ from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_identity import PlannedTable
 from airflow_geneva.plan.cutting import cut_shards
-from airflow_geneva.plan.model import CodeRef, Plan, Sizing, Work
+from airflow_geneva.plan.model import CodeRef, JobSpec, Plan, Sizing
 from airflow_geneva.plan.saved_plan import load_plan, plan_name, save_plan, shard_summaries
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.storage.files import Storage
 from tests.counting import triple
 from tests.invariants import assert_closed
 
-WORK = Work(
+WORK = JobSpec(
     job_id="20310101T000000-abc",
     table="/data/docs.lance",
     table_name="docs",
@@ -54,7 +54,7 @@ def fragment(at: int, gaps: int = 2) -> FragmentWork:
 
 def plan_of(fragments: int, shard_size: int | None = None, gaps: int = 2) -> Plan:
     shards = cut_shards([fragment(at, gaps) for at in range(fragments)], shard_size)
-    return Plan(WORK, shards, rows_total=1_000 * fragments, tallies=(), notes=("a note",))
+    return Plan(WORK, shards, rows_total=1_000 * fragments, reason_counts=(), notes=("a note",))
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 
 from airflow_geneva import UdfCrashed
 from airflow_geneva.apply.isolation.pool import POOL
-from airflow_geneva.apply.isolation.runner import open_mapper
-from airflow_geneva.apply.outcome import Mapped
+from airflow_geneva.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.apply.outcome import MappedBatch
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.udf import UDF, load_udf, udf
 from airflow_geneva.udf.error_policy import Retry, Skip
-from airflow_geneva.udf.shipping import UdfParcel
+from airflow_geneva.udf.shipping import UdfReference
 from tests.udfs_for_tests import failing
 from tests.udfs_for_tests.failing import EXIT, KILL, OTHER, RAISE, SEGFAULT, SLEEP, WRONG
 
@@ -55,8 +55,8 @@ def dismiss() -> None:
         child.close()
 
 
-def run(function: UDF | UdfParcel, values: Sequence[int | None], **columns: Sequence[Any]) -> Mapped:
-    with open_mapper(function) as mapper:
+def run(function: UDF | UdfReference, values: Sequence[int | None], **columns: Sequence[Any]) -> MappedBatch:
+    with open_batch_mapper(function) as mapper:
         return mapper(pa.record_batch({"x": pa.array(values, pa.int64()), **columns}))
 
 
@@ -70,7 +70,7 @@ def model(values: Sequence[int]) -> tuple[list[int | None], list[tuple[int, str]
     return [None if value < 0 else value * 10 for value in values], failures
 
 
-def assert_as_modelled(mapped: Mapped, values: Sequence[int]) -> None:
+def assert_as_modelled(mapped: MappedBatch, values: Sequence[int]) -> None:
     expected, failures = model(values)
     assert mapped.values.type == pa.int64()
     assert mapped.values.to_pylist() == expected
@@ -324,8 +324,8 @@ def test_of_a_machine_without_memory_the_kernel_takes_the_process_of_the_udf() -
 
 
 def test_a_child_and_what_it_has_set_up_are_used_again() -> None:
-    parcel = UdfParcel.of(failing.SetUpOnce)
-    seen = {value for _ in range(3) for value in run(parcel, [1, 2]).values.to_pylist()}
+    udf_reference = UdfReference.of(failing.SetUpOnce)
+    seen = {value for _ in range(3) for value in run(udf_reference, [1, 2]).values.to_pylist()}
     assert len(seen) == 1
     assert seen.pop() % 100 == 1
 
@@ -346,7 +346,7 @@ def test_a_child_that_was_killed_while_it_had_nothing_to_do_is_replaced() -> Non
 
 
 def test_a_child_that_was_killed_between_two_batches_is_replaced() -> None:
-    with open_mapper(failing.talkative) as mapper:
+    with open_batch_mapper(failing.talkative) as mapper:
         batch = pa.record_batch({"x": [1]})
         (first,) = mapper(batch).values.to_pylist()
         os.kill(int(first), signal.SIGKILL)
@@ -361,7 +361,7 @@ def test_two_threads_have_a_child_each() -> None:
     together = threading.Barrier(2)
 
     def work(number: int) -> None:
-        with open_mapper(failing.talkative) as mapper:
+        with open_batch_mapper(failing.talkative) as mapper:
             for _ in range(5):
                 found.setdefault(number, []).extend(mapper(pa.record_batch({"x": [1, 2]})).values.to_pylist())
             together.wait()
@@ -381,7 +381,7 @@ def test_two_threads_have_a_child_each() -> None:
 def test_values_larger_than_a_pipe_come_through() -> None:
     data = [b"", None, b"ab" * 500_000, b"x"]
     batch = pa.record_batch({"data": pa.array(data, pa.binary()), "n": [3, 1, 10, 5]})
-    with open_mapper(failing.repeat) as mapper:
+    with open_batch_mapper(failing.repeat) as mapper:
         mapped = mapper(batch)
         again = mapper(batch.slice(2))
     assert mapped.values.type == pa.large_binary()
@@ -411,7 +411,7 @@ def _or_raise(value: Any) -> Callable[[int], Any]:
 
 
 def test_a_column_that_the_batch_lacks_is_refused() -> None:
-    with open_mapper(failing.scalar, ["y"]) as mapper, pytest.raises(InvalidInput, match="'y'"):
+    with open_batch_mapper(failing.scalar, ["y"]) as mapper, pytest.raises(InvalidInput, match="'y'"):
         mapper(pa.record_batch({"x": [1]}))
 
 
@@ -422,9 +422,9 @@ def test_a_udf_from_a_zip_on_the_path_works_in_a_child(tmp_path: Path, monkeypat
             "from airflow_geneva import udf\n@udf(on_error='skip')\ndef twice(x: int) -> int:\n    return 2 * x\n",
         )
     monkeypatch.syspath_prepend(str(tmp_path / "code.zip"))
-    parcel = UdfParcel.of(load_udf("zipped_udfs:twice"))
-    assert parcel.pickled is None
-    assert run(parcel, [4]).values.to_pylist() == [8]
+    udf_reference = UdfReference.of(load_udf("zipped_udfs:twice"))
+    assert udf_reference.pickled is None
+    assert run(udf_reference, [4]).values.to_pylist() == [8]
     del sys.modules["zipped_udfs"]
 
 
@@ -432,8 +432,8 @@ def test_other_code_under_the_same_name_is_refused(tmp_path: Path, monkeypatch: 
     code = "from airflow_geneva import udf\n@udf(on_error='skip')\ndef twice(x: int) -> int:\n    return 2 * x\n"
     (tmp_path / "changing_udfs.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    parcel = UdfParcel.of(load_udf("changing_udfs:twice"))
-    opened = open_mapper(parcel)
+    udf_reference = UdfReference.of(load_udf("changing_udfs:twice"))
+    opened = open_batch_mapper(udf_reference)
     (tmp_path / "changing_udfs.py").write_text(code.replace("2 * x", "200 * x"))
     with opened, pytest.raises(UdfError, match=r"could not be set up: .* was planned"):
         opened(pa.record_batch({"x": [4]}))
@@ -443,11 +443,11 @@ def test_other_code_under_the_same_name_is_refused(tmp_path: Path, monkeypatch: 
 PARENT = """
 import sys, time
 import pyarrow as pa
-from airflow_geneva.apply.isolation.runner import open_mapper
+from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from tests.udfs_for_tests import failing
-with open_mapper(failing.talkative) as idle:
+with open_batch_mapper(failing.talkative) as idle:
     print(idle(pa.record_batch({"x": [1]})).values[0].as_py(), flush=True)
-with open_mapper(failing.array) as busy:
+with open_batch_mapper(failing.array) as busy:
     busy(pa.record_batch({"x": [1]}))
     print(busy.child.process.pid, flush=True)
     busy(pa.record_batch({"x": [failing.SLEEP]}))
@@ -471,11 +471,11 @@ def test_a_killed_parent_leaves_no_child_behind() -> None:
 FORKED = """
 import os
 import pyarrow as pa
-from airflow_geneva.apply.isolation.runner import open_mapper
+from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.isolation.pool import POOL
 from tests.udfs_for_tests import failing
 def where():
-    with open_mapper(failing.talkative) as mapper:
+    with open_batch_mapper(failing.talkative) as mapper:
         return mapper(pa.record_batch({"x": [1]})).values.to_pylist()
 first = where()
 forked = os.fork()
@@ -558,7 +558,7 @@ def test_rules_decide_as_a_plain_loop_would(
 @given(st.lists(st.integers(0, 1_000), max_size=50), st.integers(0, 10))
 def test_a_child_gives_what_the_process_itself_gives(values: list[int], offset: int) -> None:
     batch = pa.record_batch({"x": pa.array(values, pa.int64())}).slice(offset)
-    with open_mapper(failing.plain_array) as direct, open_mapper(failing.array) as guarded:
+    with open_batch_mapper(failing.plain_array) as direct, open_batch_mapper(failing.array) as guarded:
         here, there = direct(batch), guarded(batch)
     assert there.values.equals(here.values)
     assert (there.failures, there.rows_called) == ((), len(batch))

@@ -13,11 +13,11 @@ import pytest
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.heartbeat import (
     HEARTBEAT,
-    SILENT_WHILE_WAITING,
-    SILENT_WHILE_WORKING,
+    RUNNING_TIMEOUT,
+    WAITING_TIMEOUT,
     Heartbeat,
-    beating,
-    silence_allowed,
+    heartbeat_timeout,
+    writing_heartbeats,
 )
 from airflow_geneva.storage.files import Storage
 
@@ -37,7 +37,7 @@ def read(job: Storage) -> Heartbeat:
 
 def test_a_stage_shows_life_at_once_and_says_when_it_is_over(tmp_path: Path) -> None:
     job = Storage.at(str(tmp_path))
-    with beating(job, "apply"):
+    with writing_heartbeats(job, "apply"):
         first = read(job)
     last = read(job)
     assert (first.stage, first.over, first.pid) == ("apply", False, os.getpid())
@@ -47,7 +47,7 @@ def test_a_stage_shows_life_at_once_and_says_when_it_is_over(tmp_path: Path) -> 
 
 def test_it_goes_on_beating_while_the_stage_is_stuck(tmp_path: Path) -> None:
     job = Storage.at(str(tmp_path))
-    with beating(job, "apply", every=0.01):
+    with writing_heartbeats(job, "apply", every=0.01):
         seen = {read(job).at}
         while len(seen) < 4:
             time.sleep(0.005)
@@ -57,7 +57,7 @@ def test_it_goes_on_beating_while_the_stage_is_stuck(tmp_path: Path) -> None:
 
 def test_a_stage_that_fails_is_over_and_its_error_is_its_own(tmp_path: Path) -> None:
     job = Storage.at(str(tmp_path))
-    with pytest.raises(ZeroDivisionError), beating(job, "commit"):
+    with pytest.raises(ZeroDivisionError), writing_heartbeats(job, "commit"):
         raise ZeroDivisionError
     assert read(job).over
 
@@ -66,7 +66,7 @@ def test_a_store_that_takes_no_heartbeat_does_not_disturb_the_job_and_is_told_of
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     done = []
-    with caplog.at_level(logging.WARNING), beating(Refusing(str(tmp_path)), "apply", every=0.01):
+    with caplog.at_level(logging.WARNING), writing_heartbeats(Refusing(str(tmp_path)), "apply", every=0.01):
         time.sleep(0.1)
         done.append(True)
     assert done
@@ -82,8 +82,8 @@ def test_what_is_no_heartbeat_is_none(document: dict[str, object] | None) -> Non
 
 def test_only_a_worker_that_fell_silent_and_that_nobody_tries_again_is_given_up_soon() -> None:
     working = Heartbeat(0.0, "apply")
-    assert silence_allowed(working, retried=False) == SILENT_WHILE_WORKING
-    assert silence_allowed(working, retried=True) == SILENT_WHILE_WAITING
-    assert silence_allowed(Heartbeat(0.0, "plan", over=True), retried=False) == SILENT_WHILE_WAITING
-    assert silence_allowed(None, retried=False) == SILENT_WHILE_WAITING
-    assert SILENT_WHILE_WORKING < SILENT_WHILE_WAITING
+    assert heartbeat_timeout(working, retried=False) == RUNNING_TIMEOUT
+    assert heartbeat_timeout(working, retried=True) == WAITING_TIMEOUT
+    assert heartbeat_timeout(Heartbeat(0.0, "plan", over=True), retried=False) == WAITING_TIMEOUT
+    assert heartbeat_timeout(None, retried=False) == WAITING_TIMEOUT
+    assert RUNNING_TIMEOUT < WAITING_TIMEOUT

@@ -14,9 +14,9 @@ from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job import error_records
 from airflow_geneva.job.error_records import ErrorRecord, count_errors, read_errors, write_errors
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.heartbeat import SILENT_WHILE_WAITING, SILENT_WHILE_WORKING
-from airflow_geneva.job.progress import Progress, Reporter
-from airflow_geneva.job.record import job_ids, read_chosen, read_job
+from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT, WAITING_TIMEOUT
+from airflow_geneva.job.progress import Progress, ProgressReporter
+from airflow_geneva.job.record import job_ids, read_job, read_jobs
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.job.status import Job
 from airflow_geneva.storage.files import Storage
@@ -82,7 +82,7 @@ def test_a_planned_job_is_pending_and_knows_what_lies_ahead(folder: JobFolder) -
 
 def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
     folder.write_planned(PRINT, SIZES)
-    applying = Reporter(80, 1, folder.storage, "progress-0000.json", rows_held=20)
+    applying = ProgressReporter(80, 1, folder.storage, "progress-0000.json", rows_held=20)
     applying.add_rows(30)
     applying.keep()
     beat(folder, RECORD["started"] + 10, "apply")
@@ -96,7 +96,7 @@ def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
     applying.keep()
     job = read(folder, now=RECORD["started"] + 12)
     assert ([shard.stage for shard in job.shards], job.rows_per_second) == (["applied", "waiting"], 0)
-    committing = Reporter(200, 2, folder.storage, "committing-0000.json", rows_ready=200, ready=2)
+    committing = ProgressReporter(200, 2, folder.storage, "committing-0000.json", rows_ready=200, ready=2)
     committing.set_committed(1, 100, (8,))
     job = read(folder, now=RECORD["started"] + 12)
     assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (200, 200, 100)
@@ -122,7 +122,7 @@ def test_a_running_job_estimates_its_end_from_all_shards_that_run(folder: JobFol
     assert (job.rows_per_second, job.seconds_left) == (5.0, 30.0)
     assert "5 rows/s, about 30 s left" in str(job)
     assert job.to_json()["seconds_left"] == 30.0
-    dead = read(folder, now=RECORD["started"] + SILENT_WHILE_WAITING + 11)
+    dead = read(folder, now=RECORD["started"] + WAITING_TIMEOUT + 11)
     assert (dead.dead, dead.rows_per_second, dead.seconds_left) == (True, 0.0, None)
 
 
@@ -151,14 +151,14 @@ def test_a_shard_whose_try_failed_says_so_and_has_no_speed_until_it_is_tried_aga
     folder.write_planned(PRINT, SIZES)
     advance(folder, 0, rows_done=30)
     advance(folder, 1, rows_done=20)
-    with pytest.raises(OSError, match="no disk"), folder.noting_failure(PRINT, 1):
+    with pytest.raises(OSError, match="no disk"), folder.recording_failure(PRINT, 1):
         raise OSError("no disk")
     beat(folder, RECORD["started"] + 10, "apply")
     job = read(folder, now=RECORD["started"] + 12)
     assert [shard.stage for shard in job.shards] == ["applying", "failed"]
     assert (job.open, job.rows_per_second, job.shards[1].rows_per_second) == (True, 3.0, 0.0)
     assert "shard 1: failed, 20 of 100 rows checkpointed, 0 ready, 0 committed; error: no disk" in str(job)
-    with folder.noting_failure(PRINT, 1):
+    with folder.recording_failure(PRINT, 1):
         assert read(folder, now=RECORD["started"] + 12).shards[1].stage == "applying"
 
 
@@ -175,7 +175,7 @@ def test_no_shard_of_a_job_that_is_found_dead_is_worked_on(folder: JobFolder) ->
     folder.write_planned(PRINT, SIZES)
     advance(folder, 0, rows_done=30)
     beat(folder, RECORD["started"] + 10, "apply")
-    dead = read(folder, now=RECORD["started"] + SILENT_WHILE_WORKING + 11)
+    dead = read(folder, now=RECORD["started"] + RUNNING_TIMEOUT + 11)
     assert (dead.state, dead.dead) == ("RUNNING", True)
     assert [(shard.stage, shard.rows_per_second) for shard in dead.shards] == [("left", 0.0), ("left", 0.0)]
 
@@ -203,11 +203,11 @@ def test_a_failed_job_tells_why(folder: JobFolder) -> None:
 @pytest.mark.parametrize(
     ("stage", "over", "airflow", "limit"),
     [
-        ("apply", False, False, SILENT_WHILE_WORKING),
-        ("apply", True, False, SILENT_WHILE_WAITING),
-        ("apply", False, True, SILENT_WHILE_WAITING),
-        ("plan", True, True, SILENT_WHILE_WAITING),
-        (None, False, False, SILENT_WHILE_WAITING),
+        ("apply", False, False, RUNNING_TIMEOUT),
+        ("apply", True, False, WAITING_TIMEOUT),
+        ("apply", False, True, WAITING_TIMEOUT),
+        ("plan", True, True, WAITING_TIMEOUT),
+        (None, False, False, WAITING_TIMEOUT),
     ],
 )
 def test_a_job_is_dead_only_when_it_is_silent_for_longer_than_its_limit(
@@ -236,7 +236,7 @@ def test_a_cleared_shard_opens_a_failed_job_again_until_it_falls_silent(folder: 
     beat(folder, ended + 100, "apply")
     assert read(folder, now=ended + 200).state == "RUNNING"
     assert read(folder, now=ended + 200).open
-    assert read(folder, now=ended + 200 + SILENT_WHILE_WORKING).state == "FAILED"
+    assert read(folder, now=ended + 200 + RUNNING_TIMEOUT).state == "FAILED"
     beat(folder, ended + 100, "finish", over=True)
     assert read(folder, now=ended + 200).state == "FAILED"
 
@@ -251,7 +251,7 @@ def test_a_driver_that_came_too_late_leaves_a_finished_job_finished(folder: JobF
 
 def test_planning_again_forgets_how_the_try_before_went(folder: JobFolder) -> None:
     folder.write_planned(PRINT, SIZES)
-    Reporter(80, 1, folder.storage, "progress-0000.json", rows_done=80).keep()
+    ProgressReporter(80, 1, folder.storage, "progress-0000.json", rows_done=80).keep()
     beat(folder, time.time(), "apply")
     end(folder, "FAILED")
     folder.write_record(RECORD)
@@ -275,7 +275,7 @@ def test_damaged_and_foreign_folders_do_not_hide_the_others(checkpoints: Storage
     checkpoints.write_bytes("jobs/not a job/x.json", b"{}")
     folder.storage.write_bytes("heartbeat.json", b"")
     folder.storage.write_bytes("planned.json", b"[1")
-    assert [job.id for job in read_chosen(checkpoints, job_ids(checkpoints))] == [folder.job_id]
+    assert [job.id for job in read_jobs(checkpoints, job_ids(checkpoints))] == [folder.job_id]
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_a_damaged_job_is_told_from_one_that_is_not_there_and_does_not_hide_the_
     damaged.storage.write_bytes(name, document)
     with pytest.raises(DamagedRecord, match=r"record of job 20260102T000000-b in .* is damaged"):
         read_job(damaged)
-    assert [job.id for job in read_chosen(checkpoints, job_ids(checkpoints))] == [folder.job_id]
+    assert [job.id for job in read_jobs(checkpoints, job_ids(checkpoints))] == [folder.job_id]
     assert "The list leaves a job out: The record of job 20260102T000000-b" in caplog.text
     assert read_job(JobFolder.of(checkpoints, "20260103T000000-c")) is None
 

@@ -23,8 +23,8 @@ def table(tmp_path: Path) -> Table:
     return made
 
 
-def tallies(plan: Plan) -> dict[str, tuple[int, int]]:
-    found = {tally.reason: (tally.fragments, tally.rows) for tally in plan.tallies}
+def reason_counts(plan: Plan) -> dict[str, tuple[int, int]]:
+    found = {tally.reason: (tally.fragments, tally.rows) for tally in plan.reason_counts}
     assert sum(rows for _, rows in found.values()) == plan.rows_total
     assert plan.rows_pending + plan.rows_skipped == plan.rows_total
     return found
@@ -41,7 +41,7 @@ def broken_at(x: int) -> UDF:
 
 def test_a_new_column_is_to_do(table: Table) -> None:
     plan = table.plan_backfill("y")
-    assert tallies(plan) == {"never computed": (4, 100)}
+    assert reason_counts(plan) == {"never computed": (4, 100)}
     assert [(work.id, work.status, work.rows) for work in plan.fragments] == [(at, "to do", 25) for at in range(4)]
     assert (plan.rows_pending, plan.rows_to_run, len(plan.shards)) == (100, 100, 1)
 
@@ -51,7 +51,7 @@ def test_a_computed_column_is_known_from_the_manifest(table: Table) -> None:
     for checkpoints in Path(table.location.checkpoints.root).glob("udf-*"):
         checkpoints.rename(checkpoints.with_name("hidden"))
     plan = table.plan_backfill("y")
-    assert tallies(plan) == {"computed": (4, 100)}
+    assert reason_counts(plan) == {"computed": (4, 100)}
     assert plan.shards == ()
     assert "Nothing to do: no Spark, no new version." in str(plan)
 
@@ -63,7 +63,7 @@ def test_appended_deleted_and_updated_rows_have_their_reasons(table: Table) -> N
     table.lance.update({"x": "x + 1000"}, where="id = 30")
     plan = table.plan_backfill("y")
     assert plan.rows_pending == 2
-    assert tallies(plan)["computed"][1] == 74
+    assert reason_counts(plan)["computed"][1] == 74
     assert "2 pending, 74 with nothing to do" in str(plan)
 
 
@@ -86,7 +86,7 @@ def test_fragments_with_checkpoints_are_partly_done_or_staged(table: Table, dele
 
 def test_a_filter_has_its_reasons(table: Table) -> None:
     plan = table.plan_backfill("y", where="id < 30")
-    assert tallies(plan) == {
+    assert reason_counts(plan) == {
         "never computed": (2, 30),
         "not selected by where": (2, 50),
         "not selected by where or computed": (1, 20),
@@ -99,7 +99,7 @@ def test_rows_newer_than_read_version_have_their_reason(table: Table) -> None:
     then = table.version
     table.add([{"id": 500, "x": 500}])
     plan = table.plan_backfill("y", read_version=then)
-    assert tallies(plan) == {"never computed": (4, 100), "newer than read_version": (1, 1)}
+    assert reason_counts(plan) == {"never computed": (4, 100), "newer than read_version": (1, 1)}
 
 
 def test_empty_fragments_and_tables_are_planned(table: Table) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.apply.policy import Rules, deciding, exceeded, fitting, pause_before, rules_of
+from airflow_geneva.apply.policy import Rules, deciding_rule, exceeded_limit, matching_rules_of, pause_before, rules_of
 from airflow_geneva.errors import UdfCrashed
 from airflow_geneva.udf.error_policy import Fail, Policy, Retry, Skip
 
@@ -19,29 +19,29 @@ def test_fail_has_no_rules_and_skip_is_one_for_every_exception() -> None:
 
 @pytest.mark.parametrize("exception", [ValueError, TimeoutError, UdfCrashed, UnicodeDecodeError])
 def test_skip_fits_every_exception(exception: type[Exception]) -> None:
-    assert fitting(rules_of("skip"), exception) == (0,)
+    assert matching_rules_of(rules_of("skip"), exception) == (0,)
 
 
 def test_rules_fit_subclasses_and_fail_fits_all() -> None:
     rules: Rules = (Skip(KeyError), Retry((OSError, LookupError)), Fail(), Skip(Exception))
-    assert fitting(rules, KeyError) == (0, 1, 2, 3)
-    assert fitting(rules, ConnectionResetError) == (1, 2, 3)
-    assert fitting(rules, ValueError) == (2, 3)
+    assert matching_rules_of(rules, KeyError) == (0, 1, 2, 3)
+    assert matching_rules_of(rules, ConnectionResetError) == (1, 2, 3)
+    assert matching_rules_of(rules, ValueError) == (2, 3)
 
 
 def test_of_the_rules_that_fit_the_first_decides() -> None:
     rules: Rules = (Skip(KeyError), Skip(LookupError), Fail(), Skip(Exception))
-    assert deciding(rules, (0, 1, 2, 3), 1) == 0
-    assert deciding(rules, (1, 2, 3), 1) == 1
-    assert deciding(rules, (2, 3), 1) == 2
-    assert deciding(rules, (), 1) is None
+    assert deciding_rule(rules, (0, 1, 2, 3), 1) == 0
+    assert deciding_rule(rules, (1, 2, 3), 1) == 1
+    assert deciding_rule(rules, (2, 3), 1) == 2
+    assert deciding_rule(rules, (), 1) is None
 
 
 def test_a_retry_decides_until_its_attempts_are_used_up() -> None:
     rules: Rules = (Retry(OSError, attempts=3), Skip(OSError))
-    assert [deciding(rules, (0, 1), calls) for calls in (1, 2, 3, 4)] == [0, 0, 1, 1]
-    assert deciding(rules[:1], (0,), 3) is None
-    assert deciding(rules, (0, 1), None) == 1
+    assert [deciding_rule(rules, (0, 1), calls) for calls in (1, 2, 3, 4)] == [0, 0, 1, 1]
+    assert deciding_rule(rules[:1], (0,), 3) is None
+    assert deciding_rule(rules, (0, 1), None) == 1
 
 
 def test_the_pause_doubles_before_each_further_call() -> None:
@@ -50,13 +50,13 @@ def test_the_pause_doubles_before_each_further_call() -> None:
 
 @pytest.mark.parametrize("policy", ["skip", "fail", (Skip(ValueError),), (Retry(OSError), Fail())])
 def test_without_limits_nothing_is_exceeded(policy: Policy) -> None:
-    assert exceeded(policy, {0: 10**9}, 1) is None
+    assert exceeded_limit(policy, {0: 10**9}, 1) is None
 
 
 def test_a_count_over_the_limit_names_rule_limit_and_what_was_found() -> None:
     policy = (Retry(OSError), Skip((ValueError, KeyError), max_count=1_000))
-    assert exceeded(policy, {1: 1_000}, 10_000) is None
-    said = exceeded(policy, {1: 1_001}, 10_000)
+    assert exceeded_limit(policy, {1: 1_000}, 10_000) is None
+    said = exceeded_limit(policy, {1: 1_001}, 10_000)
     assert said is not None
     assert said.startswith(
         "Skip((ValueError, KeyError), max_count=1000) lets a job skip at most 1,000 rows, and 1,001 failed."
@@ -65,16 +65,16 @@ def test_a_count_over_the_limit_names_rule_limit_and_what_was_found() -> None:
 
 def test_a_fraction_over_the_limit_names_the_jobs_rows() -> None:
     policy = (Skip(ValueError, max_fraction=0.1),)
-    assert exceeded(policy, {0: 10}, 100) is None
-    said = exceeded(policy, {0: 11}, 100)
+    assert exceeded_limit(policy, {0: 10}, 100) is None
+    said = exceeded_limit(policy, {0: 11}, 100)
     assert said is not None
     assert "Skip(ValueError, max_fraction=0.1) lets a job skip at most 0.1 of its 100 rows, and 11 failed." in said
 
 
 def test_each_rule_counts_its_own_rows() -> None:
     policy = (Skip(ValueError, max_count=5), Skip(KeyError, max_count=5))
-    assert exceeded(policy, {0: 5, 1: 5}, 10) is None
-    assert "KeyError" in str(exceeded(policy, {0: 5, 1: 6}, 11))
+    assert exceeded_limit(policy, {0: 5, 1: 5}, 10) is None
+    assert "KeyError" in str(exceeded_limit(policy, {0: 5, 1: 6}, 11))
 
 
 @given(st.integers(1, 100), st.floats(0.01, 1), st.integers(0, 200), st.integers(1, 1_000))
@@ -82,4 +82,4 @@ def test_a_job_is_over_a_limit_exactly_when_one_of_them_is_passed(
     most: int, part: float, found: int, rows: int
 ) -> None:
     policy = (Skip(ValueError, max_count=most, max_fraction=part),)
-    assert (exceeded(policy, {0: found}, rows) is not None) == (found > most or found > part * rows)
+    assert (exceeded_limit(policy, {0: found}, rows) is not None) == (found > most or found > part * rows)

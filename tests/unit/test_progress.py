@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_geneva.job import progress
-from airflow_geneva.job.progress import Reporter
+from airflow_geneva.job.progress import ProgressReporter
 from airflow_geneva.storage.files import Storage
 
 
@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def run(clock: Clock, reporter: Reporter, seconds: float) -> list[float]:
+def run(clock: Clock, reporter: ProgressReporter, seconds: float) -> list[float]:
     """Let a shard run, a row a second; returns when it said something."""
     lines: list[float] = []
     began = clock.now
@@ -41,11 +41,11 @@ def run(clock: Clock, reporter: Reporter, seconds: float) -> list[float]:
 
 
 def test_a_shard_of_a_minute_says_where_it_is_every_few_seconds(clock: Clock) -> None:
-    assert run(clock, Reporter(60, 1, _began=clock.now), 50) == [5.0 * at for at in range(1, 11)]
+    assert run(clock, ProgressReporter(60, 1, _began=clock.now), 50) == [5.0 * at for at in range(1, 11)]
 
 
 def test_a_shard_of_three_hours_says_it_in_less_than_a_hundred_lines(clock: Clock) -> None:
-    lines = run(clock, Reporter(10_800, 1, _began=clock.now), 10_800)
+    lines = run(clock, ProgressReporter(10_800, 1, _began=clock.now), 10_800)
     pauses = [later - earlier for earlier, later in pairwise(lines)]
     assert 40 < len(lines) < 100
     assert pauses == sorted(pauses)
@@ -53,12 +53,12 @@ def test_a_shard_of_three_hours_says_it_in_less_than_a_hundred_lines(clock: Cloc
 
 
 def test_a_shard_of_days_says_it_every_ten_minutes(clock: Clock) -> None:
-    lines = run(clock, Reporter(200_000, 1, _began=clock.now), 200_000)
+    lines = run(clock, ProgressReporter(200_000, 1, _began=clock.now), 200_000)
     assert lines[-1] - lines[-2] == 600.0
 
 
 def test_the_file_is_written_every_few_seconds_all_the_time(clock: Clock, tmp_path: Path) -> None:
-    reporter = Reporter(3_600, 1, Storage(str(tmp_path), {}), _began=clock.now)
+    reporter = ProgressReporter(3_600, 1, Storage(str(tmp_path), {}), _began=clock.now)
     run(clock, reporter, 3_600)
     before = reporter.storage.read_json("progress.json")["rows_done"]
     assert run(clock, reporter, 5) == []
@@ -66,4 +66,4 @@ def test_the_file_is_written_every_few_seconds_all_the_time(clock: Clock, tmp_pa
 
 
 def test_what_others_are_told_may_stay_as_frequent(clock: Clock) -> None:
-    assert len(run(clock, Reporter(1_000, 1, every=2.0, longest=2.0, _began=clock.now), 1_000)) == 500
+    assert len(run(clock, ProgressReporter(1_000, 1, every=2.0, longest=2.0, _began=clock.now), 1_000)) == 500

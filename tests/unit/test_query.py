@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from airflow_geneva import Query, Table, connect, udf
 from airflow_geneva.errors import InvalidInput, UdfError
-from airflow_geneva.views.row_order import in_order, row_ids_of, shuffle_hashes
+from airflow_geneva.views.row_order import order_row_ids, row_ids_of, shuffle_hashes
 from tests.udfs_for_tests import samples
 
 WORD = 1 << 64
@@ -45,7 +45,7 @@ def test_the_shuffle_hash_is_a_fixed_sequence(seed: int) -> None:
 
 
 def test_the_shuffled_order_never_changes() -> None:
-    assert in_order(np.arange(10), 1).tolist() == ORDER_OF_SEED_1
+    assert order_row_ids(np.arange(10), 1).tolist() == ORDER_OF_SEED_1
     assert shuffle_hashes(1, np.array([0, 7, 1 << 40])).tolist() == HASHES_OF_SEED_1
 
 
@@ -156,7 +156,7 @@ def test_blobs_stay_blobs_and_are_read_as_bytes(tmp_path: Path, version: str, fi
     table = connect(tmp_path / "db").create_table("docs", rows, data_storage_version=version)
     query = table.query().select({"copy": "picture"}).add_column(size).shuffle(3)
     assert query.output_schema().field("copy").type == lance.blob_field("any").type
-    order = in_order(np.arange(5), 3).tolist()
+    order = order_row_ids(np.arange(5), 3).tolist()
     assert query.to_arrow()["copy"].to_pylist() == [pictures[i] for i in order]
     assert query.to_arrow()["size"].to_pylist() == [None if i == 2 else i for i in order]
 

@@ -96,9 +96,9 @@ def test_every_other_row_takes_few_bytes() -> None:
 
 
 @given(st.integers(1, 4), st.integers(0, 1 << 40), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
-def test_sets_of_very_many_ranges_are_combined_like_sets(spread: int, first: int, left: int, right: int) -> None:
+def test_sets_of_very_many_ranges_are_combined_like_sets(put_slots: int, first: int, left: int, right: int) -> None:
     one, other = (
-        Ranges.from_offsets(first + np.flatnonzero(np.random.default_rng(seed).random(4_000) < 1 / spread))
+        Ranges.from_offsets(first + np.flatnonzero(np.random.default_rng(seed).random(4_000) < 1 / put_slots))
         for seed in (left, right)
     )
     for mine, theirs in ((one | other, as_set(one) | as_set(other)), (one & other, as_set(one) & as_set(other))):

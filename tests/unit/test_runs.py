@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.checkpoint.records import packed, runs_of, unpacked, unrolled
+from airflow_geneva.checkpoint.records import decode_runs, encode_runs, pack_runs, unpack_runs
 
 
 @given(
@@ -16,21 +16,21 @@ from airflow_geneva.checkpoint.records import packed, runs_of, unpacked, unrolle
 def test_runs_are_read_back_as_they_were(steps: list[tuple[int, int]], shift: int) -> None:
     offsets = np.cumsum(np.array([step for step, _ in steps], np.int64))
     ids = (offsets + (1 << 41) + shift + np.cumsum(np.array([move for _, move in steps], np.int64))).astype(np.uint64)
-    runs = runs_of(offsets, ids)
-    assert np.array_equal(unpacked(*packed(runs)), runs)
-    again = unrolled(unpacked(*packed(runs)))
+    runs = encode_runs(offsets, ids)
+    assert np.array_equal(unpack_runs(*pack_runs(runs)), runs)
+    again = decode_runs(unpack_runs(*pack_runs(runs)))
     assert np.array_equal(again[0], offsets)
     assert np.array_equal(again[1], ids)
 
 
 def test_every_other_row_is_stored_as_bits() -> None:
     offsets = np.arange(0, 1_000_000, 2)
-    stretches, bits = packed(runs_of(offsets, offsets.astype(np.uint64)))
+    stretches, bits = pack_runs(encode_runs(offsets, offsets.astype(np.uint64)))
     assert (len(stretches), len(bits)) == (1, 125_000)
 
 
 def test_a_few_runs_are_stored_as_they_are() -> None:
     offsets = np.array([0, 1, 2, 500_000, 900_000])
-    runs = runs_of(offsets, offsets.astype(np.uint64))
-    assert packed(runs) == (runs, b"")
+    runs = encode_runs(offsets, offsets.astype(np.uint64))
+    assert pack_runs(runs) == (runs, b"")
     assert len(runs) == 3

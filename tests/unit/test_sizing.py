@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.apply.sizing import FIRST_ROWS, CheckpointSizer, bounds, fixed_width
+from airflow_geneva.apply.sizing import FIRST_ROWS, CheckpointSizer, fixed_width, make_sizer
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.task_memory import FittingRows
+from airflow_geneva.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.plan.request import check_sizing
 
 SIZES = st.integers(1, 10_000)
@@ -68,7 +68,7 @@ def test_equal_bounds_switch_it_off(size: int, steps: list[tuple[int, float]]) -
 def test_the_smallest_cap_wins_and_the_floor_never_exceeds_it(
     checkpoint_size: int | None, least: int | None, most: int | None
 ) -> None:
-    sizer, cap = bounds(checkpoint_size, least, most, 10.0)
+    sizer, cap = make_sizer(checkpoint_size, least, most, 10.0)
     caps = [size for size in (checkpoint_size, most) if size is not None]
     assert cap == (min(caps) if caps else None)
     assert sizer.least <= (cap or sizer.least)
@@ -76,12 +76,12 @@ def test_the_smallest_cap_wins_and_the_floor_never_exceeds_it(
 
 
 def test_a_step_is_a_quarter_of_the_interval_so_that_a_checkpoint_is_hardly_late() -> None:
-    sizer, _ = bounds(None, None, None, 10.0)
+    sizer, _ = make_sizer(None, None, None, 10.0)
     assert sizer.seconds == 2.5
 
 
 def test_rows_of_unknown_width_are_few_until_some_were_seen() -> None:
-    fitting = FittingRows(1_000)
+    fitting = RowsPerBudget(1_000)
     assert fitting.rows == 4
     fitting.record(4, 4)
     assert fitting.rows == 64
@@ -91,7 +91,7 @@ def test_rows_of_unknown_width_are_few_until_some_were_seen() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 10_000)), max_size=20))
 def test_one_row_always_fits_and_no_more_than_the_last_ones_say(seen: list[tuple[int, int]]) -> None:
-    fitting = FittingRows(1_000)
+    fitting = RowsPerBudget(1_000)
     for rows, size in seen:
         fitting.record(rows, size)
         assert fitting.rows >= 1

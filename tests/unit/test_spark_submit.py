@@ -21,7 +21,7 @@ from airflow_geneva.spark.submit import (
     driver_environment,
     find_spark_submit,
 )
-from airflow_geneva.storage.options import is_secret, read_storage_options, secrets_of
+from airflow_geneva.storage.options import is_secret, read_storage_options, secret_values
 
 LOCAL = SparkMaster.parse("local[2]", "c")
 STANDALONE = SparkMaster.parse("spark://one:7077,two:7077", "c")
@@ -216,8 +216,8 @@ def test_every_option_is_a_secret_but_those_known_to_be_harmless() -> None:
     assert is_secret("something_new", "x")
     assert is_secret("aws_endpoint", "https://user:password@host")
     assert not is_secret("AWS_REGION", "eu-west-1")
-    assert secrets_of({"aws_endpoint": "http://x", "aws_session_token": "t"}) == ["t"]
-    assert secrets_of({"aws_endpoint": "http://me:pass@x"}) == ["http://me:pass@x", "pass"]
+    assert secret_values({"aws_endpoint": "http://x", "aws_session_token": "t"}) == ["t"]
+    assert secret_values({"aws_endpoint": "http://me:pass@x"}) == ["http://me:pass@x", "pass"]
 
 
 def test_a_temporary_folder_with_a_space_does_not_break_the_launcher(tmp_path: Path) -> None:

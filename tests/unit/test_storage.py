@@ -13,7 +13,7 @@ import pytest
 
 from airflow_geneva import connect
 from airflow_geneva.database import Database
-from airflow_geneva.errors import GenevaError, InvalidInput, StorageError, UdfError, without_secrets
+from airflow_geneva.errors import GenevaError, InvalidInput, StorageError, UdfError, mask_secrets
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import check_name, normalize_uri
@@ -48,7 +48,7 @@ def test_what_a_job_keeps_of_its_failure_names_no_credentials(tmp_path: Path, en
     if ending == "result":
         folder.write_result("FAILED", {}, f"cannot reach {ENDPOINT}/lake")
     else:
-        with pytest.raises(OSError, match="planted"), folder.noting_failure("f" * 64, 0):
+        with pytest.raises(OSError, match="planted"), folder.recording_failure("f" * 64, 0):
             raise OSError(f"cannot reach {ENDPOINT}/lake")
     [written] = (tmp_path / "jobs").rglob("*.json")
     assert "cannot reach http://***@127.0.0.1:9/lake" in written.read_text()
@@ -74,7 +74,7 @@ def test_what_a_job_keeps_of_its_failure_names_no_credentials(tmp_path: Path, en
     ],
 )
 def test_urls_are_shown_without_users_passwords_and_signatures(text: str, shown: str) -> None:
-    assert without_secrets(text) == shown
+    assert mask_secrets(text) == shown
     assert str(StorageError(text)) == str(InvalidInput(text)) == str(UdfError(text)) == shown
 
 

@@ -291,7 +291,7 @@ def test_a_damaged_pack_costs_what_is_in_it_only(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         fresh[keys[0]]
     assert fresh[keys[1]] == fresh[keys[2]] == values(1)
-    fresh.thin([keys[2]])
+    fresh.keep_only([keys[2]])
     assert keys[2] in LanceCheckpointStore(str(tmp_path))
     with pytest.raises(KeyError):
         fresh[keys[1]]

@@ -9,7 +9,7 @@ from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import Sizing
 from airflow_geneva.plan.shard import FragmentWork
-from airflow_geneva.run.units import Unit, cut_tasks, split_fragments
+from airflow_geneva.run.units import Unit, split_fragments, split_into_tasks
 
 
 def work(fragment: int, due: Ranges, missing: Ranges) -> FragmentWork:
@@ -27,7 +27,7 @@ WORKS = st.lists(st.tuples(OFFSETS, OFFSETS), min_size=1, max_size=12).map(
 def test_every_missing_row_is_in_exactly_one_unit(
     works: list[FragmentWork], task_size: int | None, slots: int, diversity: int | None
 ) -> None:
-    tasks = cut_tasks(works, Sizing(task_size=task_size, task_shuffle_diversity=diversity), slots)
+    tasks = split_into_tasks(works, Sizing(task_size=task_size, task_shuffle_diversity=diversity), slots)
     by_fragment: dict[int, list[Unit]] = {}
     for unit in (unit for task in tasks for unit in task):
         by_fragment.setdefault(unit.work.id, []).append(unit)
@@ -46,35 +46,37 @@ def test_every_missing_row_is_in_exactly_one_unit(
 
 @given(WORKS, st.integers(1, 150))
 def test_no_task_is_much_larger_than_asked_for(works: list[FragmentWork], task_size: int) -> None:
-    for task in cut_tasks(works, Sizing(task_size=task_size), 2):
+    for task in split_into_tasks(works, Sizing(task_size=task_size), 2):
         rows = sum(len(unit.run if not unit.whole else unit.work.missing) for unit in task)
         assert rows <= 2 * task_size
 
 
 def test_a_fragment_that_fits_is_not_split() -> None:
     rows = Ranges.of(0, 1_000)
-    tasks = cut_tasks([work(at, rows, rows) for at in range(16)], Sizing(), 2)
+    tasks = split_into_tasks([work(at, rows, rows) for at in range(16)], Sizing(), 2)
     assert all(unit.whole for task in tasks for unit in task)
     assert len(tasks) == 4
 
 
 def test_one_large_fragment_is_spread_over_the_slots() -> None:
     rows = Ranges.of(0, 1_000)
-    tasks = cut_tasks([work(0, rows, rows)], Sizing(), 4)
+    tasks = split_into_tasks([work(0, rows, rows)], Sizing(), 4)
     assert len(tasks) == 8
     assert len(split_fragments(tasks)) == 1
 
 
 def test_diversity_deals_neighbouring_tasks_from_different_stretches_of_the_table() -> None:
     rows = Ranges.of(0, 10)
-    tasks = cut_tasks([work(at, rows, rows) for at in range(9)], Sizing(task_size=10, task_shuffle_diversity=3), 2)
+    tasks = split_into_tasks(
+        [work(at, rows, rows) for at in range(9)], Sizing(task_size=10, task_shuffle_diversity=3), 2
+    )
     assert [task[0].work.id for task in tasks] == [0, 3, 6, 1, 4, 7, 2, 5, 8]
 
 
 def test_fragments_of_which_only_the_commit_is_left_still_get_a_unit() -> None:
-    tasks = cut_tasks([work(0, Ranges.of(0, 10), Ranges.empty())], Sizing(), 2)
+    tasks = split_into_tasks([work(0, Ranges.of(0, 10), Ranges.empty())], Sizing(), 2)
     assert [[unit.whole for unit in task] for task in tasks] == [[True]]
 
 
 def test_no_work_is_no_task() -> None:
-    assert cut_tasks([], Sizing(), 2) == []
+    assert split_into_tasks([], Sizing(), 2) == []

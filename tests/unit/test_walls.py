@@ -90,7 +90,7 @@ NAMES = {module.name for module in MODULES}
 
 
 def exported_from(name: str) -> str:
-    return airflow_geneva._HOMES.get(name, NAME)
+    return airflow_geneva._LAZY_EXPORTS.get(name, NAME)
 
 
 def read_imports(module: Module) -> Iterator[Import]:

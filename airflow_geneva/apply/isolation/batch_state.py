@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.apply.outcome import Mapped, RowFailure, Trouble
+from airflow_geneva.apply.outcome import CallFailure, MappedBatch, RowFailure
 from airflow_geneva.apply.policy import Rules
 from airflow_geneva.apply.udf_call import Mapper
 from airflow_geneva.errors import UdfError
 
 
-class Settlement:
+class BatchResults:
     """Collects the results of one batch.
 
     Args:
@@ -41,19 +41,19 @@ class Settlement:
         """Set the value of a row to NULL."""
         self.put(row, pa.nulls(1, self.mapper.udf.data_type))
 
-    def give_up(self, row: int, rule: int, trouble: Trouble) -> None:
+    def add_failure(self, row: int, rule: int, trouble: CallFailure) -> None:
         """Record a row as failed under a rule."""
         failure = RowFailure(
             row, rule, trouble.exception, trouble.message, trouble.traceback, int(self._calls[row])
         )  # fmt: skip
         self.failures.append(failure)
 
-    def mapped(self) -> Mapped:
+    def mapped(self) -> MappedBatch:
         """Return the result of the batch; call it once all rows are done."""
         failures = tuple(sorted(self.failures, key=lambda failure: failure.index))
-        return Mapped(self._values(self.rows), failures, int(self._calls.sum()))
+        return MappedBatch(self._values(self.rows), failures, int(self._calls.sum()))
 
-    def failed(self, row: int, trouble: Trouble) -> UdfError:
+    def failed(self, row: int, trouble: CallFailure) -> UdfError:
         """Make the error of the row that fails the job, with the results of the rows before it."""
         error = self.mapper.failure(trouble, self.inputs, row, self.rows, self._values(row))
         error.failures = tuple(

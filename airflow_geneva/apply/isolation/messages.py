@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_geneva.lance_io.arrays import fitted, to_storage
+from airflow_geneva.lance_io.arrays import convert_array, to_storage
 
 _LANCE_TYPE = b"lance."
 _SIZES = struct.Struct("<IQ")
@@ -55,7 +55,7 @@ def values_to_bytes(values: pa.Array) -> pa.Buffer:
 
 def values_from_bytes(data: bytearray, data_type: pa.DataType) -> pa.Array:
     """Deserialize an array of the given type from `values_to_bytes`."""
-    return fitted(batch_from_bytes(data).column(0), data_type)
+    return convert_array(batch_from_bytes(data).column(0), data_type)
 
 
 def _write(pipe: int, view: memoryview) -> None:

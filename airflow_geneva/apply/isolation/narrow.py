@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from airflow_geneva.apply.isolation.batch_state import Settlement
-from airflow_geneva.apply.outcome import Mapped, Trouble
-from airflow_geneva.apply.policy import deciding, pause_before
+from airflow_geneva.apply.isolation.batch_state import BatchResults
+from airflow_geneva.apply.outcome import CallFailure, MappedBatch
+from airflow_geneva.apply.policy import deciding_rule, pause_before
 from airflow_geneva.udf.error_policy import Retry, Skip
 
 # A call that kills its process costs a new process, other calls cost little: many pieces are better than many cuts.
@@ -39,7 +39,7 @@ class _Span:
         return self.stop - self.start
 
 
-class Bisection:
+class Narrowing:
     """Maps the rows of a batch in order, with as few failing calls as possible.
 
     If a call of several rows fails, it is cut into pieces, down to single rows. A `Retry` rule repeats the call of the
@@ -51,14 +51,14 @@ class Bisection:
         call: calls the UDF on a span of rows; repeats the call of a single row once if its worker process dies.
     """
 
-    def __init__(self, settlement: Settlement, call: Callable[[int, int], pa.Array | Trouble]) -> None:
-        self.settlement = settlement
+    def __init__(self, batch_results: BatchResults, call: Callable[[int, int], pa.Array | CallFailure]) -> None:
+        self.batch_results = batch_results
         self.call = call
-        self.todo = [_Span(0, settlement.rows)]
+        self.todo = [_Span(0, batch_results.rows)]
         self.troubles = 0
         self.tries: Counter[_Span] = Counter()
 
-    def run(self, first: Trouble | None = None) -> Mapped:
+    def run(self, first: CallFailure | None = None) -> MappedBatch:
         """Map all rows; `UdfError` at the first row that fails the job.
 
         Args:
@@ -72,14 +72,14 @@ class Bisection:
                 self._cut(span)
                 continue
             outcome, first = first or self.call(span.start, span.stop), None
-            if not isinstance(outcome, Trouble):
-                self.settlement.put(span.start, outcome)
+            if not isinstance(outcome, CallFailure):
+                self.batch_results.put(span.start, outcome)
                 continue
             self.troubles += 1
             self.tries[span] += 1
             again = self.tries[span] if span.rows == 1 or span == whole else None
-            at = deciding(self.settlement.rules, outcome.fits, again)
-            rule = None if at is None else self.settlement.rules[at]
+            at = deciding_rule(self.batch_results.rules, outcome.fits, again)
+            rule = None if at is None else self.batch_results.rules[at]
             if isinstance(rule, Retry):
                 time.sleep(pause_before(rule, self.tries[span]))
                 self.todo.append(span)
@@ -87,17 +87,17 @@ class Bisection:
                 cut = cut or outcome
                 self._cut(span)
             elif at is not None and isinstance(rule, Skip):
-                self.settlement.leave(span.start)
-                self.settlement.give_up(span.start, at, outcome)
+                self.batch_results.leave(span.start)
+                self.batch_results.add_failure(span.start, at, outcome)
             else:
-                raise self.settlement.failed(span.start, outcome)
-        if cut and not self.settlement.failures:
+                raise self.batch_results.failed(span.start, outcome)
+        if cut and not self.batch_results.failures:
             logger.warning(
                 "UDF %r failed on a call of %s rows (%s: %s), but on none of them in smaller calls, whose values are "
                 "kept. Set a smaller batch_size.",
-                self.settlement.mapper.udf.name, self.settlement.rows, cut.name, cut.message,
+                self.batch_results.mapper.udf.name, self.batch_results.rows, cut.name, cut.message,
             )  # fmt: skip
-        return self.settlement.mapped()
+        return self.batch_results.mapped()
 
     def _cut(self, span: _Span) -> None:
         size = -(-span.rows // _PIECES)

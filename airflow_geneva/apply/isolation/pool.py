@@ -5,45 +5,45 @@ from __future__ import annotations
 import os
 import threading
 
-from airflow_geneva.apply.isolation.process import Child, Lost, Workplace
-from airflow_geneva.udf.shipping import UdfParcel
+from airflow_geneva.apply.isolation.process import WorkerKey, WorkerLost, WorkerProcess
+from airflow_geneva.udf.shipping import UdfReference
 
 
-class ChildPool:
+class WorkerPool:
     """The idle worker processes of this process; each exits after a minute without orders."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.idle: list[Child] = []
+        self.idle: list[WorkerProcess] = []
         os.register_at_fork(after_in_child=self._after_fork)
 
-    def hire(self, parcel: UdfParcel) -> Child:
+    def acquire(self, udf_reference: UdfReference) -> WorkerProcess:
         """Return a worker process for a UDF: an idle one or a new one.
 
         Raises:
             Unfit: the UDF cannot be set up in a new worker.
         """
-        workplace = Workplace.of(parcel)
-        while (child := self._take(workplace)) is not None:
+        worker_key = WorkerKey.of(udf_reference)
+        while (child := self._take(worker_key)) is not None:
             if child.answers_still():
                 return child
-        return Child(workplace, self.forget)
+        return WorkerProcess(worker_key, self.forget)
 
-    def give_back(self, child: Child) -> None:
+    def release_worker(self, child: WorkerProcess) -> None:
         """Return a worker to the pool; kill it if it is in the middle of an order."""
         if not child.at_rest or child.owner != os.getpid():
             child.close()
             return
         try:
             child.rest()
-        except Lost:
+        except WorkerLost:
             return
         with self.lock:
             self.idle.append(child)
         if child.process.returncode is not None:
             self.forget(child)
 
-    def forget(self, child: Child) -> None:
+    def forget(self, child: WorkerProcess) -> None:
         """Remove a worker that exited while it was idle."""
         with self.lock:
             if child not in self.idle:
@@ -51,11 +51,11 @@ class ChildPool:
             self.idle.remove(child)
         child.close_pipes()
 
-    def _take(self, workplace: Workplace) -> Child | None:
+    def _take(self, worker_key: WorkerKey) -> WorkerProcess | None:
         with self.lock:
             # The worker returned last is the least likely to exit now.
             for at in range(len(self.idle) - 1, -1, -1):
-                if self.idle[at].workplace == workplace:
+                if self.idle[at].worker_key == worker_key:
                     return self.idle.pop(at)
         return None
 
@@ -68,4 +68,4 @@ class ChildPool:
         self.lock = threading.Lock()
 
 
-POOL = ChildPool()
+POOL = WorkerPool()

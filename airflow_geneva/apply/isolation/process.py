@@ -21,9 +21,9 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_geneva.apply.isolation import messages as frames
-from airflow_geneva.apply.isolation.worker import MARK
-from airflow_geneva.apply.outcome import Trouble
-from airflow_geneva.udf.shipping import UdfParcel
+from airflow_geneva.apply.isolation.worker import CALL_MARK
+from airflow_geneva.apply.outcome import CallFailure
+from airflow_geneva.udf.shipping import UdfReference
 
 _BOOT = """
 import json, sys
@@ -36,7 +36,7 @@ _LOOK_SECONDS = 1.0
 _DEATH_SECONDS = 5.0
 
 
-class Lost(Exception):
+class WorkerLost(Exception):
     """A worker process died or was killed.
 
     Attributes:
@@ -52,7 +52,7 @@ class Lost(Exception):
         self.timed_out = timed_out
 
 
-class Unfit(Exception):
+class UdfSetupFailed(Exception):
     """A UDF cannot be set up in a worker process; the message says why."""
 
 
@@ -62,7 +62,7 @@ class Chunk:
 
     start: int
     values: pa.Array
-    troubles: list[tuple[int, Trouble]]
+    troubles: list[tuple[int, CallFailure]]
 
     @property
     def stop(self) -> int:
@@ -70,20 +70,20 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Workplace:
+class WorkerKey:
     """What a worker process was started with; a worker is reused only if all of it is equal."""
 
-    parcel: UdfParcel
+    udf_reference: UdfReference
     path: tuple[str, ...]
     folder: str
     environment: frozenset[tuple[str, str]]
 
     @staticmethod
-    def of(parcel: UdfParcel) -> Workplace:
-        return Workplace(parcel, tuple(map(str, sys.path)), os.getcwd(), frozenset(os.environ.items()))
+    def of(udf_reference: UdfReference) -> WorkerKey:
+        return WorkerKey(udf_reference, tuple(map(str, sys.path)), os.getcwd(), frozenset(os.environ.items()))
 
 
-class Child:
+class WorkerProcess:
     """A worker process that runs one UDF, with this process's import path, working directory and environment.
 
     Args:
@@ -94,20 +94,20 @@ class Child:
         Unfit: the UDF cannot be set up in it.
     """
 
-    def __init__(self, workplace: Workplace, when_gone: Callable[[Child], None]) -> None:
-        self.workplace = workplace
+    def __init__(self, worker_key: WorkerKey, when_gone: Callable[[WorkerProcess], None]) -> None:
+        self.worker_key = worker_key
         self.when_gone = when_gone
         self.owner = os.getpid()
         self.at_rest = False
         with tempfile.TemporaryFile(prefix="geneva-udf-") as shared:
-            shared.truncate(MARK.size)
-            self.mark = mmap.mmap(shared.fileno(), MARK.size)
+            shared.truncate(CALL_MARK.size)
+            self.mark = mmap.mmap(shared.fileno(), CALL_MARK.size)
             orders, self.orders = os.pipe()
             self.answers, answers = os.pipe()
             self.pipes = [self.orders, self.answers]
             self.lock = threading.Lock()
             try:
-                self.process, self.keeper = self._start((orders, answers, shared.fileno()))
+                self.process, self.reaper = self._start((orders, answers, shared.fileno()))
             except BaseException:
                 self.close_pipes()
                 raise
@@ -121,7 +121,7 @@ class Child:
             raise
 
     def load(self, batch: pa.RecordBatch) -> None:
-        """Send a batch to `map`, which replaces the last one; `Lost` if the worker died."""
+        """Send a batch to `map`, which replaces the last one; `WorkerLost` if the worker died."""
         self._ask({"order": "load"}, frames.batch_to_bytes(batch))
 
     def map(self, start: int, stop: int, data_type: pa.DataType, timeout: float | None) -> Iterator[Chunk]:
@@ -138,7 +138,9 @@ class Child:
         while not self.at_rest:
             header, body = self._answer(timeout)
             values = frames.values_from_bytes(body, data_type)
-            troubles = [(row, Trouble(**{**found, "fits": tuple(found["fits"])})) for row, found in header["troubles"]]
+            troubles = [
+                (row, CallFailure(**{**found, "fits": tuple(found["fits"])})) for row, found in header["troubles"]
+            ]
             self.at_rest = header["end"]
             yield Chunk(header["start"], values, troubles)
 
@@ -146,12 +148,12 @@ class Child:
         """Whether the worker is still alive; an idle worker exits after a minute."""
         try:
             self._ask({"order": "ping"})
-        except Lost:
+        except WorkerLost:
             return False
         return True
 
     def rest(self) -> None:
-        """Make the worker drop its batch; `Lost` if it died."""
+        """Make the worker drop its batch; `WorkerLost` if it died."""
         self._order({"order": "rest"})
         self.at_rest = True
 
@@ -162,7 +164,7 @@ class Child:
             with self.lock:
                 if self.process.returncode is None:
                     _kill_group(self.process)
-            self.keeper.join(_DEATH_SECONDS)
+            self.reaper.join(_DEATH_SECONDS)
         self.close_pipes()
 
     def close_pipes(self) -> None:
@@ -196,24 +198,24 @@ class Child:
                 process.wait()
             self.when_gone(self)
 
-        keeper = threading.Thread(target=keep, name="geneva-udf-keeper", daemon=True)
-        keeper.start()
-        return born.result(), keeper
+        reaper = threading.Thread(target=keep, name="geneva-udf-keeper", daemon=True)
+        reaper.start()
+        return born.result(), reaper
 
     def _open(self) -> None:
-        parcel = self.workplace.parcel
-        header = {"order": "open", "import_path": parcel.import_path, "version": parcel.version}
+        udf_reference = self.worker_key.udf_reference
+        header = {"order": "open", "import_path": udf_reference.import_path, "version": udf_reference.version}
         try:
             self._tell_path()
-            answer = self._ask(header, parcel.pickled or b"")
-        except Lost as lost:
-            raise Unfit(f"the process that was to run it {lost.reason}") from None
+            answer = self._ask(header, udf_reference.pickled or b"")
+        except WorkerLost as lost:
+            raise UdfSetupFailed(f"the process that was to run it {lost.reason}") from None
         if "unfit" in answer:
-            raise Unfit(answer["unfit"])
+            raise UdfSetupFailed(answer["unfit"])
 
     def _tell_path(self) -> None:
         try:
-            os.write(self.orders, json.dumps(self.workplace.path).encode() + b"\n")
+            os.write(self.orders, json.dumps(self.worker_key.path).encode() + b"\n")
         except OSError:
             raise self._lost() from None
 
@@ -250,10 +252,10 @@ class Child:
     def _seconds_left(self, timeout: float | None) -> float:
         if timeout is None:
             return _LOOK_SECONDS
-        _, began = MARK.unpack_from(self.mark)
+        _, began = CALL_MARK.unpack_from(self.mark)
         return began + timeout - time.monotonic() if began else timeout
 
-    def _lost(self, overdue: float | None = None) -> Lost:
+    def _lost(self, overdue: float | None = None) -> WorkerLost:
         """Make sure that the worker is dead, and report what it was running.
 
         Args:
@@ -261,12 +263,12 @@ class Child:
         """
         now = time.monotonic()
         if overdue is None:
-            self.keeper.join(_DEATH_SECONDS)
+            self.reaper.join(_DEATH_SECONDS)
         self.close()
-        row, began = MARK.unpack_from(self.mark)
+        row, began = CALL_MARK.unpack_from(self.mark)
         # Read the mark after the kill, when it no longer changes: the call may have ended just before the kill.
         timed_out = overdue is not None and bool(began) and now - began >= overdue
-        return Lost(_fate(self.process.returncode), row if began else None, timed_out)
+        return WorkerLost(_fate(self.process.returncode), row if began else None, timed_out)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -6,14 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from airflow_geneva.apply.isolation.batch_state import Settlement
-from airflow_geneva.apply.isolation.process import Chunk, Lost
-from airflow_geneva.apply.outcome import Mapped, Trouble
-from airflow_geneva.apply.policy import deciding, pause_before
+from airflow_geneva.apply.isolation.batch_state import BatchResults
+from airflow_geneva.apply.isolation.process import Chunk, WorkerLost
+from airflow_geneva.apply.outcome import CallFailure, MappedBatch
+from airflow_geneva.apply.policy import deciding_rule, pause_before
 from airflow_geneva.udf.error_policy import Retry, Skip
 
 _Range = tuple[int, int]
-_Open = tuple[int, Trouble]
+_Open = tuple[int, CallFailure]
 
 
 class RowByRow:
@@ -30,24 +30,27 @@ class RowByRow:
     """
 
     def __init__(
-        self, settlement: Settlement, order: Callable[[int, int], Iterator[Chunk]], explain: Callable[[Lost], Trouble]
+        self,
+        batch_results: BatchResults,
+        order: Callable[[int, int], Iterator[Chunk]],
+        explain: Callable[[WorkerLost], CallFailure],
     ) -> None:
-        self.settlement = settlement
+        self.batch_results = batch_results
         self.order = order
         self.explain = explain
-        self.todo: list[_Range | _Open] = [(0, settlement.rows)]
+        self.todo: list[_Range | _Open] = [(0, batch_results.rows)]
         self.deaths: Counter[int] = Counter()
         self.tries: Counter[int] = Counter()
 
-    def run(self) -> Mapped:
+    def run(self) -> MappedBatch:
         """Map all rows; `UdfError` at the first row that fails the job."""
         while self.todo:
             start, rest = self.todo.pop()
-            if isinstance(rest, Trouble):
+            if isinstance(rest, CallFailure):
                 self._decide(start, rest)
             elif start < rest:
                 self._map(start, rest)
-        return self.settlement.mapped()
+        return self.batch_results.mapped()
 
     def _map(self, start: int, stop: int) -> None:
         at = start
@@ -56,43 +59,43 @@ class RowByRow:
             for chunk in self.order(start, stop):
                 opened += self._take(chunk)
                 at = chunk.stop
-        except Lost as lost:
-            self._bury(lost, at, stop, alone=stop - start == 1)
+        except WorkerLost as lost:
+            self._on_worker_death(lost, at, stop, alone=stop - start == 1)
         else:
             self.todo.append((at, stop))
         self.todo += reversed(opened)
 
     def _take(self, chunk: Chunk) -> list[_Open]:
         """Keep the values and skipped rows of a chunk; return the rows that still need a decision."""
-        settlement = self.settlement
-        settlement.called(chunk.start, chunk.stop)
+        batch_results = self.batch_results
+        batch_results.called(chunk.start, chunk.stop)
         at = chunk.start
         opened = []
         for row, trouble in chunk.troubles:
             first = trouble.fits[0] if trouble.fits else None
-            if first is not None and isinstance(settlement.rules[first], Skip):
-                settlement.give_up(row, first, trouble)
+            if first is not None and isinstance(batch_results.rules[first], Skip):
+                batch_results.add_failure(row, first, trouble)
             else:
                 opened.append((row, trouble))
-                settlement.put(at, chunk.values.slice(at - chunk.start, row - at))
+                batch_results.put(at, chunk.values.slice(at - chunk.start, row - at))
                 at = row + 1
-        settlement.put(at, chunk.values.slice(at - chunk.start))
+        batch_results.put(at, chunk.values.slice(at - chunk.start))
         return opened
 
-    def _decide(self, row: int, trouble: Trouble) -> None:
+    def _decide(self, row: int, trouble: CallFailure) -> None:
         self.tries[row] += 1
-        at = deciding(self.settlement.rules, trouble.fits, self.tries[row])
-        rule = None if at is None else self.settlement.rules[at]
+        at = deciding_rule(self.batch_results.rules, trouble.fits, self.tries[row])
+        rule = None if at is None else self.batch_results.rules[at]
         if isinstance(rule, Retry):
             time.sleep(pause_before(rule, self.tries[row]))
             self.todo.append((row, row + 1))
         elif at is not None and isinstance(rule, Skip):
-            self.settlement.leave(row)
-            self.settlement.give_up(row, at, trouble)
+            self.batch_results.leave(row)
+            self.batch_results.add_failure(row, at, trouble)
         else:
-            raise self.settlement.failed(row, trouble)
+            raise self.batch_results.failed(row, trouble)
 
-    def _bury(self, lost: Lost, at: int, stop: int, alone: bool) -> None:
+    def _on_worker_death(self, lost: WorkerLost, at: int, stop: int, alone: bool) -> None:
         row = lost.row
         if row is None or not at <= row < stop:
             if stop - at > 1:
@@ -100,7 +103,7 @@ class RowByRow:
                 self.todo += [(middle, stop), (at, middle)]
                 return
             row = at
-        self.settlement.called(at, row + 1)
+        self.batch_results.called(at, row + 1)
         self.todo.append((row + 1, stop))
         self.deaths[row] += not lost.timed_out
         if lost.timed_out or (alone and self.deaths[row] > 1):

@@ -9,23 +9,23 @@ from typing import Protocol
 import pyarrow as pa
 
 from airflow_geneva.apply.arrow_output import OutputMismatch
-from airflow_geneva.apply.isolation.batch_state import Settlement
-from airflow_geneva.apply.isolation.narrow import Bisection
+from airflow_geneva.apply.isolation.batch_state import BatchResults
+from airflow_geneva.apply.isolation.narrow import Narrowing
 from airflow_geneva.apply.isolation.pool import POOL
-from airflow_geneva.apply.isolation.process import Child, Chunk, Lost, Unfit
+from airflow_geneva.apply.isolation.process import Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
 from airflow_geneva.apply.isolation.row_by_row import RowByRow
-from airflow_geneva.apply.outcome import Mapped, Trouble
-from airflow_geneva.apply.policy import fitting, rules_of
-from airflow_geneva.apply.udf_call import Mapper, trouble_of
+from airflow_geneva.apply.outcome import CallFailure, MappedBatch
+from airflow_geneva.apply.policy import matching_rules_of, rules_of
+from airflow_geneva.apply.udf_call import Mapper, call_failure_of
 from airflow_geneva.errors import UdfCrashed, UdfError
 from airflow_geneva.udf import UDF
-from airflow_geneva.udf.shipping import UdfParcel
+from airflow_geneva.udf.shipping import UdfReference
 
 
-class OpenMapper(Protocol):
+class BatchMapper(Protocol):
     """A UDF that is ready to be called on batches, by one thread at a time; a context manager."""
 
-    def __call__(self, batch: pa.RecordBatch) -> Mapped:
+    def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         """Map a batch.
 
         Args:
@@ -39,12 +39,12 @@ class OpenMapper(Protocol):
 
     def close(self) -> None: ...
 
-    def __enter__(self) -> OpenMapper: ...
+    def __enter__(self) -> BatchMapper: ...
 
     def __exit__(self, *error: object) -> None: ...
 
 
-def open_mapper(udf: UDF | UdfParcel, input_columns: Sequence[str] | None = None) -> OpenMapper:
+def open_batch_mapper(udf: UDF | UdfReference, input_columns: Sequence[str] | None = None) -> BatchMapper:
     """Prepare a UDF to be called on batches.
 
     With `on_error="fail"` and no timeout, the UDF runs in this process. Otherwise it runs in a worker process. The
@@ -56,22 +56,22 @@ def open_mapper(udf: UDF | UdfParcel, input_columns: Sequence[str] | None = None
         udf: the UDF, or its parcel, so that a caller that opens the same UDF often pickles it once.
         input_columns: columns of the batches, in the order of its parameters; None: the UDF's own.
     """
-    opened = udf.open() if isinstance(udf, UdfParcel) else udf
+    opened = udf.open() if isinstance(udf, UdfReference) else udf
     mapper = Mapper(opened, input_columns)
     if opened.on_error == "fail" and opened.timeout is None:
-        return _Direct(mapper)
-    return _Supervised(mapper, udf)
+        return _InProcessMapper(mapper)
+    return _WorkerMapper(mapper, udf)
 
 
-class _Direct:
+class _InProcessMapper:
     """Runs a UDF in this process, without an error policy."""
 
     def __init__(self, mapper: Mapper) -> None:
         self.mapper = mapper
 
-    def __call__(self, batch: pa.RecordBatch) -> Mapped:
+    def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         try:
-            return Mapped(self.mapper(batch), (), batch.num_rows)
+            return MappedBatch(self.mapper(batch), (), batch.num_rows)
         except UdfError as error:
             own = error.__cause__
             if self.mapper.udf.form == "scalar" or own is None or isinstance(own, OutputMismatch):
@@ -83,66 +83,66 @@ class _Direct:
     def close(self) -> None:
         """Do nothing: no worker process to release."""
 
-    def __enter__(self) -> _Direct:
+    def __enter__(self) -> _InProcessMapper:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _narrow(self, batch: pa.RecordBatch, error: UdfError) -> Mapped:
+    def _narrow(self, batch: pa.RecordBatch, error: UdfError) -> MappedBatch:
         function = self.mapper.set_up()
-        settlement = Settlement(self.mapper, self.mapper.inputs(batch), ())
+        batch_results = BatchResults(self.mapper, self.mapper.inputs(batch), ())
         raised = error
 
-        def call(start: int, stop: int) -> pa.Array | Trouble:
+        def call(start: int, stop: int) -> pa.Array | CallFailure:
             nonlocal raised
-            settlement.called(start, stop)
+            batch_results.called(start, stop)
             try:
-                return self.mapper.map_batch(settlement.inputs.slice(start, stop - start), function)
+                return self.mapper.map_batch(batch_results.inputs.slice(start, stop - start), function)
             except UdfError as again:
                 if again.__cause__ is None or isinstance(again.__cause__, OutputMismatch):
                     raise
                 raised = again
-                return trouble_of(again, ())
+                return call_failure_of(again, ())
 
-        settlement.called(0, batch.num_rows)
+        batch_results.called(0, batch.num_rows)
         try:
-            return Bisection(settlement, call).run(trouble_of(error, ()))
+            return Narrowing(batch_results, call).run(call_failure_of(error, ()))
         except UdfError as failed:
             if failed.row_index is None:
                 raise
             raise failed from raised.__cause__
 
 
-class _Supervised:
+class _WorkerMapper:
     """Runs a UDF in a worker process, under an error policy or with a timeout."""
 
-    def __init__(self, mapper: Mapper, source: UDF | UdfParcel) -> None:
+    def __init__(self, mapper: Mapper, source: UDF | UdfReference) -> None:
         self.mapper = mapper
         self.source = source
         self.timeout = mapper.udf.timeout
         self.rules = rules_of(mapper.udf.on_error)
-        self.child: Child | None = None
+        self.child: WorkerProcess | None = None
         self.loaded: pa.RecordBatch | None = None
 
-    def __call__(self, batch: pa.RecordBatch) -> Mapped:
-        settlement = Settlement(self.mapper, self.mapper.inputs(batch), self.rules)
+    def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
+        batch_results = BatchResults(self.mapper, self.mapper.inputs(batch), self.rules)
         if batch.num_rows == 0:
-            return settlement.mapped()
+            return batch_results.mapped()
 
         def order(start: int, stop: int) -> Iterator[Chunk]:
-            return self._order(settlement.inputs, start, stop)
+            return self._order(batch_results.inputs, start, stop)
 
         if self.mapper.udf.form == "scalar":
-            return RowByRow(settlement, order, self._explain).run()
+            return RowByRow(batch_results, order, self._explain).run()
 
         died: set[tuple[int, int]] = set()
 
-        def call(start: int, stop: int) -> pa.Array | Trouble:
-            settlement.called(start, stop)
+        def call(start: int, stop: int) -> pa.Array | CallFailure:
+            batch_results.called(start, stop)
             try:
                 (chunk,) = order(start, stop)
-            except Lost as lost:
+            except WorkerLost as lost:
                 if lost.timed_out or stop - start > 1 or (start, stop) in died:
                     return self._explain(lost)
                 # Try once more, alone in a new worker: other rows may have used up the memory.
@@ -150,15 +150,15 @@ class _Supervised:
                 return call(start, stop)
             return chunk.troubles[0][1] if chunk.troubles else chunk.values
 
-        return Bisection(settlement, call).run()
+        return Narrowing(batch_results, call).run()
 
     def close(self) -> None:
         """Return the worker process to the pool."""
         if self.child is not None:
-            POOL.give_back(self.child)
+            POOL.release_worker(self.child)
         self.child = self.loaded = None
 
-    def __enter__(self) -> _Supervised:
+    def __enter__(self) -> _WorkerMapper:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -168,20 +168,20 @@ class _Supervised:
         child = self._child_with(inputs)
         try:
             yield from child.map(start, stop, self.mapper.udf.data_type, self.timeout)
-        except Lost:
+        except WorkerLost:
             self.child = None
             raise
 
-    def _child_with(self, inputs: pa.RecordBatch) -> Child:
+    def _child_with(self, inputs: pa.RecordBatch) -> WorkerProcess:
         """Return a live worker process that has the batch."""
         for _ in range(2):
             if self.child is None:
-                self.child, self.loaded = self._hire(), None
+                self.child, self.loaded = self._acquire(), None
             if self.loaded is inputs:
                 return self.child
             try:
                 self.child.load(inputs)
-            except Lost as lost:
+            except WorkerLost as lost:
                 self.child, reason = None, lost.reason
             else:
                 self.loaded = inputs
@@ -191,10 +191,10 @@ class _Supervised:
             f"the process that runs it {reason}, twice, while it read the batch. Set a smaller batch_size."
         )
 
-    def _hire(self) -> Child:
+    def _acquire(self) -> WorkerProcess:
         try:
-            return POOL.hire(self._parcel)
-        except Unfit as unfit:
+            return POOL.acquire(self._parcel)
+        except UdfSetupFailed as unfit:
             raise UdfError(f"UDF {self.mapper.udf.name!r} could not be set up: {unfit}") from unfit
         except OSError as error:
             raise UdfError(
@@ -202,13 +202,13 @@ class _Supervised:
             ) from error
 
     @cached_property
-    def _parcel(self) -> UdfParcel:
-        return self.source if isinstance(self.source, UdfParcel) else UdfParcel.of(self.source)
+    def _parcel(self) -> UdfReference:
+        return self.source if isinstance(self.source, UdfReference) else UdfReference.of(self.source)
 
-    def _explain(self, lost: Lost) -> Trouble:
+    def _explain(self, lost: WorkerLost) -> CallFailure:
         """Describe a lost worker as the failure of the row or call that it was running."""
         kind: type[Exception] = UdfCrashed
         message = f"The process that ran the call {lost.reason}."
         if lost.timed_out:
             kind, message = TimeoutError, f"The call took longer than {self.timeout:g} seconds and was killed."
-        return Trouble(f"{kind.__module__}.{kind.__qualname__}", message, "", fitting(self.rules, kind))
+        return CallFailure(f"{kind.__module__}.{kind.__qualname__}", message, "", matching_rules_of(self.rules, kind))

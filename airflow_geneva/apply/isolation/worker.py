@@ -28,21 +28,21 @@ import pyarrow as pa
 
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_values
 from airflow_geneva.apply.isolation import messages as frames
-from airflow_geneva.apply.outcome import Trouble
-from airflow_geneva.apply.policy import fitting, rules_of
-from airflow_geneva.apply.udf_call import Mapper, trouble_of
+from airflow_geneva.apply.outcome import CallFailure
+from airflow_geneva.apply.policy import matching_rules_of, rules_of
+from airflow_geneva.apply.udf_call import Mapper, call_failure_of
 from airflow_geneva.errors import GenevaError, UdfError
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf.error_policy import Skip
-from airflow_geneva.udf.shipping import UdfParcel
+from airflow_geneva.udf.shipping import UdfReference
 
-MARK = struct.Struct("<qd")
+CALL_MARK = struct.Struct("<qd")
 """The shared bytes: the row of the last call, and when the call began (monotonic seconds); 0 after it ended."""
 
 IDLE_SECONDS = 60.0
 
 _BEGAN = struct.Struct("<d")
-_BEGAN_AT = MARK.size - _BEGAN.size
+_BEGAN_AT = CALL_MARK.size - _BEGAN.size
 _CHUNK_SECONDS = 0.2
 _CHUNK_TROUBLES = 1_000
 _EXIT_SECONDS = 10.0
@@ -64,14 +64,14 @@ def serve(orders: int, answers: int, shared: int) -> None:
         _die_first_without_memory()
     for inherited in (orders, answers):
         os.set_inheritable(inherited, False)
-    mark = mmap.mmap(shared, MARK.size)
+    mark = mmap.mmap(shared, CALL_MARK.size)
     os.close(shared)
     # On a crash, print Python's traceback to stderr instead of writing a core file of many gigabytes.
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with contextlib.suppress(EOFError, BrokenPipeError):
-        _Desk(orders, answers, mark).work()
+        _WorkerLoop(orders, answers, mark).work()
     os.close(orders)
     os.close(answers)
     # Threads that the UDF left behind must not keep the process alive.
@@ -87,7 +87,7 @@ def _die_first_without_memory() -> None:
         _OOM_SCORE.write_text(str(min(score + _OOM_SCORE_MORE, _OOM_SCORE_MOST)))
 
 
-class _Desk:
+class _WorkerLoop:
     """Processes orders: `open` a UDF, `load` a batch, `map` rows of it, `rest` (drop the batch), and `ping`."""
 
     def __init__(self, orders: int, answers: int, mark: mmap.mmap) -> None:
@@ -95,7 +95,7 @@ class _Desk:
         self.answers = answers
         self.mark = mark
         self.udf: UDF | None = None
-        self.run: _Run | None = None
+        self.run: _BatchRun | None = None
 
     def work(self) -> None:
         poll = select.poll()
@@ -107,7 +107,7 @@ class _Desk:
                     frames.send(self.answers, self._open(header, body))
                 case "load":
                     assert self.udf is not None
-                    self.run = _Run(self.udf, frames.batch_from_bytes(body), self.answers, self.mark)
+                    self.run = _BatchRun(self.udf, frames.batch_from_bytes(body), self.answers, self.mark)
                     frames.send(self.answers, {})
                 case "map":
                     assert self.run is not None
@@ -119,7 +119,7 @@ class _Desk:
 
     def _open(self, header: dict[str, Any], body: bytearray) -> dict[str, Any]:
         try:
-            self.udf = UdfParcel(header["import_path"], header["version"], bytes(body)).open()
+            self.udf = UdfReference(header["import_path"], header["version"], bytes(body)).open()
             _ = self.udf.function
             # Arrow imports pandas when it makes its first array; that must not count as time of a call.
             pa.array([None])
@@ -130,7 +130,7 @@ class _Desk:
         return {}
 
 
-class _Run:
+class _BatchRun:
     """Runs a UDF on one batch."""
 
     def __init__(self, udf: UDF, inputs: pa.RecordBatch, answers: int, mark: mmap.mmap) -> None:
@@ -153,7 +153,7 @@ class _Run:
         function = self.udf.function
         columns = self.mapper.arguments(self.inputs.slice(start, stop - start))
         values: list[Any] = []
-        troubles: dict[int, Trouble] = {}
+        troubles: dict[int, CallFailure] = {}
         since = time.monotonic()
         for row, arguments in enumerate(zip(*columns, strict=True), start):
             now = time.monotonic()
@@ -162,19 +162,19 @@ class _Run:
                     return
                 start, values, troubles = row, [], {}
                 since = now = time.monotonic()
-            MARK.pack_into(self.mark, 0, row, now)
+            CALL_MARK.pack_into(self.mark, 0, row, now)
             try:
                 values.append(function(*arguments))
             except Exception as error:
                 # Drop the first frame, which is this file's.
                 trace = error.__traceback__.tb_next if error.__traceback__ else None
                 values.append(None)
-                troubles[row] = Trouble.of(error, fitting(self.rules, type(error)), trace)
+                troubles[row] = CallFailure.of(error, matching_rules_of(self.rules, type(error)), trace)
                 if not self._skips(troubles[row]):
                     break
         self._answer_rows(start, values, troubles, end=True)
 
-    def _answer_rows(self, start: int, values: list[Any], troubles: dict[int, Trouble], end: bool = False) -> bool:
+    def _answer_rows(self, start: int, values: list[Any], troubles: dict[int, CallFailure], end: bool = False) -> bool:
         """Send values; return whether the order ends: all rows are done, or the parent has to decide about one."""
         self._call_ended()
         try:
@@ -185,33 +185,33 @@ class _Run:
         self._answer(start, made, sorted(troubles.items()), end)
         return end
 
-    def _one(self, row: int, value: Any, troubles: dict[int, Trouble]) -> pa.Array:
+    def _one(self, row: int, value: Any, troubles: dict[int, CallFailure]) -> pa.Array:
         try:
             return array_from_values([value], self.udf.data_type)
         except OutputMismatch as mismatch:
-            misfit = self.mapper.misfit(mismatch, value, self.inputs, row)
-            troubles[row] = Trouble.of(misfit, fitting(self.rules, UdfError), complete=True)
+            type_error = self.mapper.type_error(mismatch, value, self.inputs, row)
+            troubles[row] = CallFailure.of(type_error, matching_rules_of(self.rules, UdfError), complete=True)
             return pa.nulls(1, self.udf.data_type)
 
     def _call(self, start: int, stop: int) -> None:
         inputs = self.inputs.slice(start, stop - start)
         function = self.udf.function
-        MARK.pack_into(self.mark, 0, start, time.monotonic())
+        CALL_MARK.pack_into(self.mark, 0, start, time.monotonic())
         try:
             made = self.mapper.map_batch(inputs, function)
         except UdfError as error:
             self._call_ended()
             nothing = pa.nulls(stop - start, self.udf.data_type)
-            self._answer(start, nothing, [(start, trouble_of(error, self.rules))], end=True)
+            self._answer(start, nothing, [(start, call_failure_of(error, self.rules))], end=True)
         else:
             self._call_ended()
             self._answer(start, made, [], end=True)
 
-    def _answer(self, start: int, values: pa.Array, troubles: Iterable[tuple[int, Trouble]], end: bool) -> None:
+    def _answer(self, start: int, values: pa.Array, troubles: Iterable[tuple[int, CallFailure]], end: bool) -> None:
         header = {"start": start, "troubles": [(row, asdict(trouble)) for row, trouble in troubles], "end": end}
         frames.send(self.answers, header, frames.values_to_bytes(values))
 
-    def _skips(self, trouble: Trouble) -> bool:
+    def _skips(self, trouble: CallFailure) -> bool:
         return bool(trouble.fits) and isinstance(self.rules[trouble.fits[0]], Skip)
 
     def _call_ended(self) -> None:
