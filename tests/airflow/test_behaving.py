@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -37,15 +38,11 @@ MARKED = {
 def begun(site: Site) -> dict[str, str]:
     """What is begun before all else, as Airflow takes its time for it; by DAG the run."""
     # SQLite takes one writer at a time, so there is no scheduler yet.
-    site.stack.airflow(
-        "backfill", "create", "--dag-id", "dates", "--from-date", "2026-01-01", "--to-date", "2026-01-03",
-        "--max-active-runs", "3",
-    )  # fmt: skip
     site.stack.wait()
-    for dag_id in ("dates", "days"):
+    for dag_id, days, at_once in (("dates", 3, 3), ("days", len(DAYS), 1)):
         site.stack.unpause(dag_id)
-    one_by_one = {"dag_id": "days", "from_date": f"{DAYS[0]}T00:00:00Z", "to_date": f"{DAYS[-1]}T00:00:00Z"}
-    site.stack.call("POST", "/backfills", {**one_by_one, "max_active_runs": 1})
+        dates = {"from_date": f"{DAYS[0]}T00:00:00Z", "to_date": f"{DAYS[0] + timedelta(days - 1)}T00:00:00Z"}
+        site.stack.call("POST", "/backfills", {"dag_id": dag_id, **dates, "max_active_runs": at_once})
     for dag_id, task_id in MARKED.items():
         site.hold(dag_id, task_id)
     waiting = ("lost", "timeout", "twice", "paused")
