@@ -24,14 +24,14 @@ pytestmark = [
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Let the first commit fail."""
-    real, errors = commit.commit_planned, [error]
+    real, errors = commit.commit_stored_shard, [error]
 
     def fail(*arguments: Any) -> Any:
         if errors:
             raise errors.pop()
         return real(*arguments)
 
-    monkeypatch.setattr(commit, "commit_planned", fail)
+    monkeypatch.setattr(commit, "commit_stored_shard", fail)
 
 
 def test_a_commit_conflict_is_tried_again_soon(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def warnings_of(found: NewFragmentsTrigger) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize("part", ["peek", "look"])
+@pytest.mark.parametrize("part", ["newest_versions", "observe"])
 def test_a_panic_of_pylance_does_not_end_a_watcher(desk: Desk, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     desk.append("a")
     troubles, works = [PANIC("index out of bounds")], getattr(_looking, part)

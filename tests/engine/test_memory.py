@@ -154,7 +154,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
     noting(seen.read, compute.Applier, "_steps", 2)
     noting(seen.put, DataFileWriter, "put", 1)
     noting(seen.kept, LanceCheckpointStore, "__setitem__", 2)
-    monkeypatch.setattr(compute.Rows, "nbytes", property(lambda rows: rows.columns.nbytes), raising=False)
+    monkeypatch.setattr(compute.RowBatch, "nbytes", property(lambda rows: rows.columns.nbytes), raising=False)
     return seen
 
 

@@ -228,10 +228,10 @@ def cases() -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("kind", "damage", "station"), cases())
 def test_documents_that_break_while_nobody_looks_cost_work_and_never_a_value(
-    table: Table, trace: Trace, tmp_path: Path, kind: str, damage: str, task_spec: str
+    table: Table, trace: Trace, tmp_path: Path, kind: str, damage: str, station: str
 ) -> None:
     before = set(Path(table.uri).rglob("*"))
-    kill_at(table, trace, tmp_path, STATIONS[task_spec])
+    kill_at(table, trace, tmp_path, STATIONS[station])
     committed = {file.path for fragment in table.lance.get_fragments() for file in fragment.metadata.files}
     broken = [path for path in documents(table, KINDS[kind], before) if path.name not in committed]
     for path in broken:
