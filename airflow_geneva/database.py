@@ -11,7 +11,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.record import job_ids, read_job, read_jobs
 from airflow_geneva.job.status import Job
-from airflow_geneva.lance_io.rows import RowData, as_table
+from airflow_geneva.lance_io.arrays import RowData, as_table
 from airflow_geneva.storage.files import Storage, freeze_options
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import check_name, is_local, is_name, join, normalize_uri

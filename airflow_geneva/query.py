@@ -151,8 +151,8 @@ class Query:
         from airflow_geneva.apply.query_columns import QueryComputer, take_rows
         from airflow_geneva.lance_io.arrays import single_batch
         from airflow_geneva.lance_io.filters import freeze_where
-        from airflow_geneva.views.explode import explode_rows
-        from airflow_geneva.views.selection import select_row_ids
+        from airflow_geneva.views.columns import explode_rows
+        from airflow_geneva.views.row_order import select_row_ids
 
         dataset = self.table.lance
         where = freeze_where(self._filter(dataset))
@@ -209,7 +209,7 @@ class Query:
         from airflow_geneva.database import Database
         from airflow_geneva.view import View
         from airflow_geneva.views.placeholders import create_view
-        from airflow_geneva.views.selection import select_row_ids
+        from airflow_geneva.views.row_order import select_row_ids
 
         chosen, called = _one_of("db", db, "conn", conn), _one_of("name", name, "view_name", view_name)
         if called is None:
@@ -247,8 +247,8 @@ class Query:
         return whole[0] if len(whole) == 1 else " AND ".join(f"({part})" for part in whole) or None
 
     def _outputs(self, dataset: lance.LanceDataset) -> ResolvedColumns:
+        from airflow_geneva.views.columns import exploded_schema
         from airflow_geneva.views.definition import visible_columns
-        from airflow_geneva.views.explode import exploded_schema
         from airflow_geneva.views.resolve import resolve_columns
 
         every = ((name, f"`{name}`") for name in visible_columns(dataset.schema))

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.rows import RowData, as_table
+from airflow_geneva.lance_io.arrays import RowData, as_table
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF, UdfDefinition
 from airflow_geneva.udf.definition import (
@@ -294,7 +294,7 @@ class Table:
         Raises:
             InvalidInput: ``job_id`` is not a job id, or the column is not a computed column.
         """
-        from airflow_geneva.plan.failed_rows import failed_addresses
+        from airflow_geneva.plan.previous_inputs import failed_addresses
 
         if job_id is not None:
             return sorted({record.row_address for record in self.get_errors(job_id, column_name)})

@@ -36,7 +36,7 @@ def range_batch(
         ids: their row ids.
         looked_at: every row that the range covers, including rows that the filter did not select.
         failures: the job that ran the UDF, and the rows that failed; their value is NULL.
-        agreement: see :class:`airflow_geneva.checkpoint.trust.ReuseRules`.
+        agreement: see :class:`airflow_geneva.checkpoint.reuse.ReuseRules`.
     """
     values = as_bytes(values)
     metadata = {"looked_at": json.dumps(looked_at.to_json()), "failures": failures.dumps(), "agreement": agreement}
@@ -87,7 +87,7 @@ class StagedFragment:
         by_job: number of computed rows, by job.
         failures: the job that staged it, and the rows that failed; they count as computed, with NULL.
         taken: computed rows whose values come from another version of the UDF, by that version.
-        agreement: see :class:`airflow_geneva.checkpoint.trust.ReuseRules`.
+        agreement: see :class:`airflow_geneva.checkpoint.reuse.ReuseRules`.
         dense: the file holds the computed rows only, one after another, as new rows of a view.
     """
 

@@ -32,8 +32,13 @@ from airflow_geneva.cleanup.garbage import (
     group_files,
     parse_ttl,
 )
-from airflow_geneva.cleanup.in_use import CheckpointPlace, may_use_folder, planned_places, read_active_jobs
-from airflow_geneva.cleanup.snapshots import named_snapshots
+from airflow_geneva.cleanup.in_use import (
+    CheckpointPlace,
+    may_use_folder,
+    named_snapshots,
+    planned_places,
+    read_active_jobs,
+)
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.heartbeat import WAITING_TIMEOUT
 from airflow_geneva.job.outbox import find_commits, read_outbox

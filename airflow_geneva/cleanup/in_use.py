@@ -1,19 +1,27 @@
-"""Which files beside a table its jobs still use."""
+"""Which files beside a table its jobs and its views' snapshots still use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.keys import key_part
+from airflow_geneva.commit.view_state import read_advance_note, read_intents, snapshot_in_metadata, snapshot_of_version
 from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.record import DAMAGED, job_ids, read_job
 from airflow_geneva.job.shard_status import in_parallel
 from airflow_geneva.job.status import Job
+from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.uri import is_local
+
+if TYPE_CHECKING:
+    import lance
 
 CheckpointPlace = tuple[str, str, int]
 """Identifies the checkpoints of one fragment: key prefix, hash of the source files, fragment id."""
@@ -119,3 +127,32 @@ def planned_places(job: Storage, plans: Iterable[str], wanted: Collection[str]) 
     except (FileNotFoundError, *DAMAGED):
         return None
     return found
+
+
+def named_snapshots(location: TableLocation, dataset: lance.LanceDataset, since: int = 0) -> set[str]:
+    """Return the snapshots that the versions of a view (tagged ones included) and its stored notes reference.
+
+    Args:
+        dataset: the view at its newest version.
+        since: check only versions from this one on.
+
+    Raises:
+        LookupError: a version cannot be read.
+    """
+
+    def named(version: int) -> str:
+        # In the version that a swap wrote, the metadata still names the snapshot before it.
+        return snapshot_of_version(dataset, version) or snapshot_in_metadata(dataset.checkout_version(version))
+
+    found = set(_noted(location))
+    with engine_errors(lambda error: LookupError(str(error))):
+        versions = [number for ref in dataset.version_refs() if (number := int(ref["version"])) >= since]
+        found.update(in_parallel(named, versions, is_local(location.uri)))
+    return found - {""}
+
+
+def _noted(location: TableLocation) -> Iterator[str]:
+    yield from read_intents(location)
+    note = read_advance_note(location)
+    if note is not None:
+        yield note.snapshot

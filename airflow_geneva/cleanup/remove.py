@@ -19,7 +19,7 @@ from airflow_geneva.checkpoint.view_snapshot import (
     snapshot_job,
     snapshot_key,
 )
-from airflow_geneva.cleanup.data_files import sidecar_folder, without_referenced
+from airflow_geneva.cleanup.data_files import ExistingVersions, sidecar_folder, without_referenced
 from airflow_geneva.cleanup.garbage import (
     CHECKPOINTS,
     JOBS,
@@ -31,9 +31,7 @@ from airflow_geneva.cleanup.garbage import (
     Garbage,
     group_files,
 )
-from airflow_geneva.cleanup.in_use import ActiveJobs, may_use_folder, read_active_jobs
-from airflow_geneva.cleanup.live_fragments import ExistingVersions
-from airflow_geneva.cleanup.snapshots import named_snapshots
+from airflow_geneva.cleanup.in_use import ActiveJobs, may_use_folder, named_snapshots, read_active_jobs
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.record import job_ids
 from airflow_geneva.storage.files import Storage

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import re
+from dataclasses import asdict, dataclass, field
 from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from airflow_geneva.checkpoint.inventory import list_checkpoints
+from airflow_geneva.checkpoint.keys import key_part, parse_key, path_to_key
+from airflow_geneva.checkpoint.packs import keys_of_pack
 from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import KINDS, add_up, parse_ttl, readable_bytes
 from airflow_geneva.cli.database import (
@@ -21,6 +23,70 @@ from airflow_geneva.cli.database import (
     print_json,
 )
 from airflow_geneva.job.status import format_time
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.uri import md5
+
+_PREFIX = re.compile(r"udf-(?P<udf>.*)_ver-(?P<version>.*)_col-(?P<column>.*)_where-(?P<where>\w+)_uri-(?P<uri>\w+)")
+_NO_FILTER = md5("")
+
+
+@dataclass
+class CheckpointSummary:
+    """The checkpoints below one prefix: one UDF version, one column, one filter.
+
+    Args:
+        prefix: the key prefix.
+        udf, version, column: parsed from the prefix.
+        where: hash of the filter; None without a filter.
+        fragments: number of fragment checkpoints.
+        ranges: number of range checkpoints.
+        size_bytes: size of the checkpoints, without staged data files.
+        newest: time of the newest checkpoint, in seconds since the epoch.
+    """
+
+    prefix: str
+    udf: str
+    version: str
+    column: str
+    where: str | None
+    fragments: int = 0
+    ranges: int = 0
+    size_bytes: int = 0
+    newest: float = field(default=0.0)
+
+
+def list_checkpoints(checkpoints: Storage, column: str | None = None) -> list[CheckpointSummary]:
+    """Count the checkpoints of a table by prefix, newest first.
+
+    Args:
+        checkpoints: the table's ``_checkpoints`` folder.
+        column: list the checkpoints of this column only.
+
+    Raises:
+        StorageError: the folder cannot be listed.
+    """
+    found: dict[str, CheckpointSummary] = {}
+    for entry in checkpoints.list_entries():
+        if not entry.name.startswith("udf-"):
+            continue
+        keys = keys_of_pack(checkpoints, entry.name) or [path_to_key(entry.name)]
+        for key in map(parse_key, keys):
+            parts = _PREFIX.fullmatch(key.fragment.prefix) if key else None
+            if key is None or parts is None or (column is not None and parts["column"] != key_part(column)):
+                continue
+            prefix = key.fragment.prefix
+            where = None if parts["where"] == _NO_FILTER else parts["where"]
+            group = found.setdefault(
+                prefix, CheckpointSummary(prefix, parts["udf"], parts["version"], parts["column"], where)
+            )  # fmt: skip
+            if key.range is None:
+                group.fragments += 1
+            else:
+                group.ranges += 1
+            group.size_bytes += entry.size_bytes // len(keys)
+            group.newest = max(group.newest, entry.modified)
+    return sorted(found.values(), key=lambda group: -group.newest)
+
 
 checkpoints_app = typer.Typer(
     no_args_is_help=True, help="List what is stored beside tables, and remove what is not needed."

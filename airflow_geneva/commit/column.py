@@ -21,9 +21,8 @@ from airflow_geneva.job.result import ShardResult
 from airflow_geneva.lance_io.conflicts import MORE_RETRIES, is_conflict, max_retries
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, fields_present, read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.cutting import FRAGMENTS_PER_COMMIT, fragments_per_commit
 from airflow_geneva.plan.model import JobSpec
-from airflow_geneva.plan.shard import Shard
+from airflow_geneva.plan.shard import FRAGMENTS_PER_COMMIT, Shard, fragments_per_commit
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import md5
 

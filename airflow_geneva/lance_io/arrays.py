@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
 import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.lance_io.arrow_types import storage_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _ROWS_PER_FILE = 1 << 20
 
@@ -98,3 +104,25 @@ class _Retyped:
 
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
         return self.data_type.__arrow_c_schema__(), self.values.__arrow_c_array__()[1]
+
+
+RowData: TypeAlias = "pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]"
+
+
+def as_table(data: RowData, schema: pa.Schema | None, rows_per_file: int | None = None) -> pa.Table:
+    """Return rows as an Arrow table that pylance can write.
+
+    Args:
+        data: an Arrow table or batch, or a list of dicts.
+        schema: schema of the dicts; None: inferred from their values.
+        rows_per_file: maximum rows per data file; None: pylance's default.
+    """
+    import pyarrow as pa
+
+    if isinstance(data, pa.Table):
+        rows = data
+    elif isinstance(data, pa.RecordBatch):
+        rows = pa.table(data)
+    else:
+        rows = pa.Table.from_pylist(list(data), schema=schema)
+    return cut_for_files(rows, rows_per_file)

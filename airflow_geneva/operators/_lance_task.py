@@ -5,21 +5,47 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout
 from airflow.sdk import BaseOperator
 
 from airflow_geneva.database import Database
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import CodeChanged, CommitConflict, InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.operators._retries import with_retry_policy
 from airflow_geneva.operators._templated import optional_text, required_text
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
+
+_SOON = timedelta(seconds=30)
+
+
+def default_policy() -> Any:
+    """Return the default retry policy; None before Airflow 3.3, which has only the number of retries.
+
+    After a commit conflict the task is retried soon, as one of its retries. A retry cannot fix a wrong request, schema
+    or UDF, so then the task fails at once.
+    """
+    try:
+        from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
+    except ImportError:
+        return None
+    return ExceptionRetryPolicy(
+        rules=[
+            RetryRule(CommitConflict, RetryAction.RETRY, _SOON, reason="other writers kept changing the table"),
+            RetryRule([InvalidInput, CodeChanged], RetryAction.FAIL, reason="it would fail in the same way"),
+        ]
+    )
+
+
+def with_retry_policy(given: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an operator's arguments with the given retry policy, or the default one."""
+    policy = given or default_policy()
+    return dict(arguments) if policy is None else {**arguments, "retry_policy": policy}
 
 
 class LanceOperator(BaseOperator):

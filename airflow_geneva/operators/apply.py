@@ -19,8 +19,7 @@ from airflow_geneva.job.folder import shard_name
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._configuration import Configuration
-from airflow_geneva.operators._lance_task import LoadedPlan, check_shard, open_database, stop_task
-from airflow_geneva.operators._retries import with_retry_policy
+from airflow_geneva.operators._lance_task import LoadedPlan, check_shard, open_database, stop_task, with_retry_policy
 from airflow_geneva.operators._templated import optional_int, required_text
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
@@ -37,7 +36,7 @@ from airflow_geneva.spark.submit import (
     driver_environment,
     find_spark_submit,
 )
-from airflow_geneva.udf.code_zip import code_sha256
+from airflow_geneva.udf.shipping import code_sha256
 from airflow_geneva.udf.stored_definition import UdfDefinition
 
 _ERROR_LINE = "airflow_geneva: "

@@ -27,13 +27,12 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.code_change import check_code_change
 from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.continue_from import check_continue_from, continue_from_notes
-from airflow_geneva.plan.cutting import cut_shards
 from airflow_geneva.plan.file_mismatch import find_mismatches
 from airflow_geneva.plan.model import JobSpec, Plan, ReasonCount
 from airflow_geneva.plan.previous_inputs import PreviousInputs
 from airflow_geneva.plan.reusable_files import is_staged_readable, staged_fits
 from airflow_geneva.plan.row_status import DueRules, RowStatus, by_code_version, classify_rows
-from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.plan.shard import FragmentWork, cut_shards
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import md5
 

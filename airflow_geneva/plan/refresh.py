@@ -22,12 +22,11 @@ from airflow_geneva.lance_io.read_version import open_version, reporting_cleaned
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_identity import PlannedTable
 from airflow_geneva.plan.code_change import check_view_code_change
-from airflow_geneva.plan.cutting import cut_shards
 from airflow_geneva.plan.file_mismatch import Mismatches, find_mismatches
 from airflow_geneva.plan.model import CodeRef, JobSpec, Plan, ReasonCount
 from airflow_geneva.plan.request import RefreshRequest, checkpoints_ignored
 from airflow_geneva.plan.reusable_files import is_view_file_complete, is_view_file_readable
-from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.plan.shard import FragmentWork, cut_shards
 from airflow_geneva.plan.source_changes import ChangedFragment, SourceChanges, compare_source, fragments_of_rows
 from airflow_geneva.plan.swap_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.plan.view_state import ViewState

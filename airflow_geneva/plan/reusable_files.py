@@ -32,7 +32,7 @@ def staged_fits(
         due: the offsets that must be computed.
         output_fields: field ids of the output column.
         settled: rows of the file that need no further work, see
-            :meth:`airflow_geneva.checkpoint.trust.ReuseRules.done_rows`.
+            :meth:`airflow_geneva.checkpoint.reuse.ReuseRules.done_rows`.
     """
     if staged.output_field_ids != output_fields or staged.output_files != files.output:
         return False

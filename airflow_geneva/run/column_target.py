@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
-from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows
+from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows, ReuseRules
 from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
-from airflow_geneva.checkpoint.trust import ReuseRules
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.lance_io.fragments import field_ids, live_offsets, row_ids
@@ -21,8 +20,7 @@ from airflow_geneva.plan.reusable_files import is_staged_readable, staged_fits
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.write.column_file import assemble
-from airflow_geneva.write.staged_file import ColumnFileWriter
+from airflow_geneva.write.column_file import ColumnFileWriter, assemble
 
 if TYPE_CHECKING:
     import lance

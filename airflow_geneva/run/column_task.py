@@ -18,12 +18,11 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run.column_target import BackfillContext
-from airflow_geneva.run.completion import stage_computed
-from airflow_geneva.run.units import RowCount, RunUnit, Unit, UnitReport
+from airflow_geneva.run.units import RowCount, RunUnit, Unit, UnitReport, stage_computed
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.error_policy import Policy
 from airflow_geneva.udf.shipping import UdfReference
-from airflow_geneva.write.staged_file import ColumnFileWriter
+from airflow_geneva.write.column_file import ColumnFileWriter
 
 if TYPE_CHECKING:
     from airflow_geneva.udf import UDF

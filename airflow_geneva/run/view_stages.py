@@ -23,11 +23,11 @@ from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.plan.swap_plan import SwapPlan
 from airflow_geneva.run.column_stages import missing_shards_error
-from airflow_geneva.run.completion import remove_broken, stage_computed
 from airflow_geneva.run.housekeeping import has_many_snapshots, run_maintenance
+from airflow_geneva.run.units import remove_broken, stage_computed
 from airflow_geneva.run.view_target import RefreshContext
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.write.view_order import reorder_rows
+from airflow_geneva.write.view_file import reorder_rows
 
 
 @dataclass(frozen=True)

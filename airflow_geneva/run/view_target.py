@@ -12,9 +12,8 @@ import pyarrow as pa
 
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
-from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows, read_values
+from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows, ReuseRules, read_values
 from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
-from airflow_geneva.checkpoint.trust import ReuseRules
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.lance_io.arrays import convert_array
 from airflow_geneva.lance_io.fragments import row_ids

@@ -19,8 +19,7 @@ from airflow_geneva.lance_io.fragments import live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import FragmentWork
-from airflow_geneva.run.completion import stage_computed
-from airflow_geneva.run.units import RowCount, RunUnit, Unit, UnitReport
+from airflow_geneva.run.units import RowCount, RunUnit, Unit, UnitReport, stage_computed
 from airflow_geneva.run.view_target import RefreshContext
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import airflow_geneva
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.spark.java import java_environment
-from airflow_geneva.udf.code_zip import code_sha256, zip_code
-from airflow_geneva.udf.shipping import UdfReference
+from airflow_geneva.udf.shipping import UdfReference, code_sha256, zip_code
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

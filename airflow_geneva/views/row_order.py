@@ -1,19 +1,15 @@
-"""The order of a query's rows: by row id, or shuffled by a fixed hash of seed and row id.
-
-The generator is SplitMix64 (Steele, Lea, Flood, 2014). Its first output for the seed, as an unsigned 64-bit number, is
-its initial state; the hash of a row is output number ``row id`` of that sequence, counted from 0. The hash depends only
-on seed and row id, so rows that are added later get their place among the existing rows, on every machine and in every
-version. For one seed no two rows have the same hash, and the row id can be computed back from it: sorting needs no more
-memory than the ids themselves.
-"""
+"""Which rows of its source a query gives, and their order: by row id, or shuffled by a hash of seed and row id."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import lance
 
 RowIdArray: TypeAlias = npt.NDArray[np.int64]
 HashArray: TypeAlias = npt.NDArray[np.uint64]
@@ -105,3 +101,72 @@ def _unmix(values: HashArray) -> None:
     values ^= (values >> np.uint64(27)) ^ (values >> np.uint64(54))
     values *= np.uint64(pow(_FIRST, -1, _WORD))
     values ^= (values >> np.uint64(30)) ^ (values >> np.uint64(60))
+
+
+_BATCH_ROWS = 1 << 16
+
+
+def select_row_ids(
+    dataset: lance.LanceDataset,
+    where: str | None,
+    shuffle_seed: int | None = None,
+    limit: int | None = None,
+    offset: int = 0,
+) -> Iterator[RowIdArray]:
+    """Yield the row ids of a query in batches: filtered, ordered by row id or shuffled, then offset and limited.
+
+    Row ids that are already in ascending order, as they are until rows are updated, are streamed. Otherwise all
+    matching row ids are held in memory, 8 bytes each.
+
+    Args:
+        dataset: one version of the source; without stable row ids, row ids are row addresses.
+        where: SQL filter, or None.
+        shuffle_seed: seed of the order; None: order by row id.
+        limit: most rows, or None.
+        offset: number of rows to skip first.
+    """
+    if limit == 0:
+        return
+    if shuffle_seed is None and _ascending(dataset):
+        yield from _cut(_scan(dataset, where), limit, offset)
+        return
+    held = np.empty(dataset.count_rows(), np.int64)
+    count = 0
+    for part in _scan(dataset, where):
+        held[count : count + len(part)] = part
+        count += len(part)
+    chosen = order_row_ids(held[:count], shuffle_seed, limit, offset)
+    for start in range(0, len(chosen), _BATCH_ROWS):
+        yield chosen[start : start + _BATCH_ROWS]
+
+
+def _scan(dataset: lance.LanceDataset, where: str | None) -> Iterator[RowIdArray]:
+    """Yield row ids in the table's order; without a filter, no column is read."""
+    scanner = dataset.scanner(
+        columns=[], filter=where, with_row_id=True, batch_size=_BATCH_ROWS, scan_in_order=True, batch_readahead=4
+    )
+    for batch in scanner.to_batches():
+        if batch.num_rows:
+            yield batch.column("_rowid").to_numpy().view(np.int64)
+
+
+def _ascending(dataset: lance.LanceDataset) -> bool:
+    last = -1
+    for part in _scan(dataset, None):
+        if part[0] <= last or not bool(np.all(part[1:] > part[:-1])):
+            return False
+        last = int(part[-1])
+    return True
+
+
+def _cut(parts: Iterator[RowIdArray], limit: int | None, offset: int) -> Iterator[RowIdArray]:
+    skip, left = offset, limit
+    for part in parts:
+        kept = part[skip:] if left is None else part[skip : skip + left]
+        skip = max(0, skip - len(part))
+        if len(kept):
+            yield kept
+        if left is not None:
+            left -= len(kept)
+            if left == 0:
+                return

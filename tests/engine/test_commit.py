@@ -21,9 +21,8 @@ from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
 from airflow_geneva.run.column_target import BackfillContext
 from airflow_geneva.run.column_task import UdfRunner, run_unit
-from airflow_geneva.run.completion import stage_computed
 from airflow_geneva.run.inline import apply_inline
-from airflow_geneva.run.units import Unit
+from airflow_geneva.run.units import Unit, stage_computed
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, udf
 from tests.counting import Trace, double, doubled, label, labelled, triple, tripled

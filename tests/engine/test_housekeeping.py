@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.checkpoint.inventory import list_checkpoints
 from airflow_geneva.checkpoint.view_snapshot import load_snapshot, packed_snapshots
 from airflow_geneva.cleanup import collect, find_garbage
+from airflow_geneva.cli.checkpoints import list_checkpoints
 from airflow_geneva.commit.view_state import newest_swap
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.old_jobs import reduce_old_jobs
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.column_stages import finish_job, record_job
+from airflow_geneva.run.housekeeping import reduce_old_jobs
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.counting import Trace, double, triple, tripled
@@ -37,7 +37,7 @@ SMALL = {
     "airflow_geneva.checkpoint.facts._FOLD_AFTER": 6,
     "airflow_geneva.checkpoint.packs.MOST_PACKS": 2,
     "airflow_geneva.checkpoint.store.MOST_PACKS": 2,
-    "airflow_geneva.job.old_jobs._KEPT_WHOLE": 2,
+    "airflow_geneva.run.housekeeping._KEPT_WHOLE": 2,
     "airflow_geneva.run.housekeeping._MANY_CHECKPOINTS": 4,
     "airflow_geneva.run.housekeeping._MANY_SNAPSHOTS": 6,
 }

@@ -24,10 +24,10 @@ from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, JobFailed
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.old_jobs import reduce_old_jobs
 from airflow_geneva.job.record import read_job
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.lance_io.version_stamp import newest_stamp, stamp_of
+from airflow_geneva.run.housekeeping import reduce_old_jobs
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.view import View
 from tests.counting import TRACE, Trace, label, labelled, leave_trace, triple, tripled
@@ -238,7 +238,7 @@ def test_documents_are_listed_read_and_deleted(bucket: Bucket, options: dict[str
 def test_checkpoints_are_packed_and_old_jobs_reduced(
     bucket: Bucket, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_geneva.job.old_jobs._KEPT_WHOLE", 0)
+    monkeypatch.setattr("airflow_geneva.run.housekeeping._KEPT_WHOLE", 0)
     folder = Storage.at(f"s3://{bucket.name}/db/docs.lance/_checkpoints", options)
     store = LanceCheckpointStore(folder)
     keys = [f"udf-f_ver-1_col-y_where-0_uri-0_srcfiles-{'0' * 32}_frag-{at}" for at in range(3)]

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from airflow_geneva import connect
 from airflow_geneva.checkpoint.fact_pruning import prune_state
 from airflow_geneva.checkpoint.facts import Fact, append_ledger, computed_by, load_state, looked_at, seen
-from airflow_geneva.checkpoint.inventory import list_checkpoints
 from airflow_geneva.cleanup.garbage import (
     CHECKPOINTS,
     JOBS,
@@ -27,7 +26,7 @@ from airflow_geneva.cleanup.garbage import (
     parse_ttl,
     readable_bytes,
 )
-from airflow_geneva.cli.checkpoints import checkpoints_app
+from airflow_geneva.cli.checkpoints import checkpoints_app, list_checkpoints
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.storage.files import Storage

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.udf import code_zip
-from airflow_geneva.udf.code_zip import code_sha256, zip_code
+from airflow_geneva.udf import shipping as code_zip
+from airflow_geneva.udf.shipping import code_sha256, zip_code
 
 FILES = {
     "zipped_package/__init__.py": "",

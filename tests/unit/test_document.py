@@ -16,10 +16,9 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_identity import PlannedTable
-from airflow_geneva.plan.cutting import cut_shards
 from airflow_geneva.plan.model import CodeRef, JobSpec, Plan, Sizing
 from airflow_geneva.plan.saved_plan import load_plan, plan_name, save_plan, shard_summaries
-from airflow_geneva.plan.shard import FragmentWork, Shard
+from airflow_geneva.plan.shard import FragmentWork, Shard, cut_shards
 from airflow_geneva.storage.files import Storage
 from tests.counting import triple
 from tests.invariants import assert_closed

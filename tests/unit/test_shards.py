@@ -9,8 +9,7 @@ import pytest
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.cutting import cut_shards, fragments_per_commit
-from airflow_geneva.plan.shard import FragmentWork, Shard
+from airflow_geneva.plan.shard import FragmentWork, Shard, cut_shards, fragments_per_commit
 
 ROWS = Ranges.of(0, 10)
 

@@ -240,7 +240,7 @@ def test_declaring_resources_or_a_type_does_not_change_the_version() -> None:
 
 
 def test_importing_udf_loads_neither_airflow_nor_pyspark_nor_lance() -> None:
-    code = "import sys, airflow_geneva.udf.code_zip, airflow_geneva.apply.udf_call; print(*sys.modules)"
+    code = "import sys, airflow_geneva.udf.shipping, airflow_geneva.apply.udf_call; print(*sys.modules)"
     root = Path(__file__).parents[2]
     loaded = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
