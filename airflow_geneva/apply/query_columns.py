@@ -45,7 +45,7 @@ class QueryComputer:
     """Computes a query's columns from batches of source rows; a context manager.
 
     Args:
-        udfs: by UDF column, its UDF or the UDF's parcel.
+        udfs: by UDF column, its UDF or a reference to it.
     """
 
     def __init__(self, columns: Sequence[OutputColumn], udfs: Mapping[str, UDF | UdfReference]) -> None:

@@ -103,9 +103,9 @@ def windows(wanted: Ranges) -> list[tuple[int, int]]:
     """Return ranges to read that cover every wanted row; they include small gaps and skip large ones."""
     if not wanted:
         return []
-    has_limit = np.flatnonzero(wanted.starts[1:] - wanted.ends[:-1] > _SMALL_GAP)
-    starts = wanted.starts[np.concatenate(([0], has_limit + 1))]
-    ends = wanted.ends[np.concatenate((has_limit, [len(wanted.ends) - 1]))]
+    cuts = np.flatnonzero(wanted.starts[1:] - wanted.ends[:-1] > _SMALL_GAP)
+    starts = wanted.starts[np.concatenate(([0], cuts + 1))]
+    ends = wanted.ends[np.concatenate((cuts, [len(wanted.ends) - 1]))]
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 

@@ -294,9 +294,9 @@ def _read(batch: pa.RecordBatch) -> Iterator[Fact]:
         batch.column(name).to_pylist() for name in ("signature", "what", "at", "live_under", "inputs")
     )  # fmt: skip
     lists = batch.column("rows")
-    bounds, has_limit = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
+    bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
     given = lists.is_valid().to_pylist()
     for i, signature in enumerate(signatures):
-        flat = bounds[has_limit[i] : has_limit[i + 1]]
+        flat = bounds[cuts[i] : cuts[i + 1]]
         rows = Ranges.from_bounds(flat[0::2], flat[1::2]) if given[i] else None
         yield Fact(signature, whats[i], rows, ats[i], unders[i], inputs[i])

@@ -175,7 +175,7 @@ class CheckpointIndex:
     """The checkpoint keys that a job may reuse, listed once, by fragment.
 
     Args:
-        trust: which checkpoints the job reuses.
+        reuse_rules: which checkpoints the job reuses.
         places: the (srcfiles, fragment id) pairs to list; None: all, which takes longer.
     """
 

@@ -198,8 +198,8 @@ def load_snapshot(checkpoints: Storage, key: str) -> Snapshot | None:
 
 def _read(batch: pa.RecordBatch) -> Iterator[tuple[str, str, str, Ranges]]:
     lists = batch.column("bounds")
-    bounds, has_limit = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
+    bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
     texts: Sequence[list[str]] = [batch.column(name).to_pylist() for name in ("signature", "what", "deletion")]
     for i, (signature, what, deletion) in enumerate(zip(*texts, strict=True)):
-        flat = bounds[has_limit[i] : has_limit[i + 1]]
+        flat = bounds[cuts[i] : cuts[i + 1]]
         yield signature, what, deletion, Ranges.from_bounds(flat[0::2], flat[1::2])

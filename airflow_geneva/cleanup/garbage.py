@@ -82,7 +82,7 @@ class Garbage:
 
     Args:
         table: the table's name.
-        piles: the files, by kind.
+        file_groups: the files, by kind.
         notes: which possible garbage was kept, and why.
         jobs: ids of the jobs that had ended at the time of the search.
         version: the table's newest version at that time.

@@ -35,7 +35,7 @@ def engine_errors(convert: Callable[[BaseException], Exception] = to_engine_erro
     """Convert pylance's exceptions in this block; other exceptions pass unchanged.
 
     Args:
-        become: converts pylance's exception.
+        convert: converts pylance's exception.
 
     Raises:
         EngineError: pylance raised, with the default `convert`.

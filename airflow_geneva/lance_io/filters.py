@@ -133,10 +133,10 @@ def selected_offsets(dataset: lance.LanceDataset, fragment_ids: list[int], where
     ]
     addresses = Ranges.union(parts)
     wanted = np.array(sorted(fragment_ids), np.int64)
-    has_limit = np.searchsorted(addresses.starts, np.append(wanted, wanted[-1] + 1) << 32)
+    cuts = np.searchsorted(addresses.starts, np.append(wanted, wanted[-1] + 1) << 32)
     found: dict[int, Ranges] = {}
     for at, fragment_id in enumerate(wanted.tolist()):
-        starts, ends = (bounds[has_limit[at] : has_limit[at + 1]] for bounds in (addresses.starts, addresses.ends))
+        starts, ends = (bounds[cuts[at] : cuts[at + 1]] for bounds in (addresses.starts, addresses.ends))
         if len(starts):
             found[fragment_id] = Ranges(starts - (fragment_id << 32), ends - (fragment_id << 32))
     return found

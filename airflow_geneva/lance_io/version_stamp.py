@@ -25,7 +25,7 @@ class VersionStamp:
         commit: hash of the commit; it differs from that of the same version of a table that was created again.
         files: ends of the names of some data files, if the table was opened: while one of these files exists, it is
             still the same table, even if the version was cleaned up. None if the table was not opened.
-        highest: its highest fragment id, -1 for none; a table that is created again starts from 0.
+        highest_fragment_id: its highest fragment id, -1 for none; a table that is created again starts from 0.
     """
 
     version: int

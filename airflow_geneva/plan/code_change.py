@@ -14,7 +14,7 @@ def check_code_change(work: JobSpec, rows_by_other_version: Mapping[str, int], o
     """Stop a backfill if rows hold values of other UDF versions and the user did not say what to do with them.
 
     Args:
-        stake: number of rows that hold values of other versions, by version.
+        rows_by_other_version: number of rows that hold values of other versions, by version.
 
     Raises:
         CodeChanged: there are such rows, and ``on_code_change`` is ``error``.

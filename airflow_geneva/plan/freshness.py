@@ -126,7 +126,7 @@ def view_freshness(dataset: lance.LanceDataset, definition: ViewDefinition, view
     Args:
         dataset: the source.
         definition: the view's query.
-        reflected: the state of the view.
+        view_state: the state of the view.
 
     Raises:
         InvalidInput: the source no longer fits the query.

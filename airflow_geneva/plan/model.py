@@ -202,8 +202,8 @@ class Plan:
         work: what all tasks have in common.
         shards: the fragments with due rows, grouped into shards.
         rows_total: live rows of the table at the planned version.
-        tallies: number of fragments and rows for every reason, including those with nothing to do.
-        stake: number of rows that hold the value of another UDF version, by version.
+        reason_counts: number of fragments and rows for every reason, including those with nothing to do.
+        rows_by_other_version: number of rows that hold the value of another UDF version, by version.
         learned: facts that the planner found out, for the next plan.
         notes: sentences for the user, for example why whole fragments are recomputed.
         swap: refresh only: the swap at the end.

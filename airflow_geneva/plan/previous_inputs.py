@@ -27,7 +27,7 @@ class PreviousInputs:
 
     Args:
         inputs: their field ids, as facts name them.
-        knowledge: finds the rows computed from these inputs.
+        computed_rows: finds the rows computed from these inputs.
         manifest: the table's fragments with the data files of these inputs.
         comparable: whether all of these inputs still exist, so that values can be compared.
     """

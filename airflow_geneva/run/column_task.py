@@ -34,7 +34,7 @@ class UdfRunner:
 
     Args:
         udf: the UDF in this process.
-        source: the UDF or parcel that its mapper is opened from.
+        source: the UDF, or the reference that its mapper is opened from.
         skipped: counts skipped rows.
         widths: width estimates from the rows of its units.
     """
@@ -50,7 +50,7 @@ class UdfRunner:
 
         Args:
             before: rows that the job skipped before, by rule.
-            parcel: the parcel that the UDF was sent in, if any.
+            udf_reference: what the UDF was sent as, if it was sent.
         """
         alone = udf.on_error == "fail" and udf.timeout is None
         source = udf if alone else udf_reference or UdfReference.of(udf)

@@ -111,8 +111,8 @@ def _split(work: FragmentWork, size: int) -> list[Unit]:
     parts = -(-len(work.missing) // size)
     step = -(-len(work.missing) // parts)
     offsets = work.missing.offsets()
-    has_limit = [int(offsets[i]) for i in range(0, len(offsets), step)] + [int(offsets[-1]) + 1]
-    return [Unit(work, work.missing.within(a, b), False) for a, b in pairwise(has_limit)]
+    cuts = [int(offsets[i]) for i in range(0, len(offsets), step)] + [int(offsets[-1]) + 1]
+    return [Unit(work, work.missing.within(a, b), False) for a, b in pairwise(cuts)]
 
 
 def _shuffled(works: Sequence[FragmentWork], diversity: int | None) -> list[FragmentWork]:

@@ -55,7 +55,7 @@ class TaskSpec:
     Args:
         location: the table, with credentials.
         work: the job.
-        kit: the UDFs.
+        udf_bundle: the UDFs.
         progress: folder of the tasks' progress files.
         skipped: rows that the job skipped before, by rule.
     """

@@ -173,7 +173,7 @@ def read_staged_rows(dataset: lance.LanceDataset, file: str, positions: Offsets,
     """Read values of a staged data file.
 
     Args:
-        room: most bytes that the values may take.
+        byte_limit: most bytes that the values may take.
 
     Raises:
         TooWide: the values take more.

@@ -71,7 +71,7 @@ class FileWidths:
 
         Args:
             read: reads the rows if they take no more than the given bytes.
-            room: most bytes.
+            byte_limit: most bytes.
 
         Raises:
             TooWide: the rows take more.

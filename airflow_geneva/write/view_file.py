@@ -92,9 +92,9 @@ def _rows(
     left = byte_limit(widths.limit, count)
     sorting = np.argsort(window, kind="stable")
     places = window[sorting]
-    has_limit = np.searchsorted(places, firsts)
+    cuts = np.searchsorted(places, firsts)
     parts = []
-    for number, (fragment, low, high) in enumerate(zip(staged, has_limit[:-1], has_limit[1:], strict=True)):
+    for number, (fragment, low, high) in enumerate(zip(staged, cuts[:-1], cuts[1:], strict=True)):
         if low < high:
             read = partial(read_view_rows, view, fragment.file, places[low:high] - firsts[number])
             parts.append(widths.read(number, read, left))

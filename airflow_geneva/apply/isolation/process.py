@@ -87,7 +87,7 @@ class WorkerProcess:
     """A worker process that runs one UDF, with this process's import path, working directory and environment.
 
     Args:
-        workplace: the UDF and these.
+        worker_key: the UDF and these.
         when_gone: called, in a separate thread, after the worker exited or was killed.
 
     Raises:

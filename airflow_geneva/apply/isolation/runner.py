@@ -53,7 +53,7 @@ def open_batch_mapper(udf: UDF | UdfReference, input_columns: Sequence[str] | No
     import of the UDF's module or the instantiation of its class.
 
     Args:
-        udf: the UDF, or its parcel, so that a caller that opens the same UDF often pickles it once.
+        udf: the UDF, or a reference to it, so that a caller that opens the same UDF often pickles it once.
         input_columns: columns of the batches, in the order of its parameters; None: the UDF's own.
     """
     opened = udf.open() if isinstance(udf, UdfReference) else udf
