@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -364,7 +365,7 @@ def test_half_floats_are_compared_too(tmp_path: Path) -> None:
     def half(h: pa.Array) -> pa.Array:
         return h
 
-    data = pa.table({"id": [1, 2], "h": pa.array([0.5, 1.5], pa.float16())})
+    data = pa.table({"id": [1, 2], "h": pa.array(np.array([0.5, 1.5], np.float16))})
     table = connect(tmp_path / "db").create_table("docs", data)
     table.add_columns({"y": half})
     table.backfill("y", udf=half, runner="inline")
