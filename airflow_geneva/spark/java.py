@@ -115,7 +115,7 @@ def wrap_java(java: JavaFound, folder: str | os.PathLike[str]) -> Path:
         handle, draft = tempfile.mkstemp(dir=wrapper.parent)
         with os.fdopen(handle, "w") as file:
             file.write(text)
-        os.chmod(draft, 0o755)
+        os.chmod(draft, 0o755)  # noqa: S103  # a program for every user that runs tasks here
         os.replace(draft, wrapper)
     return home
 

@@ -7,6 +7,7 @@ import inspect
 import sys
 import types
 import typing
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -120,10 +121,8 @@ def _resolve_hints(function: Any) -> dict[str, Any]:
     """Return annotations as objects without type aliases; leave out only those that cannot be resolved."""
     hints = {}
     for name, hint in _written_hints(function).items():
-        try:
+        with suppress(Exception):  # evaluating an alias runs user code
             hints[name] = without_aliases(hint)
-        except Exception:  # evaluating an alias runs user code
-            continue
     return hints
 
 
@@ -133,24 +132,18 @@ def _written_hints(function: Any) -> dict[str, Any]:
         return {}
     enclosing = {}
     for name, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
-        try:
+        with suppress(ValueError):
             enclosing[name] = cell.cell_contents
-        except ValueError:
-            continue
-    try:
+    with suppress(Exception):
         return typing.get_type_hints(plain, localns={**plain.__globals__, **enclosing})
-    except Exception:
-        pass
     hints = {}
     for name, annotation in _signature(plain).parameters.items():
         hints[name] = annotation.annotation
     hints["return"] = _signature(plain).return_annotation
     resolved = {}
     for name, hint in hints.items():
-        try:
-            resolved[name] = eval(hint, plain.__globals__, enclosing) if isinstance(hint, str) else hint
-        except Exception:
-            continue
+        with suppress(Exception):  # the text is that of the function's own annotation, no input
+            resolved[name] = eval(hint, plain.__globals__, enclosing) if isinstance(hint, str) else hint  # noqa: S307
     return {name: hint for name, hint in resolved.items() if hint is not UNKNOWN}
 
 
