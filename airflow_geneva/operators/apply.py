@@ -23,7 +23,7 @@ from airflow_geneva.operators._lance_task import LoadedPlan, check_shard, open_d
 from airflow_geneva.operators._templated import optional_int, required_text
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.stages import apply_in_process, code_archives, has_planned_version, is_shard_ready, load_bundle
+from airflow_geneva.run.stages import apply_in_process, code_archives, has_planned_version, is_shard_ready, planned_udfs
 from airflow_geneva.spark.java import java_environment
 from airflow_geneva.spark.session import BLAS_VARIABLES, package_zip, session_settings
 from airflow_geneva.spark.submit import (
@@ -125,11 +125,11 @@ class ApplyOperator(SparkSubmitOperator):
         rows = sum(min(item.rows, len(item.missing)) for item in shard.to_apply)
         given = optional_int("inline_below_rows", self.inline_below_rows)
         if rows < (configured.inline_below_rows if given is None else given):
-            udf_bundle = load_bundle(work)
+            udfs = planned_udfs(work)
             # The run uses the planned code, which Spark gets. If this process has another version, compute on Spark.
-            if has_planned_version(udf_bundle):
+            if has_planned_version(udfs):
                 began = time.monotonic()
-                reports = apply_in_process(plan.location, work, shard, udf_bundle)
+                reports = apply_in_process(plan.location, work, shard, udfs)
                 _write_result(plan, shard, sum(report.rows_run for report in reports), time.monotonic() - began)
                 return "in this task"
         self._scope_durable_state(plan.fingerprint, again)

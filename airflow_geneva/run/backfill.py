@@ -17,7 +17,7 @@ from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.column_stages import Stopwatch, commit_shard, fail_job, failure_message, finish_job, record_job
-from airflow_geneva.run.column_task import ColumnUdfBundle
+from airflow_geneva.run.column_target import ColumnUdf
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.shipping import UdfReference
@@ -118,6 +118,6 @@ def _apply(started: PreparedBackfill, shard: Shard) -> None:
     if shard.to_apply and started.runner == "spark":
         from airflow_geneva.spark.tasks import apply_in_session
 
-        apply_in_session(started.location, started.plan.work, shard, ColumnUdfBundle(UdfReference.of(started.udf)))
+        apply_in_session(started.location, started.plan.work, shard, ColumnUdf(UdfReference.of(started.udf)))
     else:
-        apply_inline(started.location, started.plan.work, shard, started.udf)
+        apply_inline(started.location, started.plan.work, shard, ColumnUdf(started.udf))

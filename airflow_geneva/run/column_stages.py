@@ -22,15 +22,15 @@ from airflow_geneva.job.progress import ProgressReporter
 from airflow_geneva.job.result import FAILED, PENDING, BackfillResult, ShardResult, combine_shards
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.filters import where_columns
-from airflow_geneva.lance_io.fragments import columns_of, live_offsets
+from airflow_geneva.lance_io.fragments import columns_of
 from airflow_geneva.lance_io.table_identity import reporting_remade
 from airflow_geneva.plan.model import CodeRef, JobSpec, Plan
 from airflow_geneva.plan.previous_inputs import version_label
 from airflow_geneva.plan.saved_plan import SavedPlan, save_plan
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.column_target import BackfillContext
+from airflow_geneva.run.column_target import ColumnTarget
 from airflow_geneva.run.housekeeping import run_maintenance
-from airflow_geneva.run.units import stage_computed
+from airflow_geneva.run.units import staged_or_restaged
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.definition import MIXED_VERSIONS_KEY
@@ -139,16 +139,6 @@ def shard_sizes(shard: Shard) -> dict[str, int]:
     }
 
 
-def is_column_shard_staged(location: TableLocation, work: JobSpec, shard: Shard) -> bool:
-    """Whether all data files of a shard are staged, so that only the commit is left."""
-    unit_context = BackfillContext.at(location, work)
-    return all(
-        unit_context.staged(fragment, unit_context.index(fragment), live_offsets(unit_context.dataset, fragment.files))
-        is not None
-        for fragment in shard.to_apply
-    )
-
-
 def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:
     """Commit a shard's staged fragments; restage from checkpoints what was removed.
 
@@ -157,16 +147,12 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
         TableRemade: the table was dropped and created again.
     """
     began = time.monotonic()
-    unit_context = BackfillContext.at(location, saved.work)
+    target = ColumnTarget.at(location, saved.work)
     candidates: list[Candidate] = []
     missing: list[tuple[int, str]] = []
     for fragment in shard.fragments:
-        live = live_offsets(unit_context.dataset, fragment.files)
-        index = unit_context.index(fragment)
-        staged = unit_context.staged(fragment, index, live)
-        if staged is None:
-            due = fragment.due & live
-            staged = stage_computed(unit_context, fragment, due, unit_context.held(fragment, index, due))
+        index = target.index(fragment)
+        staged = staged_or_restaged(target, fragment, index)
         if staged is None:
             was_staged = index.staged_at(fragment.place) is not None
             gone, never = "its staged data file is gone or no longer fits", "not all of its rows are computed"
@@ -178,12 +164,12 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
         location.checkpoints,
         saved.work,
         columns_of(
-            unit_context.dataset,
+            target.source,
             saved.work.inputs,
-            where_columns(saved.work.where, unit_context.dataset.schema.names),
+            where_columns(saved.work.where, target.source.schema.names),
             saved.work.column,
         ),
-        unit_context.dataset,
+        target.source,
         saved.fingerprint,
         len(saved.shards),
     )

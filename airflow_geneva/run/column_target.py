@@ -1,14 +1,20 @@
-"""The context of a backfill's tasks: look up what the checkpoint store has of a fragment, and stage its data file."""
+"""A column as the target of a job: where its rows are read, what fits, and how its data files are laid out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.apply.applier import Applier, RowWidths, StepResult
+from airflow_geneva.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.apply.skipped_rows import SkipCount
 from airflow_geneva.checkpoint.provenance import Failures
-from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
+from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, decode_runs, encode_runs, merge_runs
 from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows, ReuseRules
 from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
 from airflow_geneva.errors import InvalidInput
@@ -18,32 +24,37 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.reusable_files import is_staged_readable, staged_fits
 from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.run.units import RowCount, RunUnit, Unit, UnitReport, run_unit
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.udf.error_policy import Policy
+from airflow_geneva.udf.shipping import UdfReference
 from airflow_geneva.write.column_file import ColumnFileWriter, assemble
 
 if TYPE_CHECKING:
     import lance
 
+    from airflow_geneva.udf import UDF
+
 
 @dataclass(frozen=True)
-class BackfillContext:
-    """The context that all units of a backfill share.
+class ColumnTarget:
+    """A column of a table, as all units of a backfill share it.
 
     Args:
-        dataset: the table at the planned version.
+        source: the table at the planned version.
         store: its checkpoints.
         work: the job.
         job: the job's folder.
     """
 
-    dataset: lance.LanceDataset
+    source: lance.LanceDataset
     store: CheckpointStore
     work: JobSpec
     job: Storage
 
     @staticmethod
-    def at(location: TableLocation, work: JobSpec) -> BackfillContext:
+    def at(location: TableLocation, work: JobSpec) -> ColumnTarget:
         """Open the table, its checkpoints and the job's folder.
 
         Raises:
@@ -53,7 +64,7 @@ class BackfillContext:
         checkpoints = location.checkpoints
         job = JobFolder.of(checkpoints, work.job_id).storage
         try:
-            dataset = location.open(work.version)
+            source = location.open(work.version)
         except InvalidInput as error:
             # If the whole table is unreachable or was created again, raise that error instead.
             location.open()
@@ -63,8 +74,8 @@ class BackfillContext:
                 "was cleaned up. Checkpoints are kept. Clear the plan task with its downstream tasks; outside of "
                 "Airflow, run the backfill again."
             ) from error
-        work.read.check(dataset)
-        return BackfillContext(dataset, LanceCheckpointStore(checkpoints), work, job)
+        work.read.check(source)
+        return ColumnTarget(source, LanceCheckpointStore(checkpoints), work, job)
 
     @cached_property
     def reuse_rules(self) -> ReuseRules:
@@ -72,7 +83,7 @@ class BackfillContext:
 
     @property
     def output_fields(self) -> tuple[int, ...]:
-        return field_ids(self.dataset, self.work.column)
+        return field_ids(self.source, self.work.column)
 
     def index(self, fragment: FragmentWork) -> CheckpointIndex:
         return CheckpointIndex(
@@ -86,7 +97,7 @@ class BackfillContext:
             return None
         settled = self.reuse_rules.done_rows(staged, self.work.tried(fragment))
         due = fragment.due & live
-        fits = staged_fits(self.dataset, staged, fragment.files, live, due, self.output_fields, settled)
+        fits = staged_fits(self.source, staged, fragment.files, live, due, self.output_fields, settled)
         return staged if fits else None
 
     def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
@@ -95,8 +106,8 @@ class BackfillContext:
             fragment.place,
             fragment.ancestors,
             wanted,
-            lambda: row_ids(self.dataset, fragment.id),
-            lambda staged: is_staged_readable(self.dataset, staged, self.work.column),
+            lambda: row_ids(self.source, fragment.id),
+            lambda staged: is_staged_readable(self.source, staged, self.work.column),
             self.work.tried(fragment),
         )
 
@@ -106,17 +117,45 @@ class BackfillContext:
         Raises:
             BrokenFile: a checkpoint or staged file is damaged, or was removed meanwhile.
         """
-        live, limit = live_offsets(self.dataset, fragment.files), self.work.sizing.batch_bytes
-        parts = assemble(self.dataset, self.store, fragment.files, live, self.work.column, held.pieces, limit)
-        writer = ColumnFileWriter(self.dataset, self.work.column)
+        live, limit = live_offsets(self.source, fragment.files), self.work.sizing.batch_bytes
+        parts = assemble(self.source, self.store, fragment.files, live, self.work.column, held.pieces, limit)
+        writer = ColumnFileWriter(self.source, self.work.column)
         for part in parts:
             writer.put(part)
-        offsets, ids = row_ids(self.dataset, fragment.id)
+        offsets, ids = row_ids(self.source, fragment.id)
         computed = held.computed
         mask = computed.mask(offsets)
         runs = merge_runs([encode_runs(offsets[mask], ids[mask])])
         taken = held.taken(self.work.udf_version)
         return self.record(fragment, writer.finish(), live, runs, held.done & live, held.by_job, held.failed, taken)
+
+    def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
+        """Whether the computed rows alone make the data file, without values that the column has."""
+        return not fragment.files.output or (self.work.where is None and due == live)
+
+    def stream(self, steps: Iterator[StepResult], fragment: FragmentWork, live: Ranges) -> None:
+        """Write computed rows straight into the data file of a whole fragment."""
+        writer = ColumnFileWriter(self.source, self.work.column)
+        data_type: pa.DataType = self.source.schema.field(self.work.column).type
+        runs: list[RowRuns] = []
+        looked_at: list[Ranges] = []
+        failed: list[Ranges] = []
+        position, rows, limit = 0, 0, self.work.sizing.batch_bytes
+        for step in steps:
+            if len(step.values) == step.end - position:
+                writer.put(step.values)
+            else:
+                writer.put_slots(step.values, decode_runs(step.runs)[0], position, step.end, limit)
+            runs.append(step.runs)
+            looked_at.append(step.looked_at)
+            failed.append(step.failed)
+            rows += len(step.values)
+            position = step.end
+        end = fragment.files.physical_rows
+        if position < end:
+            writer.put_slots(pa.nulls(0, data_type), np.empty(0, np.int64), position, end, limit)
+        computed, by_job = merge_runs(runs), {self.work.job_id: rows}
+        self.record(fragment, writer.finish(), live, computed, Ranges.union(looked_at), by_job, Ranges.union(failed))
 
     def record(
         self,
@@ -148,3 +187,41 @@ class BackfillContext:
         )
         self.store[str(self.work.key(fragment))] = staged.to_batch()
         return staged
+
+
+@dataclass(frozen=True)
+class ColumnUdf:
+    """The UDF of a column: in this process, or as it is sent to the executors."""
+
+    udf: UDF | UdfReference
+
+    @property
+    def udf_references(self) -> tuple[UdfReference, ...]:
+        return (self.udf if isinstance(self.udf, UdfReference) else UdfReference.of(self.udf),)
+
+    def policy(self) -> Policy:
+        """The UDF's error policy."""
+        return self._here().on_error
+
+    def prepare(self, location: TableLocation, work: JobSpec, before: Mapping[int, int]) -> tuple[RunUnit, SkipCount]:
+        """Prepare a task; return a function that runs a unit, and the counter of skipped rows.
+
+        Args:
+            before: rows that the job skipped before, by rule.
+        """
+        udf = self._here()
+        alone = udf.on_error == "fail" and udf.timeout is None
+        opened = udf if alone else self.udf_references[0]
+        skipped, widths = SkipCount(udf.on_error, work.rows, before), RowWidths()
+        target = ColumnTarget.at(location, work)
+
+        def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
+            counted = RowCount(on_rows)
+            with open_batch_mapper(opened, work.inputs) as mapper:
+                applier = Applier(target.source, target.store, target.job, work, udf, mapper, skipped, widths, counted)
+                return run_unit(target, unit, applier, counted)
+
+        return run, skipped
+
+    def _here(self) -> UDF:
+        return self.udf.open() if isinstance(self.udf, UdfReference) else self.udf

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
 from airflow_geneva.job.folder import APPLY_PROGRESS, JobFolder, progress_name
@@ -13,47 +13,36 @@ from airflow_geneva.job.progress import ProgressReporter
 from airflow_geneva.lance_io.task_memory import return_large_buffers
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.column_target import BackfillContext
-from airflow_geneva.run.column_task import UdfRunner, run_unit
 from airflow_geneva.run.units import RunUnit, Unit, UnitReport, whole_unit
 from airflow_geneva.storage.location import TableLocation
-
-if TYPE_CHECKING:
-    from airflow_geneva.udf import UDF
-
-
-def apply_inline(location: TableLocation, work: JobSpec, shard: Shard, udf: UDF) -> list[UnitReport]:
-    """Compute a shard in this process, one fragment after another.
-
-    With an error policy or a timeout the UDF runs in a child process.
-
-    Raises:
-        UdfError: the UDF failed; rows computed before are checkpointed.
-    """
-    if not shard.to_apply:
-        return []
-    unit_context = BackfillContext.at(location, work)
-    udf_runner = UdfRunner.of(udf, work, skipped_before(location, work))
-    return run_shard_inline(
-        location,
-        work,
-        shard,
-        lambda unit, on_rows: run_unit(unit_context, unit, udf_runner, on_rows),
-        udf_runner.skipped,
-    )
+from airflow_geneva.udf.error_policy import Policy
+from airflow_geneva.udf.shipping import UdfReference
 
 
-def run_shard_inline(
-    location: TableLocation, work: JobSpec, shard: Shard, do: RunUnit, skipped: SkipCount
-) -> list[UnitReport]:  # fmt: skip
-    """Run all units of a shard in this process.
+class Udfs(Protocol):
+    """The UDFs of a column or view: in this process, or as they are sent to the executors."""
+
+    @property
+    def udf_references(self) -> tuple[UdfReference, ...]: ...
+
+    def policy(self) -> Policy: ...
+
+    def prepare(self, location: TableLocation, work: JobSpec, before: Mapping[int, int]) -> tuple[RunUnit, SkipCount]:
+        """Prepare a task; return a function that runs a unit, and the counter of skipped rows."""
+
+
+def apply_inline(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs) -> list[UnitReport]:
+    """Compute and stage a shard in this process, one fragment after another.
+
+    With an error policy or a timeout a UDF runs in a child process.
 
     Raises:
-        UdfError: the UDF failed; rows computed before are checkpointed.
+        UdfError: a UDF failed; rows computed before are checkpointed.
     """
     works = shard.to_apply
     if not works:
         return []
+    do, skipped = udfs.prepare(location, work, skipped_before(location, work))
     storage = JobFolder.of(location.checkpoints, work.job_id).storage
     rows = sum(min(item.rows, len(item.missing)) for item in works)
     held = sum(item.rows for item in works) - rows

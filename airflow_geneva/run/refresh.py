@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from airflow_geneva.apply.skipped_rows import skipped_before
 from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.faults import fault_point
@@ -30,10 +29,9 @@ from airflow_geneva.run.column_stages import (
     shard_sizes,
     store_modules,
 )
-from airflow_geneva.run.inline import run_shard_inline
+from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.view_stages import finish_refresh
-from airflow_geneva.run.view_target import RefreshContext
-from airflow_geneva.run.view_task import ViewUdfBundle, ViewUdfRunner, run_view_unit
+from airflow_geneva.run.view_target import ViewUdfs
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF, load_stored_udf
 from airflow_geneva.views.definition import ViewDefinition
@@ -161,14 +159,6 @@ def apply_shard(
     if shard.to_apply and runner == "spark":
         from airflow_geneva.spark.tasks import apply_in_session
 
-        apply_in_session(view, work, shard, ViewUdfBundle.of(definition, udfs))
+        apply_in_session(view, work, shard, ViewUdfs.of(definition, udfs).sent())
         return
-    unit_context = RefreshContext.at(view, work)
-    udf_runner = ViewUdfRunner.of(definition, udfs, work, skipped_before(view, work))
-    run_shard_inline(
-        view,
-        work,
-        shard,
-        lambda unit, on_rows: run_view_unit(unit_context, unit, udf_runner, on_rows),
-        udf_runner.skipped,
-    )
+    apply_inline(view, work, shard, ViewUdfs.of(definition, udfs))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from airflow_geneva.apply.skipped_rows import skipped_before
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult, ShardResult
@@ -12,33 +11,33 @@ from airflow_geneva.lance_io.table_identity import reporting_remade
 from airflow_geneva.plan.model import CodeRef, JobSpec
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.column_stages import commit_shard, finish_job, is_column_shard_staged
-from airflow_geneva.run.column_task import ColumnUdfBundle
-from airflow_geneva.run.inline import run_shard_inline
-from airflow_geneva.run.units import UnitReport
-from airflow_geneva.run.view_stages import fail_refresh, finish_refresh, is_view_shard_staged, verify_shard
-from airflow_geneva.run.view_task import ViewUdfBundle
+from airflow_geneva.run.column_stages import commit_shard, finish_job
+from airflow_geneva.run.column_target import ColumnTarget, ColumnUdf
+from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.units import UnitReport, is_shard_staged
+from airflow_geneva.run.view_stages import fail_refresh, finish_refresh, verify_shard
+from airflow_geneva.run.view_target import ViewTarget, ViewUdfs
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import load_udf
 from airflow_geneva.udf.shipping import UdfReference
 
 
-def load_bundle(work: JobSpec) -> ColumnUdfBundle | ViewUdfBundle:
-    """Return the UDFs of a plan, to be sent to where they run.
+def planned_udfs(work: JobSpec) -> Udfs:
+    """Return the UDFs of a plan, in the planned versions.
 
     Raises:
         InvalidInput: the plan has a UDF without an import path.
     """
     if work.query:
-        return ViewUdfBundle.planned(work.query)
+        return ViewUdfs.planned(work.query)
     if work.code.import_path is None:
         raise InvalidInput(
             f"UDF {work.udf_name!r} has no import path, so no other process can load it. Move it to a module."
         )
-    return ColumnUdfBundle(UdfReference(work.code.import_path, work.udf_version))
+    return ColumnUdf(UdfReference(work.code.import_path, work.udf_version))
 
 
-def has_planned_version(udf_bundle: ColumnUdfBundle | ViewUdfBundle) -> bool:
+def has_planned_version(udfs: Udfs) -> bool:
     """Whether this process has the planned code versions.
 
     Raises:
@@ -46,7 +45,7 @@ def has_planned_version(udf_bundle: ColumnUdfBundle | ViewUdfBundle) -> bool:
     """
     return all(
         load_udf(str(udf_reference.import_path)).code_version == udf_reference.version
-        for udf_reference in udf_bundle.udf_references
+        for udf_reference in udfs.udf_references
     )
 
 
@@ -55,9 +54,7 @@ def code_archives(work: JobSpec) -> tuple[CodeRef, ...]:
     return tuple(code for code in (work.code, *work.codes) if code.zip is not None)
 
 
-def apply_in_process(
-    location: TableLocation, work: JobSpec, shard: Shard, udf_bundle: ColumnUdfBundle | ViewUdfBundle
-) -> list[UnitReport]:
+def apply_in_process(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs) -> list[UnitReport]:
     """Compute and stage a shard in this process.
 
     Raises:
@@ -65,13 +62,12 @@ def apply_in_process(
         TableRemade: a table was dropped and created again.
     """
     with reporting_remade(work.tables, location.options):
-        do, skipped = udf_bundle.open(location, work, skipped_before(location, work))
-        return run_shard_inline(location, work, shard, do, skipped)
+        return apply_inline(location, work, shard, udfs)
 
 
 def is_shard_ready(location: TableLocation, work: JobSpec, shard: Shard) -> bool:
     """Whether a shard is computed and staged, so that only the commit is left."""
-    return (is_view_shard_staged if work.query else is_column_shard_staged)(location, work, shard)
+    return is_shard_staged((ViewTarget if work.query else ColumnTarget).at(location, work), shard)
 
 
 def commit_stored_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:

@@ -1,20 +1,25 @@
-"""Units of work, how a shard is split into them, and how a fragment is staged from what the store has."""
+"""Units of work: how a shard is split into them, and how each computes and stages rows of a column or a view."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from airflow_geneva.apply.applier import Applier, StepResult
 from airflow_geneva.checkpoint.records import StagedFragment
 from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError
+from airflow_geneva.lance_io.fragments import live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import Sizing
-from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.plan.shard import FragmentWork, Shard
+
+if TYPE_CHECKING:
+    import lance
 
 
 @dataclass(frozen=True)
@@ -129,21 +134,76 @@ logger = logging.getLogger("airflow_geneva.run")
 _MOST_BROKEN = 100
 
 
-class UnitContext(Protocol):
-    """The context in which the fragments of a column or view are staged."""
+class Target(Protocol):
+    """A column or a view: where its rows are read, which staged files fit, and how a data file is laid out."""
+
+    @property
+    def source(self) -> lance.LanceDataset: ...
 
     @property
     def store(self) -> CheckpointStore: ...
 
     def index(self, fragment: FragmentWork) -> CheckpointIndex: ...
 
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None: ...
+
     def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows: ...
 
     def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment: ...
 
+    def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool: ...
+
+    def stream(self, steps: Iterator[StepResult], fragment: FragmentWork, live: Ranges) -> None: ...
+
+
+def run_unit(target: Target, unit: Unit, applier: Applier, counted: RowCount) -> UnitReport:
+    """Compute the missing rows of a unit; a unit that owns its fragment stages it too.
+
+    Raises:
+        UdfError: a UDF failed; rows computed before are checkpointed.
+        StorageError: a checkpoint or data file cannot be written.
+    """
+    fragment = unit.work
+    live = live_offsets(target.source, fragment.files)
+    index = target.index(fragment)
+    if unit.whole and target.staged(fragment, index, live):
+        return UnitReport(fragment.id, 0, True)
+    due = unit.run & live
+    held = target.held(fragment, index, due)
+
+    def compute(missing: Ranges) -> None:
+        for _ in applier.compute(fragment, live, missing):
+            pass
+
+    if not unit.whole:
+        compute(due - held.done)
+    elif not held.pieces and target.can_stream(fragment, live, due):
+        target.stream(applier.compute(fragment, live, due, keep_last=False), fragment, live)
+    else:
+        stage_computed(target, fragment, due, held, compute)
+    return UnitReport(fragment.id, counted.rows, unit.whole)
+
+
+def is_shard_staged(target: Target, shard: Shard) -> bool:
+    """Whether all data files of a shard are staged, so that only the commit is left."""
+    return all(
+        target.staged(fragment, target.index(fragment), live_offsets(target.source, fragment.files)) is not None
+        for fragment in shard.to_apply
+    )
+
+
+def staged_or_restaged(target: Target, fragment: FragmentWork, index: CheckpointIndex) -> StagedFragment | None:
+    """Return a fragment's staged data file; stage it again from checkpoints if it was removed or does not fit."""
+    live = live_offsets(target.source, fragment.files)
+    staged = target.staged(fragment, index, live)
+    if staged is not None:
+        return staged
+    due = fragment.due & live
+    return stage_computed(target, fragment, due, target.held(fragment, index, due))
+
 
 def stage_computed(
-    unit_context: UnitContext,
+    target: Target,
     fragment: FragmentWork,
     wanted: Ranges,
     held: ReusableRows,
@@ -164,17 +224,17 @@ def stage_computed(
         missing = wanted - held.done
         if not missing:
             try:
-                return unit_context.stage(fragment, held)
+                return target.stage(fragment, held)
             except BrokenFile as broken:
                 pieces = [piece for piece in held.pieces if piece.source == broken.source]
-                remove_broken(unit_context.store, broken, {piece.key for piece in pieces})
+                remove_broken(target.store, broken, {piece.key for piece in pieces})
                 computed = computed - Ranges.union(Ranges.from_offsets(piece.offsets) for piece in pieces)
         elif compute is None or missing & computed:
             break
         else:
             compute(missing)
             computed = computed | missing
-        held = unit_context.held(fragment, unit_context.index(fragment), wanted)
+        held = target.held(fragment, target.index(fragment), wanted)
     if compute is None:
         return None
     raise StorageError(

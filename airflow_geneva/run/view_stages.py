@@ -24,8 +24,8 @@ from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.plan.swap_plan import SwapPlan
 from airflow_geneva.run.column_stages import missing_shards_error
 from airflow_geneva.run.housekeeping import has_many_snapshots, run_maintenance
-from airflow_geneva.run.units import remove_broken, stage_computed
-from airflow_geneva.run.view_target import RefreshContext
+from airflow_geneva.run.units import remove_broken, staged_or_restaged
+from airflow_geneva.run.view_target import ViewTarget
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.write.view_file import reorder_rows
 
@@ -51,12 +51,6 @@ class _StagedRefresh:
     @property
     def failed(self) -> dict[str, PriorFailures]:
         return {work.files.signature: staged.failures.rows for work, staged in self.pairs if staged.failures.rows}
-
-
-def is_view_shard_staged(view: TableLocation, work: JobSpec, shard: Shard) -> bool:
-    """Whether all rows of a shard are staged."""
-    unit_context = RefreshContext.at(view, work)
-    return all(unit_context.staged(fragment, unit_context.index(fragment)) is not None for fragment in shard.to_apply)
 
 
 def verify_shard(view: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:
@@ -136,9 +130,7 @@ def _swapped(view: TableLocation, saved: SavedPlan, swap: SwapPlan, shards: Sequ
             files = _files(view, work, swap, staged)
         except BrokenFile as broken:
             fragments = [fragment for fragment, pair in staged.pairs if pair.file == broken.source]
-            remove_broken(
-                RefreshContext.at(view, work).store, broken, (str(work.key(fragment)) for fragment in fragments)
-            )
+            remove_broken(ViewTarget.at(view, work).store, broken, (str(work.key(fragment)) for fragment in fragments))
             return _swapped(view, saved, swap, shards)
         following = swap.snapshot_with(staged.failed)
         save = partial(save_snapshot, view.checkpoints, work.job_id, following)
@@ -172,17 +164,12 @@ def _files(view: TableLocation, work: JobSpec, swap: SwapPlan, staged: _StagedRe
 
 def _staged(view: TableLocation, work: JobSpec, shards: Iterable[Shard]) -> _StagedRefresh:
     """Find the staged rows, and restage from checkpoints what was removed."""
-    unit_context = RefreshContext.at(view, work)
+    target = ViewTarget.at(view, work)
     pairs: list[tuple[FragmentWork, StagedFragment]] = []
     missing: list[FragmentWork] = []
     for shard in shards:
         for fragment in shard.fragments:
-            index = unit_context.index(fragment)
-            staged = unit_context.staged(fragment, index)
-            if staged is None:
-                staged = stage_computed(
-                    unit_context, fragment, fragment.due, unit_context.held(fragment, index, fragment.due)
-                )
+            staged = staged_or_restaged(target, fragment, target.index(fragment))
             if staged is None:
                 missing.append(fragment)
             else:

@@ -1,28 +1,40 @@
-"""The context of a refresh's tasks: look up what the store has of a source fragment, and stage its rows."""
+"""A view as the target of a job: where its rows are read, what fits, and how its data files are laid out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.apply.applier import Applier, RowWidths, StepResult
+from airflow_geneva.apply.outcome import MappedBatch, RowFailure
+from airflow_geneva.apply.policy import rules_of
+from airflow_geneva.apply.query_columns import QueryComputer
+from airflow_geneva.apply.skipped_rows import SkipCount
 from airflow_geneva.checkpoint.provenance import Failures
-from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
+from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, decode_runs, encode_runs, merge_runs
 from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows, ReuseRules, read_values
 from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
+from airflow_geneva.errors import UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.lance_io.arrays import convert_array
+from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.fragments import row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.reusable_files import is_view_file_complete, is_view_file_readable
 from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.run.units import RowCount, RunUnit, Unit, UnitReport, run_unit
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.udf import UDF
+from airflow_geneva.udf.error_policy import Policy
+from airflow_geneva.udf.shipping import UdfReference
+from airflow_geneva.views.definition import ViewDefinition
 from airflow_geneva.write.pieces import WINDOW_ROWS, CheckpointedRowsReader, fit_rows
 from airflow_geneva.write.view_file import ViewFileWriter, read_view_rows
 
@@ -31,8 +43,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RefreshContext:
-    """The context that all units of a refresh share.
+class ViewTarget:
+    """A view, as all units of a refresh share it.
 
     Args:
         source: the source at the planned version.
@@ -49,7 +61,7 @@ class RefreshContext:
     job: Storage
 
     @staticmethod
-    def at(location: TableLocation, work: JobSpec) -> RefreshContext:
+    def at(location: TableLocation, work: JobSpec) -> ViewTarget:
         """Open the source, the view, its checkpoints and the job's folder.
 
         Raises:
@@ -61,7 +73,7 @@ class RefreshContext:
         view = location.open()
         work.written.check(view)
         job = JobFolder.of(location.checkpoints, work.job_id).storage
-        return RefreshContext(source, view, LanceCheckpointStore(location.checkpoints), work, job)
+        return ViewTarget(source, view, LanceCheckpointStore(location.checkpoints), work, job)
 
     @cached_property
     def reuse_rules(self) -> ReuseRules:
@@ -70,7 +82,7 @@ class RefreshContext:
     def index(self, fragment: FragmentWork) -> CheckpointIndex:
         return CheckpointIndex(self.store, self.reuse_rules, [fragment.place])
 
-    def staged(self, fragment: FragmentWork, index: CheckpointIndex) -> StagedFragment | None:
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
         """Return the fragment's staged rows if they can be swapped in as they are."""
         staged = index.staged_at(fragment.place)
         if staged is None or staged.computed != fragment.due:
@@ -124,6 +136,24 @@ class RefreshContext:
             at = int(np.searchsorted(due, start + rows))
         return self.record(fragment, writer, merge_runs(runs), held.by_job, held.failed)
 
+    def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
+        """Whether the computed rows alone make the data file: always."""
+        return True
+
+    def stream(self, steps: Iterator[StepResult], fragment: FragmentWork, live: Ranges) -> None:
+        """Write computed rows straight into their data file."""
+        writer = ViewFileWriter(self.view, self.work.explode, self.work.plain_blobs)
+        runs: list[RowRuns] = []
+        failed: list[Ranges] = []
+        for step in steps:
+            if len(step.values):
+                writer.put(step.values, decode_runs(step.runs)[1])
+            runs.append(step.runs)
+            failed.append(step.failed)
+        computed = merge_runs(runs)
+        by_job = {self.work.job_id: int(computed[:, 2].sum())}
+        self.record(fragment, writer, computed, by_job, Ranges.union(failed))
+
     def record(
         self,
         fragment: FragmentWork,
@@ -151,3 +181,109 @@ class RefreshContext:
         )
         self.store[str(self.work.key(fragment))] = staged.to_batch()
         return staged
+
+
+@dataclass(frozen=True)
+class ViewUdfs:
+    """The UDFs of a view: in this process, or as they are sent to the executors.
+
+    Args:
+        definition: the view's query, as stored JSON text.
+        by_column: the UDFs.
+    """
+
+    definition: str
+    by_column: tuple[tuple[str, UDF | UdfReference], ...]
+
+    @staticmethod
+    def of(definition: ViewDefinition, udfs: Mapping[str, UDF]) -> ViewUdfs:
+        return ViewUdfs(definition.to_json(), tuple(udfs.items()))
+
+    @staticmethod
+    def planned(query: str) -> ViewUdfs:
+        """Return the UDFs that a plan names, in the planned versions.
+
+        Args:
+            query: the definition that the plan holds, as JSON text.
+        """
+        columns = ViewDefinition.from_json(query).columns
+        named = ((c.name, UdfReference(c.udf.import_path, c.udf.version)) for c in columns if c.udf)
+        return ViewUdfs(query, tuple(named))
+
+    @property
+    def udf_references(self) -> tuple[UdfReference, ...]:
+        return tuple(udf if isinstance(udf, UdfReference) else UdfReference.of(udf) for _, udf in self.by_column)
+
+    def sent(self) -> ViewUdfs:
+        """The same UDFs as they are sent to the executors."""
+        names = (name for name, _ in self.by_column)
+        return ViewUdfs(self.definition, tuple(zip(names, self.udf_references, strict=True)))
+
+    def policy(self) -> Policy:
+        """The rules of all UDFs, one after another."""
+        return _rules(self._here())
+
+    def prepare(self, location: TableLocation, work: JobSpec, before: Mapping[int, int]) -> tuple[RunUnit, SkipCount]:
+        """Prepare a task; return a function that runs a unit, and the counter of skipped rows.
+
+        Args:
+            before: rows that the job skipped before, by rule.
+        """
+        definition, udfs = ViewDefinition.from_json(self.definition), self._here()
+        opened = {
+            name: udf if udf.on_error == "fail" and udf.timeout is None else UdfReference.of(udf)
+            for name, udf in udfs.items()
+        }
+        # Batch and checkpoint sizes are those of the first UDF.
+        first = next(iter(udfs.values()), None)
+        skipped, widths = SkipCount(_rules(udfs), work.rows, before), RowWidths()
+        target = ViewTarget.at(location, work)
+
+        def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
+            counted = RowCount(on_rows)
+            with QueryComputer(definition.columns, opened) as computer:
+                compute = _Rows(computer, udfs)
+                applier = Applier(
+                    target.source, target.store, target.job, work, first, compute, skipped, widths, counted
+                )
+                applier.reads = computer.projection
+                return run_unit(target, unit, applier, counted)
+
+        return run, skipped
+
+    def _here(self) -> dict[str, UDF]:
+        return {name: udf.open() if isinstance(udf, UdfReference) else udf for name, udf in self.by_column}
+
+
+def _rules(udfs: Mapping[str, UDF]) -> Policy:
+    return tuple(rule for udf in udfs.values() for rule in rules_of(udf.on_error)) or "fail"
+
+
+class _Rows:
+    """Computes the view's columns of a batch as one struct array, which checkpoints store like a column."""
+
+    def __init__(self, computer: QueryComputer, udfs: Mapping[str, UDF]) -> None:
+        self.computer = computer
+        self.first_rule: dict[str, int] = {}
+        at = 0
+        for name, udf in udfs.items():
+            self.first_rule[name] = at
+            at += len(rules_of(udf.on_error))
+
+    def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
+        computed = self.computer.up_to_failure(batch)
+        rows = computed.rows
+        values = pa.StructArray.from_arrays([as_bytes(column) for column in rows.columns], rows.schema.names)
+        failures = tuple(sorted(self._failures(computed.mapped), key=lambda failure: failure.index))
+        if (error := computed.failure) is not None:
+            raise UdfError(str(error), error.row_index, values, failures, error.column) from error.__cause__
+        return MappedBatch(values, failures, batch.num_rows)
+
+    def _failures(self, mapped: Mapping[str, MappedBatch]) -> Iterator[RowFailure]:
+        seen: set[int] = set()
+        for name, outcome in mapped.items():
+            for failure in outcome.failures:
+                # A row is listed only for the first column that failed on it.
+                if failure.index not in seen:
+                    seen.add(failure.index)
+                    yield replace(failure, rule=failure.rule + self.first_rule[name], column=name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.lance_io.table_identity import reporting_remade
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.stages import load_bundle
+from airflow_geneva.run.stages import planned_udfs
 from airflow_geneva.spark.tasks import apply_on_spark
 from airflow_geneva.storage.files import Storage, freeze_options
 from airflow_geneva.storage.location import TableLocation
@@ -37,13 +37,13 @@ def apply_submitted(
     job = Storage(normalize_uri(job_uri), freeze_options(credentials))
     saved = load_plan(job, fingerprint)
     work = saved.work
-    udf_bundle = load_bundle(work)
+    udfs = planned_udfs(work)
     location = TableLocation(work.table, work.table_name, job.options)
     every = {} if progress_seconds is None else {"every": progress_seconds}
     loaded = saved.load_shard(job, shard)
     # The submitting task writes heartbeats too, but it may die while the driver continues.
     with reporting_remade(work.tables, job.options), writing_heartbeats(job, "apply"):
-        rows = apply_on_spark(context, location, work, loaded, udf_bundle, **every)
+        rows = apply_on_spark(context, location, work, loaded, udfs, **every)
     return {
         "shard": shard,
         "fingerprint": fingerprint,

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from airflow_geneva import errors
 from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
@@ -18,13 +18,12 @@ from airflow_geneva.job.folder import APPLY_PROGRESS, JobFolder, progress_name
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.inline import run_units
-from airflow_geneva.run.units import RunUnit, Unit, UnitReport, split_fragments, split_into_tasks, whole_unit
+from airflow_geneva.run.inline import Udfs, run_units
+from airflow_geneva.run.units import Unit, UnitReport, split_fragments, split_into_tasks, whole_unit
 from airflow_geneva.spark.session import open_session, ship_code
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.error_policy import Policy
-from airflow_geneva.udf.shipping import UdfReference
 from airflow_geneva.udf.stored_definition import UdfDefinition
 
 if TYPE_CHECKING:
@@ -37,17 +36,6 @@ _POLL_SECONDS = 0.05
 _STOP = "stop.json"
 
 
-class UdfBundle(Protocol):
-    """The UDFs of a column or view, as they are sent to the executors."""
-
-    @property
-    def udf_references(self) -> tuple[UdfReference, ...]: ...
-
-    def policy(self) -> Policy: ...
-
-    def open(self, location: TableLocation, work: JobSpec, before: Mapping[int, int]) -> tuple[RunUnit, SkipCount]: ...
-
-
 @dataclass(frozen=True)
 class TaskSpec:
     """All that a Spark task needs; sent to executors inside the serialized task, never as a file.
@@ -55,14 +43,14 @@ class TaskSpec:
     Args:
         location: the table, with credentials.
         work: the job.
-        udf_bundle: the UDFs.
+        udfs: the UDFs.
         progress: folder of the tasks' progress files.
         skipped: rows that the job skipped before, by rule.
     """
 
     location: TableLocation
     work: JobSpec
-    udf_bundle: UdfBundle
+    udfs: Udfs
     progress: Storage
     skipped: Mapping[int, int]
 
@@ -82,7 +70,7 @@ def apply_on_spark(
     location: TableLocation,
     work: JobSpec,
     shard: Shard,
-    udf_bundle: UdfBundle,
+    udfs: Udfs,
     every: float = EVERY_SECONDS,
 ) -> int:
     """Compute and stage a shard on a cluster; return the number of rows that the UDF ran on.
@@ -98,16 +86,14 @@ def apply_on_spark(
     tasks = split_into_tasks(works, work.sizing, slots)
     storage = JobFolder.of(location.checkpoints, work.job_id).storage
     attempt = f"progress/{shard.index:04}-{int(time.time() * 1000)}"
-    task_spec = TaskSpec(
-        location, work, udf_bundle, storage.folder(*attempt.split("/")), skipped_before(location, work)
-    )
+    task_spec = TaskSpec(location, work, udfs, storage.folder(*attempt.split("/")), skipped_before(location, work))
     rows = sum(min(item.rows, len(item.missing)) for item in works)
     held = sum(item.rows for item in works) - rows
     name = progress_name(APPLY_PROGRESS, shard.index)
     reporter = ProgressReporter(rows, len(works), storage, name, every=every, rows_held=held)
     reporter.keep()
     logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, rows, len(works), len(tasks))
-    limits: Policy = udf_bundle.policy() if has_limits(work) else "fail"
+    limits: Policy = udfs.policy() if has_limits(work) else "fail"
     reports = _run_stage(context, task_spec, tasks, reporter, limits, 0)
     rest = [(whole_unit(item),) for item in split_fragments(tasks)]
     if rest:
@@ -119,12 +105,12 @@ def apply_on_spark(
     return reporter.rows_done
 
 
-def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udf_bundle: UdfBundle) -> int:
+def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs) -> int:
     """Compute a shard on the active SparkSession, or on a new local one."""
     session = open_session(work.sizing.concurrency)
     context = session.sparkContext
-    ship_code(context, udf_bundle.udf_references)
-    return apply_on_spark(context, location, work, shard, udf_bundle)
+    ship_code(context, udfs.udf_references)
+    return apply_on_spark(context, location, work, shard, udfs)
 
 
 def _run_stage(
@@ -217,7 +203,7 @@ class _Partition:
         try:
             self._look_around("")
             _limit_visible_gpus()
-            do, skipped = task_spec.udf_bundle.open(task_spec.location, task_spec.work, task_spec.skipped)
+            do, skipped = task_spec.udfs.prepare(task_spec.location, task_spec.work, task_spec.skipped)
             reporter.skipped = skipped.counted
             reports = run_units(do, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
             reporter.tick(force=True)

@@ -26,6 +26,7 @@ from airflow_geneva.lance_io.fragments import columns_of, read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
+from airflow_geneva.run.column_target import ColumnUdf
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.table import Table
 from tests.counting import TRACE, Trace
@@ -306,7 +307,7 @@ def run_tasks(table: Table, job: Job, folder: Path, run: str) -> BackfillResult:
     saved = load_plan(storage, told["fingerprint"])
     for index in range(len(saved.shards)):
         if f"apply-{index}" not in told:
-            apply_inline(location, saved.work, saved.load_shard(storage, index), job.udf)
+            apply_inline(location, saved.work, saved.load_shard(storage, index), ColumnUdf(job.udf))
             told = states.add(f"apply-{index}", True)
         if f"commit-{index}" not in told:
             result = commit_shard(location, saved, saved.load_shard(storage, index))

@@ -22,13 +22,11 @@ from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run import refresh as refreshing
 from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
-from airflow_geneva.run.column_target import BackfillContext
-from airflow_geneva.run.column_task import UdfRunner, run_unit
+from airflow_geneva.run.column_target import ColumnTarget, ColumnUdf
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.units import Unit
 from airflow_geneva.run.view_stages import verify_shard
-from airflow_geneva.run.view_target import RefreshContext
-from airflow_geneva.run.view_task import ViewUdfRunner, run_view_unit
+from airflow_geneva.run.view_target import ViewTarget, ViewUdfs
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
@@ -59,13 +57,13 @@ class Column:
 
     def apply(self) -> None:
         for shard in self.made.shards:
-            apply_inline(self.location, self.made.work, shard, label)
+            apply_inline(self.location, self.made.work, shard, ColumnUdf(label))
 
     def checkpoint(self) -> None:
         """Compute all rows, and stage none: what a task leaves that is killed at its end."""
+        run, _ = ColumnUdf(label).prepare(self.location, self.made.work, {})
         for work in self.fragments():
-            udf_runner = UdfRunner.of(label, self.made.work, {})
-            run_unit(BackfillContext.at(self.location, self.made.work), Unit(work, work.due, False), udf_runner)
+            run(Unit(work, work.due, False), lambda rows: None)
 
     def fragments(self) -> Iterator[FragmentWork]:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)
@@ -115,9 +113,10 @@ class Refreshed:
     def checkpoint(self) -> None:
         work: JobSpec = self.made.work
         definition = self.view.view_definition
+        udfs = ViewUdfs.of(definition, refreshing.load_udfs(definition))
+        run, _ = udfs.prepare(self.location, work, {})
         for fragment in self.fragments():
-            udf_runner = ViewUdfRunner.of(definition, refreshing.load_udfs(definition), work, {})
-            run_view_unit(RefreshContext.at(self.location, work), Unit(fragment, fragment.due, False), udf_runner)
+            run(Unit(fragment, fragment.due, False), lambda rows: None)
 
     def fragments(self) -> Iterator[FragmentWork]:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)
@@ -173,7 +172,7 @@ def break_range(target: Target) -> None:
 
 def staged_files(target: Target) -> list[Path]:
     data = Path(target.location.uri, "data")
-    bench = (BackfillContext if isinstance(target, Column) else RefreshContext).at(target.location, target.made.work)
+    bench = (ColumnTarget if isinstance(target, Column) else ViewTarget).at(target.location, target.made.work)
     staged = [bench.index(fragment).staged_at(fragment.place) for fragment in target.fragments()]
     return [data / found.file for found in staged if found is not None]
 

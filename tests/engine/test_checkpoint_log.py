@@ -11,6 +11,7 @@ import pytest
 
 from airflow_geneva.plan.file_mismatch import Mismatch
 from airflow_geneva.run.column_stages import record_job
+from airflow_geneva.run.column_target import ColumnUdf
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
@@ -43,7 +44,7 @@ def begin_backfill(table: Table, **arguments: Any) -> None:
     """Compute and stage a column, and leave it at that."""
     plan, _ = record_job(table.plan_backfill("y", **arguments), table.location)
     for shard in plan.shards:
-        apply_inline(table.location, plan.work, shard, triple)
+        apply_inline(table.location, plan.work, shard, ColumnUdf(triple))
 
 
 def replace_inputs(table: Table, ids: list[int]) -> None:

@@ -30,6 +30,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.outbox import OutboxEntry, read_outbox, write_outbox
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
+from airflow_geneva.run.column_target import ColumnUdf
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.table import Table
 from tests.counting import Trace, double, doubled, leave_trace, triple, tripled
@@ -212,7 +213,7 @@ def test_a_queued_job_keeps_what_other_versions_and_jobs_computed_for_its_column
     assert not any(saved.work.job_id in name for name in removed.file_group(JOBS).names)
     job = JobFolder.of(failed.location.checkpoints, saved.work.job_id).storage
     shard = saved.load_shard(job, 0)
-    apply_inline(failed.location, saved.work, shard, sturdy)
+    apply_inline(failed.location, saved.work, shard, ColumnUdf(sturdy))
     result = finish_job(failed.location, saved, [commit_shard(failed.location, saved, shard)])
     assert result.state == "DONE"
     assert result.rows_computed + result.rows_reused == 100
@@ -233,7 +234,7 @@ def test_a_shard_of_a_finished_run_can_be_cleared_until_its_plan_is_gone(failed:
     removed = clean(failed)
     assert removed.file_group(CHECKPOINTS).count == removed.file_group(STAGED).count == 0
     shard = load_plan(folder.storage, saved.fingerprint).load_shard(folder.storage, 0)
-    apply_inline(failed.location, saved.work, shard, sturdy)
+    apply_inline(failed.location, saved.work, shard, ColumnUdf(sturdy))
     assert commit_shard(failed.location, saved, shard).rows_reused > 50
     assert_right(failed, "y", tripled)
     folder.write_result("DONE", finish_job(failed.location, saved, []).to_json())
@@ -323,7 +324,7 @@ def test_blobs_of_a_staged_file_go_with_it(make_table: MakeTable) -> None:
     saved = start(table, "b", udf=paint)
     shard = saved.load_shard(JobFolder.of(table.location.checkpoints, saved.work.job_id).storage, 0)
     before = files_of(table, "data")
-    apply_inline(table.location, saved.work, shard, paint)
+    apply_inline(table.location, saved.work, shard, ColumnUdf(paint))
     staged = files_of(table, "data") - before
     assert len(staged) > 2
     finish_job(table.location, saved, [])
@@ -488,7 +489,7 @@ def test_a_job_that_starts_while_garbage_is_collected_keeps_what_it_found(failed
     trace.clear()
     job = JobFolder.of(failed.location.checkpoints, saved.work.job_id).storage
     shard = saved.load_shard(job, 0)
-    apply_inline(failed.location, saved.work, shard, sturdy)
+    apply_inline(failed.location, saved.work, shard, ColumnUdf(sturdy))
     assert commit_shard(failed.location, saved, shard).rows_reused > 50
     assert_right(failed, "y", tripled)
 
@@ -654,7 +655,7 @@ def test_the_users_own_cleanup_in_the_middle_of_a_job_loses_nothing(
 ) -> None:
     saved = start(table)
     shard = saved.load_shard(JobFolder.of(table.location.checkpoints, saved.work.job_id).storage, 0)
-    apply_inline(table.location, saved.work, shard, triple)
+    apply_inline(table.location, saved.work, shard, ColumnUdf(triple))
     staged = files_of(table, "data")
     table.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=delete_unverified)
     removed = staged - files_of(table, "data")

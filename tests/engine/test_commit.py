@@ -19,8 +19,7 @@ from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
-from airflow_geneva.run.column_target import BackfillContext
-from airflow_geneva.run.column_task import UdfRunner, run_unit
+from airflow_geneva.run.column_target import ColumnTarget, ColumnUdf
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.units import Unit, stage_computed
 from airflow_geneva.table import Table
@@ -54,13 +53,13 @@ class Stations:
 
     def apply(self) -> None:
         for shard in self.plan.shards:
-            apply_inline(self.table.location, self.plan.work, shard, self.function)
+            apply_inline(self.table.location, self.plan.work, shard, ColumnUdf(self.function))
 
     def apply_without_staging(self) -> None:
         """As Spark does with a fragment that several tasks share: checkpoints only."""
-        bench = BackfillContext.at(self.table.location, self.plan.work)
+        run, _ = ColumnUdf(self.function).prepare(self.table.location, self.plan.work, {})
         for work in self.plan.fragments:
-            run_unit(bench, Unit(work, work.due, False), UdfRunner.of(self.function, self.plan.work, {}))
+            run(Unit(work, work.due, False), lambda rows: None)
 
     def commit(self) -> BackfillResult:
         results = [commit_shard(self.table.location, self.saved, shard) for shard in self.plan.shards]
@@ -349,7 +348,7 @@ def test_a_plan_that_was_saved_is_enough_to_go_on_elsewhere(table: Table, trace:
     results = []
     for index in (1, 0):
         shard = saved.load_shard(storage, index)
-        apply_inline(table.location, saved.work, shard, triple)
+        apply_inline(table.location, saved.work, shard, ColumnUdf(triple))
         results.append(commit_shard(table.location, saved, shard))
     result = finish_job(table.location, saved, results)
     assert_honest(result, table, rows_run=100)
@@ -359,7 +358,7 @@ def test_a_plan_that_was_saved_is_enough_to_go_on_elsewhere(table: Table, trace:
 def test_a_shard_that_is_missing_fails_the_job_and_keeps_what_is_there(table: Table, trace: Trace) -> None:
     job = Stations.begin(table, shard_size=2)
     first = job.plan.shards[0]
-    apply_inline(table.location, job.plan.work, first, triple)
+    apply_inline(table.location, job.plan.work, first, ColumnUdf(triple))
     result = finish_job(table.location, job.saved, [commit_shard(table.location, job.saved, first)])
     assert (result.state, result.rows_computed, result.rows_left) == ("FAILED", 50, 50)
     assert_right(table, "y", tripled, where="id < 50")
@@ -466,7 +465,7 @@ def test_checkpoints_replaced_by_another_job_while_they_are_read_are_not_mixed_u
     of_one = checkpoint.read_bytes()
     checkpoint.unlink()
     two.apply_without_staging()
-    bench = BackfillContext.at(table.location, two.plan.work)
+    bench = ColumnTarget.at(table.location, two.plan.work)
     (work,) = two.plan.fragments
     held = bench.held(work, bench.index(work), work.due)
     checkpoint.write_bytes(of_one)

@@ -21,6 +21,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
+from airflow_geneva.run.column_target import ColumnUdf
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.table import Table
 from tests.counting import TRACE, Trace
@@ -42,7 +43,7 @@ def apply_saved(database: str, job_id: str, fingerprint: str) -> None:
     storage = JobFolder.of(location.checkpoints, job_id).storage
     saved = load_plan(storage, fingerprint)
     for index in range(len(saved.shards)):
-        apply_inline(location, saved.work, saved.load_shard(storage, index), gated)
+        apply_inline(location, saved.work, saved.load_shard(storage, index), ColumnUdf(gated))
 
 
 def commit_saved(database: str, job_id: str, fingerprint: str, out: str) -> None:

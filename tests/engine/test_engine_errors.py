@@ -19,6 +19,7 @@ from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_engine_error, is_failure
 from airflow_geneva.plan.new_rows import committed_at
 from airflow_geneva.run.column_stages import record_job
+from airflow_geneva.run.column_target import ColumnUdf
 from airflow_geneva.run.inline import apply_inline
 from tests.counting import Trace, triple
 from tests.engine.conftest import MakeTable
@@ -69,7 +70,7 @@ def test_a_private_attribute_that_is_gone_stops_the_plan_and_has_nothing_compute
     table.add([{"id": 100, "x": 100}])
     plan, _ = record_job(table.plan_backfill("y"), table.location)
     for shard in plan.shards:
-        apply_inline(table.location, plan.work, shard, triple)
+        apply_inline(table.location, plan.work, shard, ColumnUdf(triple))
     hide(monkeypatch, name)
     asked = {"_ds": lambda: committed_at(table.lance, 1)}.get(name, lambda: table.plan_backfill("y"))
     with pytest.raises(AttributeError, match=name):

@@ -23,7 +23,7 @@ from airflow_geneva.run.stages import (
     commit_stored_shard,
     finish_stored_plan,
     is_shard_ready,
-    load_bundle,
+    planned_udfs,
 )
 from airflow_geneva.storage.location import TableLocation
 from tests.counting import Trace
@@ -63,7 +63,7 @@ class Tasks:
         saved = load_plan(self.folder.storage, self.fingerprint)
         for index in range(len(saved.shards)):
             shard = saved.load_shard(self.folder.storage, index)
-            apply_in_process(self.location, saved.work, shard, load_bundle(saved.work))
+            apply_in_process(self.location, saved.work, shard, planned_udfs(saved.work))
             assert is_shard_ready(self.location, saved.work, shard)
 
     def commit(self) -> None:

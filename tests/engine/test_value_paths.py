@@ -21,6 +21,7 @@ from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.column_stages import record_job
+from airflow_geneva.run.column_target import ColumnUdf
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
@@ -95,7 +96,7 @@ def staged_and_compacted(table: Table, same: UDF, place: Path) -> None:
     storage = JobFolder.of(table.location.checkpoints, plan.work.job_id).storage
     saved = load_plan(storage, fingerprint)
     for index in range(len(saved.shards)):
-        apply_inline(table.location, saved.work, saved.load_shard(storage, index), same)
+        apply_inline(table.location, saved.work, saved.load_shard(storage, index), ColumnUdf(same))
     table.lance.optimize.compact_files()
     result = table.backfill("y", udf=same, runner="inline")
     assert result.rows_computed < ROWS
