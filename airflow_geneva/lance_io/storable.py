@@ -99,7 +99,7 @@ def _value(data_type: pa.DataType, kind: int) -> Any:
 
 
 def _part(field: pa.Field, kind: int) -> Any:
-    return _value(field.type, _NULL if kind == _HOLES and field.nullable else _FILLED if kind == _HOLES else kind)
+    return _value(field.type, _NULL if kind == _HOLES and field.nullable else kind)
 
 
 def _leaf(data_type: pa.DataType) -> Any:

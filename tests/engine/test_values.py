@@ -11,6 +11,7 @@ from lance.arrow import bfloat16_array
 
 from airflow_geneva import udf
 from airflow_geneva.errors import InvalidInput, JobFailed
+from airflow_geneva.lance_io.storable import check_storable
 from airflow_geneva.table import Table
 
 MakeTable = Callable[..., Table]
@@ -114,6 +115,13 @@ def test_what_pylance_cannot_store_is_refused_by_name(make_table: MakeTable, rea
     assert reason in str(refused.value)
     with pytest.raises(InvalidInput, match=r"Column 'y' of a view of table 'docs' cannot be .*pylance cannot store"):
         table.query().add_columns({"y": odd}).definition()
+
+
+def test_a_null_below_a_part_that_is_not_null_is_tried_too() -> None:
+    items = pa.list_(pa.field("item", pa.float64(), nullable=False), 1)
+    inner = pa.field("inner", pa.struct([pa.field("items", items)]), nullable=False)
+    with pytest.raises(InvalidInput, match=r"cannot store it .*non-nullable child of type Float64 contains nulls"):
+        check_storable([pa.field("y", pa.struct([inner]))], "2.2", "table 'docs'")
 
 
 def test_values_that_pylance_cannot_store_are_named_and_not_the_disk(make_table: MakeTable) -> None:
