@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.airflow_databases import connection_to, database_named, migrate
+from tests.support.airflow_databases import connection_to, database_named, migrate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.support.counting import Trace
+    from tests.support.tables import MakeTable
+
+pytest_plugins = ["tests.support.object_store"]
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="airflow-geneva-tests-"))
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
@@ -71,6 +76,24 @@ settings.load_profile("soak" if os.environ.get("GENEVA_SOAK") == "1" else "quick
 def _java_where_needed(request: pytest.FixtureRequest) -> None:
     if any(request.node.get_closest_marker(name) for name in ("spark", "crash", "airflow")):
         request.getfixturevalue("java_home")
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
+    """Where the counting UDFs of this test, and of processes it starts, leave what they saw."""
+    from tests.support.counting import TRACE, Trace
+
+    path = tmp_path / "trace"
+    monkeypatch.setenv(TRACE, str(path))
+    return Trace(path)
+
+
+@pytest.fixture
+def make_table(tmp_path: Path) -> MakeTable:
+    """Makes table ``docs`` with rows (id, x) where x is id, in fragments of ``per_fragment`` rows."""
+    from tests.support.tables import make_docs
+
+    return make_docs(tmp_path)
 
 
 @pytest.fixture(scope="session")

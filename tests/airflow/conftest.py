@@ -25,7 +25,7 @@ import airflow_geneva
 from airflow_geneva import Database, Table
 
 if TYPE_CHECKING:
-    from tests.airflow.browsing import Get
+    from tests.support.browsing import Get
 
 _numbers = itertools.count()
 
@@ -170,21 +170,21 @@ def deaf() -> Iterator[str]:
 
 @pytest.fixture
 def browse(airflow_db: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Get]:
-    from tests.airflow.browsing import browsing
+    from tests.support.browsing import browsing
 
     yield from browsing(monkeypatch)
 
 
 @pytest.fixture
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
-    from tests.airflow.browsing import shelf_at
+    from tests.support.browsing import shelf_at
 
     return shelf_at(tmp_path / "shelf", monkeypatch)
 
 
 @pytest.fixture
 def reader(database: Database, browse: Get) -> Get:
-    from tests.airflow.rights import Rights
+    from tests.support.rights import Rights
 
     Rights.give("reader", connections=["shelf", "pg"])
     return browse

@@ -20,7 +20,7 @@ from airflow_geneva import assets, connect
 from airflow_geneva.operators import CreateMaterializedViewOperator
 from airflow_geneva.task_groups import BackfillTaskGroup, RefreshTaskGroup
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver, events
+from tests.support.driving import Driver, events
 
 pytestmark = pytest.mark.airflow
 

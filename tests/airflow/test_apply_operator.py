@@ -17,8 +17,8 @@ import pytest
 
 from airflow_geneva.spark.submit import APPLICATION, CREDENTIALS
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import DagSerialization, Driver
-from tests.airflow.test_backfill_group import make_dag
+from tests.support.desk import connect_spark, make_dag
+from tests.support.driving import DagSerialization, Driver
 
 pytestmark = pytest.mark.airflow
 
@@ -78,10 +78,6 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
     return Recorder(record)
-
-
-def connect_spark(monkeypatch: pytest.MonkeyPatch, **connection: Any) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", **connection}))
 
 
 def connect_lance(monkeypatch: pytest.MonkeyPatch, desk: Desk, **options: str) -> None:

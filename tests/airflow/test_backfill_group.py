@@ -11,31 +11,12 @@ from airflow.sdk import DAG, Param, task
 from airflow_geneva.assets import lance_asset
 from airflow_geneva.job.record import job_ids, read_jobs
 from airflow_geneva.task_groups import BackfillTaskGroup
-from tests.airflow.behaving_files import where_by_date
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver, events
+from tests.support.desk import ROWS, make_dag, texts
+from tests.support.driving import Driver, events
+from tests.support.operating_files import where_by_date
 
 pytestmark = pytest.mark.airflow
-
-ROWS = 10
-
-
-def make_dag(desk: Desk, **settings: Any) -> DAG:
-    """A DAG with one group over the desk's table, a shard a fragment, and a task behind it."""
-    arguments = {name: settings.pop(name) for name in ("params", "default_args") if name in settings}
-    with DAG(f"dag_{desk.table.name}", schedule=None, **arguments) as dag:
-
-        @task
-        def after() -> str:
-            return "ran"
-
-        given = {"table": desk.table.name, "column": "n", "inline_below_rows": 10**9, "shard_size": 1, **settings}
-        BackfillTaskGroup(**given) >> after()
-    return dag
-
-
-def texts(letters: str) -> list[str]:
-    return [f"{letter}{row:02}" for letter in letters for row in range(ROWS)]
 
 
 @pytest.mark.parametrize("letters", ["a", "abc"])

@@ -12,7 +12,7 @@ from airflow.sdk import DAG
 from airflow_geneva.operators import CleanupCheckpointsOperator
 from airflow_geneva.table import Table
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import DagBag, Driver
+from tests.support.driving import DagBag, Driver
 
 pytestmark = pytest.mark.airflow
 

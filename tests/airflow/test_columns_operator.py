@@ -9,7 +9,7 @@ from airflow.sdk import DAG
 
 from airflow_geneva.operators import AddColumnsOperator
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver
+from tests.support.driving import Driver
 
 pytestmark = pytest.mark.airflow
 

@@ -22,8 +22,8 @@ from airflow_geneva.plan.request import check_sizing
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.storage.files import Storage
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver
-from tests.airflow.test_backfill_group import make_dag
+from tests.support.desk import make_dag
+from tests.support.driving import Driver
 
 pytestmark = pytest.mark.airflow
 

@@ -11,7 +11,7 @@ from airflow.sdk import DAG
 from airflow_geneva import View, connect
 from airflow_geneva.operators import CreateMaterializedViewOperator
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver
+from tests.support.driving import Driver
 
 pytestmark = pytest.mark.airflow
 

@@ -24,9 +24,8 @@ from airflow_geneva.run.stages import apply_in_process, planned_udfs
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver
-from tests.airflow.test_apply_operator import connect_spark
-from tests.airflow.test_backfill_group import make_dag, texts
+from tests.support.desk import connect_spark, make_dag, texts
+from tests.support.driving import Driver
 
 pytestmark = pytest.mark.airflow
 remembers = pytest.mark.skipif(Version(airflow_version) < Version("3.3"), reason="needs the task state store")

@@ -20,7 +20,7 @@ from airflow_geneva.triggers import new_fragments as module
 from airflow_geneva.triggers.new_fragments import SEEN
 from airflow_geneva.watch import watcher as _looking
 from tests.airflow.conftest import Desk
-from tests.airflow.test_new_fragments_trigger import Listener, Store, connect_to, play, trigger
+from tests.support.triggering import Listener, Store, connect_to, play, trigger
 
 pytestmark = pytest.mark.airflow
 

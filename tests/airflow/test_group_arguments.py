@@ -18,7 +18,7 @@ from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.task_groups import BackfillTaskGroup, RefreshTaskGroup
 from airflow_geneva.triggers import NewFragmentsTrigger
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver, events
+from tests.support.driving import Driver, events
 
 pytestmark = pytest.mark.airflow
 

@@ -13,7 +13,7 @@ from airflow_geneva.job.record import read_job
 from airflow_geneva.job.status import Job
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver
+from tests.support.driving import Driver
 
 pytestmark = pytest.mark.airflow
 

@@ -14,8 +14,8 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
 from airflow_geneva.operators import PlanBackfillOperator
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver, events
-from tests.airflow.test_backfill_group import make_dag, texts
+from tests.support.desk import make_dag, texts
+from tests.support.driving import Driver, events
 
 pytestmark = pytest.mark.airflow
 

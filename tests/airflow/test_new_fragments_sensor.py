@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -20,12 +19,12 @@ import pytest
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout, TaskDeferred
 from airflow.sdk import DAG, task
 
-from airflow_geneva import View
 from airflow_geneva.errors import StorageError
 from airflow_geneva.sensors import NewFragmentsSensor
 from airflow_geneva.storage.location import TableLocation
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver
+from tests.support.desk import make_view
+from tests.support.driving import Driver
 
 pytestmark = pytest.mark.airflow
 
@@ -71,11 +70,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def commits(desk: Desk) -> list[datetime]:
     """When the versions of the table were committed."""
     return [version["timestamp"].astimezone() for version in desk.table.lance.versions()]
-
-
-def make_view(desk: Desk, name: str = "v") -> View:
-    udfs = importlib.import_module("geneva_dag_udfs")
-    return desk.table.query().select({"text": "text", "n": udfs.length}).create_materialized_view(desk.database, name)
 
 
 def looks(desk: Desk, since: str | int, **settings: Any) -> bool:

@@ -15,7 +15,7 @@ from airflow_geneva.operators import FinishOperator
 from airflow_geneva.operators._openlineage import dataset_name, lineage_of
 from airflow_geneva.task_groups import BackfillTaskGroup, RefreshTaskGroup
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver
+from tests.support.driving import Driver
 
 pytestmark = pytest.mark.airflow
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.airflow.behaving_site import APPLY, COMMIT, DAYS, KEPT, ROWS, Site, open_site
-from tests.airflow.stack import RUN_SECONDS, START_SECONDS, wait_for
+from tests.support.operating_site import APPLY, COMMIT, DAYS, KEPT, ROWS, Site, open_site
+from tests.support.stack import RUN_SECONDS, START_SECONDS, wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow, pytest.mark.crash]
 
 
 @pytest.fixture(scope="module")
 def site(java_home: str, new_airflow_db: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with open_site(tmp_path_factory.mktemp("behaving"), new_airflow_db) as site:
+    with open_site(tmp_path_factory.mktemp("operating"), new_airflow_db) as site:
         yield site
 
 

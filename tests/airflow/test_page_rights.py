@@ -14,10 +14,10 @@ from airflow_geneva.assets import lance_asset, watched_lance_asset
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.pages import access
 from airflow_geneva.task_groups import BackfillTaskGroup
-from tests.airflow.browsing import Get, cells, ids_of, make_table, of_job, of_task, text_of
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver, register
-from tests.airflow.rights import Rights
+from tests.support.browsing import Get, cells, ids_of, make_table, of_job, of_task, text_of
+from tests.support.driving import Driver, register
+from tests.support.rights import Rights
 
 pytestmark = pytest.mark.airflow
 

@@ -27,11 +27,11 @@ from airflow_geneva.pages.app import app
 from airflow_geneva.pages.counting import CountCache
 from airflow_geneva.task_groups import RefreshTaskGroup
 from airflow_geneva.udf.definition import UDF_KEY
-from tests.airflow.browsing import SECRET, Get, cells, ids_of, make_table, of_job, of_task, text_of
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver
-from tests.airflow.rights import Rights
-from tests.counting import triple
+from tests.support.browsing import SECRET, Get, cells, ids_of, make_table, of_job, of_task, text_of
+from tests.support.counting import triple
+from tests.support.driving import Driver
+from tests.support.rights import Rights
 
 pytestmark = pytest.mark.airflow
 
@@ -331,7 +331,7 @@ def test_a_table_tells_how_its_columns_and_views_stand(reader: Get, database: Da
     table.backfill("y", runner="inline")
     table.backfill("gone", runner="inline")
     # Its code is nowhere on the API server.
-    stored = table.definition("gone").to_json().replace("tests.counting:triple", "gone.with:the_wind")
+    stored = table.definition("gone").to_json().replace("tests.support.counting:triple", "gone.with:the_wind")
     table.lance.update_field_metadata({"gone": {UDF_KEY: stored}})
     view = table.query().where("x < 50").select(["x"]).create_materialized_view(database, "small")
     table.query().select(["y"]).create_materialized_view(database, "all_of_it")

@@ -19,7 +19,7 @@ from sqlalchemy import delete, select
 from airflow_geneva import Table
 from airflow_geneva.assets import lance_asset
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import DagBag, Driver, events, register
+from tests.support.driving import DagBag, Driver, events, register
 
 pytestmark = pytest.mark.airflow
 

@@ -16,7 +16,7 @@ from airflow_geneva.job.outbox import read_outbox
 from airflow_geneva.job.status import Job
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver, events
+from tests.support.driving import Driver, events
 
 pytestmark = pytest.mark.airflow
 

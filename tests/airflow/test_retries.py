@@ -12,8 +12,8 @@ from airflow.sdk import DAG
 from airflow_geneva.errors import CommitConflict, InvalidInput
 from airflow_geneva.operators import CommitOperator, commit
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver
-from tests.airflow.test_backfill_group import make_dag
+from tests.support.desk import make_dag
+from tests.support.driving import Driver
 
 sdk = pytest.importorskip("airflow.sdk")
 pytestmark = [

@@ -19,7 +19,7 @@ from moto.server import ThreadedMotoServer
 import airflow_geneva
 from airflow_geneva import Database
 from airflow_geneva.spark.submit import CREDENTIALS
-from tests.airflow.stack import RUN_SECONDS, START_SECONDS, Stack, start_stack, wait_for
+from tests.support.stack import RUN_SECONDS, START_SECONDS, Stack, start_stack, wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 

@@ -23,9 +23,9 @@ from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
 from airflow_geneva.spark.session import package_zip
 from tests.airflow.conftest import Desk
-from tests.airflow.driving import Driver
-from tests.airflow.test_backfill_group import make_dag, texts
 from tests.spark.spark_udfs import surroundings
+from tests.support.desk import make_dag, texts
+from tests.support.driving import Driver
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 

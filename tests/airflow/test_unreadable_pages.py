@@ -18,9 +18,9 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.pages import app as pages
 from airflow_geneva.storage import timeouts as patience
 from airflow_geneva.storage.timeouts import StoreThreads
-from tests.airflow.browsing import SECRET, Get, cells, ids_of, make_table, of_job, text_of
-from tests.airflow.driving import register
-from tests.airflow.rights import Rights
+from tests.support.browsing import SECRET, Get, cells, ids_of, make_table, of_job, text_of
+from tests.support.driving import register
+from tests.support.rights import Rights
 
 pytestmark = pytest.mark.airflow
 

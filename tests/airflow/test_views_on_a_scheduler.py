@@ -18,7 +18,7 @@ import pytest
 import airflow_geneva
 from airflow_geneva import Database
 from airflow_geneva.assets import new_fragments
-from tests.airflow.stack import COMPONENTS, RUN_SECONDS, Stack, start_stack
+from tests.support.stack import COMPONENTS, RUN_SECONDS, Stack, start_stack
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 

@@ -14,9 +14,9 @@ import pytest
 from airflow_geneva import UDF, Fail, Retry, Skip, udf
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.table import Table
-from tests.counting import Trace, leave_trace
-from tests.engine.conftest import MakeTable
-from tests.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
+from tests.support.counting import Trace, leave_trace
+from tests.support.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
+from tests.support.tables import MakeTable
 
 BAD = (3, 30, 77)
 

@@ -15,10 +15,10 @@ from airflow_geneva.run.column_target import ColumnUdf
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
-from tests.counting import Trace, triple, tripled
-from tests.engine.conftest import MakeTable
-from tests.engine.test_views import NOT_THIRD, Asked, Refresh, assert_equals_query
-from tests.invariants import assert_exact, assert_right
+from tests.support.counting import Trace, triple, tripled
+from tests.support.invariants import assert_exact, assert_right
+from tests.support.queries import NOT_THIRD, Asked, Refresh, assert_equals_query
+from tests.support.tables import MakeTable
 
 Log = Callable[[], tuple[list[str], list[str]]]
 

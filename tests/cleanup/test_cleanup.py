@@ -33,14 +33,14 @@ from airflow_geneva.run.column_stages import commit_shard, finish_job, record_jo
 from airflow_geneva.run.column_target import ColumnUdf
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.table import Table
-from tests.counting import Trace, double, doubled, leave_trace, triple, tripled
-from tests.engine.test_object_store import Bucket, bucket, db, endpoint, options  # noqa: F401
-from tests.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
+from tests.support.broken_off import DAY, age, brittle, sturdy
+from tests.support.counting import Trace, double, doubled, triple, tripled
+from tests.support.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
+from tests.support.object_store import Bucket
 
 MakeTable = Callable[..., Table]
 
 SOAK = os.environ.get("GENEVA_SOAK") == "1"
-DAY = 86_400.0
 
 DIES = """
 import sys
@@ -55,15 +55,6 @@ from airflow_geneva.cleanup import collect, find_garbage
 location = connect(sys.argv[1]).location("docs")
 collect(location, find_garbage(location, "1s"))
 """
-
-
-def age(table: Table, days: float = 30) -> None:
-    """Make every file of ours look as if it was written long ago; what the jobs themselves say stays."""
-    then = time.time() - days * DAY
-    for folder in ("_checkpoints", "data"):
-        for base, _, files in os.walk(Path(table.uri, folder)):
-            for name in files:
-                os.utime(Path(base, name), (then, then), follow_symlinks=False)
 
 
 def clean(table: Table, ttl: str = "7d") -> Garbage:
@@ -86,20 +77,6 @@ def run_and_die(table: Table, fault: str, program: str = DIES) -> int:
         stderr=subprocess.DEVNULL,
         check=False,
     ).returncode
-
-
-@udf(data_type=pa.int64(), version="1", name="triple")
-def brittle(x: int) -> int:
-    leave_trace([x])
-    if x == 60:
-        raise RuntimeError("told to")
-    return tripled(x)
-
-
-@udf(data_type=pa.int64(), version="1", name="triple")
-def sturdy(x: int) -> int:
-    leave_trace([x])
-    return tripled(x)
 
 
 @pytest.fixture
@@ -678,8 +655,8 @@ def test_the_users_own_cleanup_in_the_middle_of_a_job_loses_nothing(
 
 @pytest.mark.slow
 def test_garbage_on_an_object_store_is_like_any_other(
-    db: Database,  # noqa: F811
-    bucket: Bucket,  # noqa: F811
+    db: Database,
+    bucket: Bucket,
     trace: Trace,
 ) -> None:
     data = {"id": pa.array(range(60), pa.int64()), "x": pa.array([*range(20), *range(40, 80)], pa.int64())}

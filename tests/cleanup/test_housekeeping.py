@@ -28,8 +28,8 @@ from airflow_geneva.run.column_stages import finish_job, record_job
 from airflow_geneva.run.housekeeping import reduce_old_jobs
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
-from tests.counting import Trace, double, triple, tripled
-from tests.invariants import assert_exact, assert_nothing_to_do_is_free, assert_right
+from tests.support.counting import Trace, double, triple, tripled
+from tests.support.invariants import assert_exact, assert_nothing_to_do_is_free, assert_right
 
 MakeTable = Callable[..., Table]
 
@@ -169,7 +169,7 @@ DIES = """
 import sys
 import time
 from airflow_geneva import connect
-import tests.engine.test_housekeeping as house
+import tests.cleanup.test_housekeeping as house
 import importlib
 for name, value in house.SMALL.items():
     module, _, attribute = name.rpartition(".")

@@ -25,12 +25,12 @@ from airflow_geneva.run import refresh as run
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
-from tests.counting import TRACE, Trace
-from tests.engine.conftest import MakeTable
-from tests.engine.forge import forge
-from tests.engine.harness import Fault
-from tests.engine.test_object_store import Bucket, bucket, db, endpoint, numbers, options  # noqa: F401
-from tests.engine.test_views import (
+from tests.support.counting import TRACE, Trace
+from tests.support.forge import forge
+from tests.support.harness import Fault
+from tests.support.invariants import assert_exact
+from tests.support.object_store import Bucket, numbers
+from tests.support.queries import (
     NOT_THIRD,
     Asked,
     Refresh,
@@ -39,7 +39,7 @@ from tests.engine.test_views import (
     assert_nothing_to_refresh,
     shown,
 )
-from tests.invariants import assert_exact
+from tests.support.tables import MakeTable
 from tests.udfs_for_tests import views as udfs
 
 HISTORIES = 200 if os.environ.get("GENEVA_SOAK") == "1" else 6
@@ -303,7 +303,7 @@ def test_what_a_killed_refresh_left_goes_with_the_garbage(table: Table, trace: T
     table.add([{"id": 201, "x": 6}])
     arguments = {"database": table.location.database_uri, "fault": point}
     environment = {TRACE: str(trace.path)}
-    assert forge().run("tests.engine.test_view_cleanup:advance_and_die", arguments, environment) == -signal.SIGKILL
+    assert forge().run("tests.cleanup.test_view_cleanup:advance_and_die", arguments, environment) == -signal.SIGKILL
     assert_nothing_to_refresh(view, trace)
     assert len(snapshots(view)) == 2 + left
     for path in Path(view.uri, "_checkpoints/jobs").glob("*/job.json"):
@@ -320,7 +320,7 @@ COUNTS = ("rows_computed", "rows_reused", "rows_skipped", "rows_failed", "rows_l
 
 
 @pytest.mark.slow
-def test_snapshots_on_an_object_store_are_like_any_others(db: Database, bucket: Bucket, trace: Trace) -> None:  # noqa: F811
+def test_snapshots_on_an_object_store_are_like_any_others(db: Database, bucket: Bucket, trace: Trace) -> None:
     table = db.create_table("docs", numbers(1, 2, 4))
     query = table.query().where(NOT_THIRD).select(["id"]).add_columns({"p": (udfs.plus, ["x"])})
     view = query.create_materialized_view(db, "v")

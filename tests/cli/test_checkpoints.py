@@ -32,7 +32,7 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.listing import FileEntry
 from airflow_geneva.table import Table
-from tests.counting import triple
+from tests.support.counting import triple
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run.background import start_in_background
 from airflow_geneva.run.column_stages import Stopwatch
 from airflow_geneva.table import Table
-from tests.counting import triple
+from tests.support.counting import triple
 from tests.udfs_for_tests import views as udfs
 
 
@@ -179,7 +179,7 @@ def test_plan_explains_and_writes_nothing(table: Table, db: str) -> None:
     assert "where x < 50" in text
     assert "100 rows: 50 pending" in text
     assert read("jobs", db) == []
-    assert "with double (version" in run("plan", db, "docs", "y", "--udf", "tests.counting:double")
+    assert "with double (version" in run("plan", db, "docs", "y", "--udf", "tests.support.counting:double")
 
 
 def test_plan_explains_the_refresh_of_a_view(table: Table, db: str) -> None:

@@ -24,8 +24,8 @@ from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.units import Unit, stage_computed
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, udf
-from tests.counting import Trace, double, doubled, label, labelled, triple, tripled
-from tests.invariants import (
+from tests.support.counting import Trace, double, doubled, label, labelled, triple, tripled
+from tests.support.invariants import (
     assert_exact,
     assert_honest,
     assert_nothing_to_do_is_free,

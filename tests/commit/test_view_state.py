@@ -15,9 +15,9 @@ from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.run import refresh as run
 from airflow_geneva.run import view_stages as swapping
 from airflow_geneva.view import View
-from tests.counting import Trace
-from tests.engine.conftest import MakeTable
-from tests.engine.test_views import Asked, Refresh, assert_equals_query, assert_nothing_to_refresh
+from tests.support.counting import Trace
+from tests.support.queries import Asked, Refresh, assert_equals_query, assert_nothing_to_refresh
+from tests.support.tables import MakeTable
 
 
 def refresh(view: View, job_id: str) -> None:

@@ -15,9 +15,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva.spark.submit import Resources, SparkMaster
-from tests.engine.test_object_store import KEY, SECRET, Bucket, endpoint
-
-__all__ = ["endpoint"]
+from tests.support.object_store import KEY, SECRET, Bucket
 
 DOCS = Path(__file__).parents[2] / "docs"
 CONNECTIONS = [

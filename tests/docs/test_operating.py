@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operating.md").read_text()
-NAMED = re.findall(r"`((?:airflow|engine|spark)/test_\w+\.py)::(test_\w+)`", PAGE)
+NAMED = re.findall(r"`((?:airflow|promises|spark)/test_\w+\.py)::(test_\w+)`", PAGE)
 
 
 @cache

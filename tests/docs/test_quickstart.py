@@ -63,7 +63,7 @@ def test_the_settings_are_connections_that_lead_to_the_library(tmp_path: Path) -
 def test_the_dags_make_what_the_pages_show(
     airflow_db: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.airflow.driving import DagBag, Driver
+    from tests.support.driving import DagBag, Driver
 
     def go(name: str) -> Driver:
         bag = DagBag(FILES / f"{name}.py")

@@ -29,8 +29,8 @@ from airflow_geneva.run.column_stages import Stopwatch
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
-from tests.counting import Trace, triple
-from tests.engine.conftest import MakeTable
+from tests.support.counting import Trace, triple
+from tests.support.tables import MakeTable
 from tests.udfs_for_tests import views as view_udfs
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 from airflow_geneva import udf
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.table import Table
-from tests.counting import Trace, leave_trace
-from tests.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free
+from tests.support.counting import Trace, leave_trace
+from tests.support.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free
 
 MakeTable = Callable[..., Table]
 

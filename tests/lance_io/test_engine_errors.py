@@ -21,8 +21,8 @@ from airflow_geneva.plan.new_rows import committed_at
 from airflow_geneva.run.column_stages import record_job
 from airflow_geneva.run.column_target import ColumnUdf
 from airflow_geneva.run.inline import apply_inline
-from tests.counting import Trace, triple
-from tests.engine.conftest import MakeTable
+from tests.support.counting import Trace, triple
+from tests.support.tables import MakeTable
 
 
 def private_attributes() -> set[str]:

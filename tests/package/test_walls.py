@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import airflow_geneva
 
 PACKAGE = Path(airflow_geneva.__file__).parent
 NAME = "airflow_geneva"
+TESTS = Path(__file__).parents[1]
 
 # What each room may look back at: the rooms before it. The last two call each other: a run starts Spark lazily.
 ROOMS = (
@@ -248,6 +250,18 @@ def test_no_module_is_a_drawer_for_everything() -> None:
 def test_modules_stay_short_enough_to_be_read_in_one_sitting() -> None:
     lines = {module.name: len(module.file.read_text(encoding="utf-8").splitlines()) for module in MODULES}
     assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_no_test_imports_a_test() -> None:
+    """What two tests use lies in `tests/support`."""
+    wrong = []
+    for file in sorted(TESTS.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module or ''}.{name}" for name in names]
+            wrong += [f"{file} imports {name}" for name in names if re.search(r"(^|\.)test_\w+(\.|$)", name)]
+    assert wrong == []
 
 
 def test_the_walls_see_every_way_to_import() -> None:

@@ -11,9 +11,9 @@ from airflow_geneva import UDF, udf
 from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
 from airflow_geneva.table import Table
 from airflow_geneva.udf.definition import MIXED_VERSIONS_KEY
-from tests.counting import Trace, leave_trace
-from tests.engine.conftest import MakeTable
-from tests.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
+from tests.support.counting import Trace, leave_trace
+from tests.support.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
+from tests.support.tables import MakeTable
 
 
 def scaled(factor: int, fails_from: int | None = None, version: str | None = None, **settings: Any) -> UDF:

@@ -19,8 +19,8 @@ from airflow_geneva import connect, udf
 from airflow_geneva.errors import GenevaError, InvalidInput, JobFailed, StorageError
 from airflow_geneva.job.record import job_ids, read_jobs
 from airflow_geneva.table import Table
-from tests.counting import Trace, leave_trace, triple, triple_row
-from tests.invariants import assert_untouched
+from tests.support.counting import Trace, leave_trace, triple, triple_row
+from tests.support.invariants import assert_untouched
 
 MakeTable = Callable[..., Table]
 

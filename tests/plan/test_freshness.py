@@ -16,8 +16,8 @@ from airflow_geneva.plan.freshness import NEVER, STALE, UP_TO_DATE, Freshness, c
 from airflow_geneva.table import Table
 from airflow_geneva.udf.definition import UDF_KEY
 from airflow_geneva.view import View
-from tests.counting import triple
-from tests.engine.conftest import MakeTable
+from tests.support.counting import triple
+from tests.support.tables import MakeTable
 from tests.udfs_for_tests.picky import skipping
 from tests.udfs_for_tests.views import plus
 
@@ -113,7 +113,7 @@ def test_a_column_whose_code_is_gone_is_counted_all_the_same(make_table: MakeTab
     table = make_table(50)
     table.add_columns({"y": triple})
     table.backfill("y", runner="inline")
-    stored = table.definition("y").to_json().replace("tests.counting:triple", "gone.with:the_wind")
+    stored = table.definition("y").to_json().replace("tests.support.counting:triple", "gone.with:the_wind")
     table.lance.update_field_metadata({"y": {UDF_KEY: stored}})
     add(table, 3)
     with pytest.raises(Exception, match="gone"):

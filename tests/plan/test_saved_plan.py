@@ -20,8 +20,8 @@ from airflow_geneva.plan.model import CodeRef, JobSpec, Plan, Sizing
 from airflow_geneva.plan.saved_plan import load_plan, plan_name, save_plan, shard_summaries
 from airflow_geneva.plan.shard import FragmentWork, Shard, cut_shards
 from airflow_geneva.storage.files import Storage
-from tests.counting import triple
-from tests.invariants import assert_closed
+from tests.support.counting import triple
+from tests.support.invariants import assert_closed
 
 WORK = JobSpec(
     job_id="20310101T000000-abc",

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva.table import Table
-from tests.counting import Trace, triple, tripled
-from tests.engine.conftest import MakeTable
-from tests.invariants import assert_right
+from tests.support.counting import Trace, triple, tripled
+from tests.support.invariants import assert_right
+from tests.support.tables import MakeTable
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from airflow_geneva.run.view_target import ViewTarget, ViewUdfs
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
-from tests.counting import Trace, label, labelled
-from tests.engine.conftest import MakeTable
+from tests.support.counting import Trace, label, labelled
+from tests.support.tables import MakeTable
 
 SIZES: dict[str, Any] = {"checkpoint_size": 10, "batch_size": 5}
 

@@ -18,7 +18,7 @@ from airflow_geneva.errors import StorageError
 from airflow_geneva.view import View
 from airflow_geneva.watch.conditions import WaitCondition
 from airflow_geneva.watch.watcher import observe
-from tests.counting import triple
+from tests.support.counting import triple
 from tests.udfs_for_tests import views as udfs
 
 SOAK = os.environ.get("GENEVA_SOAK") == "1"

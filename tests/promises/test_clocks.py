@@ -18,10 +18,10 @@ from airflow_geneva.commit import column as shard
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.run.column_stages import record_job
 from airflow_geneva.table import Table
-from tests.counting import Trace, triple, tripled
-from tests.engine.conftest import MakeTable
-from tests.engine.test_cleanup import age, brittle, sturdy
-from tests.invariants import assert_honest, assert_right
+from tests.support.broken_off import age, brittle, sturdy
+from tests.support.counting import Trace, triple, tripled
+from tests.support.invariants import assert_honest, assert_right
+from tests.support.tables import MakeTable
 
 HOUR = 3_600.0
 real = time.time

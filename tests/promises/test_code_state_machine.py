@@ -21,8 +21,8 @@ from airflow_geneva import connect
 from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.errors import CodeChanged
 from airflow_geneva.table import Table
-from tests.counting import TRACE, Trace
-from tests.invariants import assert_honest
+from tests.support.counting import TRACE, Trace
+from tests.support.invariants import assert_honest
 from tests.udfs_for_tests.histories import RATED, rated_1, rated_value, reported, reported_value
 
 SOAK = os.environ.get("GENEVA_SOAK") == "1"

@@ -24,17 +24,17 @@ from airflow_geneva.run.column_stages import commit_shard, finish_job, record_jo
 from airflow_geneva.run.column_target import ColumnUdf
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.table import Table
-from tests.counting import TRACE, Trace
-from tests.engine.forge import forge
-from tests.engine.harness import Fault
-from tests.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right, job_of
+from tests.support.counting import TRACE, Trace
+from tests.support.forge import forge
+from tests.support.harness import Fault
+from tests.support.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right, job_of
 from tests.udfs_for_tests.histories import GATE, GATE_AT, gated, many, value_of
 
 pytestmark = pytest.mark.crash
 
 ROWS, PER_FRAGMENT, CHECKPOINT = 100, 25, 5
 SIZES: dict[str, Any] = {"checkpoint_size": CHECKPOINT, "batch_size": CHECKPOINT, "commit_granularity": 1}
-HERE = "tests.engine.test_concurrency"
+HERE = "tests.promises.test_concurrency"
 
 
 def apply_saved(database: str, job_id: str, fingerprint: str) -> None:

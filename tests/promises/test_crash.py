@@ -14,11 +14,11 @@ import pytest
 from airflow_geneva import connect
 from airflow_geneva.job.record import job_ids, read_jobs
 from airflow_geneva.table import Table
-from tests.counting import TRACE, Trace, labelled
-from tests.counting import label as computed
-from tests.engine.forge import forge
-from tests.engine.harness import Fault
-from tests.invariants import assert_honest, assert_nothing_to_do_is_free, assert_right, assert_whole_commits
+from tests.support.counting import TRACE, Trace, labelled
+from tests.support.counting import label as computed
+from tests.support.forge import forge
+from tests.support.harness import Fault
+from tests.support.invariants import assert_honest, assert_nothing_to_do_is_free, assert_right, assert_whole_commits
 
 pytestmark = pytest.mark.crash
 
@@ -54,7 +54,7 @@ POINTS = {
 def run_until(table: Table, fault: str) -> int:
     """Run a backfill in a process of its own that dies at a fault point; its exit code."""
     arguments = {"database": str(Path(table.uri).parent), "fault": fault}
-    return forge().run("tests.engine.test_crash:backfill_and_die", arguments, {TRACE: os.environ[TRACE]})
+    return forge().run("tests.promises.test_crash:backfill_and_die", arguments, {TRACE: os.environ[TRACE]})
 
 
 def nothing(table: Table) -> None:

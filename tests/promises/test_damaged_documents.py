@@ -26,8 +26,8 @@ from airflow_geneva.run.stages import (
     planned_udfs,
 )
 from airflow_geneva.storage.location import TableLocation
-from tests.counting import Trace
-from tests.engine.conftest import MakeTable
+from tests.support.counting import Trace
+from tests.support.tables import MakeTable
 from tests.udfs_for_tests import views as udfs
 
 ROWS = 20

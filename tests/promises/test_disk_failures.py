@@ -23,17 +23,17 @@ from airflow_geneva import connect, udf
 from airflow_geneva.errors import InvalidInput, JobFailed, StorageError
 from airflow_geneva.job.record import job_ids, read_jobs
 from airflow_geneva.table import Table
-from tests.counting import TRACE, Trace
-from tests.engine.forge import forge
-from tests.engine.harness import Fault, Job, States, run_call, run_tasks
-from tests.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
+from tests.support.counting import TRACE, Trace
+from tests.support.forge import forge
+from tests.support.harness import Fault, Job, States, run_call, run_tasks
+from tests.support.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
 from tests.udfs_for_tests.histories import picky, value_of, valued
 
 pytestmark = pytest.mark.crash
 
 ROWS, PER_FRAGMENT = 100, 25
 SOAK = os.environ.get("GENEVA_SOAK") == "1"
-HERE = "tests.engine.test_trouble"
+HERE = "tests.promises.test_disk_failures"
 JOB = Job("plain", as_tasks=True)
 
 

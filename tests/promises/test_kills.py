@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import airflow_geneva
-from tests.engine.harness import (
+from tests.support.harness import (
     Change,
     Fault,
     Figures,
@@ -27,7 +27,7 @@ from tests.engine.harness import (
     update,
     upsert,
 )
-from tests.engine.test_view_kills import POINTS as OF_A_REFRESH
+from tests.support.queries import POINTS as OF_A_REFRESH
 
 pytestmark = pytest.mark.crash
 

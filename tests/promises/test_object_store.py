@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-import time
 import urllib.request
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import boto3
 import lance
 import pyarrow as pa
 import pytest
-from botocore.exceptions import BotoCoreError, ClientError
 from lance_namespace import ListTablesRequest
 
 from airflow_geneva import connect, udf
@@ -30,99 +24,20 @@ from airflow_geneva.lance_io.version_stamp import newest_stamp, stamp_of
 from airflow_geneva.run.housekeeping import reduce_old_jobs
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.view import View
-from tests.counting import TRACE, Trace, label, labelled, leave_trace, triple, tripled
-from tests.engine.forge import forge
-from tests.engine.harness import Fault
-from tests.invariants import (
+from tests.support.counting import TRACE, Trace, label, labelled, leave_trace, triple, tripled
+from tests.support.forge import forge
+from tests.support.harness import Fault
+from tests.support.invariants import (
     assert_exact,
     assert_honest,
     assert_nothing_to_do_is_free,
     assert_right,
     assert_twice_at_most,
 )
+from tests.support.object_store import KEY, SECRET, Bucket, numbers
 from tests.udfs_for_tests import views
 
 pytestmark = pytest.mark.slow
-
-KEY, SECRET = "AKIA-the-key-id", "the-very-secret-key"
-
-SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of its own process on a free port; it ends with its standard input."""
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        cwd=tmp_path_factory.mktemp("server"),
-    )
-    assert server.stdout is not None
-    assert server.stdin is not None
-    try:
-        yield f"http://127.0.0.1:{int(server.stdout.readline())}"
-    finally:
-        server.stdin.close()
-        server.wait(timeout=30)
-
-
-class Bucket:
-    """A bucket, looked at without the engine."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.client = boto3.client(
-            "s3", endpoint_url=endpoint, aws_access_key_id=KEY, aws_secret_access_key=SECRET, region_name="us-east-1"
-        )
-        self.name = f"bucket-{uuid.uuid4().hex[:8]}"
-        for _ in range(50):
-            try:
-                self.client.create_bucket(Bucket=self.name)
-                return
-            except (BotoCoreError, ClientError):
-                time.sleep(0.1)
-        raise AssertionError("the server did not start")
-
-    def objects(self, part: str = "") -> dict[str, bytes]:
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
-        names = [item["Key"] for page in pages for item in page.get("Contents", ()) if part in item["Key"]]
-        return {name: self.client.get_object(Bucket=self.name, Key=name)["Body"].read() for name in names}
-
-    def put(self, name: str, data: bytes) -> None:
-        self.client.put_object(Bucket=self.name, Key=name, Body=data)
-
-
-@pytest.fixture
-def bucket(endpoint: str) -> Bucket:
-    return Bucket(endpoint)
-
-
-@pytest.fixture
-def options(endpoint: str) -> dict[str, str]:
-    return {
-        "aws_endpoint": endpoint,
-        "aws_region": "us-east-1",
-        "aws_access_key_id": KEY,
-        "aws_secret_access_key": SECRET,
-        "allow_http": "true",
-    }
-
-
-@pytest.fixture
-def db(bucket: Bucket, options: dict[str, str]) -> Database:
-    return connect(f"s3://{bucket.name}/some/db", storage_options=options)
-
-
-def numbers(*xs: int) -> pa.Table:
-    return pa.table({"id": pa.array(xs, pa.int64()), "x": pa.array(xs, pa.int64())})
 
 
 def assert_nothing_secret(bucket: Bucket) -> None:
@@ -325,7 +240,7 @@ def test_a_backfill_that_is_killed_goes_on_where_it_was(
     table = db.create_table("docs", numbers(*DUE), max_rows_per_file=10)
     table.add_columns({"y": triple})
     arguments = {"uri": db.uri, "options": options, "name": "docs", "fault": fault}
-    died = forge().run("tests.engine.test_object_store:run_and_die", arguments, {TRACE: str(trace.path)})
+    died = forge().run("tests.promises.test_object_store:run_and_die", arguments, {TRACE: str(trace.path)})
     assert died == -signal.SIGKILL
     result = do(db, "docs")
     assert_honest(result, table)
@@ -349,7 +264,7 @@ def test_a_refresh_that_is_killed_goes_on_where_it_was(
     query = table.query().select(["id"]).add_columns({"p": (views.plus, ["x"])})
     view = query.create_materialized_view(db, "v")
     arguments = {"uri": db.uri, "options": options, "name": "v", "fault": fault}
-    died = forge().run("tests.engine.test_object_store:run_and_die", arguments, {TRACE: str(trace.path)})
+    died = forge().run("tests.promises.test_object_store:run_and_die", arguments, {TRACE: str(trace.path)})
     assert died == -signal.SIGKILL
     whole = [{"id": x, "p": x + 1} for x in DUE]
     assert view.to_arrow().to_pylist() in ([], whole)

@@ -22,8 +22,8 @@ from airflow_geneva.errors import JobFailed, TableRemade
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
-from tests.counting import double, doubled, triple
-from tests.invariants import assert_right
+from tests.support.counting import double, doubled, triple
+from tests.support.invariants import assert_right
 from tests.udfs_for_tests import views as udfs
 
 SIZES = {"checkpoint_size": 4, "batch_size": 4, "checkpoint_interval": 0.0}

@@ -21,8 +21,8 @@ from airflow_geneva import connect, udf
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
-from tests.counting import TRACE, Trace, leave_trace
-from tests.invariants import assert_honest, assert_nothing_to_do_is_free
+from tests.support.counting import TRACE, Trace, leave_trace
+from tests.support.invariants import assert_honest, assert_nothing_to_do_is_free
 
 SOAK = os.environ.get("GENEVA_SOAK") == "1"
 

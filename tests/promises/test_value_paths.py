@@ -26,7 +26,7 @@ from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
 from airflow_geneva.view import View
-from tests.engine.arrow_values import FAMILIES, families_of, make_array, make_type
+from tests.support.arrow_values import FAMILIES, families_of, make_array, make_type
 from tests.udfs_for_tests.values import BREAKS, breaks
 
 ROWS, PER_FILE = 14, 8

@@ -16,11 +16,11 @@ from airflow_geneva import connect
 from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
-from tests.counting import TRACE, Trace
-from tests.engine.conftest import MakeTable
-from tests.engine.forge import forge
-from tests.engine.harness import Fault
-from tests.engine.test_views import NOT_THIRD, Asked, assert_equals_query, assert_nothing_to_refresh, shown
+from tests.support.counting import TRACE, Trace
+from tests.support.forge import forge
+from tests.support.harness import Fault
+from tests.support.queries import NOT_THIRD, POINTS, Asked, assert_equals_query, assert_nothing_to_refresh, shown
+from tests.support.tables import MakeTable
 
 pytestmark = pytest.mark.crash
 
@@ -28,13 +28,6 @@ HISTORIES = 300 if os.environ.get("GENEVA_SOAK") == "1" else 12
 SIZES = {"checkpoint_size": 5, "batch_size": 5}
 SLACK = 5
 QUERIES = [Asked(), Asked(NOT_THIRD), Asked(NOT_THIRD, seed=3), Asked(limit=20, offset=5)]
-
-# The points of a refresh with a passage of each.
-POINTS = {
-    "plan.recorded": 1, "snapshot.written": 1, "plan.saved": 1, "apply.step": 4, "checkpoint.write": 2,
-    "checkpoint.written": 2, "staged.write": 2, "staged.written": 1, "finish.begin": 1, "swap.before": 1,
-    "swap.after": 1, "mirror.write": 1, "finish.end": 1,
-}  # fmt: skip
 
 
 def refresh_and_die(database: str, fault: str, shaped: bool) -> None:
@@ -46,7 +39,7 @@ def refresh_and_die(database: str, fault: str, shaped: bool) -> None:
 
 def die_at(view: View, trace: Trace, fault: str, shaped: bool = False) -> bool:
     arguments = {"database": view.location.database_uri, "fault": fault, "shaped": shaped}
-    code = forge().run("tests.engine.test_view_kills:refresh_and_die", arguments, {TRACE: str(trace.path)})
+    code = forge().run("tests.promises.test_view_kills:refresh_and_die", arguments, {TRACE: str(trace.path)})
     assert code in (0, -signal.SIGKILL)
     return code != 0
 

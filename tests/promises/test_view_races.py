@@ -18,10 +18,10 @@ from airflow_geneva import connect
 from airflow_geneva.commit import view_swap as swap
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
-from tests.counting import TRACE, Trace
-from tests.engine.conftest import MakeTable
-from tests.engine.forge import forge
-from tests.engine.test_views import Asked, Refresh, assert_equals_query, assert_nothing_to_refresh, shown
+from tests.support.counting import TRACE, Trace
+from tests.support.forge import forge
+from tests.support.queries import Asked, Refresh, assert_equals_query, assert_nothing_to_refresh, shown
+from tests.support.tables import MakeTable
 
 PLACEHOLDERS = ["__source_row_id", "__is_set"]
 
@@ -230,7 +230,7 @@ def test_two_that_refresh_and_one_that_reads_all_the_time_see_whole_refreshes_on
     running = {}
     for role, function in roles.items():
         arguments = {"database": database, "out": str(tmp_path / role), "stop": str(stop)}
-        running[role] = forge().start(f"tests.engine.test_view_races:{function}", arguments, environment)
+        running[role] = forge().start(f"tests.promises.test_view_races:{function}", arguments, environment)
     changes: list[Callable[[int], Any]] = [
         lambda n: table.add([{"id": 1_000 + n, "x": n}, {"id": 2_000 + n, "x": n}]),
         lambda n: table.lance.update({"x": "x + 1000"}, where=f"id % 7 = {n % 7}"),

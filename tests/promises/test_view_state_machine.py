@@ -26,10 +26,9 @@ from airflow_geneva.lance_io.engine_errors import is_engine_error
 from airflow_geneva.plan.swap_plan import ALL_ROW_IDS
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
-from tests.counting import TRACE, Trace
-from tests.engine.test_views import Refresh
+from tests.support.counting import TRACE, Trace
+from tests.support.queries import Refresh, splitmix64
 from tests.udfs_for_tests import view_histories as udfs
-from tests.unit.test_query import splitmix64
 
 SOAK = os.environ.get("GENEVA_SOAK") == "1"
 A_YEAR = timedelta(days=365).total_seconds()

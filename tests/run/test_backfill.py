@@ -16,8 +16,8 @@ from airflow_geneva import connect, udf
 from airflow_geneva.errors import CodeChanged
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
-from tests.counting import Trace, double, doubled, label, labelled, leave_trace, triple, triple_row, tripled
-from tests.invariants import (
+from tests.support.counting import Trace, double, doubled, label, labelled, leave_trace, triple, triple_row, tripled
+from tests.support.invariants import (
     assert_exact,
     assert_honest,
     assert_nothing_to_do_is_free,

@@ -19,9 +19,9 @@ from airflow_geneva import Database, Table, connect
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.pages import access
 from airflow_geneva.pages.app import app
-from tests.airflow.driving import Driver
-from tests.airflow.rights import Rights
-from tests.counting import triple
+from tests.support.counting import triple
+from tests.support.driving import Driver
+from tests.support.rights import Rights
 
 SECRET = "a-secret-access-key-of-somebody"
 Get = Callable[..., Any]
@@ -29,7 +29,7 @@ Get = Callable[..., Any]
 
 def browsing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Get]:
     """Asks for a page as somebody, and gives the answer; every page that comes back is looked through."""
-    monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "tests.airflow.rights.Rights")
+    monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "tests.support.rights.Rights")
     monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
     monkeypatch.setattr(Rights, "dags", {})
     monkeypatch.setattr(Rights, "connections", {})

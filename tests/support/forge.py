@@ -26,7 +26,7 @@ _PRELOAD = (
     "airflow_geneva.plan.request",
     "airflow_geneva.run.backfill",
     "airflow_geneva.cleanup",
-    "tests.engine.harness",
+    "tests.support.harness",
 )
 
 
@@ -34,7 +34,7 @@ class Forge:
     """Runs functions of modules in fresh processes, several at a time, and tells how each ended."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", "tests.engine.forge"]
+        command = [sys.executable, "-W", "ignore", "-m", "tests.support.forge"]
         self._zygote = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         atexit.register(self.close)
 

@@ -29,9 +29,9 @@ from airflow_geneva.run.column_stages import commit_shard, finish_job, record_jo
 from airflow_geneva.run.column_target import ColumnUdf
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.table import Table
-from tests.counting import TRACE, Trace
-from tests.engine.forge import forge
-from tests.invariants import assert_honest, job_of
+from tests.support.counting import TRACE, Trace
+from tests.support.forge import forge
+from tests.support.invariants import assert_honest, job_of
 from tests.udfs_for_tests.histories import BY_KIND, is_bad, negative, value_of, valued
 
 ROWS, PER_FRAGMENT, CHECKPOINT = 120, 30, 10
@@ -219,7 +219,7 @@ def collect_garbage_next_year(world: World, dice: random.Random) -> None:
 
 def die_collecting_garbage(world: World, dice: random.Random) -> None:
     arguments = {"folder": str(world.folder), "passage": dice.randint(1, 12)}
-    code = forge().run("tests.engine.harness:collect_and_die", arguments, world.environment)
+    code = forge().run("tests.support.harness:collect_and_die", arguments, world.environment)
     assert code in (0, -signal.SIGKILL)
     world.spare += ROWS
 
@@ -400,7 +400,7 @@ def live(history: History, folder: Path, harmed: bool) -> tuple[World, Figures]:
     world = World.make(folder, job)
     os.environ.update(world.environment)
     if job.kind == "continue":
-        assert forge().run("tests.engine.harness:break_off", {"folder": str(folder)}, world.environment) != 0
+        assert forge().run("tests.support.harness:break_off", {"folder": str(folder)}, world.environment) != 0
     if history.begun:
         options = job.options if job.kind == "continue" else {**job.options, "where": "id < 40"}
         world.table.backfill("y", udf=job.udf, runner="inline", **options)
@@ -413,7 +413,7 @@ def live(history: History, folder: Path, harmed: bool) -> tuple[World, Figures]:
             carry_out(world, job, run)
         for fault in each.faults if harmed else ():
             arguments = {"folder": str(folder), "kind": job.kind, "run": run, "fault": fault.point}
-            code = forge().run("tests.engine.harness:run_and_die", arguments, world.environment)
+            code = forge().run("tests.support.harness:run_and_die", arguments, world.environment)
             assert code in (0, -signal.SIGKILL), f"the run that was to die at {fault.point} ended with {code}"
             figures.kills += code != 0
             figures.values += assert_durable(world, job)

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.table import Table
-from tests.counting import Trace
+from tests.support.counting import Trace
 
 Expected = Callable[..., Any]
 

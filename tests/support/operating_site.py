@@ -1,4 +1,4 @@
-"""A running Airflow with a DAG for everything that is done to it, and what `test_behaving` asks and tells it."""
+"""A running Airflow with a DAG for everything that is done to it, and what `test_operating` asks and tells it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pyarrow as pa
 
 import airflow_geneva
 from airflow_geneva import Database
-from tests.airflow.behaving_files import DAGS, UDFS, where_by_date
-from tests.airflow.stack import RUN_SECONDS, START_SECONDS, Stack, start_stack, wait_for
+from tests.support.operating_files import DAGS, UDFS, where_by_date
+from tests.support.stack import RUN_SECONDS, START_SECONDS, Stack, start_stack, wait_for
 
 ROWS, FRAGMENT = 40, 20
 GATE = 19  # the row at which the function waits, while the gate of its table is shut
@@ -182,21 +182,21 @@ def open_site(root: Path, new_database: Path) -> Iterator[Site]:
     folder.mkdir()
     udfs = UDFS.format(folder=str(folder), gate=GATE)
     dags = DAGS.format(folder=str(folder), where=where_by_date())
-    files = {"behaving_udfs.py": udfs, "behaving_dags.py": dags, ".airflowignore": "udfs"}
+    files = {"operating_udfs.py": udfs, "operating_dags.py": dags, ".airflowignore": "udfs"}
     connections = {
         "AIRFLOW_CONN_LANCE_LOCAL": json.dumps({"conn_type": "lance", "host": str(root / "db")}),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[1]"}),
     }
-    module = root / "udfs" / "behaving_udfs.py"
+    module = root / "udfs" / "operating_udfs.py"
     module.parent.mkdir()
     module.write_text(udfs)
     sys.path.insert(0, str(module.parent))
-    import behaving_udfs
+    import operating_udfs
 
     database = airflow_geneva.connect(root / "db")
     for name in TABLES:
         table = database.create_table(name, inputs(name, range(ROWS)), max_rows_per_file=FRAGMENT)
-        table.add_columns({"n": behaving_udfs.gated})
+        table.add_columns({"n": operating_udfs.gated})
     days = database.open_table("days")
     days.query().select(["text", "n"]).create_materialized_view(database, "days_view")
     with start_stack(root / "home", new_database, files, {**connections, **SETTINGS}, ()) as stack:

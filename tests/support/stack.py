@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from tests.airflow_databases import connection_to, database_named
+from tests.support.airflow_databases import connection_to, database_named
 
 START_SECONDS = 240
 RUN_SECONDS = 420

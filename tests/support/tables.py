@@ -1,4 +1,4 @@
-"""What the engine's tests share: a durable trace of UDF calls, and small tables."""
+"""Small tables, and how a test makes one."""
 
 from __future__ import annotations
 
@@ -7,32 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from airflow_geneva import connect
 from airflow_geneva.table import Table
-from tests.counting import TRACE, Trace
 
 MakeTable = Callable[..., Table]
 
 
-@pytest.fixture
-def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
-    """Where the counting UDFs of this test, and of processes it starts, leave what they saw."""
-    path = tmp_path / "trace"
-    monkeypatch.setenv(TRACE, str(path))
-    return Trace(path)
-
-
-@pytest.fixture
-def make_table(tmp_path: Path) -> MakeTable:
+def make_docs(folder: Path) -> MakeTable:
     """Makes table ``docs`` with rows (id, x) where x is id, in fragments of ``per_fragment`` rows."""
 
     def make(rows: int | Iterable[int | None] = 100, per_fragment: int = 25, stable: bool = True, **more: Any) -> Table:
         values = list(range(rows)) if isinstance(rows, int) else list(rows)
         data = {"id": pa.array(range(len(values)), pa.int64()), "x": pa.array(values, pa.int64()), **more}
         options = None if stable else {"new_table_enable_stable_row_ids": "false"}
-        db = connect(tmp_path / "db")
+        db = connect(folder / "db")
         return db.create_table("docs", pa.table(data), storage_options=options, max_rows_per_file=per_fragment)
 
     return make

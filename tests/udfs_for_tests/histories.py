@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from airflow_geneva import UDF, udf
-from tests.counting import leave_trace
+from tests.support.counting import leave_trace
 
 
 def is_bad(x: int) -> bool:

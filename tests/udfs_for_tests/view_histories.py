@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_geneva.udf import UDF, udf
-from tests.counting import leave_trace
+from tests.support.counting import leave_trace
 
 
 def first_value(code: int, id: int, x: int | None) -> int:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_geneva.udf import udf
-from tests.counting import leave_trace
+from tests.support.counting import leave_trace
 
 
 @udf(data_type=pa.int64(), version="1")

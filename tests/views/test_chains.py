@@ -11,9 +11,9 @@ import pytest
 from airflow_geneva import UDF, Table, View, connect, udf
 from airflow_geneva.errors import CodeChanged, JobFailed
 from airflow_geneva.run import refresh as run
-from tests.counting import Trace
-from tests.engine.conftest import MakeTable
-from tests.invariants import assert_exact
+from tests.support.counting import Trace
+from tests.support.invariants import assert_exact
+from tests.support.tables import MakeTable
 from tests.udfs_for_tests import views as udfs
 
 ROWS = 40

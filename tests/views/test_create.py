@@ -24,8 +24,8 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.views import placeholders
 from airflow_geneva.views.placeholders import CREATED_FROM
 from airflow_geneva.views.row_order import RowIdArray
+from tests.support.queries import splitmix64
 from tests.udfs_for_tests import samples
-from tests.unit.test_query import splitmix64
 
 MakeTable = Callable[..., Table]
 

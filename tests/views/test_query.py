@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,11 @@ from hypothesis import strategies as st
 from airflow_geneva import Query, Table, connect, udf
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.views.row_order import order_row_ids, row_ids_of, shuffle_hashes
+from tests.support.queries import WORD, splitmix64
 from tests.udfs_for_tests import samples
 
-WORD = 1 << 64
 ORDER_OF_SEED_1 = [2, 8, 4, 9, 7, 0, 6, 5, 3, 1]
 HASHES_OF_SEED_1 = [6791897765849424158, 4555703879086989499, 385125812468360887]
-
-
-def splitmix64(state: int) -> Iterator[int]:
-    """The generator as its authors wrote it down, in plain whole numbers."""
-    while True:
-        state = (state + 0x9E3779B97F4A7C15) % WORD
-        mixed = state
-        mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % WORD
-        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % WORD
-        yield mixed ^ (mixed >> 31)
 
 
 def test_the_reference_generator_gives_the_published_numbers() -> None:

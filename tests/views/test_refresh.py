@@ -4,81 +4,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
 from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
-from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.run import refresh as run
 from airflow_geneva.table import Table
 from airflow_geneva.udf import udf
 from airflow_geneva.view import View
-from airflow_geneva.views.row_order import shuffle_hashes
-from tests.counting import Trace, leave_trace
-from tests.engine.conftest import MakeTable
-from tests.invariants import assert_exact
+from tests.support.counting import Trace, leave_trace
+from tests.support.invariants import assert_exact
+from tests.support.queries import NOT_THIRD, Asked, Refresh, act, assert_equals_query, assert_nothing_to_refresh, shown
+from tests.support.tables import MakeTable
 from tests.udfs_for_tests import views as udfs
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A query, for the product and for the judge."""
-
-    where: str | None = None
-    seed: int | None = None
-    limit: int | None = None
-    offset: int = 0
-
-    def make(self, table: Table, name: str = "v") -> View:
-        query = table.query()
-        if self.where:
-            query = query.where(self.where)
-        query = query.select({"id": "id", "twice": "x * 2"}).add_columns({"p": (udfs.plus, ["x"])})
-        if self.seed is not None:
-            query = query.shuffle(self.seed)
-        if self.limit is not None:
-            query = query.limit(self.limit)
-        if self.offset:
-            query = query.offset(self.offset)
-        return query.create_materialized_view(connect(table.location.database_uri), name)
-
-    def rows(self, table: Table, version: int | None = None) -> list[tuple[int, int, int]]:
-        """What the query gives, computed in plain Python."""
-        dataset = table.lance if version is None else table.location.open(version)
-        rows = dataset.to_table(columns=["id", "x"], with_row_id=True).to_pylist()
-        if self.where:
-            rows = [row for row in rows if row["x"] % 3 != 0]
-        ids = [row["_rowid"] for row in rows]
-        keys = ids if self.seed is None else shuffle_hashes(self.seed, np.array(ids, np.int64)).tolist()
-        rows = [rows[at] for at in np.lexsort((ids, keys))][self.offset :][: self.limit]
-        return [(row["id"], 2 * row["x"], row["x"] + 1) for row in rows]
-
-
-NOT_THIRD = "x % 3 != 0"
-
-
-def shown(view: View) -> list[tuple[int, int, int]]:
-    return [(row["id"], row["twice"], row["p"]) for row in view.to_arrow().to_pylist()]
-
-
-def assert_equals_query(view: View, table: Table, asked: Asked, version: int | None = None) -> None:
-    assert sorted(shown(view)) == sorted(asked.rows(table, version))
-
-
-def assert_nothing_to_refresh(view: View, trace: Trace) -> None:
-    before, seen = view.lance.version, len(trace)
-    result = view.refresh(runner="inline")
-    assert (result.state, result.commits, view.lance.version, len(trace)) == ("DONE", (), before, seen)
 
 
 def refresh(view: View, **arguments: Any) -> Any:
@@ -158,29 +104,6 @@ def test_random_histories(make_table: MakeTable, trace: Trace, seed: int) -> Non
         assert_nothing_to_refresh(view, trace)
 
 
-def act(dice: random.Random, table: Table, view: View, newest: int) -> int:
-    which = dice.randrange(7)
-    if which == 0:
-        count = dice.randint(1, 15)
-        table.add([{"id": newest + at, "x": newest + at} for at in range(count)])
-        return newest + count
-    if which == 1:
-        table.lance.update({"x": "x + 1"}, where=f"id % {dice.randint(2, 9)} = 0")
-    elif which == 2:
-        table.lance.delete(f"id % {dice.randint(5, 19)} = 1")
-    elif which == 3:
-        table.lance.optimize.compact_files(target_rows_per_fragment=dice.choice([30, 1_000]))
-    elif which == 4:
-        view.lance.optimize.compact_files()
-    elif which == 5:
-        table.lance.checkout_version(dice.randint(1, table.version)).restore()
-    else:
-        ids = list({dice.randrange(newest) for _ in range(3)})
-        rows = pa.table({"id": pa.array(ids, pa.int64()), "x": pa.array([7 * i for i in ids], pa.int64())})
-        table.lance.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
-    return newest
-
-
 def test_a_view_goes_back_to_an_earlier_source_version(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(100)
     view = Asked(NOT_THIRD).make(table)
@@ -204,30 +127,6 @@ def test_new_rows_are_shuffled_and_cut_into_fragments(make_table: MakeTable, tra
     refresh(view)
     assert sorted(shown(view)[:100]) == sorted(Asked().rows(table))[:100]
     assert_equals_query(view, table, Asked())
-
-
-@dataclass
-class Refresh:
-    """A refresh taken apart, so that others can act between its stations."""
-
-    view: View
-
-    def plan(self) -> Refresh:
-        request = RefreshRequest(new_job_id())
-        self.made = run.plan(self.view.location, self.view.view_definition, self.view.source().location, request)
-        self.saved = run.record_refresh(self.made, self.view.location)
-        return self
-
-    def apply(self) -> Refresh:
-        definition = self.view.view_definition
-        for shard in self.made.shards:
-            functions = run.load_udfs(definition)
-            run.apply_shard(self.view.location, definition, functions, self.made.work, shard, "inline")
-        return self
-
-    def finish(self) -> Any:
-        assert self.made.swap is not None
-        return run.finish_refresh(self.view.location, self.saved, self.made.swap, self.made.shards)
 
 
 def test_of_two_swaps_that_touch_nothing_in_common_one_gives_up(make_table: MakeTable, trace: Trace) -> None:

@@ -72,7 +72,7 @@ def what_is_left(xcoms: dict[str, Any], table: str) -> DAG:
 
 def go_on(xcoms: dict[str, Any], table: str) -> Any:
     """Run what is left; what its tasks returned, and the rows that ran."""
-    from tests.airflow.driving import Driver
+    from tests.support.driving import Driver
 
     before = database().open_table(table).version
     calls()
@@ -114,8 +114,8 @@ def airflow_home(folder: Path) -> None:
     import os
     import shutil
 
-    from tests.airflow_databases import migrate
     from tests.conftest import DATABASE
+    from tests.support.airflow_databases import migrate
 
     shutil.copyfile(migrate(folder), DATABASE)
     (Path(os.environ["AIRFLOW_HOME"]) / "dags").mkdir(parents=True, exist_ok=True)

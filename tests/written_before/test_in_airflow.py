@@ -63,7 +63,7 @@ def test_a_kept_dag_is_the_dag_that_is_read_now() -> None:
     import airflow
     from packaging.version import Version
 
-    from tests.airflow.driving import DagSerialization
+    from tests.support.driving import DagSerialization
     from tests.written_before.in_airflow import every_kind_of_task
 
     if Version(airflow.__version__) < Version(KEPT["version"]):
@@ -116,8 +116,8 @@ def test_a_run_that_was_planned_goes_on_or_says_which_task_to_clear(group: str, 
 
 
 def test_the_pages_show_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.airflow.browsing import browsing, of_job, text_of
-    from tests.airflow.rights import Rights
+    from tests.support.browsing import browsing, of_job, text_of
+    from tests.support.rights import Rights
     from tests.written_before.in_airflow import CONNECTION
 
     monkeypatch.setenv("AIRFLOW_CONN_SHELF", CONNECTION)

@@ -26,7 +26,7 @@ def write() -> dict[str, Any]:
     import airflow
 
     from airflow_geneva.operators import ApplyOperator, CommitOperator
-    from tests.airflow.driving import DagSerialization, Driver, register
+    from tests.support.driving import DagSerialization, Driver, register
 
     os.environ["AIRFLOW_CONN_LANCE_DEFAULT"] = CONNECTION
     airflow_home(ROOT)

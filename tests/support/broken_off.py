@@ -1,0 +1,38 @@
+"""Jobs that broke off, and files that grow old."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+
+from airflow_geneva import udf
+from airflow_geneva.table import Table
+from tests.support.counting import leave_trace, tripled
+
+DAY = 86_400.0
+
+
+def age(table: Table, days: float = 30) -> None:
+    """Make every file of ours look as if it was written long ago; what the jobs themselves say stays."""
+    then = time.time() - days * DAY
+    for folder in ("_checkpoints", "data"):
+        for base, _, files in os.walk(Path(table.uri, folder)):
+            for name in files:
+                os.utime(Path(base, name), (then, then), follow_symlinks=False)
+
+
+@udf(data_type=pa.int64(), version="1", name="triple")
+def brittle(x: int) -> int:
+    leave_trace([x])
+    if x == 60:
+        raise RuntimeError("told to")
+    return tripled(x)
+
+
+@udf(data_type=pa.int64(), version="1", name="triple")
+def sturdy(x: int) -> int:
+    leave_trace([x])
+    return tripled(x)

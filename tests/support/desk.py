@@ -1,0 +1,43 @@
+"""DAGs, connections and views around the desk of a DAG author."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, task
+
+from airflow_geneva import View
+from airflow_geneva.task_groups import BackfillTaskGroup
+from tests.airflow.conftest import Desk
+
+ROWS = 10
+
+
+def make_dag(desk: Desk, **settings: Any) -> DAG:
+    """A DAG with one group over the desk's table, a shard a fragment, and a task behind it."""
+    arguments = {name: settings.pop(name) for name in ("params", "default_args") if name in settings}
+    with DAG(f"dag_{desk.table.name}", schedule=None, **arguments) as dag:
+
+        @task
+        def after() -> str:
+            return "ran"
+
+        given = {"table": desk.table.name, "column": "n", "inline_below_rows": 10**9, "shard_size": 1, **settings}
+        BackfillTaskGroup(**given) >> after()
+    return dag
+
+
+def texts(letters: str) -> list[str]:
+    return [f"{letter}{row:02}" for letter in letters for row in range(ROWS)]
+
+
+def connect_spark(monkeypatch: pytest.MonkeyPatch, **connection: Any) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", **connection}))
+
+
+def make_view(desk: Desk, name: str = "v") -> View:
+    udfs = importlib.import_module("geneva_dag_udfs")
+    return desk.table.query().select({"text": "text", "n": udfs.length}).create_materialized_view(desk.database, name)
