@@ -189,14 +189,18 @@ def resumed_view(place: Path, columns: list[pa.Array]) -> View:
 
 def exploded(place: Path, columns: list[pa.Array]) -> View:
     """Every row becomes two, each with all columns, and the column exploded holds them all."""
-    lists = pa.ListArray.from_arrays(pa.array(range(0, 2 * ROWS + 2, 2), pa.int32()), twice(columns))
 
     def make(table: Table) -> View:
         return table.query().explode(f"c{len(columns)}").create_materialized_view(name="v")
 
-    view = view_of(place, [*columns, lists], make)
+    view = view_of(place, [*columns, two_a_row(columns)], make)
     view.refresh(runner="inline")
     return view
+
+
+def two_a_row(columns: list[pa.Array]) -> pa.Array:
+    """Lists of two structs that hold all columns."""
+    return pa.ListArray.from_arrays(pa.array(range(0, 2 * ROWS + 2, 2), pa.int32()), twice(columns))
 
 
 def twice(columns: list[pa.Array]) -> pa.Array:
@@ -283,6 +287,9 @@ def one_example(place: Path, seed: int, path: str, families: list[str], depth: i
     if not columns:
         return
     if path in VIEW_PATHS:
+        # Lists of what pylance stores may be more than it stores.
+        if path == "exploded" and storable(two_a_row(columns)) is not None:
+            return
         go_through_a_view(place, path, columns)
         note(path, columns)
         return
