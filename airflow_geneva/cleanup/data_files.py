@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _OURS = re.compile(r"data/[0-9a-f]{32}\.lance")
 _FROM_LANCE = re.compile(r"data/[01]{24}[0-9a-f]{26}\.lance")
+_MOST_LOOKED_AT = 32
 
 
 def is_named_like_ours(name: str) -> bool:
@@ -97,9 +98,6 @@ def read_referenced(checkpoints: Storage, keys: Iterable[str]) -> ReferencedFile
         else:
             folders[f"data/{staged.file}"] = key.partition("_where-")[0]
     return ReferencedFiles(folders, complete)
-
-
-_MOST_LOOKED_AT = 32
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from airflow_geneva.plan.previous_inputs import version_label
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.plan.swap_plan import SwapPlan
 
+_LISTED = 8
+
 
 @dataclass(frozen=True)
 class Sizing:
@@ -257,9 +259,6 @@ class Plan:
     def __str__(self) -> str:
 
         return explain(self)
-
-
-_LISTED = 8
 
 
 def explain(plan: Plan) -> str:

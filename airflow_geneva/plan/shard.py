@@ -14,6 +14,12 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
 
+FRAGMENTS_PER_SHARD = 4_096
+SHARDS_UNASKED = 64
+MOST_SHARDS = 1_024
+COMMITS_UNASKED = 100
+FRAGMENTS_PER_COMMIT = 64
+
 
 @dataclass(frozen=True)
 class FragmentWork:
@@ -116,13 +122,6 @@ class Shard:
     def load(data: bytes) -> Shard:
         document = json.loads(data)
         return Shard(document["index"], tuple(FragmentWork.from_json(item) for item in document["fragments"]))
-
-
-FRAGMENTS_PER_SHARD = 4_096
-SHARDS_UNASKED = 64
-MOST_SHARDS = 1_024
-COMMITS_UNASKED = 100
-FRAGMENTS_PER_COMMIT = 64
 
 
 def cut_shards(works: Sequence[FragmentWork], shard_size: int | None) -> tuple[Shard, ...]:

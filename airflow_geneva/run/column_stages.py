@@ -37,6 +37,7 @@ from airflow_geneva.udf.definition import MIXED_VERSIONS_KEY
 from airflow_geneva.udf.shipping import code_sha256, zip_code
 
 logger = logging.getLogger("airflow_geneva.run")
+_MIXED = "mixed:"
 
 
 def store_code(import_path: str | None, job: Storage) -> CodeRef:
@@ -282,9 +283,6 @@ class Stopwatch:
         now = time.monotonic()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
         self._since = now
-
-
-_MIXED = "mixed:"
 
 
 def record_mixed_versions(location: TableLocation, work: JobSpec, shards: Sequence[ShardResult], whole: bool) -> None:

@@ -25,6 +25,9 @@ from airflow_geneva.storage.location import TableLocation
 _KEPT_WHOLE = 16
 _MOST_AT_ONCE = 100
 _DONE_UNTIL = "tidied.json"
+logger = logging.getLogger("airflow_geneva.run")
+_MANY_CHECKPOINTS = 64
+_MANY_SNAPSHOTS = 16
 
 
 def reduce_old_jobs(checkpoints: Storage) -> None:
@@ -89,12 +92,6 @@ def _read_state(checkpoints: Storage) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
-
-
-logger = logging.getLogger("airflow_geneva.run")
-
-_MANY_CHECKPOINTS = 64
-_MANY_SNAPSHOTS = 16
 
 
 def run_maintenance(location: TableLocation, work: JobSpec) -> None:

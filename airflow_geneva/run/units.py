@@ -21,6 +21,9 @@ from airflow_geneva.plan.shard import FragmentWork, Shard
 if TYPE_CHECKING:
     import lance
 
+logger = logging.getLogger("airflow_geneva.run")
+_MOST_BROKEN = 100
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -127,11 +130,6 @@ def _shuffled(works: Sequence[FragmentWork], diversity: int | None) -> list[Frag
     length = -(-len(works) // diversity)
     stretches = [works[at : at + length] for at in range(0, len(works), length)]
     return [stretch[i] for i in range(length) for stretch in stretches if i < len(stretch)]
-
-
-logger = logging.getLogger("airflow_geneva.run")
-
-_MOST_BROKEN = 100
 
 
 class Target(Protocol):

@@ -19,6 +19,7 @@ _GAMMA = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 _CHUNK = 1 << 16
+_BATCH_ROWS = 1 << 16
 
 
 def shuffle_hashes(seed: int, row_ids: RowIdArray) -> HashArray:
@@ -101,9 +102,6 @@ def _unmix(values: HashArray) -> None:
     values ^= (values >> np.uint64(27)) ^ (values >> np.uint64(54))
     values *= np.uint64(pow(_FIRST, -1, _WORD))
     values ^= (values >> np.uint64(30)) ^ (values >> np.uint64(60))
-
-
-_BATCH_ROWS = 1 << 16
 
 
 def select_row_ids(
