@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,10 +14,10 @@ from airflow_geneva.checkpoint.facts import Fact, append_ledger, load_state, loo
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
 from airflow_geneva.checkpoint.records import decode_runs
 from airflow_geneva.commit.verify import Candidate, Verification, verify
-from airflow_geneva.errors import CommitConflict, StorageError
+from airflow_geneva.errors import StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.result import ShardResult
-from airflow_geneva.lance_io.conflicts import MORE_RETRIES, is_conflict, max_retries
+from airflow_geneva.lance_io.conflicts import commit_tries, is_conflict
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, fields_present, read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import JobSpec
@@ -150,8 +149,7 @@ class ShardCommitter:
         return [candidate for candidate in candidates if candidate not in repeated]
 
     def _commit_group(self, group: Sequence[Candidate]) -> None:
-        attempts = max_retries()
-        for attempt in range(attempts + 1):
+        for _ in commit_tries(f"table {self.work.table_name!r}", f"commit column {self.work.column!r}"):
             dataset = self.open_table()
             output = fields_present(dataset, self.columns.output)
             manifest = read_manifest(dataset, self.columns, {c.work.id for c in group})
@@ -172,13 +170,6 @@ class ShardCommitter:
                 self._commit_group(group[:half])
                 self._commit_group(group[half:])
                 return
-            wait = min(0.05 * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
-            logger.info("Commit conflict at version %s, try %s of %s.", dataset.version, attempt + 1, attempts)
-            time.sleep(wait)
-        raise CommitConflict(
-            f"Other writers changed table {self.work.table_name!r} at every one of {attempts + 1} tries to commit "
-            f"column {self.work.column!r}. Nothing is lost: run the task again at a quieter time, or {MORE_RETRIES}."
-        )
 
     def _computed_by_others(
         self, manifest: Mapping[int, FragmentFiles], left: Sequence[Candidate]

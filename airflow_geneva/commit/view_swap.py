@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -27,10 +25,9 @@ from airflow_geneva.commit.view_state import (
     write_advance_note,
     write_intent,
 )
-from airflow_geneva.errors import CommitConflict
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.outbox import JOB_PROPERTY
-from airflow_geneva.lance_io.conflicts import MORE_RETRIES, is_conflict, max_retries
+from airflow_geneva.lance_io.conflicts import commit_tries, is_conflict
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.history import commits_newest_first
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
@@ -78,9 +75,8 @@ def swap_rows(
     import lance
     from lance.fragment import DataFile, FragmentMetadata
 
-    attempts = max_retries()
     snapshot = ""
-    for attempt in range(attempts + 1):
+    for _ in commit_tries(f"view {work.table_name!r}", "swap its rows"):
         dataset = _open_with_a_fragment(location, work.written, bool(files))
         work.written.check(dataset)
         newest = newest_swap(location, dataset)
@@ -127,18 +123,13 @@ def swap_rows(
         except OSError as error:
             if not is_conflict(error):
                 raise
-            logger.info("Commit conflict at version %s, try %s of %s.", dataset.version, attempt + 1, attempts)
-            time.sleep(min(0.05 * 2**attempt, 5.0) * random.uniform(0.5, 1.5))
             continue
         fault_point("swap.after")
         work.written.check_after_commit(location.options, swapped, transaction)
         # Two swaps conflict: one that began earlier was committed earlier or can no longer be committed.
         drop_intents(location, begun)
         return int(swapped.version), ""
-    raise CommitConflict(
-        f"Other writers changed view {work.table_name!r} at every one of {attempts + 1} tries to swap its rows. "
-        f"Nothing is lost: run the task again at a quieter time, or {MORE_RETRIES}."
-    )
+    raise AssertionError("commit_tries raises after its last try")
 
 
 def version_of_plan(dataset: lance.LanceDataset, plan: str) -> int | None:

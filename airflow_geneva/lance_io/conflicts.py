@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import CommitConflict, InvalidInput
 
 VARIABLE = "GENEVA_VERSION_CONFLICT_MAX_RETRIES"
-MORE_RETRIES = f"raise {VARIABLE} (in Airflow: [geneva] version_conflict_max_retries)"
+
+logger = logging.getLogger(__name__)
 
 _SIGNS = ("commit conflict", "Incompatible transaction", "Commit conflict")
 _retries = ContextVar("version_conflict_max_retries", default=10)
@@ -19,6 +23,28 @@ _retries = ContextVar("version_conflict_max_retries", default=10)
 def is_conflict(error: OSError) -> bool:
     """Whether a commit failed because another writer committed first."""
     return any(sign in str(error) for sign in _SIGNS)
+
+
+def commit_tries(changed: str, commit: str) -> Iterator[int]:
+    """Yield the 0-based number of each try of a commit, and wait between two tries, longer each time.
+
+    Args:
+        changed: what other writers change, for the message: ``table 'docs'``.
+        commit: what is tried, for the message: ``swap its rows``.
+
+    Raises:
+        CommitConflict: the last try met another writer, too.
+    """
+    tries = max_retries() + 1
+    for number in range(tries):
+        if number:
+            logger.info("Commit conflict with another writer, try %s of %s.", number, tries)
+            time.sleep(min(0.05 * 2 ** (number - 1), 5.0) * random.uniform(0.5, 1.5))
+        yield number
+    raise CommitConflict(
+        f"Other writers changed {changed} at every one of {tries} tries to {commit}. Nothing is lost: run the task "
+        f"again at a quieter time, or raise {VARIABLE} (in Airflow: [geneva] version_conflict_max_retries)."
+    )
 
 
 def max_retries() -> int:

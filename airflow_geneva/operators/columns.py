@@ -9,7 +9,7 @@ from typing import Any
 from airflow.sdk import Context
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.conflicts import conflict_retries, is_conflict, max_retries
+from airflow_geneva.lance_io.conflicts import commit_tries, conflict_retries, is_conflict
 from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.operators._templated import parse_json, required_text
@@ -55,7 +55,7 @@ class AddColumnsOperator(LanceOperator):
         added: list[str] = []
         altered: list[str] = []
         with conflict_retries(Configuration.read().version_conflict_max_retries):
-            for left in reversed(range(max_retries() + 1)):
+            for _ in commit_tries(f"table {table.name!r}", "define its columns"):
                 present = table.schema.names
                 try:
                     _define(table, specs, present, added, altered)
@@ -63,7 +63,7 @@ class AddColumnsOperator(LanceOperator):
                 except (OSError, InvalidInput) as error:
                     # Another writer committed meanwhile, or another run defines the same columns.
                     conflict = is_conflict(error) if isinstance(error, OSError) else table.schema.names != present
-                    if not conflict or not left:
+                    if not conflict:
                         raise
         unchanged = [name for name in specs if name not in added and name not in altered]
         self.log.info("Table %s: added %s, altered %s, unchanged %s.", table.name, added, altered, unchanged)
