@@ -42,8 +42,7 @@ from airflow_geneva.cleanup.in_use import (
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.heartbeat import WAITING_TIMEOUT
 from airflow_geneva.job.outbox import find_commits, read_outbox
-from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.listing import FileEntry
+from airflow_geneva.storage.files import FileEntry, Storage
 from airflow_geneva.storage.location import TableLocation
 
 # The time within which a job has written its record, and a reader is done with documents of a column that it listed.

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.storage.listing import FileEntry
+from airflow_geneva.storage.files import FileEntry
 
 CHECKPOINTS, STAGED, JOBS, TEMPORARY, MARKS, LEDGERS, SNAPSHOTS = (
     "checkpoints", "staged_files", "jobs", "temporary_files", "marks", "ledgers", "snapshots",

@@ -34,8 +34,7 @@ from airflow_geneva.cleanup.garbage import (
 from airflow_geneva.cleanup.in_use import ActiveJobs, may_use_folder, named_snapshots, read_active_jobs
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.record import job_ids
-from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.listing import FileEntry
+from airflow_geneva.storage.files import FileEntry, Storage
 from airflow_geneva.storage.location import TableLocation
 
 _FILES_PER_CHECK = 200

@@ -16,7 +16,7 @@ from rich.console import Console
 from airflow_geneva.database import Database, connect
 from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
 from airflow_geneva.spark.submit import CREDENTIALS
-from airflow_geneva.storage.options import read_storage_options
+from airflow_geneva.storage.location import read_storage_options
 from airflow_geneva.storage.uri import is_local, normalize_uri
 
 _WIDTH_OF_A_FILE = 200

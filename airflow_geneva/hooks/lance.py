@@ -14,7 +14,7 @@ from airflow.sdk.log import mask_secret
 
 from airflow_geneva.database import Database, connect
 from airflow_geneva.errors import GenevaError, InvalidInput
-from airflow_geneva.storage.options import read_storage_options, secret_values
+from airflow_geneva.storage.location import read_storage_options, secret_values
 from airflow_geneva.storage.uri import is_local, normalize_uri
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.storage.options import secret_values
+from airflow_geneva.storage.location import secret_values
 
 APPLICATION = Path(__file__).parent / "application" / "main.py"
 """The program that spark-submit starts."""

@@ -1,4 +1,4 @@
-"""Read and write small files on any store that pylance supports."""
+"""List, read and write small files on any store that pylance supports."""
 
 from __future__ import annotations
 
@@ -6,24 +6,17 @@ import contextlib
 import functools
 import json
 import os
+import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.engine_errors import engine_errors
-from airflow_geneva.storage.listing import (
-    FileEntry,
-    enclosing_table,
-    is_half_written,
-    local_entries,
-    remove_empty_folders,
-    table_entries,
-)
 from airflow_geneva.storage.uri import is_local, join, normalize_uri
 
 if TYPE_CHECKING:
@@ -34,6 +27,43 @@ _THREADS = 16
 
 # pylance's file session raises RuntimeError where a local disk raises OSError.
 _STORE_ERRORS = (OSError, RuntimeError)
+
+# The innermost Lance table that contains a URI, or is it.
+_TABLE = re.compile(r"^.*\.lance(?=/|$)")
+
+
+@contextlib.contextmanager
+def _store_errors(task: str, advice: str = "") -> Iterator[None]:
+    try:
+        yield
+    except _STORE_ERRORS as error:
+        raise StorageError(f"Cannot {task}: {error}.{advice}") from error
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a folder.
+
+    Args:
+        name: path relative to the folder that was listed.
+        size_bytes: size in bytes.
+        modified: modification time in seconds since the epoch, by the store's clock.
+    """
+
+    name: str
+    size_bytes: int
+    modified: float
+
+    @property
+    def half_written(self) -> bool:
+        """Whether it is the temporary file of an unfinished write."""
+        return _is_half_written(self.name)
+
+
+def _is_half_written(name: str) -> bool:
+    """Whether a path is that of a temporary file of this package, pylance or its object stores."""
+    file = name.rsplit("/", 1)[-1]
+    return "#" in file or ".tmp" in file
 
 
 def freeze_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
@@ -54,14 +84,11 @@ class Storage:
 
     Args:
         root: normalized URI of the folder.
-        options: storage options as sorted pairs; never shown by ``repr``.
+        options: storage options as sorted pairs.
     """
 
     root: str
-    options: tuple[tuple[str, str], ...] = ()
-
-    def __repr__(self) -> str:
-        return f"Storage({self.root!r})"
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @staticmethod
     def at(root: str, options: Mapping[str, str] | None = None) -> Storage:
@@ -87,75 +114,57 @@ class Storage:
         return join(self.root, name)
 
     def write_bytes(self, name: str, data: bytes) -> None:
-        """Write one file atomically.
-
-        Raises:
-            StorageError: the store is unreachable, full or read-only.
-        """
+        """Write one file atomically; `StorageError` if the store is unreachable, full or read-only."""
         target = self.path(name)
-        try:
-            if self.local:
-                folder = os.path.dirname(target)
-                handle, temporary = _temporary_file(folder)
-                try:
-                    with os.fdopen(handle, "wb") as file:
-                        file.write(data)
-                    os.replace(temporary, target)
-                except BaseException:
-                    os.unlink(temporary)
-                    raise
+        with _store_errors(f"write {target}", " Check that the location exists and is writable."):
+            if not self.local:
+                with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
+                    local = Path(scratch) / "document"
+                    local.write_bytes(data)
+                    self.session.upload_file(local, name)
                 return
-            with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
-                local = Path(scratch) / "document"
-                local.write_bytes(data)
-                self.session.upload_file(local, name)
-        except _STORE_ERRORS as error:
-            raise StorageError(
-                f"Cannot write {target}: {error}. Check that the location exists and is writable."
-            ) from error
+            handle, temporary = _temporary_file(os.path.dirname(target))
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                os.replace(temporary, target)
+            except BaseException:
+                os.unlink(temporary)
+                raise
 
     def read_bytes(self, name: str) -> bytes:
-        """Read one file.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            StorageError: the store is unreachable or denies access.
-        """
-        source = self.path(name)
-        if self.local:
-            try:
+        """Read one file; see `_reading` for the errors."""
+        with self._reading(name) as source:
+            if self.local:
                 return Path(source).read_bytes()
-            except FileNotFoundError:
-                raise
-            except _STORE_ERRORS as error:
-                raise StorageError(f"Cannot read {source}: {error}.") from error
-        with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
-            local = Path(scratch) / "document"
-            try:
+            with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
+                local = Path(scratch) / "document"
                 self.session.download_file(name, local)
-            except _STORE_ERRORS as error:
-                if not self.exists(name):
-                    raise FileNotFoundError(source) from error
-                raise StorageError(f"Cannot read {source}: {error}.") from error
-            return local.read_bytes()
+                return local.read_bytes()
 
     def read_start(self, name: str, length: int) -> bytes:
-        """Read the first ``length`` bytes of a file that is at least that long.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            StorageError: the store is unreachable or denies access.
-        """
-        source = self.path(name)
-        try:
+        """Read the first ``length`` bytes of a file that is at least that long; see `_reading` for the errors."""
+        with self._reading(name) as source:
             if not self.local:
                 return bytes(self.session.read_range(name, 0, length))
             with open(source, "rb") as file:
                 return file.read(length)
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[str]:
+        """Translate the errors of reading a file; give its URI.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            StorageError: the store is unreachable or denies access.
+        """
+        source = self.path(name)
+        try:
+            yield source
         except FileNotFoundError:
             raise
         except _STORE_ERRORS as error:
-            if not self.exists(name):
+            if not self.local and not self.exists(name):
                 raise FileNotFoundError(source) from error
             raise StorageError(f"Cannot read {source}: {error}.") from error
 
@@ -168,10 +177,8 @@ class Storage:
     def exists(self, name: str) -> bool:
         if self.local:
             return os.path.exists(self.path(name))
-        try:
+        with _store_errors(f"reach {self.root}"):
             return self.session.contains(name)
-        except _STORE_ERRORS as error:
-            raise StorageError(f"Cannot reach {self.root}: {error}.") from error
 
     def list_files(self, folder: str = "") -> list[str]:
         """Return the names of all files below a folder, relative to this one, without half-written files."""
@@ -179,14 +186,11 @@ class Storage:
             # os.walk lists 100,000 files ten times faster than the session does.
             top = self.path(folder) if folder else self.root
             cut = len(self.root) + 1
-            return [
-                f"{base}/{file}"[cut:] for base, _, files in os.walk(top) for file in files if not is_half_written(file)
-            ]
-        try:
-            found = self.session.list(folder or None)
-        except _STORE_ERRORS as error:
-            raise StorageError(f"Cannot list {join(self.root, folder)}: {error}.") from error
-        return [name for name in found if not is_half_written(name.rsplit("/", 1)[-1])]
+            found = [f"{base}/{file}"[cut:] for base, _, files in os.walk(top) for file in files]
+        else:
+            with _store_errors(f"list {join(self.root, folder)}"):
+                found = self.session.list(folder or None)
+        return [name for name in found if not _is_half_written(name)]
 
     def list_entries(self, folder: str = "", half_written: bool = False) -> list[FileEntry]:
         """Return all files below a folder with sizes and times, named relative to this one; skip links.
@@ -202,55 +206,73 @@ class Storage:
         found = self._local_entries(folder) if self.local else self._remote_entries(folder)
         return [entry for entry in found if half_written or not entry.half_written]
 
-    def _local_entries(self, folder: str) -> list[FileEntry]:
+    def _local_entries(self, folder: str) -> Iterator[FileEntry]:
         top = self.path(folder) if folder else self.root
-        try:
-            return list(local_entries(self.root, top))
-        except OSError as error:
-            raise StorageError(f"Cannot list {top}: {error}.") from error
+        cut = len(self.root) + 1
+        folders = [top]
+        with _store_errors(f"list {top}"):
+            while folders:
+                try:
+                    inside = list(os.scandir(folders.pop()))
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                for item in inside:
+                    if item.is_dir(follow_symlinks=False):
+                        folders.append(item.path)
+                    elif item.is_file(follow_symlinks=False):
+                        with contextlib.suppress(FileNotFoundError):
+                            status = item.stat(follow_symlinks=False)
+                            yield FileEntry(item.path[cut:], status.st_size, status.st_mtime)
 
-    def _remote_entries(self, folder: str) -> list[FileEntry]:
-        table = enclosing_table(self.root)
+    def _remote_entries(self, folder: str) -> Iterator[FileEntry]:
+        """Read sizes and times from the dataset, for all of its files at once: file sessions give neither."""
+        import lance
+
+        table = _TABLE.match(self.root)
         if table is None:
             raise StorageError(
                 f"The files of {self.root} cannot be listed with their sizes: on an object store that works inside "
                 "a Lance table only."
             )
         with engine_errors(lambda error: StorageError(f"Cannot list {join(self.root, folder)}: {error}.")):
-            found = table_entries(table, self.root[len(table) :].strip("/"), dict(self.options))
-        return [entry for entry in found if not folder or entry.name.startswith(f"{folder}/")]
+            files = lance.dataset(table[0], storage_options=dict(self.options) or None).all_files().read_all()
+        top = f"{self.root}/"[len(table[0]) + 1 :]
+        inside = f"{top}{folder}/" if folder else top
+        for path, size, modified in zip(*map(files.column, ("path", "size_bytes", "last_modified")), strict=True):
+            name = path.as_py()
+            if name.startswith(inside) and ".." not in name.split("/"):
+                yield FileEntry(name[len(top) :], size.as_py(), modified.as_py().timestamp())
 
     def remove_empty_folders(self, folder: str) -> None:
         """Remove a folder without files, and the empty folders in it; object stores have no folders."""
         if self.local:
-            remove_empty_folders(self.path(folder))
+            _remove_empty_folders(self.path(folder))
 
     def list_folder(self, folder: str = "") -> tuple[list[str], list[str]]:
         """Return the names of the folders and of the files directly in a folder."""
         if self.local:
-            top = self.path(folder) if folder else self.root
             try:
-                entries = list(os.scandir(top))
+                entries = list(os.scandir(self.path(folder) if folder else self.root))
             except (FileNotFoundError, NotADirectoryError):
                 return [], []
-            files = [e.name for e in entries if not e.is_dir() and not is_half_written(e.name)]
-            return sorted(e.name for e in entries if e.is_dir()), sorted(files)
-        try:
-            result = self.session.list_with_delimiter(folder or None)
-        except _STORE_ERRORS as error:
-            raise StorageError(f"Cannot list {join(self.root, folder)}: {error}.") from error
-        names = [[str(path).rstrip("/").rsplit("/", 1)[-1] for path in group] for group in _groups(result)]
-        return sorted(names[0]), sorted(name for name in names[1] if not is_half_written(name))
+            folders = [entry.name for entry in entries if entry.is_dir()]
+            files = [entry.name for entry in entries if not entry.is_dir()]
+        else:
+            with _store_errors(f"list {join(self.root, folder)}"):
+                found = self.session.list_with_delimiter(folder or None)
+            folders, files = (
+                [str(path).rstrip("/").rsplit("/", 1)[-1] for path in group]
+                for group in (found.common_prefixes, found.objects)
+            )
+        return sorted(folders), sorted(name for name in files if not _is_half_written(name))
 
     def delete(self, name: str) -> None:
         """Remove one file, if it exists."""
-        try:
+        with _store_errors(f"delete {self.path(name)}"):
             if self.local:
                 Path(self.path(name)).unlink(missing_ok=True)
             elif self.session.contains(name):
                 self.session.delete_file(name)
-        except _STORE_ERRORS as error:
-            raise StorageError(f"Cannot delete {self.path(name)}: {error}.") from error
 
     def delete_all(self, names: Iterable[str]) -> None:
         """Remove files, if they exist; in parallel where each costs a round trip."""
@@ -275,5 +297,10 @@ def _temporary_file(folder: str) -> tuple[int, str]:
     raise FileNotFoundError(folder)
 
 
-def _groups(result: Any) -> tuple[Iterable[str], Iterable[str]]:
-    return result.common_prefixes, result.objects
+def _remove_empty_folders(folder: str) -> None:
+    # Ignore a folder that is gone, or that another process writes into right now.
+    with contextlib.suppress(OSError):
+        for item in list(os.scandir(folder)):
+            if item.is_dir(follow_symlinks=False):
+                _remove_empty_folders(item.path)
+        os.rmdir(folder)

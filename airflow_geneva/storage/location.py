@@ -1,10 +1,14 @@
-"""The location of a table and how to open it; the only object that carries credentials."""
+"""The location of a table, how to open it, and the storage options that reach it: which of them are secrets."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.engine_errors import engine_errors
@@ -18,6 +22,19 @@ if TYPE_CHECKING:
 # as an error. The user can do nothing about it. Lance reads the variable once, on import; the user's own value wins.
 os.environ.setdefault("LANCE_LOG", "warn,lance_table::transaction::manifest_build=error")
 
+_EXAMPLE = 'Give a JSON object of strings, such as {"aws_region": "eu-west-1", "aws_endpoint": "https://minio:9000"}.'
+
+# Every other option counts as a secret.
+_HARMLESS_NAMES = """
+account_name allow_http allow_invalid_certificates aws_allow_http aws_default_region aws_ec2_metadata_disabled
+aws_endpoint aws_endpoint_url aws_region aws_s3_express aws_server_side_encryption aws_skip_signature
+aws_unsigned_payload aws_virtual_hosted_style_request azure_storage_account_name azure_storage_use_emulator
+client_max_retries client_retry_timeout connect_timeout download_retry_count endpoint endpoint_url google_bucket
+http1_only http2_only pool_idle_timeout pool_max_idle_per_host region request_timeout s3_express skip_signature
+timeout unsigned_payload use_emulator user_agent virtual_hosted_style_request
+"""
+_HARMLESS = frozenset(_HARMLESS_NAMES.split())
+
 
 @dataclass(frozen=True)
 class TableLocation:
@@ -26,15 +43,12 @@ class TableLocation:
     Args:
         uri: normalized URI of its folder.
         name: the table's name in its database.
-        options: storage options as sorted pairs; never shown by ``repr``.
+        options: storage options as sorted pairs.
     """
 
     uri: str
     name: str
-    options: tuple[tuple[str, str], ...] = ()
-
-    def __repr__(self) -> str:
-        return f"TableLocation({self.uri!r})"
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
     def checkpoints(self) -> Storage:
@@ -71,3 +85,49 @@ class TableLocation:
 
         with engine_errors(closed):
             return lance.dataset(self.uri, version=version, storage_options=self.storage_options)
+
+
+def read_storage_options(given: Any) -> dict[str, str]:
+    """Parse storage options from a connection's extra field.
+
+    Args:
+        given: a JSON object, or its text; None and "" mean no options. Booleans and numbers become strings.
+
+    Raises:
+        InvalidInput: it is something else; the message does not repeat it, because it may hold a secret.
+    """
+    if given is None or given == "":
+        return {}
+    found = given
+    if isinstance(given, str):
+        try:
+            found = json.loads(given)
+        except ValueError:
+            raise InvalidInput(f"storage_options is text, but not JSON. {_EXAMPLE}") from None
+    if not isinstance(found, Mapping):
+        raise InvalidInput(f"storage_options is of type {type(found).__name__}. {_EXAMPLE}")
+    return {name: _option_text(name, value) for name, value in found.items() if value is not None}
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether an option must not be shown."""
+    return name.lower() not in _HARMLESS or "@" in value
+
+
+def secret_values(options: Mapping[str, str]) -> list[str]:
+    """Return the secret values, and the passwords in them; none means that the machine's own identity is used."""
+    values = [value for name, value in options.items() if value and is_secret(name, value)]
+    for value in list(values):
+        with contextlib.suppress(ValueError):
+            values.append(urlsplit(value).password or "")
+    return [value for value in values if value]
+
+
+def _option_text(name: Any, value: Any) -> str:
+    if not isinstance(name, str):
+        raise InvalidInput(f"storage_options has a key of type {type(name).__name__}. {_EXAMPLE}")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise InvalidInput(f"The storage option {name!r} is of type {type(value).__name__}. {_EXAMPLE}")

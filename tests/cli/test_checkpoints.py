@@ -29,8 +29,7 @@ from airflow_geneva.cleanup.garbage import (
 from airflow_geneva.cli.checkpoints import checkpoints_app, list_checkpoints
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.listing import FileEntry
+from airflow_geneva.storage.files import FileEntry, Storage
 from airflow_geneva.table import Table
 from tests.support.counting import triple
 

@@ -21,7 +21,7 @@ from airflow_geneva.spark.submit import (
     driver_environment,
     find_spark_submit,
 )
-from airflow_geneva.storage.options import is_secret, read_storage_options, secret_values
+from airflow_geneva.storage.location import is_secret, read_storage_options, secret_values
 
 LOCAL = SparkMaster.parse("local[2]", "c")
 STANDALONE = SparkMaster.parse("spark://one:7077,two:7077", "c")
