@@ -16,7 +16,7 @@ from airflow_geneva.lance_io.arrow_types import storage_type
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 
-_FILLED, _NULL, _EMPTY, _HOLES = range(4)
+_NOWHERE = -1
 
 
 def check_storable(fields: Iterable[pa.Field], version: str, what: str) -> None:
@@ -72,34 +72,43 @@ def _pylance_reason(error: EngineError) -> str:
 
 
 def _sample(data_type: pa.DataType) -> pa.Array:
+    """Make filled values, and for each level of nesting values that are NULL there and values that are empty there."""
+    # In the storage type, items of a fixed-size list may be NULL: Arrow keeps such items below a NULL list.
     stored = storage_type(data_type)
-    rows = [_value(stored, kind) for kind in (_FILLED, _NULL, _EMPTY, _HOLES, _FILLED)]
+    filled = _value(stored, _NOWHERE, None)
+    holes: tuple[list[Any] | None, ...] = (None, [])
+    rows = [_value(stored, level, hole) for level in range(_levels(stored)) for hole in holes]
     try:
-        return convert_array(pa.array(rows, stored), data_type)
+        return convert_array(pa.array([filled, *rows, filled], stored), data_type)
     except pa.ArrowException:
-        return pa.nulls(len(rows), data_type)
+        return pa.nulls(len(rows) + 2, data_type)
 
 
-def _value(data_type: pa.DataType, kind: int) -> Any:
-    """Make a value whose parts are filled, empty, or NULL in places."""
-    if kind == _NULL or pt.is_null(data_type):
+def _levels(data_type: pa.DataType) -> int:
+    return 1 + max((_levels(data_type.field(at).type) for at in range(data_type.num_fields)), default=0)
+
+
+def _value(data_type: pa.DataType, level: int, hole: list[Any] | None) -> Any:
+    """Make a value that is filled but for its parts at one level, counted from 0; they are NULL or empty lists."""
+    if pt.is_null(data_type) or (level == 0 and hole is None):
         return None
     if pt.is_struct(data_type):
-        return {field.name: _part(field, kind) for field in data_type}
-    if pt.is_map(data_type):
-        key = _value(data_type.key_type, _FILLED)
-        return [] if kind == _EMPTY else [(key, _part(data_type.item_field, kind))]
+        return {field.name: _part(field, level, hole) for field in data_type}
     if pt.is_fixed_size_list(data_type):
-        items = [_value(data_type.value_type, _FILLED)] * data_type.list_size
-        return [_part(data_type.value_field, kind), *items[1:]] if items else []
+        items = [_value(data_type.value_type, _NOWHERE, hole)] * data_type.list_size
+        return [_part(data_type.value_field, level, hole), *items[1:]] if items else []
+    if pt.is_map(data_type):
+        key = _value(data_type.key_type, _NOWHERE, hole)
+        return [] if level == 0 else [(key, _part(data_type.item_field, level, hole))]
     if hasattr(data_type, "value_field"):
-        filled = _value(data_type.value_type, _FILLED)
-        return [] if kind == _EMPTY else [_part(data_type.value_field, kind), filled]
+        filled = _value(data_type.value_type, _NOWHERE, hole)
+        return [] if level == 0 else [_part(data_type.value_field, level, hole), filled]
     return _leaf(data_type)
 
 
-def _part(field: pa.Field, kind: int) -> Any:
-    return _value(field.type, _NULL if kind == _HOLES and field.nullable else kind)
+def _part(field: pa.Field, level: int, hole: list[Any] | None) -> Any:
+    skipped = level == 1 and hole is None and not field.nullable
+    return _value(field.type, _NOWHERE if skipped else level - 1, hole)
 
 
 def _leaf(data_type: pa.DataType) -> Any:

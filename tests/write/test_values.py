@@ -117,11 +117,20 @@ def test_what_pylance_cannot_store_is_refused_by_name(make_table: MakeTable, rea
         table.query().add_columns({"y": odd}).definition()
 
 
-def test_a_null_below_a_part_that_is_not_null_is_tried_too() -> None:
-    items = pa.list_(pa.field("item", pa.float64(), nullable=False), 1)
-    inner = pa.field("inner", pa.struct([pa.field("items", items)]), nullable=False)
+ITEMS = pa.list_(pa.field("item", pa.float64(), nullable=False), 1)
+
+
+@pytest.mark.parametrize(
+    "data_type",
+    [
+        pa.struct([pa.field("inner", pa.struct([pa.field("items", ITEMS)]), nullable=False)]),
+        pa.list_(pa.struct([pa.field("items", ITEMS)]), 1),
+        pa.struct([pa.field("items", ITEMS, nullable=False)]),
+    ],
+)
+def test_a_null_on_every_level_is_tried(data_type: pa.DataType) -> None:
     with pytest.raises(InvalidInput, match=r"cannot store it .*non-nullable child of type Float64 contains nulls"):
-        check_storable([pa.field("y", pa.struct([inner]))], "2.2", "table 'docs'")
+        check_storable([pa.field("y", data_type)], "2.2", "table 'docs'")
 
 
 def test_values_that_pylance_cannot_store_are_named_and_not_the_disk(make_table: MakeTable) -> None:
