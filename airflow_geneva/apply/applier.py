@@ -23,7 +23,7 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.task_memory import RowsPerBudget
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import BackfillSpec, JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.storage.files import Storage
 
@@ -149,7 +149,7 @@ class Applier:
         self.row_by_row = udf is not None and udf.form == "scalar"
         self.batch_size = sizing.batch_size or (udf.batch_size if udf else None)
         self.interval = sizing.checkpoint_interval
-        width = fixed_width(udf.data_type) if udf and not work.source else None
+        width = fixed_width(udf.data_type) if udf and isinstance(work, BackfillSpec) else None
         self.fitting = widths.outputs = widths.outputs or RowsPerBudget(sizing.batch_bytes, width)
         self.widths = widths
         self.sizer, self.most = make_sizer(
@@ -282,7 +282,7 @@ class Applier:
         pending: _PendingCheckpoint,
     ) -> UdfError:
         """Name the failing row in the error, and keep the step's rows before it."""
-        whole = f"fragment {fragment.id}{' of its source' if self.work.source else ''}"
+        whole = f"fragment {fragment.id}{' of its source' if isinstance(self.work, RefreshSpec) else ''}"
         if error.row_index is None:
             where = f"rows {span[0]} to {span[1]} of {whole}"
         else:

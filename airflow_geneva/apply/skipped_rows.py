@@ -16,12 +16,11 @@ from airflow_geneva.apply.policy import exceeded_limit
 from airflow_geneva.errors import UdfError
 from airflow_geneva.job.error_records import ErrorRecord, read_errors, write_errors
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.error_policy import Policy
-from airflow_geneva.udf.stored_definition import UdfDefinition
 from airflow_geneva.views.definition import ViewDefinition
 
 
@@ -86,14 +85,15 @@ class ErrorLog:
 
     @cached_property
     def _view(self) -> ViewDefinition | None:
-        return ViewDefinition.from_json(self.work.query) if self.work.query else None
+        return self.work.definition if isinstance(self.work, RefreshSpec) else None
 
     def _maker(self, column: str) -> tuple[str, str, str]:
         """Return a column with the name and version of its UDF; for a view, of the UDF of that column."""
         for found in self._view.columns if self._view else ():
             if found.name == column and found.udf is not None:
                 return column, found.udf.name, found.udf.version
-        return self.work.column, self.work.udf_name, self.work.udf_version
+        work = self.work.identity
+        return work.column, work.udf, work.version
 
     def add(self, failures: Sequence[RowFailure], offsets: Offsets, ids: RowIds) -> Ranges:
         """Add the failures of a batch; return the physical offsets of the failed rows.
@@ -178,5 +178,10 @@ def skipped_before(location: TableLocation, work: JobSpec) -> dict[int, int]:
 
 def has_limits(work: JobSpec) -> bool:
     """Whether the UDF's error policy limits how many rows a job may skip."""
-    rules = UdfDefinition.from_json(work.udf).on_error
-    return not isinstance(rules, str) and any(rule.get("max_count") or rule.get("max_fraction") for rule in rules)
+    policies = (udf.on_error for udf in work.udfs)
+    return any(
+        rule.get("max_count") or rule.get("max_fraction")
+        for policy in policies
+        if not isinstance(policy, str)
+        for rule in policy
+    )

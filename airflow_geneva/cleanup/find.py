@@ -29,6 +29,7 @@ from airflow_geneva.cleanup.garbage import (
     STAGED,
     TEMPORARY,
     Garbage,
+    field_of,
     group_files,
     parse_ttl,
 )
@@ -216,15 +217,14 @@ class _Search:
     def _marks(self) -> list[FileEntry]:
         """Return announcement marks of jobs that ended without a commit."""
         going = []
-        for field_id, files in _by_field(self._below("_checkpoints", "unannounced")).items():
+        for outbox, files in _by_folder(self._below("_checkpoints", "unannounced")).items():
             old = {
                 job: file
                 for name, file in files.items()
                 if file.modified < self.cutoff and self._has_no_commits(job := name.removesuffix(".json"))
             }
-            since = (
-                [mark.since for mark in read_outbox(self.checkpoints, field_id) if mark.job_id in old] if old else []
-            )
+            marks = read_outbox(self.checkpoints, outbox) if old else []
+            since = [mark.since for mark in marks if mark.job_id in old]
             if since:
                 committed = set(find_commits(self.dataset, min(since), old).values())
                 going += [file for job, file in old.items() if job not in committed]
@@ -237,7 +237,9 @@ class _Search:
     def _ledgers(self) -> list[FileEntry]:
         going = []
         settled = min(self.cutoff, self.now - _SETTLE_SECONDS)
-        for field_id, files in _by_field(self._below("_checkpoints", "state")).items():
+        for folder, files in _by_folder(self._below("_checkpoints", "state")).items():
+            if (field_id := field_of(folder)) is None:
+                continue
             keys = {path_to_key(name): file for name, file in files.items()}
             folds = sorted(
                 (key for key, file in keys.items() if key.startswith("fold.") and file.modified < settled),
@@ -296,11 +298,10 @@ def _folder(files: list[FileEntry]) -> str:
     return files[0].name.split("/")[1]
 
 
-def _by_field(files: Mapping[tuple[str, ...], FileEntry]) -> dict[int, dict[str, FileEntry]]:
-    """Return the files directly in folders ``field-{id}``, by field id and name."""
-    found: dict[int, dict[str, FileEntry]] = {}
+def _by_folder(files: Mapping[tuple[str, ...], FileEntry]) -> dict[str, dict[str, FileEntry]]:
+    """Return the files directly in folders, by folder and name."""
+    found: dict[str, dict[str, FileEntry]] = {}
     for parts, file in files.items():
-        number = parts[0].removeprefix("field-")
-        if len(parts) == 2 and number.isdigit():
-            found.setdefault(int(number), {})[parts[1]] = file
+        if len(parts) == 2:
+            found.setdefault(parts[0], {})[parts[1]] = file
     return found

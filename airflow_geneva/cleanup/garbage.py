@@ -146,6 +146,12 @@ def group_files(files: dict[str, Iterable[FileEntry]]) -> tuple[FileGroup, ...]:
     return tuple(FileGroup(kind, tuple(sorted(files.get(kind, ()), key=lambda file: file.name))) for kind in KINDS)
 
 
+def field_of(folder: str) -> int | None:
+    """Return the field id in the name of a column's folder ``field-{id}``; None for another folder."""
+    number = folder.removeprefix("field-")
+    return int(number) if number != folder and number.isdigit() else None
+
+
 def readable_bytes(size: float) -> str:
     """Format a size for people."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -14,7 +14,7 @@ from airflow_geneva.job.record import DAMAGED, job_ids, read_job
 from airflow_geneva.job.shard_status import in_parallel
 from airflow_geneva.job.status import Job
 from airflow_geneva.lance_io.engine_errors import engine_errors
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import job_spec_from_json
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
@@ -116,8 +116,8 @@ def planned_places(job: Storage, plans: Iterable[str], wanted: Collection[str]) 
     try:
         for name in plans:
             header = job.read_json(name)
-            work = JobSpec.from_json(header["work"])
-            prefixes = {prefix for prefix, _ in work.reuse_rules(*work.continue_from).prefixes}
+            work = job_spec_from_json(header["work"])
+            prefixes = {prefix for prefix, _ in work.reuse_rules.prefixes}
             if prefixes.isdisjoint(wanted):
                 continue
             for entry in header["shards"]:

@@ -29,6 +29,7 @@ from airflow_geneva.cleanup.garbage import (
     STAGED,
     TEMPORARY,
     Garbage,
+    field_of,
     group_files,
 )
 from airflow_geneva.cleanup.in_use import ActiveJobs, may_use_folder, named_snapshots, read_active_jobs
@@ -171,12 +172,11 @@ class _Collector:
         """Fold the column states without facts about fragments that no version has any more."""
         self._thin_snapshots()
         state = self.location.checkpoints.folder("state")
-        fields = [name for name in state.list_folder()[0] if name.startswith("field-") and name[6:].isdigit()]
+        fields = [found for name in state.list_folder()[0] if (found := field_of(name)) is not None]
         if not fields:
             return
         versions = ExistingVersions.of(self.location.open())
-        for name in fields:
-            field_id = int(name[6:])
+        for field_id in fields:
             prune_state(self.location.checkpoints, field_id, versions.numbers, partial(versions.signatures, field_id))
 
     def _thin_snapshots(self) -> None:

@@ -20,7 +20,7 @@ from airflow_geneva.job.result import ShardResult
 from airflow_geneva.lance_io.conflicts import commit_tries, is_conflict
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, fields_present, read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import BackfillSpec
 from airflow_geneva.plan.shard import FRAGMENTS_PER_COMMIT, Shard, fragments_per_commit
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import md5
@@ -56,7 +56,7 @@ class ShardCommitter:
         self,
         open_table: Callable[[], lance.LanceDataset],
         checkpoints: Storage,
-        work: JobSpec,
+        work: BackfillSpec,
         columns: Columns,
         planned: lance.LanceDataset,
         fingerprint: str,

@@ -32,7 +32,7 @@ from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.history import commits_newest_first
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.lance_io.table_identity import PlannedTable
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import RefreshSpec
 from airflow_geneva.plan.swap_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import join
@@ -51,7 +51,7 @@ _NO_IDS = np.empty(0, np.int64)
 
 def swap_rows(
     location: TableLocation,
-    work: JobSpec,
+    work: RefreshSpec,
     plan: str,
     swap: SwapPlan,
     files: Sequence[tuple[str, int]],

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 JOB_PROPERTY = "geneva.job_id"
 _MARKS = "unannounced"
+OUTBOX_OF_VIEW = "field--1"
+"""Folder of a view's entries, in place of a column's ``field-{id}``."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,17 @@ class OutboxEntry:
     since: int
 
 
-def write_outbox(checkpoints: Storage, field_id: int, mark: OutboxEntry) -> None:
+def write_outbox(checkpoints: Storage, outbox: str, mark: OutboxEntry) -> None:
     """Write a job's mark; keep the mark of an earlier try, because that try may have committed."""
     name = f"{mark.job_id}.json"
-    folder = _folder(checkpoints, field_id)
+    folder = checkpoints.folder(_MARKS, outbox)
     if not folder.exists(name):
         folder.write_json(name, {"since": mark.since})
 
 
-def read_outbox(checkpoints: Storage, field_id: int) -> list[OutboxEntry]:
+def read_outbox(checkpoints: Storage, outbox: str) -> list[OutboxEntry]:
     """Return the marks of a column, oldest first."""
-    folder = _folder(checkpoints, field_id)
+    folder = checkpoints.folder(_MARKS, outbox)
     _, names = folder.list_folder()
     marks = []
     for name in names:
@@ -59,8 +61,8 @@ def jobs_in_outbox(checkpoints: Storage) -> set[str]:
     return {name.rsplit("/", 1)[-1].removesuffix(".json") for name in checkpoints.list_files(_MARKS)}
 
 
-def remove_from_outbox(checkpoints: Storage, field_id: int, mark: OutboxEntry) -> None:
-    _folder(checkpoints, field_id).delete(f"{mark.job_id}.json")
+def remove_from_outbox(checkpoints: Storage, outbox: str, mark: OutboxEntry) -> None:
+    checkpoints.folder(_MARKS, outbox).delete(f"{mark.job_id}.json")
 
 
 def find_commits(dataset: lance.LanceDataset, since: int, job_ids: Iterable[str]) -> dict[int, str]:
@@ -69,7 +71,3 @@ def find_commits(dataset: lance.LanceDataset, since: int, job_ids: Iterable[str]
     commits = commits_newest_first(dataset, int(dataset.version), since + 1)
     found = {commit.version: commit.properties.get(JOB_PROPERTY, "") for commit in commits}
     return {version: found[version] for version in sorted(found) if found[version] in wanted}
-
-
-def _folder(checkpoints: Storage, field_id: int) -> Storage:
-    return checkpoints.folder(_MARKS, f"field-{field_id}")

@@ -16,6 +16,7 @@ from airflow_geneva.errors import CodeChanged, CommitConflict, InvalidInput
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.operators._templated import optional_text, required_text
+from airflow_geneva.plan.model import RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.storage.files import Storage
@@ -138,7 +139,7 @@ class LoadedPlan:
     @property
     def is_refresh(self) -> bool:
         """Whether the plan is for a view, which is swapped once at the end, not for a column."""
-        return self.saved.swap is not None
+        return isinstance(self.saved.work, RefreshSpec)
 
 
 def check_shard(shard: Any) -> Mapping[str, Any]:

@@ -10,10 +10,9 @@ from urllib.parse import urlsplit
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.lance_io.filters import where_columns
 from airflow_geneva.operators._lance_task import LoadedPlan
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.previous_inputs import version_label
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.udf.stored_definition import UdfDefinition
 from airflow_geneva.views.definition import ViewDefinition
 
 if TYPE_CHECKING:
@@ -53,9 +52,9 @@ def dataset_name(uri: str) -> tuple[str, str]:
 
 def column_sources(work: JobSpec) -> tuple[ColumnSource, ...]:
     """Return the columns that a plan computes, with their lineage."""
-    if work.query:
-        return tuple(_of_view(ViewDefinition.from_json(work.query)))
-    udf = UdfDefinition.from_json(work.udf)
+    if isinstance(work, RefreshSpec):
+        return tuple(_of_view(work.definition))
+    udf = work.definition
     return (
         ColumnSource(
             work.column, work.inputs, TRANSFORMATION, _describe_udf(udf.import_path or udf.name, work.udf_version)
@@ -65,7 +64,7 @@ def column_sources(work: JobSpec) -> tuple[ColumnSource, ...]:
 
 def filter_columns(work: JobSpec, source: lance.LanceDataset) -> tuple[str, ...]:
     """Return the source columns of the filter."""
-    where = ViewDefinition.from_json(work.query).where if work.query else work.where
+    where = work.definition.where if isinstance(work, RefreshSpec) else work.where
     return tuple(where_columns(where, source.schema.names))
 
 
@@ -104,7 +103,8 @@ def lineage_of(plan: LoadedPlan, result: BackfillResult) -> Any:
     except ImportError:
         return None
     work = plan.saved.work
-    source = TableLocation(work.source or work.table, work.source or work.table, plan.location.options)
+    uri = work.source if isinstance(work, RefreshSpec) else work.table
+    source = TableLocation(uri, uri, plan.location.options)
     read, written = source.open(work.version), plan.location.open()
     namespace, name = dataset_name(source.uri)
 

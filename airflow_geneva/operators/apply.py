@@ -23,7 +23,7 @@ from airflow_geneva.operators._lance_task import LoadedPlan, check_shard, open_d
 from airflow_geneva.operators._templated import optional_int, required_text
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.stages import apply_in_process, code_archives, has_planned_version, is_shard_ready, planned_udfs
+from airflow_geneva.run.stages import apply_in_process, has_planned_version, is_shard_ready, planned_udfs
 from airflow_geneva.spark.java import java_environment
 from airflow_geneva.spark.session import BLAS_VARIABLES, package_zip, session_settings
 from airflow_geneva.spark.submit import (
@@ -37,7 +37,6 @@ from airflow_geneva.spark.submit import (
     find_spark_submit,
 )
 from airflow_geneva.udf.shipping import code_sha256
-from airflow_geneva.udf.stored_definition import UdfDefinition
 
 _ERROR_LINE = "airflow_geneva: "
 _STARTED = ("_submit_sp", "_yarn_application_id", "_kubernetes_driver_pod")
@@ -213,14 +212,14 @@ class ApplyOperator(SparkSubmitOperator):
         return resolved
 
     def _settings(self, work: JobSpec, master: SparkMaster) -> dict[str, str]:
-        definition = UdfDefinition.from_json(work.udf)
         conf = self.conf or {}
         cores = self._executor_cores or conf.get("spark.executor.cores")
         asked = Resources(
             work.sizing.concurrency,
-            definition.num_cpus,
-            definition.num_gpus,
-            definition.memory,
+            max((udf.num_cpus for udf in work.udfs if udf.num_cpus), default=None),
+            max((udf.num_gpus for udf in work.udfs if udf.num_gpus), default=None),
+            # The UDFs of a view share one process, which keeps what each of them has loaded.
+            sum(udf.memory or 0 for udf in work.udfs) or None,
             None if cores is None else int(cores),
         )
         if ignored := asked.ignored(master):
@@ -277,18 +276,17 @@ def _write_result(plan: LoadedPlan, shard: Shard, rows_run: int, seconds: float)
 def _code(plan: LoadedPlan, scratch: Scratch) -> list[str]:
     """Write this package and the UDFs' code as local archives; check that the UDFs' code is the planned code."""
     archives = [scratch.write("airflow_geneva.zip", package_zip())]
-    for code in code_archives(plan.saved.work):
-        name = str(code.zip)
+    for code in plan.saved.work.codes:
         try:
-            data = plan.folder.storage.read_bytes(name)
+            data = plan.folder.storage.read_bytes(code.zip)
         except FileNotFoundError:
             data = b""
         if code_sha256(data) != code.sha256:
             raise AirflowFailException(
-                f"The code {plan.folder.storage.path(name)} was removed, or is not the planned code (its SHA-256 "
+                f"The code {plan.folder.storage.path(code.zip)} was removed, or is not the planned code (its SHA-256 "
                 "differs). Clear the plan task with its downstream tasks."
             )
-        archives.append(scratch.write(name, data))
+        archives.append(scratch.write(code.zip, data))
     return archives
 
 

@@ -23,9 +23,9 @@ from airflow_geneva.operators._lance_task import LanceOperator, LoadedPlan
 from airflow_geneva.operators._openlineage import lineage_of
 from airflow_geneva.operators._templated import is_template, required_text
 from airflow_geneva.operators.plan import SUMMARY
+from airflow_geneva.plan.model import RefreshSpec
 from airflow_geneva.run.stages import finish_stored_plan
 from airflow_geneva.storage.files import Storage
-from airflow_geneva.views.definition import ViewDefinition
 
 _KEPT_OF_COLUMN = "What the other shards committed is recorded, and announced by the next run that finishes."
 _KEPT_OF_VIEW = "The view is unchanged, and computed rows are kept."
@@ -121,11 +121,11 @@ class FinishOperator(LanceOperator):
     def _announce(self, plan: LoadedPlan, result: BackfillResult, context: Context) -> dict[str, Any] | None:
         """Send one event for all unannounced commits, of this job and earlier jobs."""
         work = plan.saved.work
-        column = None if plan.is_refresh else work.column
+        column = None if isinstance(work, RefreshSpec) else work.column
         asset = lance_asset(required_text("table", self.table), required_text("lance_conn_id", self.lance_conn_id))
         checkpoints = plan.location.checkpoints
         dataset = plan.location.open()
-        marks = read_outbox(checkpoints, work.field_id)
+        marks = read_outbox(checkpoints, work.outbox)
         jobs = {mark.job_id: mark for mark in marks}
         if not plan.is_refresh:
             jobs.setdefault(work.job_id, OutboxEntry(work.job_id, work.version))
@@ -143,7 +143,7 @@ class FinishOperator(LanceOperator):
         for mark in marks:
             record = JobFolder.of(checkpoints, mark.job_id).read_record() or {}
             if mark.job_id not in commits.values() and record.get("state") in (DONE, PARTIAL):
-                remove_from_outbox(checkpoints, work.field_id, mark)
+                remove_from_outbox(checkpoints, work.outbox, mark)
         if not commits:
             self.outlets = [outlet for outlet in self.outlets if outlet != asset]
             return None
@@ -162,8 +162,8 @@ class FinishOperator(LanceOperator):
             "rows_failed": result.rows_failed,
             "rows_left": result.rows_left,
         }
-        if plan.is_refresh:
-            event |= {"source": ViewDefinition.from_json(work.query).source_table, "source_version": work.version}
+        if isinstance(work, RefreshSpec):
+            event |= {"source": work.definition.source_table, "source_version": work.version}
         if self._alias is None:
             context["outlet_events"][asset].extra = event
         else:

@@ -21,7 +21,7 @@ from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._configuration import Configuration
 from airflow_geneva.operators._lance_task import LanceOperator
 from airflow_geneva.operators._templated import optional_float, optional_int, optional_text, parse_bool, required_text
-from airflow_geneva.plan.model import Plan, Sizing
+from airflow_geneva.plan.model import BackfillSpec, Plan, Sizing
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.plan.saved_plan import SavedPlan, plan_name, shard_summaries
 from airflow_geneva.run.column_stages import record_job
@@ -158,7 +158,7 @@ class PlanBackfillOperator(LanceOperator):
         )
         work = plan.work
         if plan.shards:
-            write_outbox(table.location.checkpoints, work.field_id, OutboxEntry(work.job_id, work.version))
+            write_outbox(table.location.checkpoints, work.outbox, OutboxEntry(work.job_id, work.version))
         job = JobFolder.of(table.location.checkpoints, work.job_id)
         self.log.info("%s", plan)
         summary = summarize(plan, saved, job.storage.path(plan_name(saved.fingerprint)))
@@ -248,8 +248,8 @@ def summarize(plan: Plan, saved: SavedPlan, plan_uri: str) -> dict[str, Any]:
         "fingerprint": saved.fingerprint,
         "job_id": work.job_id,
         "table": work.table_name,
-        "column": work.column,
-        "udf": work.udf_name,
+        "column": work.column if isinstance(work, BackfillSpec) else None,
+        "udf": work.identity.udf,
         "udf_version": work.udf_version,
         "where": work.where,
         "version": work.version,

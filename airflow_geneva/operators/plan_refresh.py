@@ -123,13 +123,12 @@ class PlanRefreshOperator(LanceOperator):
         saved = record_refresh(made, view.location, run_text(context), ship_code=True, about=about_run(context))
         work = saved.work
         # Also without shards: rows may be removed from the view.
-        write_outbox(view.location.checkpoints, work.field_id, OutboxEntry(work.job_id, since))
+        write_outbox(view.location.checkpoints, work.outbox, OutboxEntry(work.job_id, since))
         job = JobFolder.of(view.location.checkpoints, work.job_id)
         self.log.info("%s", made)
         assert made.swap is not None
         summary = {
             **summarize(made, saved, job.storage.path(plan_name(saved.fingerprint))),
-            "column": None,
             "view": view.name,
             "source": definition.source_table,
             "lance_conn_id": required_text("lance_conn_id", self.lance_conn_id),

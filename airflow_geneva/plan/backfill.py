@@ -28,7 +28,7 @@ from airflow_geneva.plan.code_change import check_code_change
 from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.continue_from import check_continue_from, continue_from_notes
 from airflow_geneva.plan.file_mismatch import find_mismatches
-from airflow_geneva.plan.model import JobSpec, Plan, ReasonCount
+from airflow_geneva.plan.model import BackfillSpec, Plan, ReasonCount
 from airflow_geneva.plan.previous_inputs import PreviousInputs
 from airflow_geneva.plan.reusable_files import is_staged_readable, staged_fits
 from airflow_geneva.plan.row_status import DueRules, RowStatus, by_code_version, classify_rows
@@ -70,7 +70,7 @@ class _Due:
     given_up: int = 0
 
 
-def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: JobSpec, wanted: DueRules) -> Plan:
+def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: BackfillSpec, wanted: DueRules) -> Plan:
     """Compare a table with the state of one of its columns; write nothing.
 
     Args:
@@ -98,7 +98,7 @@ class _Planner:
     def __init__(
         self,
         dataset: lance.LanceDataset,
-        work: JobSpec,
+        work: BackfillSpec,
         columns: Columns,
         manifest: dict[int, FragmentFiles],
         state: ColumnState,
@@ -124,7 +124,7 @@ class _Planner:
         dues = [due for files in self.manifest.values() if (due := self._due(files)) is not None]
         selected = self._selected(dues)
         check_code_change(self.work, self.rows_by_other_version, self.wanted.on_code_change)
-        index = CheckpointIndex(store, self.work.reuse_rules(*self.work.continue_from)) if selected else None
+        index = CheckpointIndex(store, self.work.reuse_rules) if selected else None
         works = self._with_checkpoints(selected, index)
         self.known.notes.extend(continue_from_notes(self.dataset, store, self.work, works))
         if self.given_up:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from airflow_geneva.errors import CodeChanged
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import BackfillSpec
 from airflow_geneva.plan.previous_inputs import version_label
 from airflow_geneva.plan.view_state import ViewState
 
 
-def check_code_change(work: JobSpec, rows_by_other_version: Mapping[str, int], on_code_change: str) -> None:
+def check_code_change(work: BackfillSpec, rows_by_other_version: Mapping[str, int], on_code_change: str) -> None:
     """Stop a backfill if rows hold values of other UDF versions and the user did not say what to do with them.
 
     Args:

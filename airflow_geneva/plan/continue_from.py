@@ -13,7 +13,7 @@ from airflow_geneva.checkpoint.store import LanceCheckpointStore
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.fragments import row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import BackfillSpec
 from airflow_geneva.plan.reusable_files import is_staged_readable
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.storage.files import Storage
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import lance
 
 
-def check_continue_from(checkpoints: Storage, work: JobSpec) -> None:
+def check_continue_from(checkpoints: Storage, work: BackfillSpec) -> None:
     """Refuse versions whose values must not be mixed with those of the current version.
 
     Raises:
@@ -60,7 +60,7 @@ def _jobs_of(checkpoints: Storage, column: str) -> Iterator[dict[str, Any]]:
             yield job
 
 
-def _differences(job: dict[str, Any], work: JobSpec) -> list[str]:
+def _differences(job: dict[str, Any], work: BackfillSpec) -> list[str]:
     """Describe how a job's settings differ from the current ones."""
     then: list[tuple[str, Any, Any]] = [
         ("name", job.get("udf"), work.udf_name),
@@ -74,14 +74,14 @@ def _differences(job: dict[str, Any], work: JobSpec) -> list[str]:
 
 
 def continue_from_notes(
-    dataset: lance.LanceDataset, store: LanceCheckpointStore, work: JobSpec, fragments: Sequence[FragmentWork]
+    dataset: lance.LanceDataset, store: LanceCheckpointStore, work: BackfillSpec, fragments: Sequence[FragmentWork]
 ) -> Iterator[str]:
     """Yield one note for each other version that has checkpoints of rows that are about to run."""
     open_rows = {f.place: (f, f.missing - _visible(f)) for f in fragments if not f.staged}
     if work.ignore_checkpoints or not any(rows for _, rows in open_rows.values()):
         return
     for version in _versions_there(store, work):
-        reuse_rules = work.reuse_rules(version)
+        reuse_rules = replace(work, continue_from=(version,)).reuse_rules
         index = CheckpointIndex(store, replace(reuse_rules, prefixes=reuse_rules.prefixes[1:]))
         rows = 0
         for place in index.places() & set(open_rows):
@@ -100,7 +100,7 @@ def _visible(fragment: FragmentWork) -> Ranges:
     return Ranges.union(rows for provenance, rows in fragment.kept if not provenance.failures)
 
 
-def _versions_there(store: LanceCheckpointStore, work: JobSpec) -> list[str]:
+def _versions_there(store: LanceCheckpointStore, work: BackfillSpec) -> list[str]:
     """Return the other versions of the UDF that have checkpoints for the column."""
     head, _, tail = _folder(work, "\0").partition("\0")
     folders, _ = store.storage.list_folder()
@@ -116,7 +116,7 @@ def _named(store: LanceCheckpointStore, column: str, part: str) -> str:
     return next((version for version in versions if key_part(version) == part), part)
 
 
-def _folder(work: JobSpec, version: str) -> str:
+def _folder(work: BackfillSpec, version: str) -> str:
     """Return the name of the folder of a version's checkpoints."""
     prefix = replace(work.identity, version="v").prefix.partition("_where-")[0]
     return prefix.replace("_ver-v_col-", f"_ver-{version}_col-", 1)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 from airflow_geneva.checkpoint.facts import Fact
 from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
 from airflow_geneva.checkpoint.provenance import PriorFailures, prior_failures_of
 from airflow_geneva.checkpoint.reuse import ReuseRules
+from airflow_geneva.job.outbox import OUTBOX_OF_VIEW
 from airflow_geneva.lance_io.table_identity import PlannedTable
 from airflow_geneva.lance_io.task_memory import DEFAULT_TASK_MEMORY, batch_bytes, checkpoint_bytes
 from airflow_geneva.plan.file_mismatch import Mismatches
 from airflow_geneva.plan.previous_inputs import version_label
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.plan.swap_plan import SwapPlan
+from airflow_geneva.udf.stored_definition import UdfDefinition
+from airflow_geneva.views.definition import ViewDefinition
 
 _LISTED = 8
 
@@ -61,108 +65,85 @@ class Sizing:
 
 
 @dataclass(frozen=True)
-class CodeRef:
-    """How a worker loads a UDF.
+class CodeArchive:
+    """The module or package of a UDF, zipped beside the plan: name and digest of the archive."""
 
-    Args:
-        import_path: ``module:name``; None if the caller's process defined the function and sends it pickled.
-        zip: name of the code archive beside the plan; None if the module is installed on the workers.
-        sha256: digest of the archive; "" without an archive.
-    """
-
-    import_path: str | None
-    zip: str | None = None
-    sha256: str = ""
+    zip: str
+    sha256: str
 
 
-@dataclass(frozen=True)
-class JobSpec:
+@dataclass(frozen=True, kw_only=True)
+class _JobSpec:
     """What all tasks of a job need to know, besides their fragments; small, and free of credentials.
 
     Args:
         job_id: identifies the job in checkpoints, ledgers and commits.
-        table: normalized URI of the table.
+        table: normalized URI of the table or view.
         table_name: its name in the database.
-        column, field_id: the output column.
-        udf: the UDF's definition, as JSON text.
-        code: how to load the UDF.
         inputs: names of the input columns at the planned version.
-        where: frozen filter, or None.
-        version: the table version to read.
-        tables: the table to read and the table to commit to, as planned on; one entry for a column.
+        where: frozen filter that the tasks evaluate, or None; a view's filter is evaluated by its plan.
+        version: the version to read.
+        tables: the table that is read and the table that is committed to, as planned on; one entry for a column.
         read_version: the version that the user requested; None: the newest.
-        udf_name, udf_version: identity of the code, determined once by the plan.
+        udf_version: identity of the code, determined once by the plan; for a view, of its whole query.
         sizing: sizes of shards, tasks, batches, checkpoints and commits.
         ignore_checkpoints: do not reuse checkpoints of other jobs.
-        continue_from: other UDF versions whose checkpoints the job reuses.
-        agreement: hash of the output type and the declared deps; must be equal for versions in `continue_from`.
+        agreement: hash of what must be equal for versions whose values may be mixed.
         rows: number of due rows of the job.
-        makers: other versions whose values stay in the column and count as this version's.
-        source: refresh only: the table to read; "" for a backfill.
-        explode: refresh only: the list column whose elements become separate rows.
-        plain_blobs: refresh only: whether staged files hold blobs as plain bytes, so that they can be read back.
-        query: refresh only: the view's definition with the planned code versions, as JSON text.
-        codes: refresh only: how to load the modules of its UDFs that travel with the job, each once.
+        codes: the code that travels with the job, each archive once.
     """
+
+    kind: ClassVar[str]
 
     job_id: str
     table: str
     table_name: str
-    column: str
-    field_id: int
-    udf: str
-    code: CodeRef
     inputs: tuple[str, ...]
-    where: str | None
+    where: str | None = None
     version: int
     tables: tuple[PlannedTable, ...]
     read_version: int | None
-    udf_name: str
     udf_version: str
     sizing: Sizing = field(default_factory=Sizing)
     ignore_checkpoints: bool = False
-    continue_from: tuple[str, ...] = ()
     agreement: str = ""
     rows: int = 0
-    makers: tuple[str, ...] = ()
-    source: str = ""
-    explode: str | None = None
-    plain_blobs: bool = False
-    query: str = ""
-    codes: tuple[CodeRef, ...] = ()
-
-    @cached_property
-    def identity(self) -> WorkIdentity:
-        # A job that ignores checkpoints adds its id to the filter in the key, so it finds only its own checkpoints.
-        tag = f"{self.where or ''}\0only:{self.job_id}" if self.ignore_checkpoints else self.where
-        if self.plain_blobs:
-            tag = f"{tag or ''}\0plain blobs"
-        return WorkIdentity(self.udf_name, self.udf_version, self.column, tag, self.table)
-
-    def reuse_rules(self, *versions: str) -> ReuseRules:
-        """Return which checkpoints the job reuses: its own version's and those of the given versions."""
-        own = (self.identity.prefix, self.udf_version)
-        others = tuple((replace(self.identity, version=version).prefix, version) for version in versions)
-        return ReuseRules(self.job_id, (own, *others), self.agreement)
+    codes: tuple[CodeArchive, ...] = ()
 
     @property
+    def udfs(self) -> tuple[UdfDefinition, ...]:
+        raise NotImplementedError
+
+    @property
+    def identity(self) -> WorkIdentity:
+        raise NotImplementedError
+
+    @property
+    def _tag(self) -> str | None:
+        """The filter as it stands in keys. A job that ignores checkpoints adds its id, so it finds only its own."""
+        return f"{self.where or ''}\0only:{self.job_id}" if self.ignore_checkpoints else self.where
+
+    @cached_property
+    def reuse_rules(self) -> ReuseRules:
+        """Which checkpoints the job reuses."""
+        return ReuseRules(self.job_id, ((self.prefix, self.udf_version),), self.agreement)
+
+    @cached_property
     def prefix(self) -> str:
         return self.identity.prefix
 
     @property
     def read(self) -> PlannedTable:
-        """The table that is read."""
         return self.tables[0]
 
     @property
     def written(self) -> PlannedTable:
-        """The table that is committed to."""
         return self.tables[-1]
 
     @property
     def target(self) -> str:
         """The view or the column that the job computes, for messages."""
-        return self.table_name if self.source else f"{self.table_name}.{self.column}"
+        raise NotImplementedError
 
     def tried(self, work: FragmentWork) -> PriorFailures:
         """Return the rows of a fragment on which the UDF failed in earlier runs."""
@@ -172,19 +153,138 @@ class JobSpec:
         return FragmentKey(self.prefix, *work.place)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"kind": self.kind, **asdict(self)}
 
-    @staticmethod
-    def from_json(document: dict[str, Any]) -> JobSpec:
-        fields = dict(document)
-        fields["code"] = CodeRef(**fields["code"])
-        fields["sizing"] = Sizing(**fields["sizing"])
-        fields["tables"] = tuple(PlannedTable(**table) for table in fields["tables"])
-        fields["inputs"] = tuple(fields["inputs"])
-        fields["continue_from"] = tuple(fields["continue_from"])
-        fields["makers"] = tuple(fields["makers"])
-        fields["codes"] = tuple(CodeRef(**code) for code in fields.get("codes", ()))
-        return JobSpec(**fields)
+    def describe(self) -> dict[str, Any]:
+        """Return what the job's record says of it."""
+        udfs = {udf.name: udf.version for udf in self.udfs}
+        return {
+            "kind": self.kind,
+            "table": self.table_name,
+            "udf": ", ".join(udfs),
+            "udf_version": ", ".join(udfs.values()),
+            "version": self.version,
+            "read_version": self.read_version,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackfillSpec(_JobSpec):
+    """The specification of a job that computes a column.
+
+    Args:
+        column, field_id: the output column.
+        udf: the UDF's definition, as JSON text.
+        continue_from: other UDF versions whose checkpoints the job reuses.
+        makers: other versions whose values stay in the column and count as this version's.
+    """
+
+    kind: ClassVar[str] = "backfill"
+
+    column: str
+    field_id: int
+    udf: str
+    continue_from: tuple[str, ...] = ()
+    makers: tuple[str, ...] = ()
+
+    @cached_property
+    def definition(self) -> UdfDefinition:
+        return UdfDefinition.from_json(self.udf)
+
+    @property
+    def udfs(self) -> tuple[UdfDefinition, ...]:
+        return (self.definition,)
+
+    @property
+    def udf_name(self) -> str:
+        return self.definition.name
+
+    @property
+    def identity(self) -> WorkIdentity:
+        return WorkIdentity(self.udf_name, self.udf_version, self.column, self._tag, self.table)
+
+    @cached_property
+    def reuse_rules(self) -> ReuseRules:
+        identity = self.identity
+        others = tuple((replace(identity, version=version).prefix, version) for version in self.continue_from)
+        return ReuseRules(self.job_id, ((self.prefix, self.udf_version), *others), self.agreement)
+
+    @property
+    def target(self) -> str:
+        return f"{self.table_name}.{self.column}"
+
+    @property
+    def outbox(self) -> str:
+        return f"field-{self.field_id}"
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **super().describe(),
+            "column": self.column,
+            "inputs": list(self.inputs),
+            "agreement": self.agreement,
+            "continue_from": list(self.continue_from),
+            "where": self.where,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefreshSpec(_JobSpec):
+    """The specification of a job that refreshes a view.
+
+    Args:
+        source: normalized URI of the table to read.
+        query: the view's definition with the planned code versions, as JSON text.
+        plain_blobs: whether staged files hold blobs as plain bytes, so that they can be read back.
+    """
+
+    kind: ClassVar[str] = "refresh"
+
+    source: str
+    query: str
+    plain_blobs: bool = False
+
+    @cached_property
+    def definition(self) -> ViewDefinition:
+        return ViewDefinition.from_json(self.query)
+
+    @property
+    def udfs(self) -> tuple[UdfDefinition, ...]:
+        return tuple(column.udf for column in self.definition.columns if column.udf)
+
+    @property
+    def identity(self) -> WorkIdentity:
+        tag = f"{self._tag or ''}\0plain blobs" if self.plain_blobs else self._tag
+        return WorkIdentity("view", self.udf_version, self.table_name, tag, self.table)
+
+    @property
+    def target(self) -> str:
+        return self.table_name
+
+    @property
+    def outbox(self) -> str:
+        return OUTBOX_OF_VIEW
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **super().describe(),
+            "view": self.table_name,
+            "source": self.definition.source_table,
+        }
+
+
+JobSpec: TypeAlias = BackfillSpec | RefreshSpec
+_KINDS: dict[str, type[JobSpec]] = {BackfillSpec.kind: BackfillSpec, RefreshSpec.kind: RefreshSpec}
+
+
+def job_spec_from_json(document: Mapping[str, Any]) -> JobSpec:
+    """Read a specification; KeyError or TypeError if it is another document, or of another version of this package."""
+    fields: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in document.items()}
+    kind = _KINDS[fields.pop("kind")]
+    fields["sizing"] = Sizing(**fields["sizing"])
+    fields["tables"] = tuple(PlannedTable(**table) for table in fields["tables"])
+    fields["codes"] = tuple(CodeArchive(**code) for code in fields["codes"])
+    return kind(**fields)
 
 
 @dataclass(frozen=True)
@@ -257,43 +357,39 @@ class Plan:
         return replace(self, work=replace(self.work, **changes))
 
     def __str__(self) -> str:
-
-        return explain(self)
-
-
-def explain(plan: Plan) -> str:
-    """Say what would run, what would not, and why; a few lines for a table of any size."""
-    work = plan.work
-    where = f" where {work.where}" if work.where else ""
-    lines = [
-        f"Refresh of view {work.target} to version {work.version} of its source"
-        if plan.swap is not None
-        else f"Backfill of {work.target} with {work.udf_name} (version {work.udf_version}){where}, "
-        f"table version {work.version}",
-        f"  {plan.rows_total:,} rows: {plan.rows_pending:,} pending, {plan.rows_skipped:,} with nothing to do",
-    ]
-    for tally in plan.reason_counts:
-        lines.append(f"    {tally.rows:>14,} rows  {tally.fragments:>8,} fragments  {tally.reason}")
-    if not plan.shards and plan.swap is not None and plan.swap.gone:
-        lines.append("  Nothing to compute, no Spark; rows that are no longer in the query's result leave the view.")
-    elif not plan.shards:
-        lines.append("  Nothing to do: no Spark, no new version.")
-    else:
-        held = plan.rows_pending - plan.rows_to_run
-        kept = f" ({held:,} rows come from checkpoints)" if held else ""
-        lines.append(f"  {len(plan.fragments):,} fragments in {len(plan.shards)} shard(s){kept}")
-        for fragment in plan.fragments[:_LISTED]:
-            gaps = ", ".join(_span(a, b) for a, b in list(fragment.missing)[:4])
-            more = " ..." if len(fragment.missing.starts) > 4 else ""
+        """Say what would run, what would not, and why; a few lines for a table of any size."""
+        work = self.work
+        where = f" where {work.where}" if work.where else ""
+        lines = [
+            f"Refresh of view {work.target} to version {work.version} of its source"
+            if isinstance(work, RefreshSpec)
+            else f"Backfill of {work.target} with {work.udf_name} (version {work.udf_version}){where}, "
+            f"table version {work.version}",
+            f"  {self.rows_total:,} rows: {self.rows_pending:,} pending, {self.rows_skipped:,} with nothing to do",
+        ]
+        for tally in self.reason_counts:
+            lines.append(f"    {tally.rows:>14,} rows  {tally.fragments:>8,} fragments  {tally.reason}")
+        if not self.shards and self.swap is not None and self.swap.gone:
             lines.append(
-                f"    fragment {fragment.id}: {fragment.status}, {fragment.reason}; rows missing: {gaps or '-'}{more}"
+                "  Nothing to compute, no Spark; rows that are no longer in the query's result leave the view."
             )
-        if len(plan.fragments) > _LISTED:
-            lines.append(f"    and {len(plan.fragments) - _LISTED:,} more fragments")
-    for version, rows in plan.rows_by_other_version:
-        lines.append(f"  {rows:,} rows hold values of UDF version {version_label(version)}")
-    lines.extend(f"  Note: {note}" for note in plan.notes)
-    return "\n".join(lines)
+        elif not self.shards:
+            lines.append("  Nothing to do: no Spark, no new version.")
+        else:
+            held = self.rows_pending - self.rows_to_run
+            kept = f" ({held:,} rows come from checkpoints)" if held else ""
+            lines.append(f"  {len(self.fragments):,} fragments in {len(self.shards)} shard(s){kept}")
+            for fragment in self.fragments[:_LISTED]:
+                gaps = ", ".join(_span(a, b) for a, b in list(fragment.missing)[:4])
+                more = " ..." if len(fragment.missing.starts) > 4 else ""
+                what = f"{fragment.status}, {fragment.reason}; rows missing: {gaps or '-'}{more}"
+                lines.append(f"    fragment {fragment.id}: {what}")
+            if len(self.fragments) > _LISTED:
+                lines.append(f"    and {len(self.fragments) - _LISTED:,} more fragments")
+        for version, rows in self.rows_by_other_version:
+            lines.append(f"  {rows:,} rows hold values of UDF version {version_label(version)}")
+        lines.extend(f"  Note: {note}" for note in self.notes)
+        return "\n".join(lines)
 
 
 def _span(start: int, end: int) -> str:

@@ -23,7 +23,7 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_identity import PlannedTable
 from airflow_geneva.plan.code_change import check_view_code_change
 from airflow_geneva.plan.file_mismatch import Mismatches, find_mismatches
-from airflow_geneva.plan.model import CodeRef, JobSpec, Plan, ReasonCount
+from airflow_geneva.plan.model import Plan, ReasonCount, RefreshSpec
 from airflow_geneva.plan.request import RefreshRequest, checkpoints_ignored
 from airflow_geneva.plan.reusable_files import is_view_file_complete, is_view_file_readable
 from airflow_geneva.plan.shard import FragmentWork, cut_shards
@@ -32,8 +32,6 @@ from airflow_geneva.plan.swap_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.plan.view_state import ViewState
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
-from airflow_geneva.udf.error_policy import describe_policy
-from airflow_geneva.udf.stored_definition import UdfDefinition
 from airflow_geneva.views.columns import OutputColumn
 from airflow_geneva.views.definition import ViewDefinition
 from airflow_geneva.views.row_order import order_row_ids
@@ -191,45 +189,24 @@ def _work(
     code: tuple[tuple[str, str], ...],
     request: RefreshRequest,
     view_state: ViewState,
-) -> JobSpec:
+) -> RefreshSpec:
     described = [replace(column, udf=None).to_document() for column in definition.columns]
     inputs = [list(column.inputs) for column in definition.columns]
     about = [described, inputs, code, definition.where, definition.explode]
     version = md5(json.dumps(about, sort_keys=True))[:16]
-    policies = [udf.on_error for udf in udfs.values() if udf.on_error != "fail"]
-    stored = UdfDefinition(
-        name="view",
-        version=version,
-        import_path=None,
-        input_columns=tuple(column.name for column in definition.reads),
-        data_type="",
-        form="record_batch",
-        on_error=[rule for policy in policies for rule in _rules(policy)] or "fail",
-        num_cpus=max((udf.num_cpus for udf in udfs.values() if udf.num_cpus), default=None),
-        num_gpus=max((udf.num_gpus for udf in udfs.values() if udf.num_gpus), default=None),
-        # The UDFs of a view share one process, which keeps what each of them has loaded.
-        memory=sum(udf.memory or 0 for udf in udfs.values()) or None,
-    )
-    return JobSpec(
+    return RefreshSpec(
         job_id=request.job_id,
         table=view.uri,
         table_name=view.name,
-        column=view.name,
-        field_id=-1,
-        udf=stored.to_json(),
-        code=CodeRef(None),
         inputs=tuple(column.name for column in definition.reads),
-        where=None,
         version=int(dataset.version),
         tables=(PlannedTable.of(source, dataset), PlannedTable.of(view, view_state.dataset)),
         read_version=request.src_version,
-        udf_name="view",
         udf_version=version,
         sizing=request.sizing,
         ignore_checkpoints=request.ignore_checkpoints or checkpoints_ignored(),
         agreement=md5(version),
         source=source.uri,
-        explode=definition.explode,
         plain_blobs=(definition.shuffle_seed is not None or request.max_rows_per_fragment is not None)
         and any(is_blob(field) for field in view_state.dataset.schema),
         query=replace(definition, columns=tuple(_as_planned(c, udfs) for c in definition.columns)).to_json(),
@@ -244,15 +221,10 @@ def _as_planned(column: OutputColumn, udfs: Mapping[str, UDF]) -> OutputColumn:
     return replace(column, udf=replace(now, import_path=column.udf.import_path))
 
 
-def _rules(policy: Any) -> Sequence[dict[str, Any]]:
-    described = describe_policy(policy)
-    return [{"do": "skip", "exc": ["builtins.Exception"]}] if isinstance(described, str) else described
-
-
 def _works(
     view: TableLocation,
     dataset: lance.LanceDataset,
-    work: JobSpec,
+    work: RefreshSpec,
     chosen: Sequence[ChosenRows],
     changes: SourceChanges,
 ) -> tuple[list[FragmentWork], list[ReasonCount], Mismatches]:
@@ -264,7 +236,7 @@ def _works(
     if not chosen:
         return [], reason_counts, Mismatches()
     store = LanceCheckpointStore(view.checkpoints)
-    index = CheckpointIndex(store, work.reuse_rules())
+    index = CheckpointIndex(store, work.reuse_rules)
     target = view.open()
     works = []
     for item in chosen:

@@ -18,7 +18,7 @@ from airflow_geneva.lance_io.read_version import open_version, reporting_cleaned
 from airflow_geneva.lance_io.table_identity import PlannedTable
 from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
 from airflow_geneva.plan.backfill import plan_backfill
-from airflow_geneva.plan.model import CodeRef, JobSpec, Plan, Sizing
+from airflow_geneva.plan.model import BackfillSpec, Plan, Sizing
 from airflow_geneva.plan.row_status import ON_CODE_CHANGE, DueRules
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
@@ -130,20 +130,18 @@ def _plan(
             f"Column {request.column!r} of table {location.name!r} would be computed from itself. "
             f"Map other inputs: table.alter_columns({{{request.column!r}: (udf, [...])}})."
         )
-    work = JobSpec(
+    work = BackfillSpec(
         job_id=request.job_id or new_job_id(),
         table=location.uri,
         table_name=location.name,
         column=request.column,
         field_id=field_ids(dataset, request.column)[0],
         udf=definition.to_json(),
-        code=CodeRef(udf.import_path),
         inputs=tuple(columns),
         where=freeze_where(request.where, request.run_after),
         version=dataset.version,
         tables=(PlannedTable.of(location, dataset),),
         read_version=request.read_version,
-        udf_name=udf.name,
         udf_version=udf.code_version,
         sizing=sizing,
         ignore_checkpoints=request.ignore_checkpoints or checkpoints_ignored(),

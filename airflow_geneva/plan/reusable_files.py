@@ -9,7 +9,7 @@ from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import RefreshSpec
 
 if TYPE_CHECKING:
     import lance
@@ -58,7 +58,7 @@ def is_view_file_complete(view: lance.LanceDataset, staged: StagedFragment) -> b
     return staged.dense and is_staged_complete(view, staged)
 
 
-def is_view_file_readable(view: lance.LanceDataset, work: JobSpec, staged: StagedFragment) -> bool:
+def is_view_file_readable(view: lance.LanceDataset, work: RefreshSpec, staged: StagedFragment) -> bool:
     """Whether single source rows can be read from a staged file; not after explode, and not with blob columns."""
     blobs = not work.plain_blobs and any(is_blob(field) for field in view.schema)
-    return work.explode is None and not blobs and is_view_file_complete(view, staged)
+    return work.definition.explode is None and not blobs and is_view_file_complete(view, staged)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.plan.model import JobSpec, Plan
+from airflow_geneva.plan.model import JobSpec, Plan, job_spec_from_json
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.plan.swap_plan import SwapPlan, sha256
 from airflow_geneva.storage.files import Storage
 
-_FORMAT = 3
+_FORMAT = 4
 _XCOM_SHARD_BYTES = 12_000
 _XCOM_BYTES = 900_000
 
@@ -147,7 +147,7 @@ def shard_summaries(plan: Plan, saved: SavedPlan, job: Storage) -> list[dict[str
 def _saved(fingerprint: str, header: Mapping[str, Any]) -> SavedPlan:
     return SavedPlan(
         fingerprint,
-        JobSpec.from_json(header["work"]),
+        job_spec_from_json(header["work"]),
         tuple(header["shards"]),
         header["rows_total"],
         header["rows_skipped"],

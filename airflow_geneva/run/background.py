@@ -81,7 +81,7 @@ class JobFuture:
     def __repr__(self) -> str:
         work = self._started.plan.work
         state = "running" if not self.done() else "failed" if self._outcome.exception() else self.result().state
-        return f"JobFuture({work.table_name}.{work.column}, job_id={self.job_id!r}, {state})"
+        return f"JobFuture({work.target}, job_id={self.job_id!r}, {state})"
 
     def run(self) -> None:
         """Run the job in the calling thread."""

@@ -24,7 +24,7 @@ from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.filters import where_columns
 from airflow_geneva.lance_io.fragments import columns_of
 from airflow_geneva.lance_io.table_identity import reporting_remade
-from airflow_geneva.plan.model import CodeRef, JobSpec, Plan
+from airflow_geneva.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan
 from airflow_geneva.plan.previous_inputs import version_label
 from airflow_geneva.plan.saved_plan import SavedPlan, save_plan
 from airflow_geneva.plan.shard import Shard
@@ -40,24 +40,17 @@ logger = logging.getLogger("airflow_geneva.run")
 _MIXED = "mixed:"
 
 
-def store_code(import_path: str | None, job: Storage) -> CodeRef:
-    """Store the UDF's module or package beside the plan, so that the whole run uses the planned code."""
-    if import_path is None:
-        return CodeRef(None)
-    archive = zip_code(import_path)
-    if archive is None:
-        return CodeRef(import_path)
-    digest = code_sha256(archive)
-    name = f"code-{digest[:16]}.zip"
-    job.write_bytes(name, archive)
-    return CodeRef(import_path, name, digest)
-
-
-def store_modules(import_paths: Iterable[str], job: Storage) -> tuple[CodeRef, ...]:
-    """Store the modules or packages of several UDFs, each once."""
-    by_module = {path.partition(":")[0]: path for path in import_paths}
-    packed = (store_code(path, job) for path in by_module.values())
-    return tuple({code.zip: code for code in packed if code.zip}.values())
+def store_code(work: JobSpec, job: Storage) -> tuple[CodeArchive, ...]:
+    """Store the UDFs' modules or packages beside the plan, each once, so that the whole run uses the planned code."""
+    modules = {udf.import_path.partition(":")[0]: udf.import_path for udf in work.udfs if udf.import_path}
+    found = {}
+    for path in modules.values():
+        archive = zip_code(path)
+        if archive is not None:
+            digest = code_sha256(archive)
+            found[digest] = CodeArchive(f"code-{digest[:16]}.zip", digest)
+            job.write_bytes(found[digest].zip, archive)
+    return tuple(found.values())
 
 
 def record_job(
@@ -75,25 +68,16 @@ def record_job(
         TableRemade: the table was dropped and created again.
     """
     work = plan.work
+    assert isinstance(work, BackfillSpec)
     folder = JobFolder.of(location.checkpoints, work.job_id)
     if plan.shards:
         plan = plan.with_work(tables=(work.written.stamped(location.options),))
     if ship_code:
-        plan = plan.with_work(code=store_code(work.code.import_path, folder.storage))
+        plan = plan.with_work(codes=store_code(work, folder.storage))
     folder.write_record(
         {
-            "kind": "backfill",
+            **work.describe(),
             "state": PENDING,
-            "table": work.table_name,
-            "column": work.column,
-            "udf": work.udf_name,
-            "udf_version": work.udf_version,
-            "inputs": list(work.inputs),
-            "agreement": work.agreement,
-            "continue_from": list(work.continue_from),
-            "where": work.where,
-            "version": work.version,
-            "read_version": work.read_version,
             "rows_total": plan.rows_total,
             "rows_pending": plan.rows_pending,
             "shards": len(plan.shards),
@@ -148,7 +132,9 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
         TableRemade: the table was dropped and created again.
     """
     began = time.monotonic()
-    target = ColumnTarget.at(location, saved.work)
+    work = saved.work
+    assert isinstance(work, BackfillSpec)
+    target = ColumnTarget.at(location, work)
     candidates: list[Candidate] = []
     missing: list[tuple[int, str]] = []
     for fragment in shard.fragments:
@@ -163,12 +149,12 @@ def commit_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> Sha
     committer = ShardCommitter(
         location.open,
         location.checkpoints,
-        saved.work,
+        work,
         columns_of(
             target.source,
-            saved.work.inputs,
-            where_columns(saved.work.where, target.source.schema.names),
-            saved.work.column,
+            work.inputs,
+            where_columns(work.where, target.source.schema.names),
+            work.column,
         ),
         target.source,
         saved.fingerprint,
@@ -196,6 +182,7 @@ def finish_job(
 ) -> BackfillResult:
     """Add up the shards, fold the column's ledgers, and record how the job ended: FAILED if a shard is missing."""
     work = saved.work
+    assert isinstance(work, BackfillSpec)
     began = time.monotonic()
     fault_point("finish.begin")
     shards = list(shards)
@@ -263,6 +250,7 @@ def _combine_shards(
 ) -> tuple[BackfillResult, list[int]]:
     """Combine the committed shards into one result, and list the missing shards; their rows count as left."""
     work = saved.work
+    assert isinstance(work, BackfillSpec)
     there = {result.shard: result for result in shards}
     missing = [index for index in range(len(saved.shards)) if index not in there]
     commits = tuple(find_commits(location.open(), work.version, [work.job_id]))
@@ -285,7 +273,9 @@ class Stopwatch:
         self._since = now
 
 
-def record_mixed_versions(location: TableLocation, work: JobSpec, shards: Sequence[ShardResult], whole: bool) -> None:
+def record_mixed_versions(
+    location: TableLocation, work: BackfillSpec, shards: Sequence[ShardResult], whole: bool
+) -> None:
     """Write, change or remove the note ``mixed:<version>,<version>``; usually there is nothing to change.
 
     The note is for readers of the table; the column's ledgers say which rows have which version.

@@ -21,7 +21,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.lance_io.fragments import field_ids, live_offsets, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import BackfillSpec, JobSpec
 from airflow_geneva.plan.reusable_files import is_staged_readable, staged_fits
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run.units import RowCount, RunUnit, Unit, UnitReport, run_unit
@@ -50,11 +50,11 @@ class ColumnTarget:
 
     source: lance.LanceDataset
     store: CheckpointStore
-    work: JobSpec
+    work: BackfillSpec
     job: Storage
 
     @staticmethod
-    def at(location: TableLocation, work: JobSpec) -> ColumnTarget:
+    def at(location: TableLocation, work: BackfillSpec) -> ColumnTarget:
         """Open the table, its checkpoints and the job's folder.
 
         Raises:
@@ -79,7 +79,7 @@ class ColumnTarget:
 
     @cached_property
     def reuse_rules(self) -> ReuseRules:
-        return self.work.reuse_rules(*self.work.continue_from)
+        return self.work.reuse_rules
 
     @property
     def output_fields(self) -> tuple[int, ...]:
@@ -209,6 +209,7 @@ class ColumnUdf:
         Args:
             before: rows that the job skipped before, by rule.
         """
+        assert isinstance(work, BackfillSpec)
         udf = self._here()
         alone = udf.on_error == "fail" and udf.timeout is None
         opened = udf if alone else self.udf_references[0]

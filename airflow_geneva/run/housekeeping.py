@@ -17,7 +17,7 @@ from airflow_geneva.job.outbox import jobs_in_outbox
 from airflow_geneva.job.record import job_ids, read_job, read_jobs
 from airflow_geneva.job.result import DONE, PARTIAL
 from airflow_geneva.lance_io.blobs import is_blob
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.reusable_files import is_staged_complete
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
@@ -118,7 +118,7 @@ def has_many_snapshots(view: TableLocation) -> bool:
 
 def _pack_checkpoints(location: TableLocation, work: JobSpec) -> None:
     """Pack the fragment checkpoints of a UDF version, and remove the range checkpoints that they include."""
-    if work.query:
+    if isinstance(work, RefreshSpec):
         pack_snapshots(location.checkpoints)
     store = LanceCheckpointStore(location.checkpoints)
     folder = work.prefix.partition("_where-")[0]
@@ -141,10 +141,10 @@ def _redundant_ranges(
     """Return keys of range checkpoints whose rows are all in the staged data file of their fragment."""
     dataset = location.open() if ranges else None
     names = dataset.schema.names if dataset is not None else []
-    if (
-        work.explode is not None
-        or dataset is None
-        or (work.column in names and is_blob(dataset.schema.field(work.column)))
+    if dataset is None or (
+        work.definition.explode is not None
+        if isinstance(work, RefreshSpec)
+        else work.column in names and is_blob(dataset.schema.field(work.column))
     ):
         # Such a data file cannot replace range checkpoints: see `is_staged_readable` and `is_view_file_readable`.
         return []

@@ -27,7 +27,7 @@ from airflow_geneva.run.column_stages import (
     log_reused_checkpoints,
     record_failure,
     shard_sizes,
-    store_modules,
+    store_code,
 )
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.view_stages import finish_refresh
@@ -115,25 +115,14 @@ def record_refresh(
     """
     folder = JobFolder.of(view.checkpoints, made.work.job_id)
     if ship_code and made.shards:
-        columns = ViewDefinition.from_json(made.work.query).columns
-        paths = [str(column.udf.import_path) for column in columns if column.udf]
-        made = made.with_work(codes=store_modules(paths, folder.storage))
+        made = made.with_work(codes=store_code(made.work, folder.storage))
     if made.shards or (made.swap and (made.swap.gone or made.swap.advances)):
         made = made.with_work(tables=tuple(table.stamped(view.options) for table in made.work.tables))
     work = made.work
-    definition = ViewDefinition.from_json(work.query)
-    udfs = {column.udf.name: column.udf.version for column in definition.columns if column.udf}
     folder.write_record(
         {
-            "kind": "refresh",
+            **work.describe(),
             "state": PENDING,
-            "table": work.table_name,
-            "view": work.table_name,
-            "source": definition.source_table,
-            "udf": ", ".join(udfs),
-            "udf_version": ", ".join(udfs.values()),
-            "version": work.version,
-            "read_version": work.read_version,
             "rows_total": made.rows_total,
             "rows_pending": made.rows_pending,
             "shards": len(made.shards),

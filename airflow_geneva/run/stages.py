@@ -8,13 +8,13 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.lance_io.table_identity import reporting_remade
-from airflow_geneva.plan.model import CodeRef, JobSpec
+from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.column_stages import commit_shard, finish_job
 from airflow_geneva.run.column_target import ColumnTarget, ColumnUdf
 from airflow_geneva.run.inline import Udfs, apply_inline
-from airflow_geneva.run.units import UnitReport, is_shard_staged
+from airflow_geneva.run.units import Target, UnitReport, is_shard_staged
 from airflow_geneva.run.view_stages import fail_refresh, finish_refresh, verify_shard
 from airflow_geneva.run.view_target import ViewTarget, ViewUdfs
 from airflow_geneva.storage.location import TableLocation
@@ -28,13 +28,13 @@ def planned_udfs(work: JobSpec) -> Udfs:
     Raises:
         InvalidInput: the plan has a UDF without an import path.
     """
-    if work.query:
+    if isinstance(work, RefreshSpec):
         return ViewUdfs.planned(work.query)
-    if work.code.import_path is None:
+    if work.definition.import_path is None:
         raise InvalidInput(
             f"UDF {work.udf_name!r} has no import path, so no other process can load it. Move it to a module."
         )
-    return ColumnUdf(UdfReference(work.code.import_path, work.udf_version))
+    return ColumnUdf(UdfReference(work.definition.import_path, work.udf_version))
 
 
 def has_planned_version(udfs: Udfs) -> bool:
@@ -47,11 +47,6 @@ def has_planned_version(udfs: Udfs) -> bool:
         load_udf(str(udf_reference.import_path)).code_version == udf_reference.version
         for udf_reference in udfs.udf_references
     )
-
-
-def code_archives(work: JobSpec) -> tuple[CodeRef, ...]:
-    """Return the code archives that are stored beside a plan."""
-    return tuple(code for code in (work.code, *work.codes) if code.zip is not None)
 
 
 def apply_in_process(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs) -> list[UnitReport]:
@@ -67,7 +62,8 @@ def apply_in_process(location: TableLocation, work: JobSpec, shard: Shard, udfs:
 
 def is_shard_ready(location: TableLocation, work: JobSpec, shard: Shard) -> bool:
     """Whether a shard is computed and staged, so that only the commit is left."""
-    return is_shard_staged((ViewTarget if work.query else ColumnTarget).at(location, work), shard)
+    target: Target = ViewTarget.at(location, work) if isinstance(work, RefreshSpec) else ColumnTarget.at(location, work)
+    return is_shard_staged(target, shard)
 
 
 def commit_stored_shard(location: TableLocation, saved: SavedPlan, shard: Shard) -> ShardResult:
@@ -78,7 +74,7 @@ def commit_stored_shard(location: TableLocation, saved: SavedPlan, shard: Shard)
         TableRemade: a table was dropped and created again.
     """
     with reporting_remade(saved.work.tables, location.options):
-        return (commit_shard if saved.swap is None else verify_shard)(location, saved, shard)
+        return (verify_shard if isinstance(saved.work, RefreshSpec) else commit_shard)(location, saved, shard)
 
 
 def finish_stored_plan(
@@ -101,7 +97,7 @@ def finish_stored_plan(
 def _finish(
     location: TableLocation, saved: SavedPlan, committed: Sequence[ShardResult], seconds: Mapping[str, float]
 ) -> BackfillResult:
-    if saved.swap is None:
+    if not isinstance(saved.work, RefreshSpec):
         return finish_job(location, saved, committed, seconds)
     there = {result.shard for result in committed}
     missing = [index for index in range(len(saved.shards)) if index not in there]

@@ -18,7 +18,7 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, BackfillResult, ShardResult
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.plan.swap_plan import SwapPlan
@@ -60,6 +60,7 @@ def verify_shard(view: TableLocation, saved: SavedPlan, shard: Shard) -> ShardRe
     """
     began = time.monotonic()
     work = saved.work
+    assert isinstance(work, RefreshSpec)
     staged = _staged(view, work, [shard])
     result = ShardResult(
         shard.index,
@@ -105,6 +106,7 @@ def finish_refresh(
 ) -> BackfillResult:
     """Swap the view's rows if all of them are staged, and record how the job ended."""
     work = saved.work
+    assert isinstance(work, RefreshSpec)
     began = time.monotonic()
     fault_point("finish.begin")
     result = _swapped(view, saved, swap, tuple(shards))
@@ -120,6 +122,7 @@ def finish_refresh(
 
 def _swapped(view: TableLocation, saved: SavedPlan, swap: SwapPlan, shards: Sequence[Shard]) -> BackfillResult:
     work = saved.work
+    assert isinstance(work, RefreshSpec)
     staged = _staged(view, work, shards)
     result = BackfillResult(work.job_id, DONE, rows_skipped=saved.rows_skipped, from_version=view.open().version)
     version, why = _committed_before(view, saved, swap), ""
@@ -154,7 +157,7 @@ def _committed_before(view: TableLocation, saved: SavedPlan, swap: SwapPlan) -> 
     return None if newest_swap(view, dataset).identity == swap.based_on else version_of_plan(dataset, saved.fingerprint)
 
 
-def _files(view: TableLocation, work: JobSpec, swap: SwapPlan, staged: _StagedRefresh) -> list[tuple[str, int]]:
+def _files(view: TableLocation, work: RefreshSpec, swap: SwapPlan, staged: _StagedRefresh) -> list[tuple[str, int]]:
     """Return names and row counts of the data files to swap in: the staged ones, or new ones in the view's order."""
     if swap.shuffle_seed is None and swap.max_rows_per_fragment is None:
         return [(pair.file, pair.physical_rows) for _, pair in staged.pairs if pair.physical_rows]
@@ -162,7 +165,7 @@ def _files(view: TableLocation, work: JobSpec, swap: SwapPlan, staged: _StagedRe
     return reorder_rows(view.open(), fragments, swap.shuffle_seed, swap.max_rows_per_fragment, work.sizing.batch_bytes)
 
 
-def _staged(view: TableLocation, work: JobSpec, shards: Iterable[Shard]) -> _StagedRefresh:
+def _staged(view: TableLocation, work: RefreshSpec, shards: Iterable[Shard]) -> _StagedRefresh:
     """Find the staged rows, and restage from checkpoints what was removed."""
     target = ViewTarget.at(view, work)
     pairs: list[tuple[FragmentWork, StagedFragment]] = []

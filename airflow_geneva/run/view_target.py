@@ -25,7 +25,7 @@ from airflow_geneva.lance_io.arrays import convert_array
 from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.fragments import row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.reusable_files import is_view_file_complete, is_view_file_readable
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run.units import RowCount, RunUnit, Unit, UnitReport, run_unit
@@ -57,11 +57,11 @@ class ViewTarget:
     source: lance.LanceDataset
     view: lance.LanceDataset
     store: CheckpointStore
-    work: JobSpec
+    work: RefreshSpec
     job: Storage
 
     @staticmethod
-    def at(location: TableLocation, work: JobSpec) -> ViewTarget:
+    def at(location: TableLocation, work: RefreshSpec) -> ViewTarget:
         """Open the source, the view, its checkpoints and the job's folder.
 
         Raises:
@@ -77,7 +77,7 @@ class ViewTarget:
 
     @cached_property
     def reuse_rules(self) -> ReuseRules:
-        return self.work.reuse_rules()
+        return self.work.reuse_rules
 
     def index(self, fragment: FragmentWork) -> CheckpointIndex:
         return CheckpointIndex(self.store, self.reuse_rules, [fragment.place])
@@ -108,7 +108,7 @@ class ViewTarget:
         Raises:
             BrokenFile: a checkpoint or staged file is damaged, or was removed meanwhile.
         """
-        writer = ViewFileWriter(self.view, self.work.explode, self.work.plain_blobs)
+        writer = ViewFileWriter(self.view, self.work.definition.explode, self.work.plain_blobs)
         due = fragment.due.offsets()
         runs: list[RowRuns] = []
         reader = CheckpointedRowsReader(
@@ -142,7 +142,7 @@ class ViewTarget:
 
     def stream(self, steps: Iterator[StepResult], fragment: FragmentWork, live: Ranges) -> None:
         """Write computed rows straight into their data file."""
-        writer = ViewFileWriter(self.view, self.work.explode, self.work.plain_blobs)
+        writer = ViewFileWriter(self.view, self.work.definition.explode, self.work.plain_blobs)
         runs: list[RowRuns] = []
         failed: list[Ranges] = []
         for step in steps:
@@ -229,6 +229,7 @@ class ViewUdfs:
         Args:
             before: rows that the job skipped before, by rule.
         """
+        assert isinstance(work, RefreshSpec)
         definition, udfs = ViewDefinition.from_json(self.definition), self._here()
         opened = {
             name: udf if udf.on_error == "fail" and udf.timeout is None else UdfReference.of(udf)

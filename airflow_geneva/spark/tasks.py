@@ -24,7 +24,6 @@ from airflow_geneva.spark.session import open_session, ship_code
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.error_policy import Policy
-from airflow_geneva.udf.stored_definition import UdfDefinition
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -166,12 +165,12 @@ def _explain_worker_death(error: BaseException, work: JobSpec) -> BaseException:
         "The policy finds rows that kill the UDF's own process; what died is the worker or the executor around it, as "
         "when a container ends for its memory. Give a smaller batch_size, or Spark more memory, or let the UDF limit "
         "itself with resource.setrlimit, so that the row raises MemoryError."
-        if UdfDefinition.from_json(work.udf).on_error != "fail"
+        if any(udf.on_error != "fail" for udf in work.udfs)
         else 'With @udf(on_error="skip") the UDF runs in a process of its own, and the rows that kill it are found and '
         "listed; with less memory to a call, give a smaller batch_size, or Spark more memory."
     )
     crashed = UdfCrashed(
-        f"A process that ran UDF {work.udf_name!r} died in every try of a task: it may have crashed, or used more "
+        f"A process that ran UDF {work.identity.udf!r} died in every try of a task: it may have crashed, or used more "
         f"memory than there is. What was checkpointed is kept. {advice}"
     )
     crashed.__cause__ = error

@@ -135,7 +135,7 @@ def test_workers_without_the_package_compute_and_stage_and_the_caller_commits(
     plan, saved = record_job(plan, table.location, ship_code=True)
     job = table.location.checkpoints.folder("jobs", plan.work.job_id)
     code = tmp_path / "code.zip"
-    code.write_bytes(job.read_bytes(str(plan.work.code.zip)))
+    code.write_bytes(job.read_bytes(plan.work.codes[0].zip))
     outcome = submit(master, bare_python, tmp_path, load_plan(job, saved.fingerprint), job.root, code)
     assert (outcome["rows_run"], outcome["fragments_staged"]) == (2_000, 8)
     shares = [int(share) for share in re.findall(r"\((\d+) %\)", str(outcome["log"]))]

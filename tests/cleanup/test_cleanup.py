@@ -359,7 +359,7 @@ def test_links_are_not_followed(table: Table, tmp_path: Path) -> None:
 def test_marks_of_jobs_that_are_gone_go_unless_their_commits_are_still_there(table: Table) -> None:
     checkpoints = table.location.checkpoints
     result = table.backfill("y", runner="inline")
-    field = table.lance.lance_schema.field("y").id()
+    field = f"field-{table.lance.lance_schema.field('y').id()}"
     for job in (result.job_id, "20200101T000000-nothing"):
         write_outbox(checkpoints, field, OutboxEntry(job, 1))
     age(table)
@@ -377,7 +377,7 @@ def test_marks_of_jobs_that_are_gone_go_unless_their_commits_are_still_there(tab
 
 def test_a_mark_of_an_open_job_stays(table: Table) -> None:
     saved = start(table)
-    write_outbox(table.location.checkpoints, saved.work.field_id, OutboxEntry(saved.work.job_id, saved.work.version))
+    write_outbox(table.location.checkpoints, saved.work.outbox, OutboxEntry(saved.work.job_id, saved.work.version))
     age(table)
     assert clean(table).count == 0
 

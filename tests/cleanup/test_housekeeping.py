@@ -137,7 +137,7 @@ def test_a_job_that_ended_long_ago_is_its_record_only_and_its_tasks_say_so(table
     before = connect(Path(table.uri).parent).job(first.job_id)
     open_job = record_job(table.plan_backfill("z"), table.location)[1]
     marked = table.backfill("y", runner="inline", where="id = 5")
-    write_outbox(table.location.checkpoints, open_job.work.field_id, OutboxEntry(marked.job_id, marked.version))
+    write_outbox(table.location.checkpoints, open_job.work.outbox, OutboxEntry(marked.job_id, marked.version))
     for x in range(6, 12):
         table.backfill("y", runner="inline", where=f"id = {x}")
     assert folder.storage.list_files() == ["job.json"]

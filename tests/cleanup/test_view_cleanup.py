@@ -16,11 +16,12 @@ import pytest
 from airflow_geneva import connect
 from airflow_geneva.checkpoint.view_snapshot import Snapshot, load_snapshot, save_snapshot
 from airflow_geneva.cleanup import collect, find_garbage
-from airflow_geneva.cleanup.garbage import SNAPSHOTS, Garbage
+from airflow_geneva.cleanup.garbage import MARKS, SNAPSHOTS, Garbage
 from airflow_geneva.commit import view_state as contents
 from airflow_geneva.commit.view_state import CommittedViewState, read_advance_note
 from airflow_geneva.database import Database
 from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.outbox import OUTBOX_OF_VIEW, OutboxEntry, read_outbox, write_outbox
 from airflow_geneva.run import refresh as run
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
@@ -68,6 +69,17 @@ def forget(view: View) -> None:
 @pytest.fixture
 def table(make_table: MakeTable, trace: Trace) -> Table:
     return make_table(100)
+
+
+def test_outbox_entries_of_a_view_go_if_their_job_ended_without_a_commit(table: Table, trace: Trace) -> None:
+    view = Asked(NOT_THIRD).make(table)
+    done, nothing = refresh(view), refresh(view)
+    assert nothing.commits == ()
+    for result in (done, nothing):
+        write_outbox(view.location.checkpoints, OUTBOX_OF_VIEW, OutboxEntry(result.job_id, 1))
+    removed = clean(view).file_group(MARKS).names
+    assert [Path(name).name for name in removed] == [f"{nothing.job_id}.json"]
+    assert read_outbox(view.location.checkpoints, OUTBOX_OF_VIEW) == [OutboxEntry(done.job_id, 1)]
 
 
 def test_of_many_refreshes_the_snapshots_that_versions_name_are_left(table: Table, trace: Trace) -> None:

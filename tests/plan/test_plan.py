@@ -132,5 +132,5 @@ def test_a_plan_names_what_it_computes_with_what(table: Table) -> None:
     plan = table.plan_backfill("y", shard_size=3)
     assert str(plan).startswith(f"Backfill of docs.y with triple (version {triple.code_version}), table version 2")
     assert [shard.index for shard in plan.shards] == [0, 1]
-    assert plan.work.code.import_path == "tests.support.counting:triple"
+    assert plan.work.definition.import_path == "tests.support.counting:triple"
     assert plan.work.inputs == ("x",)

@@ -16,27 +16,27 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_identity import PlannedTable
-from airflow_geneva.plan.model import CodeRef, JobSpec, Plan, Sizing
+from airflow_geneva.plan.model import BackfillSpec, CodeArchive, Plan, Sizing
 from airflow_geneva.plan.saved_plan import load_plan, plan_name, save_plan, shard_summaries
 from airflow_geneva.plan.shard import FragmentWork, Shard, cut_shards
 from airflow_geneva.storage.files import Storage
+from airflow_geneva.udf.stored_definition import UdfDefinition
 from tests.support.counting import triple
 from tests.support.invariants import assert_closed
 
-WORK = JobSpec(
+WORK = BackfillSpec(
     job_id="20310101T000000-abc",
     table="/data/docs.lance",
     table_name="docs",
     column="n",
     field_id=4,
-    udf="{}",
-    code=CodeRef("my.module:f", "code.zip", "0" * 64),
+    udf=UdfDefinition("f", "1a", "my.module:f", ("body",), "int64", "scalar").to_json(),
+    codes=(CodeArchive("code.zip", "0" * 64),),
     inputs=("body",),
     where="id > 3",
     version=9,
     tables=(PlannedTable("/db/docs.lance", "docs", 7, 1, "5f"),),
     read_version=8,
-    udf_name="f",
     udf_version="1a",
     sizing=Sizing(concurrency=3, batch_size=7, checkpoint_interval=1.5),
 )

@@ -17,7 +17,7 @@ from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import Columns, read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import JobSpec, Sizing
+from airflow_geneva.plan.model import Sizing
 from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run import refresh as refreshing
@@ -111,7 +111,7 @@ class Refreshed:
             )
 
     def checkpoint(self) -> None:
-        work: JobSpec = self.made.work
+        work = self.made.work
         definition = self.view.view_definition
         udfs = ViewUdfs.of(definition, refreshing.load_udfs(definition))
         run, _ = udfs.prepare(self.location, work, {})
