@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows
-from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.storage.files import Storage
@@ -175,9 +175,9 @@ class ColumnState:
         )
 
 
-def state_store(checkpoints: Storage, field_id: int) -> LanceCheckpointStore:
+def state_store(checkpoints: Storage, field_id: int) -> CheckpointStore:
     """Open the store of one column's ledgers, below ``_checkpoints``."""
-    return LanceCheckpointStore(checkpoints.folder("state", f"field-{field_id}"))
+    return CheckpointStore(checkpoints.folder("state", f"field-{field_id}"))
 
 
 def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
@@ -267,7 +267,7 @@ def _by_age(keys: Iterable[str]) -> list[str]:
     return folds + [key for key in found if key.startswith("ledger.")]
 
 
-def _not_folded(store: LanceCheckpointStore) -> list[str]:
+def _not_folded(store: CheckpointStore) -> list[str]:
     """Return the keys that no fold covers, without reading facts."""
     keys = store.list_keys()
     covered: set[str] = set()

@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.lance_io.data_file import FileWriter, LanceFile, Positions
+from airflow_geneva.lance_io.data_file import FileWriter, LanceFile
 from airflow_geneva.lance_io.engine_errors import EngineError
+from airflow_geneva.lance_io.row_ranges import Offsets
 from airflow_geneva.storage.files import Storage
 
 FOLDER = "packed"
@@ -86,7 +87,7 @@ class Packs:
         """Return the bytes of all documents of a pack; empty if it cannot be read."""
         return dict(self._rows(name, None))
 
-    def _rows(self, name: str, rows: Positions | None) -> list[tuple[str, bytes]]:
+    def _rows(self, name: str, rows: Offsets | None) -> list[tuple[str, bytes]]:
         """Read keys and documents of a pack; empty if it cannot be read."""
         try:
             batch = _file(self.storage, name).read(rows=rows)

@@ -329,7 +329,7 @@ def read_values(store: CheckpointStore, piece: CheckpointedRows, room: float = i
         room: most bytes that the values may take.
 
     Raises:
-        TooWide: the values take more.
+        BatchTooLarge: the values take more.
         BrokenFile: the checkpoint is damaged or missing, or its rows changed since it was found: another job that
             reads another table version may overwrite the key.
     """

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.checksums import with_checksums, without_checksums
@@ -17,79 +14,13 @@ from airflow_geneva.checkpoint.packs import FULL_BYTES, MOST_PACKS, Packs, from_
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.data_file import FileWriter, LanceFile
+from airflow_geneva.lance_io.row_ranges import Offsets
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import join
 
-Positions = npt.NDArray[np.int64]
 
-
-class CheckpointStore(ABC):
-    """Maps keys to record batches; a value is either complete or absent."""
-
-    @abstractmethod
-    def __setitem__(self, key: str, value: pa.RecordBatch) -> None: ...
-
-    @abstractmethod
-    def __getitem__(self, key: str) -> pa.RecordBatch: ...
-
-    @abstractmethod
-    def __contains__(self, key: str) -> bool: ...
-
-    @abstractmethod
-    def list_keys(self, prefix: str | None = None) -> list[str]: ...
-
-    @abstractmethod
-    def __delitem__(self, key: str) -> None: ...
-
-    def read(
-        self, key: str, columns: Sequence[str], rows: Positions | None = None, room: float = inf
-    ) -> pa.RecordBatch:
-        """Read some columns of a batch, all rows or some.
-
-        Args:
-            room: most bytes that the rows may take.
-
-        Raises:
-            KeyError: the key has no usable batch, or the batch has no such rows.
-            TooWide: the rows take more bytes; not raised for a batch that is in memory anyway.
-        """
-        return select_rows(key, self[key], columns, rows)
-
-
-def select_rows(key: str, batch: pa.RecordBatch, columns: Sequence[str], rows: Positions | None) -> pa.RecordBatch:
-    """Select columns of a batch, all rows or some; `KeyError` if it has no such rows."""
-    batch = batch.select(list(columns))
-    if rows is None:
-        return batch
-    if len(rows) and rows.max() >= batch.num_rows:
-        raise KeyError(key)
-    return batch.take(pa.array(rows))
-
-
-class InMemoryCheckpointStore(CheckpointStore):
-    """Holds batches in memory, for tests."""
-
-    def __init__(self) -> None:
-        self._batches: dict[str, pa.RecordBatch] = {}
-
-    def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
-        self._batches[key] = value
-
-    def __getitem__(self, key: str) -> pa.RecordBatch:
-        return self._batches[key]
-
-    def __delitem__(self, key: str) -> None:
-        del self._batches[key]
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._batches
-
-    def list_keys(self, prefix: str | None = None) -> list[str]:
-        return sorted(key for key in self._batches if key.startswith(prefix or ""))
-
-
-class LanceCheckpointStore(CheckpointStore):
-    """Stores one Lance file per key in a folder; damaged and incomplete files count as absent.
+class CheckpointStore:
+    """Maps keys to record batches, one Lance file per key in a folder; damaged and incomplete files count as absent.
 
     Args:
         root: folder of the checkpoints, a path or an object-store URI.
@@ -101,7 +32,7 @@ class LanceCheckpointStore(CheckpointStore):
         self._packs: dict[str, Packs] = {}
 
     def __repr__(self) -> str:
-        return f"LanceCheckpointStore({self.storage.root!r})"
+        return f"CheckpointStore({self.storage.root!r})"
 
     def _path(self, key: str) -> str:
         if "/" in key or "\\" in key or not key or key.startswith("."):
@@ -131,13 +62,20 @@ class LanceCheckpointStore(CheckpointStore):
         except KeyError:
             return self._packed(key)
 
-    def read(
-        self, key: str, columns: Sequence[str], rows: Positions | None = None, room: float = inf
-    ) -> pa.RecordBatch:
+    def read(self, key: str, columns: Sequence[str], rows: Offsets | None = None, room: float = inf) -> pa.RecordBatch:
+        """Read some columns of a batch, all rows or some.
+
+        Args:
+            room: most bytes that the rows may take.
+
+        Raises:
+            KeyError: the key has no usable batch, or the batch has no such rows.
+            BatchTooLarge: the rows take more bytes; not raised for a packed batch, which is in memory anyway.
+        """
         try:
             return self._checked(key, self._file(key).read(columns, rows, room), rows is None)
         except KeyError:
-            return select_rows(key, self._packed(key), columns, rows)
+            return _select_rows(key, self._packed(key), columns, rows)
 
     def _packed(self, key: str) -> pa.RecordBatch:
         found = self._packs_at(self._path(key)).get(key)
@@ -242,3 +180,13 @@ class LanceCheckpointStore(CheckpointStore):
 def _top(path: str) -> str:
     """Return the first folder of a path, or ""."""
     return path.split("/")[0] if "/" in path or not path.endswith(".lance") else ""
+
+
+def _select_rows(key: str, batch: pa.RecordBatch, columns: Sequence[str], rows: Offsets | None) -> pa.RecordBatch:
+    """Select columns of a batch, all rows or some; `KeyError` if it has no such rows."""
+    batch = batch.select(list(columns))
+    if rows is None:
+        return batch
+    if len(rows) and rows.max() >= batch.num_rows:
+        raise KeyError(key)
+    return batch.take(pa.array(rows))

@@ -18,7 +18,7 @@ from airflow_geneva.checkpoint.facts import ColumnState, Fact
 from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
 from airflow_geneva.checkpoint.packs import Packs
 from airflow_geneva.checkpoint.provenance import PriorFailures, Provenance
-from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.storage.files import Storage
@@ -98,8 +98,8 @@ _FOLDER, _KIND = "state/view", "swap"
 _KEPT_UNPACKED = 4
 
 
-def _store(checkpoints: Storage) -> LanceCheckpointStore:
-    return LanceCheckpointStore(checkpoints.folder(_FOLDER))
+def _store(checkpoints: Storage) -> CheckpointStore:
+    return CheckpointStore(checkpoints.folder(_FOLDER))
 
 
 def snapshot_file(key: str) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_geneva.checkpoint.records import read_staged
-from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import Columns, fields_present, read_manifest
 from airflow_geneva.storage.files import Storage
@@ -88,7 +88,7 @@ def read_referenced(checkpoints: Storage, keys: Iterable[str]) -> ReferencedFile
     Args:
         keys: keys of fragment checkpoints.
     """
-    store = LanceCheckpointStore(checkpoints)
+    store = CheckpointStore(checkpoints)
     folders: dict[str, str] = {}
     complete = True
     for key in keys:

@@ -11,7 +11,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
@@ -29,6 +28,7 @@ from airflow_geneva.lance_io.engine_errors import (
     is_unavailable,
     to_engine_error,
 )
+from airflow_geneva.lance_io.row_ranges import Offsets
 from airflow_geneva.lance_io.storable import why_not_storable
 from airflow_geneva.lance_io.task_memory import BatchTooLarge, rows_at_once
 from airflow_geneva.storage.uri import is_local, join
@@ -36,8 +36,6 @@ from airflow_geneva.storage.uri import is_local, join
 if TYPE_CHECKING:
     import lance
     from lance.file import LanceFileReader, LanceFileWriter
-
-Positions = npt.NDArray[np.int64]
 
 _LAST_BYTES = b"LANC"
 _READ_AHEAD = 2
@@ -201,7 +199,7 @@ class LanceFile:
         return LanceFile(open_reader, broken)
 
     def read(
-        self, columns: Sequence[str] | None = None, rows: Positions | None = None, room: float = inf
+        self, columns: Sequence[str] | None = None, rows: Offsets | None = None, room: float = inf
     ) -> pa.RecordBatch:
         """Read rows in the order of their positions; a damaged or missing file raises the error of `broken`.
 
@@ -211,7 +209,7 @@ class LanceFile:
             room: most bytes that the rows may take.
 
         Raises:
-            TooWide: the rows take more.
+            BatchTooLarge: the rows take more.
         """
 
         def convert(error: BaseException) -> Exception:
@@ -240,7 +238,7 @@ def _unavailable(error: BaseException) -> StorageError | None:
     return StorageError(f"{error}. Check the store, permissions and the limits of this process, then run again.")
 
 
-def _at_positions(reader: LanceFileReader, positions: Positions, room: float) -> pa.RecordBatch:
+def _at_positions(reader: LanceFileReader, positions: Offsets, room: float) -> pa.RecordBatch:
     """Read rows in the order of their positions, without holding other rows of the file."""
     count = len(positions)
     steps = np.diff(positions)

@@ -11,7 +11,7 @@ from airflow_geneva.checkpoint.facts import ColumnState, Fact, load_state, looke
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, prior_failures_of
 from airflow_geneva.checkpoint.records import StagedFragment
 from airflow_geneva.checkpoint.reuse import CheckpointIndex
-from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.lance_io.filters import check_where, selected_offsets, where_columns
 from airflow_geneva.lance_io.fragments import (
     Columns,
@@ -91,7 +91,7 @@ def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Backf
         manifest = read_manifest(dataset, columns)
         state = load_state(checkpoints, work.field_id)
         planner = _Planner(dataset, work, columns, manifest, state, wanted)
-        return planner.plan(LanceCheckpointStore(checkpoints))
+        return planner.plan(CheckpointStore(checkpoints))
 
 
 class _Planner:
@@ -120,7 +120,7 @@ class _Planner:
         self.where_hash = md5(work.where or "")
         self.then = RowsAtVersion(dataset, work.read_version)
 
-    def plan(self, store: LanceCheckpointStore) -> Plan:
+    def plan(self, store: CheckpointStore) -> Plan:
         dues = [due for files in self.manifest.values() if (due := self._due(files)) is not None]
         selected = self._selected(dues)
         check_code_change(self.work, self.rows_by_other_version, self.wanted.on_code_change)

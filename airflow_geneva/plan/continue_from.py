@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.checkpoint.keys import key_part
 from airflow_geneva.checkpoint.reuse import CheckpointIndex
-from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.fragments import row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
@@ -74,7 +74,7 @@ def _differences(job: dict[str, Any], work: BackfillSpec) -> list[str]:
 
 
 def continue_from_notes(
-    dataset: lance.LanceDataset, store: LanceCheckpointStore, work: BackfillSpec, fragments: Sequence[FragmentWork]
+    dataset: lance.LanceDataset, store: CheckpointStore, work: BackfillSpec, fragments: Sequence[FragmentWork]
 ) -> Iterator[str]:
     """Yield one note for each other version that has checkpoints of rows that are about to run."""
     open_rows = {f.place: (f, f.missing - _visible(f)) for f in fragments if not f.staged}
@@ -100,7 +100,7 @@ def _visible(fragment: FragmentWork) -> Ranges:
     return Ranges.union(rows for provenance, rows in fragment.kept if not provenance.failures)
 
 
-def _versions_there(store: LanceCheckpointStore, work: BackfillSpec) -> list[str]:
+def _versions_there(store: CheckpointStore, work: BackfillSpec) -> list[str]:
     """Return the other versions of the UDF that have checkpoints for the column."""
     head, _, tail = _folder(work, "\0").partition("\0")
     folders, _ = store.storage.list_folder()
@@ -110,7 +110,7 @@ def _versions_there(store: LanceCheckpointStore, work: BackfillSpec) -> list[str
     return [version for version in found if version not in known]
 
 
-def _named(store: LanceCheckpointStore, column: str, part: str) -> str:
+def _named(store: CheckpointStore, column: str, part: str) -> str:
     """Return the version that a part of a folder's name stands for."""
     versions = (str(job.get("udf_version")) for job in _jobs_of(store.storage, column))
     return next((version for version in versions if key_part(version) == part), part)

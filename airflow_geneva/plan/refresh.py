@@ -12,7 +12,7 @@ import numpy as np
 
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
 from airflow_geneva.checkpoint.reuse import CheckpointIndex
-from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import is_blob
@@ -235,7 +235,7 @@ def _works(
         reason_counts.append(ReasonCount(FILTERED, len(changes.changed), looked - rows))
     if not chosen:
         return [], reason_counts, Mismatches()
-    store = LanceCheckpointStore(view.checkpoints)
+    store = CheckpointStore(view.checkpoints)
     index = CheckpointIndex(store, work.reuse_rules)
     target = view.open()
     works = []

@@ -16,7 +16,7 @@ from airflow_geneva.apply.skipped_rows import SkipCount
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, decode_runs, encode_runs, merge_runs
 from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows, ReuseRules
-from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.lance_io.fragments import field_ids, live_offsets, row_ids
@@ -75,7 +75,7 @@ class ColumnTarget:
                 "Airflow, run the backfill again."
             ) from error
         work.read.check(source)
-        return ColumnTarget(source, LanceCheckpointStore(checkpoints), work, job)
+        return ColumnTarget(source, CheckpointStore(checkpoints), work, job)
 
     @cached_property
     def reuse_rules(self) -> ReuseRules:

@@ -9,7 +9,7 @@ from typing import Any
 from airflow_geneva.checkpoint.keys import FragmentKey, parse_key, path_to_key
 from airflow_geneva.checkpoint.packs import FOLDER as PACKED
 from airflow_geneva.checkpoint.records import StagedFragment, read_range, read_staged
-from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.checkpoint.view_snapshot import pack_snapshots, unpacked_snapshots
 from airflow_geneva.errors import DamagedRecord, StorageError
 from airflow_geneva.job.folder import JobFolder
@@ -120,7 +120,7 @@ def _pack_checkpoints(location: TableLocation, work: JobSpec) -> None:
     """Pack the fragment checkpoints of a UDF version, and remove the range checkpoints that they include."""
     if isinstance(work, RefreshSpec):
         pack_snapshots(location.checkpoints)
-    store = LanceCheckpointStore(location.checkpoints)
+    store = CheckpointStore(location.checkpoints)
     folder = work.prefix.partition("_where-")[0]
     names = [name for name in store.storage.list_files(folder) if not name.startswith(f"{folder}/{PACKED}/")]
     keys = [key for key in map(parse_key, map(path_to_key, names)) if key is not None]
@@ -136,7 +136,7 @@ def _pack_checkpoints(location: TableLocation, work: JobSpec) -> None:
 
 
 def _redundant_ranges(
-    location: TableLocation, work: JobSpec, store: LanceCheckpointStore, ranges: Mapping[FragmentKey, Iterable[str]]
+    location: TableLocation, work: JobSpec, store: CheckpointStore, ranges: Mapping[FragmentKey, Iterable[str]]
 ) -> list[str]:
     """Return keys of range checkpoints whose rows are all in the staged data file of their fragment."""
     dataset = location.open() if ranges else None
@@ -156,7 +156,7 @@ def _redundant_ranges(
     return found
 
 
-def _includes(staged: StagedFragment, store: LanceCheckpointStore, key: str) -> bool:
+def _includes(staged: StagedFragment, store: CheckpointStore, key: str) -> bool:
     """Whether a staged data file has all rows of a range checkpoint."""
     content = read_range(store, key)
     return (

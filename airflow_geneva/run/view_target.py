@@ -18,7 +18,7 @@ from airflow_geneva.apply.skipped_rows import SkipCount
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, decode_runs, encode_runs, merge_runs
 from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows, ReuseRules, read_values
-from airflow_geneva.checkpoint.store import CheckpointStore, LanceCheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.lance_io.arrays import convert_array
@@ -73,7 +73,7 @@ class ViewTarget:
         view = location.open()
         work.written.check(view)
         job = JobFolder.of(location.checkpoints, work.job_id).storage
-        return ViewTarget(source, view, LanceCheckpointStore(location.checkpoints), work, job)
+        return ViewTarget(source, view, CheckpointStore(location.checkpoints), work, job)
 
     @cached_property
     def reuse_rules(self) -> ReuseRules:

@@ -18,7 +18,7 @@ from airflow_geneva.checkpoint.facts import (
     looked_at,
 )
 from airflow_geneva.checkpoint.provenance import Provenance
-from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.storage.files import Storage
 
@@ -128,18 +128,18 @@ def test_who_listed_ledgers_that_are_then_folded_and_removed_reads_the_fold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_many(tmp_path, 16)
-    listed = LanceCheckpointStore.list_keys
+    listed = CheckpointStore.list_keys
 
-    def overtaken(store: LanceCheckpointStore, prefix: str | None = None) -> list[str]:
+    def overtaken(store: CheckpointStore, prefix: str | None = None) -> list[str]:
         keys = listed(store, prefix)
-        monkeypatch.setattr(LanceCheckpointStore, "list_keys", listed)
+        monkeypatch.setattr(CheckpointStore, "list_keys", listed)
         for at in range(2):
             fold_ledgers(checkpoints(tmp_path), 7)
             write_many(tmp_path, 16 * (1 - at))
         assert not set(keys) & set(listed(store, prefix))
         return keys
 
-    monkeypatch.setattr(LanceCheckpointStore, "list_keys", overtaken)
+    monkeypatch.setattr(CheckpointStore, "list_keys", overtaken)
     assert load_state(checkpoints(tmp_path), 7).known("s", 16) == {Provenance("v"): Ranges.of(0, 16)}
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
-from airflow_geneva.checkpoint.store import CheckpointStore, InMemoryCheckpointStore, LanceCheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.storage.uri import md5
@@ -32,9 +32,9 @@ def values(at: int) -> pa.RecordBatch:
     return pa.record_batch({"value": [at]}, schema=pa.schema([("value", pa.int64())], metadata={"of": str(at)}))
 
 
-@pytest.fixture(params=["memory", "lance"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
-    return InMemoryCheckpointStore() if request.param == "memory" else LanceCheckpointStore(str(tmp_path))
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(str(tmp_path))
 
 
 def test_what_was_stored_is_read_back(store: CheckpointStore) -> None:
@@ -88,7 +88,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_counts_as_absent(tmp_path: Path, damage: str) -> None:
-    store = LanceCheckpointStore(str(tmp_path))
+    store = CheckpointStore(str(tmp_path))
     store[key(0, 0)] = BATCH
     (path,) = tmp_path.rglob("range-*.lance")
     DAMAGES[damage](path)
@@ -100,7 +100,7 @@ def test_a_damaged_file_counts_as_absent(tmp_path: Path, damage: str) -> None:
 
 
 def test_an_unfinished_write_is_not_listed(tmp_path: Path) -> None:
-    store = LanceCheckpointStore(str(tmp_path))
+    store = CheckpointStore(str(tmp_path))
     store[key(0, 0)] = BATCH
     (path,) = tmp_path.rglob("range-*.lance")
     for name in (".tmpAb12", "range-5-6.lance#1", "range-5-6.lance.tmp"):
@@ -111,8 +111,8 @@ def test_an_unfinished_write_is_not_listed(tmp_path: Path) -> None:
 WRITER = """
 import sys
 import pyarrow as pa
-from airflow_geneva.checkpoint.store import LanceCheckpointStore
-store = LanceCheckpointStore(sys.argv[1])
+from airflow_geneva.checkpoint.store import CheckpointStore
+store = CheckpointStore(sys.argv[1])
 batch = pa.record_batch({"value": list(range(1000))})
 store["before"] = batch
 store["killed"] = batch
@@ -125,21 +125,21 @@ def test_a_writer_that_is_killed_leaves_the_value_whole_or_not_at_all(tmp_path: 
         [sys.executable, "-c", WRITER, str(tmp_path)], env={**os.environ, "AIRFLOW_GENEVA_FAULT": point}, check=False
     )
     assert killed.returncode == -signal.SIGKILL
-    store = LanceCheckpointStore(str(tmp_path))
+    store = CheckpointStore(str(tmp_path))
     assert store["before"].num_rows == 1000
     assert ("killed" in store) is there
 
 
 @pytest.mark.parametrize("name", ["", "../up", "/etc/passwd", "a/b", "..\\up", ".hidden"])
 def test_a_key_cannot_leave_its_folder(tmp_path: Path, name: str) -> None:
-    store = LanceCheckpointStore(str(tmp_path / "store"))
+    store = CheckpointStore(str(tmp_path / "store"))
     with pytest.raises(InvalidInput, match="leave its folder"):
         store[name] = BATCH
 
 
 def test_a_store_that_cannot_be_written_says_where_and_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("a file where a folder should be")
-    store = LanceCheckpointStore(str(tmp_path / "blocked"))
+    store = CheckpointStore(str(tmp_path / "blocked"))
     with pytest.raises((StorageError, OSError), match="blocked"):
         store["k"] = BATCH
 
@@ -169,7 +169,7 @@ def some_value(kind: pa.DataType, row: int) -> Any:
 
 @pytest.mark.parametrize("kind", PLAIN)
 def test_values_are_what_was_stored_wherever_they_lay_and_whatever_is_missing(tmp_path: Path, kind: str) -> None:
-    store = LanceCheckpointStore(str(tmp_path))
+    store = CheckpointStore(str(tmp_path))
     values = pa.array([None if row % 4 == 3 else some_value(PLAIN[kind], row) for row in range(40)], PLAIN[kind])
     for part in (values, values.slice(5, 20), values.slice(3, 1), values.slice(0, 0), values.drop_null()):
         stored = pa.record_batch({"value": pa.concat_arrays([part])})
@@ -178,7 +178,7 @@ def test_values_are_what_was_stored_wherever_they_lay_and_whatever_is_missing(tm
 
 
 def test_a_flipped_bit_is_no_other_value(tmp_path: Path) -> None:
-    store = LanceCheckpointStore(str(tmp_path))
+    store = CheckpointStore(str(tmp_path))
     rows = {
         "value": [f"text {row}" for row in range(50)],
         "_offset": range(50),
@@ -205,13 +205,13 @@ def test_a_flipped_bit_is_no_other_value(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_merely_out_of_reach_is_not_absent(tmp_path: Path) -> None:
-    store = LanceCheckpointStore(str(tmp_path))
+    store = CheckpointStore(str(tmp_path))
     store[key(1, 0)] = BATCH
     program = f"""
 import resource
-from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError
-store = LanceCheckpointStore({str(tmp_path)!r})
+store = CheckpointStore({str(tmp_path)!r})
 store[{key(1, 0)!r}]  # threads are there
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
@@ -229,11 +229,11 @@ for read in (lambda: store[{key(1, 0)!r}], lambda: {key(1, 0)!r} in store):
         "endpoint": "http://127.0.0.1:9", "client_max_retries": "0",
     }  # fmt: skip
     with pytest.raises(StorageError, match="run again"):
-        LanceCheckpointStore("s3://bucket/table.lance/_checkpoints", options)[key(1, 0)]
+        CheckpointStore("s3://bucket/table.lance/_checkpoints", options)[key(1, 0)]
 
 
 def test_a_pack_that_is_merely_out_of_reach_is_not_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = LanceCheckpointStore(str(tmp_path))
+    store = CheckpointStore(str(tmp_path))
     store["swap.job.0"] = values(1)
     store.pack(["swap.job.0"])
     assert store["swap.job.0"] == values(1)
@@ -252,18 +252,18 @@ def test_what_is_packed_is_read_listed_and_replaced_as_before(
 ) -> None:
     for module in ("packs", "store"):
         monkeypatch.setattr(f"airflow_geneva.checkpoint.{module}.FULL_BYTES", full)
-    reader = LanceCheckpointStore(str(tmp_path))
+    reader = CheckpointStore(str(tmp_path))
     prefix = f"{PREFIX}_srcfiles-"
     keys = [str(FragmentKey(PREFIX, md5("files"), at)) for at in range(20)]
     assert reader.list_keys(prefix) == []
     for at, name in enumerate(keys):
-        LanceCheckpointStore(str(tmp_path))[name] = values(at)
+        CheckpointStore(str(tmp_path))[name] = values(at)
         # Another process packs, with the reader's own idea of what there is.
-        LanceCheckpointStore(str(tmp_path)).pack([name])
+        CheckpointStore(str(tmp_path)).pack([name])
         assert reader[name] == values(at)
-    LanceCheckpointStore(str(tmp_path))[keys[3]] = values(99)
-    LanceCheckpointStore(str(tmp_path)).pack([keys[3]])
-    fresh = LanceCheckpointStore(str(tmp_path))
+    CheckpointStore(str(tmp_path))[keys[3]] = values(99)
+    CheckpointStore(str(tmp_path)).pack([keys[3]])
+    fresh = CheckpointStore(str(tmp_path))
     assert fresh.list_keys(prefix) == sorted(keys)
     assert [fresh[name] for name in keys] == [values(99 if at == 3 else at) for at in range(20)]
     assert fresh.read(keys[5], ["value"]).column(0).to_pylist() == [5]
@@ -271,7 +271,7 @@ def test_what_is_packed_is_read_listed_and_replaced_as_before(
     assert f"{keys[5]}0" not in fresh
     del fresh[keys[5]]
     keys.remove(keys[5])
-    assert LanceCheckpointStore(str(tmp_path)).list_keys(prefix) == fresh.list_keys(prefix) == sorted(keys)
+    assert CheckpointStore(str(tmp_path)).list_keys(prefix) == fresh.list_keys(prefix) == sorted(keys)
     names = [path.name for path in tmp_path.rglob("*.lance")]
     assert len(names) <= (10 if full > 1_000 else 21)
     with pytest.raises(KeyError):
@@ -279,19 +279,19 @@ def test_what_is_packed_is_read_listed_and_replaced_as_before(
 
 
 def test_a_damaged_pack_costs_what_is_in_it_only(tmp_path: Path) -> None:
-    store = LanceCheckpointStore(str(tmp_path))
+    store = CheckpointStore(str(tmp_path))
     keys = [f"swap.job{at}.0" for at in range(3)]
     for name in keys:
         store[name] = values(1)
         store.pack([name])
     first, *_ = sorted((tmp_path / "packed").iterdir())
     first.write_bytes(b"half")
-    fresh = LanceCheckpointStore(str(tmp_path))
+    fresh = CheckpointStore(str(tmp_path))
     fresh.pack(keys)
     with pytest.raises(KeyError):
         fresh[keys[0]]
     assert fresh[keys[1]] == fresh[keys[2]] == values(1)
     fresh.keep_only([keys[2]])
-    assert keys[2] in LanceCheckpointStore(str(tmp_path))
+    assert keys[2] in CheckpointStore(str(tmp_path))
     with pytest.raises(KeyError):
         fresh[keys[1]]

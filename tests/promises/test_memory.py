@@ -20,7 +20,7 @@ from lance.fragment import LanceFragment
 
 from airflow_geneva import Table, connect, udf
 from airflow_geneva.apply import applier as compute
-from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.lance_io.blobs import as_blobs
 from airflow_geneva.lance_io.data_file import DataFileWriter, LanceFile
@@ -153,7 +153,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
 
     noting(seen.read, compute.Applier, "_steps", 2)
     noting(seen.put, DataFileWriter, "put", 1)
-    noting(seen.kept, LanceCheckpointStore, "__setitem__", 2)
+    noting(seen.kept, CheckpointStore, "__setitem__", 2)
     monkeypatch.setattr(compute.RowBatch, "nbytes", property(lambda rows: rows.columns.nbytes), raising=False)
     return seen
 

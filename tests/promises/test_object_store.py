@@ -14,7 +14,7 @@ import pytest
 from lance_namespace import ListTablesRequest
 
 from airflow_geneva import connect, udf
-from airflow_geneva.checkpoint.store import LanceCheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, JobFailed
 from airflow_geneva.job.folder import JobFolder
@@ -155,13 +155,13 @@ def test_checkpoints_are_packed_and_old_jobs_reduced(
 ) -> None:
     monkeypatch.setattr("airflow_geneva.run.housekeeping._KEPT_WHOLE", 0)
     folder = Storage.at(f"s3://{bucket.name}/db/docs.lance/_checkpoints", options)
-    store = LanceCheckpointStore(folder)
+    store = CheckpointStore(folder)
     keys = [f"udf-f_ver-1_col-y_where-0_uri-0_srcfiles-{'0' * 32}_frag-{at}" for at in range(3)]
     for name in keys:
         store[name] = pa.record_batch({"value": [1]})
     store.pack(keys)
     assert len(bucket.objects("/udf-")) == 1
-    fresh = LanceCheckpointStore(folder)
+    fresh = CheckpointStore(folder)
     assert fresh.list_keys("udf-f_ver-1_col-y_where-0_uri-0_srcfiles-") == keys
     assert fresh[keys[2]].num_rows == 1
     job = JobFolder.of(folder, "a")
