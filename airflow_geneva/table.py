@@ -294,7 +294,7 @@ class Table:
         Raises:
             InvalidInput: ``job_id`` is not a job id, or the column is not a computed column.
         """
-        from airflow_geneva.plan.previous_inputs import failed_addresses
+        from airflow_geneva.plan.freshness import failed_addresses
 
         if job_id is not None:
             return sorted({record.row_address for record in self.get_errors(job_id, column_name)})

@@ -79,7 +79,7 @@ class View(Table):
             InvalidInput: ``job_id`` is not a job id, or ``column_name`` is given without it.
         """
         from airflow_geneva.commit.view_state import CommittedViewState
-        from airflow_geneva.plan.previous_inputs import failed_source_addresses
+        from airflow_geneva.plan.freshness import failed_source_addresses
 
         if job_id is not None:
             return super().get_failed_row_addresses(job_id, column_name)

@@ -48,9 +48,9 @@ class Fact:
     live_under: str | None = None
     inputs: str = ""
 
-
-def computed_by(version: str) -> str:
-    return Provenance(version).what
+    def covers(self, deletion: str) -> bool:
+        """Whether it is about every live row of a fragment with the given deletion file."""
+        return self.rows is None or self.live_under == deletion
 
 
 def looked_at(where_hash: str, version: str) -> str:
@@ -126,8 +126,8 @@ class ColumnState:
         for fact in self.facts.get(signature, ()):
             provenance = Provenance.of(fact.what)
             if provenance is not None and (fact.rows is None or fact.rows):
-                covers = fact.rows is None or fact.live_under == deletion or len(fact.rows) == physical_rows
-                (every if covers else some).add(provenance)
+                whole = fact.covers(deletion) or (fact.rows is not None and len(fact.rows) == physical_rows)
+                (every if whole else some).add(provenance)
         return frozenset() if some - every else frozenset(every)
 
     def about(self, inputs: str) -> ColumnState:
@@ -168,11 +168,13 @@ class ColumnState:
         Args:
             deletion: identity of the fragment's deletion file.
         """
-        wanted = computed_by(version)
-        return any(
-            fact.what == wanted and (fact.rows is None or fact.live_under == deletion)
-            for fact in self.facts.get(signature, ())
-        )
+        wanted = Provenance(version).what
+        return any(fact.what == wanted and fact.covers(deletion) for fact in self.facts.get(signature, ()))
+
+    def of_all_rows(self, signature: str, deletion: str) -> list[Provenance]:
+        """Return what facts say about all live rows of a fragment at once."""
+        whole = [fact.what for fact in self.facts.get(signature, ()) if fact.covers(deletion)]
+        return [provenance for what in whole if (provenance := Provenance.of(what)) is not None]
 
 
 def state_store(checkpoints: Storage, field_id: int) -> CheckpointStore:

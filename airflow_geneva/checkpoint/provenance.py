@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from airflow_geneva.lance_io.row_ranges import Ranges
 
@@ -115,7 +116,26 @@ class Failures:
 NO_FAILURES = Failures("", ())
 
 
-def add_rows(known: dict[Provenance, Ranges], more: Iterable[tuple[Provenance, Ranges]]) -> None:
+_Key = TypeVar("_Key")
+
+
+def add_rows(known: dict[_Key, Ranges], more: Iterable[tuple[_Key, Ranges]]) -> None:
     """Add rows to a mapping, in place."""
-    for provenance, rows in more:
-        known[provenance] = known[provenance] | rows if provenance in known else rows
+    for key, rows in more:
+        known[key] = known[key] | rows if key in known else rows
+
+
+def rows_that(known: Mapping[Provenance, Ranges], holds: Callable[[Provenance], bool]) -> Ranges:
+    """Return the rows whose provenance meets a condition."""
+    return Ranges.union(rows for provenance, rows in known.items() if holds(provenance))
+
+
+def failed_rows(known: Mapping[Provenance, Ranges]) -> Ranges:
+    """Return the rows on which the UDF failed."""
+    return rows_that(known, lambda provenance: provenance.failures > 0)
+
+
+def version_label(version: str) -> str:
+    """Format the version that made a value for the user; it may name other inputs that the value was computed from."""
+    name, _, inputs = version.partition("/")
+    return f"{name} with other input columns" if inputs else name

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from airflow_geneva.checkpoint.provenance import version_label
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.lance_io.filters import where_columns
 from airflow_geneva.operators._lance_task import LoadedPlan
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
-from airflow_geneva.plan.previous_inputs import version_label
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.views.definition import ViewDefinition
 

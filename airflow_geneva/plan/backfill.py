@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.facts import ColumnState, Fact, load_state, looked_at
-from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, prior_failures_of
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, failed_rows, prior_failures_of
 from airflow_geneva.checkpoint.records import StagedFragment
 from airflow_geneva.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.checkpoint.store import CheckpointStore
@@ -19,7 +19,6 @@ from airflow_geneva.lance_io.fragments import (
     columns_of,
     garbage_collector_off,
     live_offsets,
-    read_manifest,
     row_ids,
 )
 from airflow_geneva.lance_io.read_version import RowsAtVersion
@@ -29,7 +28,6 @@ from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.continue_from import check_continue_from, continue_from_notes
 from airflow_geneva.plan.file_mismatch import find_mismatches
 from airflow_geneva.plan.model import BackfillSpec, Plan, ReasonCount
-from airflow_geneva.plan.previous_inputs import PreviousInputs
 from airflow_geneva.plan.reusable_files import is_staged_readable, staged_fits
 from airflow_geneva.plan.row_status import DueRules, RowStatus, by_code_version, classify_rows
 from airflow_geneva.plan.shard import FragmentWork, cut_shards
@@ -88,9 +86,7 @@ def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Backf
     check_where(dataset, work.where)
     columns = columns_of(dataset, work.inputs, where_columns(work.where, dataset.schema.names), work.column)
     with garbage_collector_off():
-        manifest = read_manifest(dataset, columns)
-        state = load_state(checkpoints, work.field_id)
-        planner = _Planner(dataset, work, columns, manifest, state, wanted)
+        planner = _Planner(dataset, work, columns, load_state(checkpoints, work.field_id), wanted)
         return planner.plan(CheckpointStore(checkpoints))
 
 
@@ -100,20 +96,17 @@ class _Planner:
         dataset: lance.LanceDataset,
         work: BackfillSpec,
         columns: Columns,
-        manifest: dict[int, FragmentFiles],
         state: ColumnState,
         wanted: DueRules,
     ) -> None:
         self.dataset = dataset
         self.work = work
-        self.columns = columns
-        self.manifest = manifest
         self.state = state.about(columns.inputs_text)
         self.wanted = wanted
         self.reason_counts = _ReasonCounts()
-        self.known = ComputedRows(dataset, columns, (*work.inputs, work.column), manifest, self.state)
-        others = state.other_inputs(columns.inputs_text)
-        self.previous_inputs = [PreviousInputs.of(dataset, columns, state, inputs) for inputs in sorted(others)]
+        others = sorted(state.other_inputs(columns.inputs_text))
+        previous = [ComputedRows.from_inputs(dataset, columns.output, state, inputs) for inputs in others]
+        self.computed = ComputedRows(dataset, columns, (*work.inputs, work.column), self.state, previous)
         self.given_up = 0
         self.mixed: dict[str, int] = {}
         self.rows_by_other_version: dict[str, int] = {}
@@ -121,30 +114,30 @@ class _Planner:
         self.then = RowsAtVersion(dataset, work.read_version)
 
     def plan(self, store: CheckpointStore) -> Plan:
-        dues = [due for files in self.manifest.values() if (due := self._due(files)) is not None]
+        dues = [due for files in self.computed.manifest.values() if (due := self._due(files)) is not None]
         selected = self._selected(dues)
         check_code_change(self.work, self.rows_by_other_version, self.wanted.on_code_change)
         index = CheckpointIndex(store, self.work.reuse_rules) if selected else None
         works = self._with_checkpoints(selected, index)
-        self.known.notes.extend(continue_from_notes(self.dataset, store, self.work, works))
+        self.computed.notes.extend(continue_from_notes(self.dataset, store, self.work, works))
         if self.given_up:
-            self.known.notes.append(
+            self.computed.notes.append(
                 f"{self.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again: "
                 f"table.get_errors(column_name={self.work.column!r}) lists them, errors_only=True tries them."
             )
         if not self.dataset.has_stable_row_ids:
-            self.known.notes.append(
+            self.computed.notes.append(
                 "the table has no stable row ids, so a fragment that was compacted or updated is recomputed whole. "
                 "Copy the table with db.create_table(...), which enables them."
             )
         return Plan(
             work=replace(self.work, rows=sum(work.rows for work in works), makers=tuple(sorted(self.mixed))),
             shards=cut_shards(works, self.work.sizing.shard_size),
-            rows_total=sum(files.live_rows for files in self.manifest.values()),
+            rows_total=sum(files.live_rows for files in self.computed.manifest.values()),
             reason_counts=self.reason_counts.freeze(),
             rows_by_other_version=tuple(sorted((Counter(self.rows_by_other_version) + Counter(self.mixed)).items())),
-            learned=tuple(self.known.learned),
-            notes=tuple(self.known.notes),
+            learned=tuple(self.computed.learned),
+            notes=tuple(self.computed.notes),
             mismatches=find_mismatches(index, works),
         )
 
@@ -154,17 +147,18 @@ class _Planner:
         if rows == 0:
             self.reason_counts.add(EMPTY, 0)
             return None
-        if not self.state.facts and not self.previous_inputs and self.wanted == DueRules(self.wanted.on_code_change):
+        if not self.state.facts and not self.computed.previous and self.wanted == DueRules(self.wanted.on_code_change):
             if self.work.where is None and self.work.read_version is None:
                 live = live_offsets(self.dataset, files)
                 return _Due(files, live, {}, live, NEW, rows)
         elif not self.wanted.errors_only and self.state.is_complete(files.signature, files.deletion, version):
-            given_up = self.known.given_up(files, version)
+            given_up = self.computed.given_up(files, version)
             self._add_given_up(given_up)
             self.reason_counts.add(FRESH, rows - given_up)
             return None
         live = live_offsets(self.dataset, files)
-        known = self._known(files, live)
+        looked_at = self._looked_at(files)
+        known = self.computed.resolve(files, live, settled=looked_at)
         found = classify_rows(known, live, version, self.work.continue_from, self.wanted)
         due, given_up = found.due, len(found.given_up)
         taken = by_code_version({p: there for p, there in known.items() if p.made_by not in ("", version)}, live - due)
@@ -172,18 +166,16 @@ class _Planner:
             self.mixed[maker] = self.mixed.get(maker, 0) + len(stays)
         own = known.get(Provenance(version), Ranges.empty())
         if (own | found.given_up).contains(live) and files.signature in self.state.facts:
-            self.known.learn(files, Provenance(version), own, all_live=True)
+            self.computed.learn(files, Provenance(version), own, all_live=True)
         for maker, accepted in found.accepted.items():
             self._count_other_version(maker, accepted - taken.get(maker, Ranges.empty()))
             self.mixed.setdefault(maker, 0)
             if self.work.where is None and self.work.read_version is None:
-                self.known.learn(files, Provenance(version, maker), accepted, all_live=False)
+                self.computed.learn(files, Provenance(version, maker), accepted, all_live=False)
                 # A commit changes the fragment's signature, and writes facts only for the rows in `known`.
                 add_rows(known, [(Provenance(version, maker), accepted)])
-        if self.work.where is not None and due:
-            # A job evaluated the filter for failed rows too, but they run again.
-            failed = Ranges.union(rows for provenance, rows in known.items() if provenance.failures)
-            due = due - (self._looked_at(files) - failed)
+        # A job evaluated the filter for failed rows too, but they run again.
+        due = due - (looked_at - failed_rows(known))
         if not due:
             self._add_given_up(given_up)
             self.reason_counts.add(self._why_not(), rows - given_up)
@@ -198,8 +190,7 @@ class _Planner:
     def _why(self, found: RowStatus, due: Ranges, known: dict[Provenance, Ranges]) -> str:
         if due & Ranges.union(found.others.values()) or self.wanted.recompute_mixed:
             return CODE
-        failed = Ranges.union(rows for provenance, rows in known.items() if provenance.failures)
-        if not due - failed:
+        if not due - failed_rows(known):
             return FAILED
         return CHANGED if self.state.facts else NEW
 
@@ -213,28 +204,10 @@ class _Planner:
             self.given_up += rows
             self.reason_counts.add(GIVEN_UP, rows)
 
-    def _known(self, files: FragmentFiles, live: Ranges) -> dict[Provenance, Ranges]:
-        """Return the rows that the UDF ran on, by provenance; compare values only of rows without facts."""
-        if not files.output:
-            # A column without a file holds no values. Facts may be about a dropped column whose field id Lance gave to
-            # this one after compaction had removed the last file with the dropped column.
-            return {}
-        known = self.known.of(files)
-        unknown = live - Ranges.union(known.values())
-        if unknown and self.work.where is not None:
-            unknown = unknown - self._looked_at(files)
-        if unknown:
-            by_value = self.known.by_value(files, unknown)
-            add_rows(known, by_value.items())
-            unknown = unknown - Ranges.union(by_value.values())
-        for previous_inputs in self.previous_inputs:
-            if unknown:
-                earlier = previous_inputs.known(files, unknown)
-                add_rows(known, earlier.items())
-                unknown = unknown - Ranges.union(earlier.values())
-        return known
-
     def _looked_at(self, files: FragmentFiles) -> Ranges:
+        """Return the rows for which an earlier job evaluated this filter."""
+        if self.work.where is None:
+            return Ranges.empty()
         signature = files.where_signature()
         return self.state.looked_at(signature, self.where_hash, self.work.udf_version, files.physical_rows)
 
@@ -261,7 +234,7 @@ class _Planner:
             if self.work.read_version is None and not self.wanted.errors_only and not self.wanted.recompute_mixed:
                 what = looked_at(self.where_hash, self.work.udf_version)
                 signature = due.files.where_signature()
-                self.known.learned.append(Fact(signature, what, due.due, self.dataset.version))
+                self.computed.learned.append(Fact(signature, what, due.due, self.dataset.version))
         return kept
 
     def _with_checkpoints(self, dues: list[_Due], index: CheckpointIndex | None) -> list[FragmentWork]:
@@ -269,7 +242,7 @@ class _Planner:
         if index is None or not dues:
             return works
         places = index.places()
-        ancestors = self.known.ancestors([due.files for due in dues], index, self.work.udf_version)
+        ancestors = self.computed.ancestors([due.files for due in dues], index, self.work.udf_version)
         for due in dues:
             files = due.files
             self.reason_counts.add(due.reason, due.rows)
@@ -285,7 +258,7 @@ class _Planner:
             place = (files.srcfiles, files.id)
             staged = index.staged_at(place)
             usable = staged is not None and staged_fits(
-                self.dataset, staged, files, due.live, due.due, self.columns.output,
+                self.dataset, staged, files, due.live, due.due, self.computed.columns.output,
                 index.reuse_rules.done_rows(staged, tried),
             )  # fmt: skip
             held = index.held(

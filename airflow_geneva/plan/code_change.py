@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from airflow_geneva.checkpoint.provenance import version_label
 from airflow_geneva.errors import CodeChanged
 from airflow_geneva.plan.model import BackfillSpec
-from airflow_geneva.plan.previous_inputs import version_label
 from airflow_geneva.plan.view_state import ViewState
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from airflow_geneva.lance_io.compactions import (
     among,
 )
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, live_offsets
+from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, field_ids, live_offsets, read_manifest
 from airflow_geneva.lance_io.read_version import version_exists
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.plan.value_diff import ReferenceVersion, computed_by_value
@@ -44,9 +44,9 @@ class ComputedRows:
     Args:
         dataset: the table at the planned version.
         columns: the inputs and the output, by field id.
-        names: names of the inputs and, last, the output.
-        manifest: the table's fragments.
-        state: the facts about the column.
+        names: names of the inputs and, last, the output; "" for a dropped column, whose values cannot be compared.
+        state: the facts about the column's values that were computed from these inputs.
+        previous: the same for previous inputs of the column.
     """
 
     def __init__(
@@ -54,14 +54,15 @@ class ComputedRows:
         dataset: lance.LanceDataset,
         columns: Columns,
         names: tuple[str, ...],
-        manifest: Mapping[int, FragmentFiles],
         state: ColumnState,
+        previous: Sequence[ComputedRows] = (),
     ) -> None:
         self.dataset = dataset
         self.columns = columns
         self.names = names
-        self.manifest = manifest
+        self.manifest = read_manifest(dataset, columns)
         self.state = state
+        self.previous = previous
         self.learned: list[Fact] = []
         self.notes: list[str] = []
         self._history = History(dataset)
@@ -69,6 +70,50 @@ class ComputedRows:
         self._stable = bool(dataset.has_stable_row_ids)
         if state.facts and dataset.version not in state.seen:
             self.learned.append(seen(dataset.version))
+
+    @staticmethod
+    def from_inputs(
+        dataset: lance.LanceDataset, output: tuple[int, ...], state: ColumnState, inputs: str
+    ) -> ComputedRows:  # fmt: skip
+        """Find the rows of a column that were computed from given inputs, which may have been dropped since.
+
+        Args:
+            output: field ids of the column.
+            state: all facts about the column.
+            inputs: field ids of the inputs, as facts name them.
+        """
+        names = {column.id(): column.name() for column in dataset.lance_schema.fields()}
+        ids = [int(part) for part in inputs.split(",")]
+        # Data files still name the fields of a dropped column.
+        fields = tuple(field_ids(dataset, names[i]) if i in names else (i,) for i in ids)
+        wanted = (*(names.get(i, "") for i in ids), names[output[0]])
+        return ComputedRows(dataset, Columns(fields, (), output), wanted, state.about(inputs))
+
+    def resolve(self, files: FragmentFiles, live: Ranges, settled: Ranges | None = None) -> dict[Provenance, Ranges]:
+        """Return the rows that the UDF ran on, by provenance; compare values only of rows without facts.
+
+        Args:
+            live: the fragment's live offsets.
+            settled: live offsets that need no provenance.
+        """
+        if not files.output:
+            # A column without a file holds no values. Facts may be about a dropped column whose field id Lance gave to
+            # this one after compaction had removed the last file with the dropped column.
+            return {}
+        known = self.of(files)
+        for find in (self.by_value, *(earlier.as_previous for earlier in self.previous)):
+            if unknown := live - Ranges.union(known.values()) - (settled or Ranges.empty()):
+                add_rows(known, find(files, unknown).items())
+        return known
+
+    def as_previous(self, files: FragmentFiles, unknown: Ranges) -> dict[Provenance, Ranges]:
+        """Return the rows that hold a value, by a provenance that names the inputs, for a column with other inputs."""
+        known = self.resolve(self.manifest[files.id], unknown)
+        return {
+            Provenance(f"{p.maker}/{self.columns.inputs_text}"): rows & unknown
+            for p, rows in known.items()
+            if not p.failures and rows & unknown
+        }
 
     def rows(self, files: FragmentFiles) -> tuple[Offsets, RowIds]:
         """Return physical offsets and row ids of a fragment's live rows."""
@@ -88,7 +133,7 @@ class ComputedRows:
             unknown: live offsets that :meth:`of` does not return.
         """
         found: dict[Provenance, Ranges] = {}
-        if not self._stable:
+        if not self._stable or not all(self.names):
             return found
         for reference in self._references:
             if not unknown:

@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.checkpoint.keys import key_part
+from airflow_geneva.checkpoint.provenance import rows_that
 from airflow_geneva.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.fragments import row_ids
-from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec
 from airflow_geneva.plan.reusable_files import is_staged_readable
 from airflow_geneva.plan.shard import FragmentWork
@@ -77,7 +77,9 @@ def continue_from_notes(
     dataset: lance.LanceDataset, store: CheckpointStore, work: BackfillSpec, fragments: Sequence[FragmentWork]
 ) -> Iterator[str]:
     """Yield one note for each other version that has checkpoints of rows that are about to run."""
-    open_rows = {f.place: (f, f.missing - _visible(f)) for f in fragments if not f.staged}
+    open_rows = {
+        f.place: (f, f.missing - rows_that(f.known, lambda p: not p.failures)) for f in fragments if not f.staged
+    }
     if work.ignore_checkpoints or not any(rows for _, rows in open_rows.values()):
         return
     for version in _versions_there(store, work):
@@ -94,10 +96,6 @@ def continue_from_notes(
         if rows:
             named = _named(store, work.column, version)
             yield f'{rows:,} rows are checkpointed by UDF version {named}: continue_from="{named}" would save them.'
-
-
-def _visible(fragment: FragmentWork) -> Ranges:
-    return Ranges.union(rows for provenance, rows in fragment.kept if not provenance.failures)
 
 
 def _versions_there(store: CheckpointStore, work: BackfillSpec) -> list[str]:

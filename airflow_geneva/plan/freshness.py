@@ -1,25 +1,26 @@
-"""Count how many rows of a column or a view are up to date, without loading its code."""
+"""Count how many rows of a column or a view are up to date, and list the failed rows, without loading its code."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.facts import load_state
-from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, failed_rows, rows_that
+from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.lance_io.fragments import (
     FragmentFiles,
     columns_of,
+    field_ids,
     garbage_collector_off,
     live_offsets,
-    read_manifest,
 )
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.refresh import choose_rows
 from airflow_geneva.plan.row_status import by_code_version
-from airflow_geneva.plan.source_changes import compare_source
+from airflow_geneva.plan.source_changes import VIEW_VERSION, compare_source
 from airflow_geneva.plan.view_state import ViewState
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.views.definition import ViewDefinition
@@ -75,19 +76,18 @@ def column_freshness(
     """
     with garbage_collector_off():
         columns = columns_of(dataset, inputs, (), column)
-        manifest = read_manifest(dataset, columns)
         state = load_state(checkpoints, columns.output[0]).about(columns.inputs_text)
-        computed_rows = ComputedRows(dataset, columns, (*inputs, column), manifest, state)
+        computed_rows = ComputedRows(dataset, columns, (*inputs, column), state)
         pending = failed = given_up = 0
         versions: dict[str, int] = {}
-        for files in manifest.values():
+        for files in computed_rows.manifest.values():
             found = _whole(files, computed_rows) or _rows(dataset, files, computed_rows)
             pending += found.pending
             failed += found.failed
             given_up += found.given_up
             for version, rows in found.versions.items():
                 versions[version] = versions.get(version, 0) + rows
-    rows = sum(files.live_rows for files in manifest.values())
+    rows = sum(files.live_rows for files in computed_rows.manifest.values())
     return Freshness(rows, pending, 0, failed, given_up, versions, bool(versions or failed))
 
 
@@ -95,9 +95,8 @@ def _whole(files: FragmentFiles, computed_rows: ComputedRows) -> Freshness | Non
     """Count a fragment that one code version completed, from facts alone; None if there is no such fact."""
     if not files.live_rows or not files.output:
         return Freshness(files.live_rows, files.live_rows)
-    for fact in computed_rows.state.facts.get(files.signature, ()):
-        made = Provenance.of(fact.what)
-        if made is not None and not made.failures and (fact.rows is None or fact.live_under == files.deletion):
+    for made in computed_rows.state.of_all_rows(files.signature, files.deletion):
+        if not made.failures:
             given_up = computed_rows.given_up(files, made.version)
             done = files.live_rows - given_up
             return Freshness(files.live_rows, 0, 0, given_up, given_up, {made.maker: done} if done else {})
@@ -106,14 +105,10 @@ def _whole(files: FragmentFiles, computed_rows: ComputedRows) -> Freshness | Non
 
 def _rows(dataset: lance.LanceDataset, files: FragmentFiles, computed_rows: ComputedRows) -> Freshness:
     live = live_offsets(dataset, files)
-    known = computed_rows.of(files)
-    unknown = live - Ranges.union(known.values())
-    if unknown:
-        add_rows(known, computed_rows.by_value(files, unknown).items())
+    known = computed_rows.resolve(files, live)
     made = by_code_version(known, live)
-    failed = Ranges.union(rows for made_by, rows in known.items() if made_by.failures) & live
-    failed = failed - Ranges.union(made.values())
-    given_up = failed & Ranges.union(rows for made_by, rows in known.items() if made_by.failures >= MOST_RUNS)
+    failed = (failed_rows(known) & live) - Ranges.union(made.values())
+    given_up = failed & rows_that(known, lambda provenance: provenance.failures >= MOST_RUNS)
     pending = live - Ranges.union(made.values()) - given_up
     return Freshness(
         len(live), len(pending), 0, len(failed), len(given_up), {maker: len(rows) for maker, rows in made.items()}
@@ -153,3 +148,32 @@ def view_freshness(dataset: lance.LanceDataset, definition: ViewDefinition, view
         given_up=changes.given_up,
         computed=computed,
     )
+
+
+def failed_addresses(dataset: lance.LanceDataset, checkpoints: Storage, column: str) -> Iterator[int]:
+    """Yield the row addresses, at a table version, of the rows whose last UDF call failed."""
+    output = field_ids(dataset, column)
+    state = load_state(checkpoints, output[0])
+    for inputs in sorted(state.other_inputs("")):
+        yield from _failed(dataset, ComputedRows.from_inputs(dataset, output, state, inputs))
+
+
+def failed_source_addresses(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> Iterator[int]:
+    """Yield the row addresses, at a version of a view's source, of the rows on which a UDF of the view failed last.
+
+    Args:
+        reads: the columns that the view reads.
+        snapshot: the source as the view reflects it.
+    """
+    columns = columns_of(dataset, reads, (), None)
+    state = snapshot.state(VIEW_VERSION, columns.inputs_text)
+    yield from _failed(dataset, ComputedRows(dataset, columns, tuple(reads), state))
+
+
+def _failed(dataset: lance.LanceDataset, computed_rows: ComputedRows) -> Iterator[int]:
+    for files in computed_rows.manifest.values():
+        live = live_offsets(dataset, files)
+        # The facts about a fragment name all rows in it that failed.
+        facts = files.signature in computed_rows.state.facts
+        known = computed_rows.of(files) if facts else computed_rows.resolve(files, live)
+        yield from (files.id << 32 | offset for offset in (failed_rows(known) & live).offsets().tolist())

@@ -9,13 +9,12 @@ from typing import Any, ClassVar, TypeAlias
 
 from airflow_geneva.checkpoint.facts import Fact
 from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
-from airflow_geneva.checkpoint.provenance import PriorFailures, prior_failures_of
+from airflow_geneva.checkpoint.provenance import PriorFailures, prior_failures_of, version_label
 from airflow_geneva.checkpoint.reuse import ReuseRules
 from airflow_geneva.job.outbox import OUTBOX_OF_VIEW
 from airflow_geneva.lance_io.table_identity import PlannedTable
 from airflow_geneva.lance_io.task_memory import DEFAULT_TASK_MEMORY, batch_bytes, checkpoint_bytes
 from airflow_geneva.plan.file_mismatch import Mismatches
-from airflow_geneva.plan.previous_inputs import version_label
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.plan.swap_plan import SwapPlan
 from airflow_geneva.udf.stored_definition import UdfDefinition

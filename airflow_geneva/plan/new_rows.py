@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
-from airflow_geneva.checkpoint.facts import ColumnState, load_state
-from airflow_geneva.checkpoint.provenance import Provenance
+from airflow_geneva.checkpoint.facts import load_state
 from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import (
@@ -136,26 +135,19 @@ def new_rows_for_column(
     """
     with garbage_collector_off():
         columns = columns_of(dataset, inputs, (), column)
-        manifest = read_manifest(dataset, columns)
         state = load_state(checkpoints, columns.output[0]).about(columns.inputs_text)
-        computed_rows = ComputedRows(dataset, columns, (*inputs, column), manifest, state)
-        lacking = {
-            files.id: _uncomputed(dataset, files, state, computed_rows)
-            for files in manifest.values()
-            if files.live_rows
-        }
+        computed_rows = ComputedRows(dataset, columns, (*inputs, column), state)
+        inhabited = (files for files in computed_rows.manifest.values() if files.live_rows)
+        lacking = {files.id: _uncomputed(dataset, files, computed_rows) for files in inhabited}
     rows = {fragment: offsets for fragment, offsets in lacking.items() if offsets}
     return NewRows(rows, new_rows=sum(map(len, rows.values())), version=None)
 
 
-def _uncomputed(
-    dataset: lance.LanceDataset, files: FragmentFiles, state: ColumnState, computed_rows: ComputedRows
-) -> Ranges:
-    facts = (fact for fact in state.facts.get(files.signature, ()) if Provenance.of(fact.what) is not None)
-    if any(fact.rows is None or fact.live_under == files.deletion for fact in facts):
+def _uncomputed(dataset: lance.LanceDataset, files: FragmentFiles, computed_rows: ComputedRows) -> Ranges:
+    if files.output and computed_rows.state.of_all_rows(files.signature, files.deletion):
         return Ranges.empty()
-    unknown = live_offsets(dataset, files) - Ranges.union(computed_rows.of(files).values())
-    return unknown - Ranges.union(computed_rows.by_value(files, unknown).values()) if unknown else unknown
+    live = live_offsets(dataset, files)
+    return live - Ranges.union(computed_rows.resolve(files, live).values())
 
 
 def new_rows_since(dataset: lance.LanceDataset, version: int, changed_rows: bool) -> NewRows:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, failed_rows, rows_that
 from airflow_geneva.lance_io.row_ranges import Ranges
 
 ON_CODE_CHANGE = ("error", "recompute", "new_rows")
@@ -57,9 +57,9 @@ def classify_rows(
         continue_from: other versions whose values are kept.
     """
     strict = wanted.on_code_change == "recompute"
-    done = _rows(known, lambda p: _is_done(p, version, continue_from, strict)) & live
-    failed = _rows(known, lambda p: p.failures > 0) & (live - done)
-    given_up = _rows(known, lambda p: p.failures >= MOST_RUNS and p.version == version) & failed
+    done = rows_that(known, lambda p: _is_done(p, version, continue_from, strict)) & live
+    failed = failed_rows(known) & (live - done)
+    given_up = rows_that(known, lambda p: p.failures >= MOST_RUNS and p.version == version) & failed
     others = by_code_version(known, live - done)
     left_alone = {maker: rows for maker, rows in others.items() if maker in continue_from}
     if wanted.on_code_change == "new_rows":
@@ -67,7 +67,7 @@ def classify_rows(
     if wanted.errors_only:
         return RowStatus(failed, done, others, {}, Ranges.empty())
     if wanted.recompute_mixed:
-        mixed = _rows(known, lambda p: p.version == version and bool(p.made_by)) & live
+        mixed = rows_that(known, lambda p: p.version == version and bool(p.made_by)) & live
         return RowStatus(mixed, done - mixed, others, {}, given_up)
     due = live - done - given_up - Ranges.union(left_alone.values())
     return RowStatus(due, done, others, left_alone, given_up)
@@ -78,7 +78,7 @@ def by_code_version(known: Mapping[Provenance, Ranges], among: Ranges) -> dict[s
     found: dict[str, Ranges] = {}
     for provenance, rows in known.items():
         if not provenance.failures and (there := rows & among):
-            found[provenance.maker] = found.get(provenance.maker, Ranges.empty()) | there
+            add_rows(found, [(provenance.maker, there)])
     return found
 
 
@@ -87,7 +87,3 @@ def _is_done(provenance: Provenance, version: str, continue_from: tuple[str, ...
     if strict and provenance.made_by and provenance.made_by not in (version, *continue_from):
         return False
     return provenance.is_value_of(version)
-
-
-def _rows(known: Mapping[Provenance, Ranges], wanted: Callable[[Provenance], bool]) -> Ranges:
-    return Ranges.union(rows for provenance, rows in known.items() if wanted(provenance))

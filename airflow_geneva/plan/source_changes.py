@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from airflow_geneva.checkpoint.facts import ColumnState
-from airflow_geneva.checkpoint.provenance import MOST_RUNS, PriorFailures, prior_failures_of
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, PriorFailures, prior_failures_of, rows_that
 from airflow_geneva.checkpoint.reuse import RowIdLookup
 from airflow_geneva.checkpoint.view_snapshot import Snapshot, SourceFragment
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, read_manifest, row_ids
@@ -80,14 +80,13 @@ def compare_source(
         columns: every column that the view reads, as inputs.
         names: their names.
     """
-    manifest = read_manifest(dataset, columns)
     state = ColumnState() if snapshot is None else snapshot.state(VIEW_VERSION, columns.inputs_text)
-    computed_rows = ComputedRows(dataset, columns, names, manifest, state)
+    computed_rows = ComputedRows(dataset, columns, names, state)
     before = {} if snapshot is None else {f.signature: f for f in snapshot.fragments}
     found = SourceChanges()
     here: list[Ranges] = []
     kept: set[str] = set()
-    for files in manifest.values():
+    for files in computed_rows.manifest.values():
         if files.live_rows == 0:
             continue
         then = before.get(files.signature)
@@ -125,14 +124,10 @@ def _changed(
         offsets, row_ids = computed_rows.rows(files)
         ids = Ranges.from_offsets(row_ids.view(np.int64))
         live = Ranges.from_offsets(offsets) if files.deletion else live
-    known = computed_rows.of(files) if computed_rows.state.facts else {}
-    unknown = live - Ranges.union(known.values())
-    if unknown and computed_rows.state.facts:
-        for provenance, rows in computed_rows.by_value(files, unknown).items():
-            known[provenance] = known.get(provenance, Ranges.empty()) | rows
+    known = computed_rows.resolve(files, live)
     tried = tuple((runs, rows & live) for runs, rows in prior_failures_of(known, VIEW_VERSION))
     given_up = Ranges.union(rows for runs, rows in tried if runs >= MOST_RUNS)
-    done = Ranges.union(rows for provenance, rows in known.items() if not provenance.failures)
+    done = rows_that(known, lambda provenance: not provenance.failures)
     return ChangedFragment(files, live, ids, live - done - given_up, tried, partial(computed_rows.rows, files))
 
 

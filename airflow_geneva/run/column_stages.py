@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, seen
+from airflow_geneva.checkpoint.provenance import version_label
 from airflow_geneva.commit.column import ShardCommitter
 from airflow_geneva.commit.verify import Candidate
 from airflow_geneva.errors import StorageError, TableRemade
@@ -25,7 +26,6 @@ from airflow_geneva.lance_io.filters import where_columns
 from airflow_geneva.lance_io.fragments import columns_of
 from airflow_geneva.lance_io.table_identity import reporting_remade
 from airflow_geneva.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan
-from airflow_geneva.plan.previous_inputs import version_label
 from airflow_geneva.plan.saved_plan import SavedPlan, save_plan
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.column_target import ColumnTarget
