@@ -16,7 +16,8 @@ import pyarrow as pa
 from lance.fragment import DataFile, FragmentMetadata
 
 import airflow_geneva
-from airflow_geneva.checkpoint.facts import Fact, append_ledger, computed_by, fold_ledgers
+from airflow_geneva.checkpoint.facts import Fact, append_ledger, fold_ledgers
+from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.lance_io.fragments import columns_of, field_ids, read_manifest
 from bench import processes, udfs
 from bench.cases import TABLE, open_table
@@ -52,7 +53,7 @@ def make_many(folder: str, fragments: int, computed: bool) -> dict[str, Any]:
     if computed:
         dataset = table.lance
         field_id = field_ids(dataset, "y")[0]
-        what = computed_by(udfs.double.code_version)
+        what = Provenance(udfs.double.code_version).what
         manifest = read_manifest(dataset, columns_of(dataset, ["x"], [], "y"))
         facts = [Fact(files.signature, what, None, dataset.version, files.deletion) for files in manifest.values()]
         size = -(-len(facts) // _LEDGERS)

@@ -14,7 +14,7 @@ from airflow_geneva.apply.sizing import joint_width
 from airflow_geneva.errors import StorageError
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.engine_errors import is_overflow
-from airflow_geneva.lance_io.fragments import FragmentFiles, open_fragment
+from airflow_geneva.lance_io.fragments import FragmentFiles, offsets_of, open_fragment
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.task_memory import BatchTooLarge, RowsPerBudget
 
@@ -225,7 +225,7 @@ class _BatchCombiner:
 
 
 def _rows(batch: pa.RecordBatch, start: int, end: int | None, names: list[str]) -> RowBatch:
-    offsets = batch.column("_rowaddr").to_numpy().view(np.int64) & 0xFFFFFFFF
+    offsets = offsets_of(batch)
     selected = None
     if SELECTED in batch.schema.names:
         selected = batch.column(SELECTED).fill_null(False).to_numpy(zero_copy_only=False)

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.storage.uri import md5
 
 if TYPE_CHECKING:
     import lance
+    import pyarrow as pa
 
+OFFSET_BITS = 0xFFFFFFFF
 FileRef = tuple[int, int, str]
 """(id of the column's field, base id or -1, path) of one data file that holds part of a column."""
 
@@ -241,18 +243,28 @@ def live_offsets(dataset: lance.LanceDataset, fragment: FragmentFiles) -> Ranges
     """Return the physical offsets of the rows that are not deleted; reads only the deletion file."""
     if not fragment.deletion:
         return Ranges.of(0, fragment.physical_rows)
-    parts: list[Ranges] = []
-    for batch in open_fragment(dataset, fragment.id).scanner(columns=[], with_row_address=True).to_batches():
-        parts.append(Ranges.from_offsets(batch.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF))
-    return Ranges.union(parts)
+    batches = open_fragment(dataset, fragment.id).scanner(columns=[], with_row_address=True).to_batches()
+    return Ranges.union(Ranges.from_offsets(offsets_of(batch)) for batch in batches)
 
 
-def row_ids(dataset: lance.LanceDataset, fragment_id: int) -> tuple[Any, Any]:
-    """Return physical offsets and row ids of a fragment's live rows, in physical order."""
-    scanner = open_fragment(dataset, fragment_id).scanner(columns=[], with_row_address=True, with_row_id=True)
-    table = scanner.to_table()
-    offsets = table.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF
-    return offsets, table.column("_rowid").to_numpy()
+def row_ids(
+    dataset: lance.LanceDataset, fragment_id: int, created_by: int | None = None
+) -> tuple[Offsets, RowIds]:  # fmt: skip
+    """Return physical offsets and row ids of a fragment's live rows, in physical order.
+
+    Args:
+        created_by: only rows that existed at this version; None: all.
+    """
+    existed = None if created_by is None else f"_row_created_at_version <= {created_by}"
+    fragment = open_fragment(dataset, fragment_id)
+    table = fragment.scanner(columns=[], filter=existed, with_row_address=True, with_row_id=True).to_table()
+    return offsets_of(table), table.column("_rowid").to_numpy()
+
+
+def offsets_of(rows: pa.Table | pa.RecordBatch) -> Offsets:
+    """Return the physical offsets of rows that were read with their addresses: the low half of an address."""
+    offsets: Offsets = rows.column("_rowaddr").to_numpy().astype(np.int64) & OFFSET_BITS
+    return offsets
 
 
 @contextmanager

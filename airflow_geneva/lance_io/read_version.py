@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, cast
 
 from airflow_geneva.errors import InvalidInput, StorageError
-from airflow_geneva.lance_io.engine_errors import engine_errors, is_engine_error
-from airflow_geneva.lance_io.fragments import FragmentFiles, open_fragment
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_engine_error
+from airflow_geneva.lance_io.fragments import FragmentFiles, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.storage.location import TableLocation
 
@@ -34,6 +32,20 @@ def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDatase
 
     with engine_errors(gone):
         return dataset.checkout_version(version)
+
+
+def open_version_or_none(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset | None:
+    """Check a version out; None if it was cleaned up."""
+    try:
+        with engine_errors():
+            return dataset.checkout_version(version)
+    except EngineError:
+        return None
+
+
+def written_at(dataset: lance.LanceDataset) -> int:
+    """Return when the open version was written, in nanoseconds, from its manifest; `versions()` opens every version."""
+    return cast(int, dataset._ds.current_version()["timestamp"])
 
 
 def version_exists(dataset: lance.LanceDataset, version: int) -> bool:
@@ -85,11 +97,7 @@ class RowsAtVersion:
             return rows
         if not self.dataset.has_stable_row_ids:
             return Ranges.empty()
-        scanner = open_fragment(self.dataset, files.id).scanner(
-            columns=[], filter=f"_row_created_at_version <= {self.version}", with_row_address=True
-        )
-        addresses = scanner.to_table().column("_rowaddr").to_numpy().astype(np.int64)
-        return rows & Ranges.from_offsets(addresses & 0xFFFFFFFF)
+        return rows & Ranges.from_offsets(row_ids(self.dataset, files.id, created_by=self.version)[0])
 
     @cached_property
     def _physical_rows(self) -> dict[int, int]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from airflow_geneva.errors import InvalidInput, TableRemade
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_failure
+from airflow_geneva.lance_io.read_version import written_at
 from airflow_geneva.lance_io.version_stamp import newest_stamp, stamp_of
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
@@ -44,7 +45,7 @@ class PlannedTable:
     @staticmethod
     def of(location: TableLocation, dataset: lance.LanceDataset) -> PlannedTable:
         """Describe the open version, without a request."""
-        return PlannedTable(location.uri, location.name, int(dataset.version), _written(dataset))
+        return PlannedTable(location.uri, location.name, int(dataset.version), written_at(dataset))
 
     def stamped(self, options: StorageOptions) -> PlannedTable:
         """Add the version's stamp when a job begins; later checks compare with it."""
@@ -58,7 +59,7 @@ class PlannedTable:
             TableRemade: it is another table.
         """
         same = dataset.version > self.version
-        if not same and (dataset.version < self.version or _written(dataset) != self.written):
+        if not same and (dataset.version < self.version or written_at(dataset) != self.written):
             raise self._remade()
 
     def look(self, options: StorageOptions) -> None:
@@ -126,10 +127,6 @@ class PlannedTable:
             f"{self.version} of it; the new table is left as it is. Plan again: clear the plan task with its "
             "downstream tasks; outside of Airflow, run the backfill or the refresh again."
         )
-
-
-def _written(dataset: lance.LanceDataset) -> int:
-    return cast(int, dataset._ds.current_version()["timestamp"])
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from airflow_geneva.lance_io.compactions import (
 )
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, field_ids, live_offsets, read_manifest
-from airflow_geneva.lance_io.read_version import version_exists
+from airflow_geneva.lance_io.read_version import open_version_or_none, version_exists
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.plan.value_diff import ReferenceVersion, computed_by_value
 
@@ -235,13 +235,10 @@ class ComputedRows:
             versions |= set(find_commits(self.dataset, since, self.state.open_jobs))
         found: list[ReferenceVersion] = []
         for version in sorted((v for v in versions if v <= self.dataset.version), reverse=True)[:_MOST_REFERENCES]:
-            try:
-                with engine_errors():
-                    reference = ReferenceVersion.at(self.dataset.checkout_version(version), self.columns)
-            except EngineError:
+            then = open_version_or_none(self.dataset, version)
+            if then is None:
                 self._note_gap()
-                continue
-            if reference is not None:
+            elif reference := ReferenceVersion.at(then, self.columns):
                 found.append(reference)
         return found
 

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from airflow_geneva.checkpoint.facts import load_state
 from airflow_geneva.checkpoint.view_snapshot import Snapshot
-from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import (
     Columns,
     FragmentFiles,
@@ -24,6 +23,7 @@ from airflow_geneva.lance_io.fragments import (
     read_manifest,
     row_ids,
 )
+from airflow_geneva.lance_io.read_version import open_version_or_none, written_at
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.source_changes import SourceChanges, compare_source
@@ -116,7 +116,7 @@ def _is_another_table(
         return False
     if dataset.version < snapshot.source_version:
         return True
-    then = _version(dataset, snapshot.source_version)
+    then = open_version_or_none(dataset, snapshot.source_version)
     if then is None:
         return False
     return seen.isdisjoint(files.signature for files in read_manifest(then, columns).values())
@@ -164,7 +164,7 @@ def new_rows_since(dataset: lance.LanceDataset, version: int, changed_rows: bool
     if dataset.version < version:
         return all_rows_as_new(dataset)
     # If the version was cleaned up, rows still name the version that created them, but deleted rows are unknown.
-    then = _version(dataset, version)
+    then = open_version_or_none(dataset, version)
     before = {} if then is None else read_manifest(then, _NO_COLUMNS)
     now = read_manifest(dataset, _NO_COLUMNS)
     if not dataset.has_stable_row_ids:
@@ -285,22 +285,11 @@ def first_version(dataset: lance.LanceDataset, unseen: NewRows) -> int:
 
 def committed_at(dataset: lance.LanceDataset, version: int) -> datetime:
     """Return when a version was committed; if it was cleaned up, when the next remaining version was."""
-    left = None if version == dataset.version else _version(dataset, version)
+    left = None if version == dataset.version else open_version_or_none(dataset, version)
     if left is None:
         kept = [reference["version"] for reference in dataset.version_refs()]
         left = dataset.checkout_version(min(found for found in (*kept, dataset.version) if found >= version))
-    # `versions()` also has the time, but it opens every version.
-    nanoseconds = cast(int, left._ds.current_version()["timestamp"])
-    return datetime.fromtimestamp(nanoseconds / 1e9, timezone.utc)
-
-
-def _version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset | None:
-    """Open a version; None if it was cleaned up."""
-    try:
-        with engine_errors():
-            return dataset.checkout_version(version)
-    except EngineError:
-        return None
+    return datetime.fromtimestamp(written_at(left) / 1e9, timezone.utc)
 
 
 def _rows(dataset: lance.LanceDataset, fragment: int) -> tuple[Offsets, Offsets, Offsets, Offsets]:

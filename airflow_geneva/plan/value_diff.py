@@ -13,7 +13,7 @@ from airflow_geneva.checkpoint.facts import ColumnState
 from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.blobs import is_blob
-from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, open_fragment, read_manifest
+from airflow_geneva.lance_io.fragments import OFFSET_BITS, Columns, FragmentFiles, offsets_of, read_manifest, row_ids
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.lance_io.same_values import same_values
 from airflow_geneva.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
@@ -72,28 +72,20 @@ def computed_by_value(
         Offsets by provenance, and the offsets of all rows that existed at the reference version.
     """
     found: dict[Provenance, list[Offsets]] = {}
-    existing: list[Offsets] = [np.empty(0, np.int64)]
-    existed = f"_row_created_at_version <= {reference.dataset.version}"
-    scanner = open_fragment(dataset, files.id).scanner(
-        columns=[], filter=existed, with_row_id=True, with_row_address=True
-    )
+    offsets, ids = row_ids(dataset, files.id, created_by=reference.dataset.version)
+    wanted = unknown.mask(offsets)
     fitting = RowsPerBudget(batch_bytes(task_memory_bytes()))
     columns = [*dict.fromkeys(names), "_rowid", "_rowaddr"]
-    for batch in scanner.to_batches():
-        offsets = batch.column("_rowaddr").to_numpy().astype(np.int64) & 0xFFFFFFFF
-        wanted = unknown.mask(offsets)
-        existing.append(offsets[wanted])
-        ids = batch.column("_rowid").to_numpy()[wanted].tolist()
-        at = 0
-        while at < len(ids):
-            chosen = ids[at : at + min(fitting.careful_rows, _BATCH_ROWS)]
-            rows = single_batch(dataset._take_rows(chosen, columns=columns))
-            fitting.record(rows.num_rows, rows.nbytes)
-            at += len(chosen)
-            for provenance, part in _compare(reference, state, rows, names).items():
-                found.setdefault(provenance, []).append(part)
+    ahead = ids[wanted]
+    while len(ahead):
+        size = min(fitting.careful_rows, _BATCH_ROWS)
+        rows = single_batch(dataset._take_rows(ahead[:size].tolist(), columns=columns))
+        fitting.record(rows.num_rows, rows.nbytes)
+        ahead = ahead[size:]
+        for provenance, part in _compare(reference, state, rows, names).items():
+            found.setdefault(provenance, []).append(part)
     known = {provenance: Ranges.from_offsets(np.concatenate(parts)) for provenance, parts in found.items()}
-    return known, Ranges.from_offsets(np.concatenate(existing))
+    return known, Ranges.from_offsets(offsets[wanted])
 
 
 def _compare(
@@ -115,7 +107,7 @@ def _compare(
         old, new = then.column(old_name).take(pa.array(theirs)), now.column(name).take(pa.array(mine))
         alike &= same_values(old, new)
     addresses = then.column("_rowaddr").to_numpy()[theirs].astype(np.int64)
-    offsets = now.column("_rowaddr").to_numpy()[mine].astype(np.int64) & 0xFFFFFFFF
+    offsets = offsets_of(now)[mine]
     return _by_provenance(reference, state, addresses[alike], offsets[alike])
 
 
@@ -129,7 +121,7 @@ def _by_provenance(
         inside = addresses >> 32 == fragment_id
         for provenance, rows in state.known(files.signature, files.physical_rows).items():
             hit = inside.copy()
-            hit[inside] = rows.mask(addresses[inside] & 0xFFFFFFFF)
+            hit[inside] = rows.mask(addresses[inside] & OFFSET_BITS)
             if hit.any():
                 found.setdefault(provenance, []).append(offsets[hit])
     return {provenance: np.concatenate(parts) for provenance, parts in found.items()}

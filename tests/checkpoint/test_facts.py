@@ -12,7 +12,6 @@ from airflow_geneva.checkpoint.facts import (
     ColumnState,
     Fact,
     append_ledger,
-    computed_by,
     fold_ledgers,
     load_state,
     looked_at,
@@ -25,7 +24,9 @@ from airflow_geneva.storage.files import Storage
 OFFSETS = st.sets(st.integers(0, 20), max_size=12)
 FACTS = st.lists(
     st.builds(
-        lambda signature, version, rows: Fact(signature, computed_by(version), Ranges.from_offsets(sorted(rows)), 3),
+        lambda signature, version, rows: Fact(
+            signature, Provenance(version).what, Ranges.from_offsets(sorted(rows)), 3
+        ),
         st.sampled_from(["s1", "s2"]),
         st.sampled_from(["v1", "v2"]),
         OFFSETS,
@@ -53,7 +54,7 @@ def test_what_is_known_is_the_union_of_the_facts(facts: list[Fact]) -> None:
             wanted = {
                 offset
                 for fact in facts
-                if (fact.signature, fact.what) == (signature, computed_by(version)) and fact.rows is not None
+                if (fact.signature, fact.what) == (signature, Provenance(version).what) and fact.rows is not None
                 for offset in fact.rows.offsets().tolist()
             }
             assert set(found.get(Provenance(version), Ranges.empty()).offsets().tolist()) == wanted
@@ -61,10 +62,10 @@ def test_what_is_known_is_the_union_of_the_facts(facts: list[Fact]) -> None:
 
 def test_facts_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     facts = [
-        Fact("s1", computed_by("v1"), None, 4),
-        Fact("s1", computed_by("v2"), Ranges.from_pairs([(0, 5), (9, 12)]), 5, "deletion-1"),
+        Fact("s1", Provenance("v1").what, None, 4),
+        Fact("s1", Provenance("v2").what, Ranges.from_pairs([(0, 5), (9, 12)]), 5, "deletion-1"),
         Fact("s2", looked_at("hash", "v1"), Ranges.of(3, 4), 6),
-        Fact("s2", computed_by("v1"), Ranges.empty(), 7),
+        Fact("s2", Provenance("v1").what, Ranges.empty(), 7),
     ]
     append_ledger(checkpoints(tmp_path), 7, "job", facts)
     state = load_state(checkpoints(tmp_path), 7)
@@ -73,7 +74,7 @@ def test_facts_are_read_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_whole_fragment_is_known_without_its_rows() -> None:
-    state = ColumnState({"s": [Fact("s", computed_by("v1"), None, 1)]})
+    state = ColumnState({"s": [Fact("s", Provenance("v1").what, None, 1)]})
     assert state.is_complete("s", "", "v1")
     assert not state.is_complete("s", "", "v2")
     assert not state.is_complete("other", "", "v1")
@@ -81,7 +82,7 @@ def test_a_whole_fragment_is_known_without_its_rows() -> None:
 
 
 def test_rows_that_were_all_alive_under_one_deletion_file_are_not_all_under_another() -> None:
-    state = ColumnState({"s": [Fact("s", computed_by("v1"), Ranges.of(0, 9), 1, "deletion-1")]})
+    state = ColumnState({"s": [Fact("s", Provenance("v1").what, Ranges.of(0, 9), 1, "deletion-1")]})
     assert state.is_complete("s", "deletion-1", "v1")
     assert not state.is_complete("s", "deletion-2", "v1")
     assert not state.is_complete("s", "", "v1")
@@ -102,7 +103,7 @@ def test_nothing_to_say_writes_nothing(tmp_path: Path) -> None:
 
 def write_many(folder: Path, count: int) -> None:
     for at in range(count):
-        append_ledger(checkpoints(folder), 7, f"job{at}", [Fact("s", computed_by("v"), Ranges.of(at, at + 1), at)])
+        append_ledger(checkpoints(folder), 7, f"job{at}", [Fact("s", Provenance("v").what, Ranges.of(at, at + 1), at)])
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from airflow_geneva import connect
 from airflow_geneva.checkpoint.fact_pruning import prune_state
-from airflow_geneva.checkpoint.facts import Fact, append_ledger, computed_by, load_state, looked_at, seen
+from airflow_geneva.checkpoint.facts import Fact, append_ledger, load_state, looked_at, seen
+from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.cleanup.garbage import (
     CHECKPOINTS,
     JOBS,
@@ -126,7 +127,7 @@ def facts_of(checkpoints: Storage) -> set[tuple[str, str]]:
 
 
 def value(signature: str, at: int, inputs: str = "1") -> Fact:
-    return Fact(signature, computed_by("v"), Ranges.of(0, 5), at, None, inputs)
+    return Fact(signature, Provenance("v").what, Ranges.of(0, 5), at, None, inputs)
 
 
 def test_only_facts_that_can_never_match_are_dropped(tmp_path: Path) -> None:
@@ -164,7 +165,7 @@ def test_nothing_is_dropped_when_the_history_cannot_be_read_or_little_is_gained(
 
 def test_every_fact_of_a_fragment_that_exists_is_read_back_as_it_was(tmp_path: Path) -> None:
     checkpoints = Storage.at(str(tmp_path))
-    fact = Fact("there", computed_by("v"), Ranges.from_pairs([(0, 3), (7, 9)]), 1, "deletion", "1,2")
+    fact = Fact("there", Provenance("v").what, Ranges.from_pairs([(0, 3), (7, 9)]), 1, "deletion", "1,2")
     append_ledger(checkpoints, 7, "a", [fact, value("gone", 1)])
     assert prune_state(checkpoints, 7, [8], lambda inputs: {"there"}) == 1
     assert load_state(checkpoints, 7).facts == {"there": [fact]}
