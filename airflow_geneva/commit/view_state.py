@@ -13,7 +13,7 @@ from airflow_geneva.checkpoint.view_snapshot import Snapshot, load_snapshot, rem
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.outbox import JOB_PROPERTY
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.history import Commit, commits_newest_first
+from airflow_geneva.lance_io.history import Commit, commits_newest_first, files_written
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.views.columns import IS_SET, SOURCE_ROW_ID
@@ -112,7 +112,7 @@ def _changes(dataset: lance.LanceDataset, commit: Commit) -> str | None:
         return None if set_rows is None else f"append at version {version}" if set_rows else "?"
     fields: set[int] = set()
     if isinstance(operation, made.DataReplacement):
-        fields = {field for group in operation.replacements for field in group.new_file.fields}
+        fields = {field for file in files_written(operation) for field in file.fields}
     elif isinstance(operation, made.Update):
         fields = set(operation.fields_modified)
     elif not isinstance(operation, (made.Delete, made.Overwrite)):
@@ -124,7 +124,7 @@ def _changes(dataset: lance.LanceDataset, commit: Commit) -> str | None:
 
 def _appended_set_rows(dataset: lance.LanceDataset, version: int, operation: Any) -> bool | None:
     """Whether an append added rows that are set; None if they can no longer be read."""
-    paths = {file.path for fragment in operation.fragments for file in fragment.files}
+    paths = {file.path for file in files_written(operation)}
     try:
         with engine_errors():
             for fragment in dataset.checkout_version(version).get_fragments():

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, fragment_files, open_fragment, row_ids
-from airflow_geneva.lance_io.history import Commit, commits_newest_first, read_commit
+from airflow_geneva.lance_io.history import Commit, commits_newest_first, files_written, read_commit
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 
 if TYPE_CHECKING:
@@ -286,10 +286,9 @@ class Tracer:
         """Record which fragments a commit made; return the fragments that it compacted, or the files that it wrote."""
         import lance
 
-        made, did = lance.LanceOperation, commit.operation
-        if isinstance(did, made.Rewrite):
+        if isinstance(commit.operation, lance.LanceOperation.Rewrite):
             found: dict[Key, Compaction] = {}
-            for group in did.groups:
+            for group in commit.operation.groups:
                 made_of, alone = list(group.old_fragments), len(list(group.new_fragments)) == 1
                 # Give every new fragment all old ones as parents: only row ids tell which rows went where.
                 replaced = tuple(fragment_files(fragment, self.columns) for fragment in made_of)
@@ -298,16 +297,6 @@ class Tracer:
                     found[_key(files)] = Compaction(files, replaced, commit.version, alone)
             self._parents.update(found)
             return found
-        written: list[Any] = []
-        if isinstance(did, (made.Append, made.Overwrite)):
-            written = [file for fragment in did.fragments for file in fragment.files]
-        elif isinstance(did, made.DataReplacement):
-            written = [group.new_file for group in did.replacements]
-        elif isinstance(did, made.Update):
-            fields = set(did.fields_modified)
-            written = [file for fragment in did.new_fragments for file in fragment.files]
-            in_place = (file for fragment in did.updated_fragments for file in fragment.files)
-            written += [file for file in in_place if fields & set(file.fields)]
-        paths = {file._path for file in written}
+        paths = {file._path for file in files_written(commit.operation)}
         self._written |= paths
         return paths

@@ -61,3 +61,20 @@ def commits_newest_first(dataset: lance.LanceDataset, newest: int, oldest: int =
                 # pylance refuses two concurrent reads of one dataset object, so each thread gets a copy.
                 yield from list(pool.map(lambda version: read_commit(copy.copy(dataset), version), versions))
         newest, at_once = newest - len(versions), min(2 * at_once, most)
+
+
+def files_written(operation: Any) -> list[lance.fragment.DataFile]:
+    """Return the data files that an operation added with new or changed values; a compaction changes no value."""
+    import lance
+
+    made = lance.LanceOperation
+    if isinstance(operation, (made.Append, made.Overwrite)):
+        return [file for fragment in operation.fragments for file in fragment.files]
+    if isinstance(operation, made.DataReplacement):
+        return [group.new_file for group in operation.replacements]
+    if isinstance(operation, made.Update):
+        fields = set(operation.fields_modified)
+        added = [file for fragment in operation.new_fragments for file in fragment.files]
+        in_place = (file for fragment in operation.updated_fragments for file in fragment.files)
+        return added + [file for file in in_place if fields & set(file.fields)]
+    return []
