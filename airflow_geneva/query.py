@@ -264,8 +264,8 @@ class Query:
         return replace(outputs, schema=exploded_schema(outputs.schema, self.exploded))
 
     def _definition(self, dataset: lance.LanceDataset, outputs: ResolvedColumns) -> ViewDefinition:
+        from airflow_geneva.lance_io.arrays import check_storable
         from airflow_geneva.lance_io.filters import where_columns
-        from airflow_geneva.lance_io.storable import check_storable
         from airflow_geneva.views.columns import source_columns
         from airflow_geneva.views.definition import ViewDefinition
         from airflow_geneva.views.placeholders import DATA_STORAGE_VERSION

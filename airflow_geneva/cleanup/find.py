@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 
-from airflow_geneva.checkpoint.fact_pruning import covered_documents
+from airflow_geneva.checkpoint.facts import covered_documents
 from airflow_geneva.checkpoint.keys import ParsedKey, parse_key, path_to_key
 from airflow_geneva.checkpoint.packs import keys_of_pack
 from airflow_geneva.checkpoint.view_snapshot import snapshot_job, snapshot_key

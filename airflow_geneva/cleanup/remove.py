@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
-from airflow_geneva.checkpoint.fact_pruning import prune_state
+from airflow_geneva.checkpoint.facts import prune_state
 from airflow_geneva.checkpoint.view_snapshot import (
     packed_snapshots,
     prune_packed_snapshots,

@@ -11,7 +11,7 @@ from airflow_geneva.checkpoint.provenance import Provenance, add_rows, prior_fai
 from airflow_geneva.checkpoint.records import StagedFragment
 from airflow_geneva.lance_io.fragments import FragmentFiles, live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.reusable_files import staged_fits
+from airflow_geneva.plan.reusable_checkpoints import staged_fits
 from airflow_geneva.plan.shard import FragmentWork
 
 if TYPE_CHECKING:

@@ -31,9 +31,9 @@ from airflow_geneva.lance_io.conflicts import commit_tries, is_conflict
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.history import commits_newest_first
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
-from airflow_geneva.lance_io.table_identity import PlannedTable
+from airflow_geneva.lance_io.table_versions import PlannedTable
 from airflow_geneva.plan.model import RefreshSpec
-from airflow_geneva.plan.swap_plan import ALL_ROW_IDS, SwapPlan
+from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import join
 from airflow_geneva.views.columns import IS_SET, SOURCE_ROW_ID

@@ -16,10 +16,9 @@ import pyarrow.types as pt
 
 from airflow_geneva.errors import StorageError
 from airflow_geneva.faults import fault_point
-from airflow_geneva.lance_io.arrays import copy_sliced_columns, single_batch
+from airflow_geneva.lance_io.arrays import copy_sliced_columns, single_batch, why_not_storable
 from airflow_geneva.lance_io.arrow_types import leaf_types
-from airflow_geneva.lance_io.blob_file import BlobFileWriter
-from airflow_geneva.lance_io.blobs import is_blob
+from airflow_geneva.lance_io.blobs import BlobFileWriter, is_blob
 from airflow_geneva.lance_io.engine_errors import (
     EngineError,
     engine_errors,
@@ -29,7 +28,6 @@ from airflow_geneva.lance_io.engine_errors import (
     to_engine_error,
 )
 from airflow_geneva.lance_io.row_ranges import Offsets
-from airflow_geneva.lance_io.storable import why_not_storable
 from airflow_geneva.lance_io.task_memory import BatchTooLarge, rows_at_once
 from airflow_geneva.storage.uri import is_local, join
 

@@ -1,20 +1,33 @@
-"""Read the commits of a table, newest first."""
+"""Read a table's history: its commits, and the fragments that compacted fragments were made of."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, fragment_files, open_fragment, row_ids
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.storage.uri import is_local
 
 if TYPE_CHECKING:
     import lance
 
 _MOST_AT_ONCE = 16
+
+
+_MOST_VERSIONS = 1_000
+_MOST_ASKED = 64
+FragmentFilter = Callable[[FragmentFiles], bool]
+Key = tuple[int, str]
+"""A fragment's id, and the files of its inputs."""
 
 
 @dataclass(frozen=True)
@@ -78,3 +91,277 @@ def files_written(operation: Any) -> list[lance.fragment.DataFile]:
         in_place = (file for fragment in operation.updated_fragments for file in fragment.files)
         return added + [file for file in in_place if fields & set(file.fields)]
     return []
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """One fragment that a compaction wrote.
+
+    Args:
+        made: the fragment as the compaction wrote it.
+        replaced: the fragments that its rows came from.
+        version: the table version that the compaction wrote.
+        alone: whether it got all of their rows.
+    """
+
+    made: FragmentFiles
+    replaced: tuple[FragmentFiles, ...]
+    version: int
+    alone: bool
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The compactions that made fragments.
+
+    Args:
+        parents: for each fragment, the compaction that made it.
+        complete: whether the history could be read as far back as requested.
+    """
+
+    parents: dict[Key, Compaction]
+    complete: bool
+
+    def made_by(self, fragment: FragmentFiles, same_output: bool = False) -> Compaction | None:
+        """Return the compaction that made a fragment, if its inputs are unchanged since.
+
+        Args:
+            same_output: the output must be unchanged too; required by callers that rely on old output values.
+        """
+        found = self.parents.get(_key(fragment)) if self.parents else None
+        return None if found is None or (same_output and found.made.output != fragment.output) else found
+
+    def ancestors(self, fragment: FragmentFiles, passed_over: FragmentFilter) -> Iterator[FragmentFiles]:
+        """Yield the ancestors of a fragment, nearest first; skip some, together with their own ancestors."""
+        queue = [fragment]
+        while queue:
+            found = self.made_by(queue.pop(0))
+            parents = [] if found is None else [parent for parent in found.replaced if not passed_over(parent)]
+            yield from parents
+            queue.extend(parents)
+
+
+NO_LINEAGE = Lineage({}, True)
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """Rows of a replaced fragment that are now, unchanged, in a compacted one.
+
+    Args:
+        fragment: the replaced fragment.
+        offsets: their physical offsets in it.
+        row_ids: their row ids.
+    """
+
+    fragment: FragmentFiles
+    offsets: Offsets
+    row_ids: RowIds
+
+
+@dataclass(frozen=True)
+class History:
+    """Reads the row ids of fragments of older versions, each once.
+
+    Args:
+        dataset: the table at the planned version.
+    """
+
+    dataset: lance.LanceDataset
+    _rows: dict[tuple[int, int], tuple[Offsets, RowIds]] = field(default_factory=dict)
+    _versions: dict[int, lance.LanceDataset] = field(default_factory=dict)
+
+    def rows(self, fragment_id: int, version: int) -> tuple[Offsets, RowIds]:
+        """Return physical offsets and row ids of a fragment's live rows at a version.
+
+        Raises:
+            LookupError: the older version was cleaned up.
+        """
+        if (fragment_id, version) not in self._rows:
+            with self._reading(version):
+                self._rows[fragment_id, version] = row_ids(self._at(version), fragment_id)
+        return self._rows[fragment_id, version]
+
+    def written_at(self, fragment: FragmentFiles, version: int) -> list[int]:
+        """Return the versions that last updated and created the fragment's first row: one may have written it."""
+        names = ["_row_last_updated_at_version", "_row_created_at_version"]
+        try:
+            with self._reading(version):
+                row = open_fragment(self._at(version), fragment.id).scanner(columns=names, limit=1).to_table()
+        except LookupError:
+            return []
+        return list(dict.fromkeys(int(row[name][0].as_py()) for name in names if len(row)))
+
+    def _reading(self, version: int) -> AbstractContextManager[None]:
+        """Convert pylance's errors about older versions, which a plan can do without, to a ``LookupError``."""
+        if version == self.dataset.version:
+            return nullcontext()
+        return engine_errors(lambda error: LookupError(f"version {version} cannot be read: {error}"))
+
+    def _at(self, version: int) -> lance.LanceDataset:
+        if version == self.dataset.version:
+            return self.dataset
+        if version not in self._versions:
+            self._versions[version] = self.dataset.checkout_version(version)
+        return self._versions[version]
+
+    def origins(
+        self, lineage: Lineage, fragment: FragmentFiles, passed_over: FragmentFilter, same_output: bool = False
+    ) -> Iterator[Origin]:
+        """Yield the ancestors of a fragment, nearest first, with the rows that came from them.
+
+        A row that was updated between two compactions keeps its id but has other values, so only rows that are live in
+        every generation are followed.
+
+        Args:
+            passed_over: fragments to skip with their ancestors.
+
+        Raises:
+            LookupError: a version before a compaction was cleaned up.
+        """
+        queue: list[tuple[FragmentFiles, RowIds | None]] = [(fragment, None)]
+        while queue:
+            current, alive = queue.pop(0)
+            compaction = lineage.made_by(current, same_output)
+            parents = [] if compaction is None else [p for p in compaction.replaced if not passed_over(p)]
+            if compaction is None or not parents:
+                continue
+            if alive is None:
+                alive = self.rows(fragment.id, self.dataset.version)[1]
+            living = _id_set(alive)
+            for parent in parents:
+                offsets, ids = self.rows(parent.id, compaction.version - 1)
+                kept = living.mask(ids.view(np.int64))
+                yield Origin(parent, offsets[kept], ids[kept])
+                queue.append((parent, ids[kept]))
+
+
+def among(ids: RowIds, wanted: RowIds) -> npt.NDArray[np.bool_]:
+    """Return for each row id whether it is in `wanted`."""
+    return _id_set(wanted).mask(ids.view(np.int64))
+
+
+def _id_set(ids: RowIds) -> Ranges:
+    # Row ids form long runs, which are much faster to compare than single ids.
+    return Ranges.from_offsets(ids.view(np.int64))
+
+
+def _key(fragment: FragmentFiles) -> Key:
+    # Deletions do not matter here: they only remove rows.
+    return fragment.id, repr((fragment.inputs, fragment.where))
+
+
+class _Waiting:
+    """Fragments whose origin is not known yet, each with a version that has it.
+
+    Args:
+        same_output: whether the writer of the output's files also determines the origin.
+    """
+
+    def __init__(self, same_output: bool) -> None:
+        self.same_output = same_output
+        self.since: dict[Key, tuple[FragmentFiles, int]] = {}
+        self._by_name: dict[Key | str, list[Key]] = {}
+
+    def add(self, files: FragmentFiles, version: int) -> Key:
+        key = _key(files)
+        self.since[key] = files, version
+        names: list[Key | str] = [key, *self.paths(files)]
+        for name in names:
+            self._by_name.setdefault(name, []).append(key)
+        return key
+
+    def paths(self, files: FragmentFiles) -> list[str]:
+        """Return the data files whose writer determines the fragment's origin."""
+        output = files.output if self.same_output else ()
+        return [path for _, _, path in (*files.inputs, *files.where, *output)]
+
+    def about(self, names: Iterable[Key | str]) -> list[Key]:
+        """Return the waiting fragments that have one of these keys or data files."""
+        return list({key for name in names for key in self._by_name.get(name, ()) if key in self.since})
+
+
+class Tracer:
+    """Finds the compactions that made fragments, and reads as little of the history as possible.
+
+    A fragment is explained once the compaction that made it is known, or once it is known that another operation wrote
+    it. Rows that were not moved since name that version themselves. For other fragments, the tracer reads the history
+    from the newest version back. It then traces the fragments that were compacted in the same way.
+
+    Args:
+        history: the rows and versions of the table.
+        columns: the inputs and the output, by field id.
+    """
+
+    def __init__(self, history: History, columns: Columns) -> None:
+        self.history = history
+        self.columns = columns
+        self._parents: dict[Key, Compaction] = {}
+        self._written: set[str] = set()
+        self._asked: set[Key] = set()
+        newest = int(history.dataset.version)
+        self._oldest = max(newest - _MOST_VERSIONS, 0)
+        self._next = newest
+        self._gap = False
+        self._commits = commits_newest_first(history.dataset, newest, self._oldest + 1)
+
+    def trace(
+        self, fragments: Iterable[FragmentFiles], settled: FragmentFilter, since: int = 0, same_output: bool = False
+    ) -> Lineage:
+        """Trace fragments back to settled ones.
+
+        Args:
+            settled: says of a fragment that its ancestors are not needed.
+            since: the oldest version whose commit can matter.
+            same_output: a fragment whose output was written after its compaction counts as explained by that write.
+        """
+        newest = self.history.dataset
+        waiting = _Waiting(same_output)
+        for files in fragments:
+            waiting.add(files, int(newest.version))
+        self._explain(waiting, list(waiting.since), settled)
+        while waiting.since and self._next > max(since, self._oldest) and not self._gap:
+            # Alternate between reading the next older commit and asking a fragment's rows for their version.
+            commit = next(self._commits)
+            self._next, self._gap = commit.version - 1, commit.gone
+            self._explain(waiting, waiting.about(self._learn(commit)), settled)
+            unasked = next((key for key in waiting.since if key not in self._asked), None)
+            if unasked is not None and len(self._asked) < _MOST_ASKED:
+                self._asked.add(unasked)
+                for version in self.history.written_at(*waiting.since[unasked]):
+                    if unasked in waiting.since:
+                        self._explain(waiting, waiting.about(self._learn(read_commit(newest, version))), settled)
+        return Lineage(self._parents, not waiting.since or (not self._gap and self._next <= since))
+
+    def _explain(self, waiting: _Waiting, keys: list[Key], settled: FragmentFilter) -> None:
+        """Remove explained fragments from those that wait, and add the fragments that they were compacted from."""
+        while keys:
+            key = keys.pop()
+            files, _ = waiting.since[key]
+            made = self._parents.get(key)
+            if made is not None:
+                del waiting.since[key]
+                for parent in made.replaced:
+                    if parent.live_rows and _key(parent) not in waiting.since and not settled(parent):
+                        keys.append(waiting.add(parent, made.version - 1))
+            elif not self._written.isdisjoint(waiting.paths(files)):
+                del waiting.since[key]
+
+    def _learn(self, commit: Commit) -> Iterable[Key | str]:
+        """Record which fragments a commit made; return the fragments that it compacted, or the files that it wrote."""
+        import lance
+
+        if isinstance(commit.operation, lance.LanceOperation.Rewrite):
+            found: dict[Key, Compaction] = {}
+            for group in commit.operation.groups:
+                made_of, alone = list(group.old_fragments), len(list(group.new_fragments)) == 1
+                # Give every new fragment all old ones as parents: only row ids tell which rows went where.
+                replaced = tuple(fragment_files(fragment, self.columns) for fragment in made_of)
+                for fragment in group.new_fragments:
+                    files = fragment_files(fragment, self.columns)
+                    found[_key(files)] = Compaction(files, replaced, commit.version, alone)
+            self._parents.update(found)
+            return found
+        paths = {file._path for file in files_written(commit.operation)}
+        self._written |= paths
+        return paths

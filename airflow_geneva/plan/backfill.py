@@ -21,15 +21,18 @@ from airflow_geneva.lance_io.fragments import (
     live_offsets,
     row_ids,
 )
-from airflow_geneva.lance_io.read_version import RowsAtVersion
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.code_change import check_code_change
+from airflow_geneva.lance_io.table_versions import RowsAtVersion
 from airflow_geneva.plan.computed_rows import ComputedRows
-from airflow_geneva.plan.continue_from import check_continue_from, continue_from_notes
-from airflow_geneva.plan.file_mismatch import find_mismatches
 from airflow_geneva.plan.model import BackfillSpec, Plan, ReasonCount
-from airflow_geneva.plan.reusable_files import is_staged_readable, staged_fits
-from airflow_geneva.plan.row_status import DueRules, RowStatus, by_code_version, classify_rows
+from airflow_geneva.plan.reusable_checkpoints import (
+    check_continue_from,
+    continue_from_notes,
+    find_mismatches,
+    is_staged_readable,
+    staged_fits,
+)
+from airflow_geneva.plan.row_status import DueRules, RowStatus, by_code_version, check_code_change, classify_rows
 from airflow_geneva.plan.shard import FragmentWork, cut_shards
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import md5

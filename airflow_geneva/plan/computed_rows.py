@@ -12,7 +12,9 @@ from airflow_geneva.checkpoint.facts import ColumnState, Fact, seen
 from airflow_geneva.checkpoint.provenance import Provenance, add_rows
 from airflow_geneva.checkpoint.reuse import Ancestor, CheckpointIndex
 from airflow_geneva.job.outbox import find_commits
-from airflow_geneva.lance_io.compactions import (
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, field_ids, live_offsets, read_manifest
+from airflow_geneva.lance_io.history import (
     NO_LINEAGE,
     Compaction,
     FragmentFilter,
@@ -22,10 +24,8 @@ from airflow_geneva.lance_io.compactions import (
     Tracer,
     among,
 )
-from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, field_ids, live_offsets, read_manifest
-from airflow_geneva.lance_io.read_version import open_version_or_none, version_exists
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.lance_io.table_versions import open_version_or_none, version_exists
 from airflow_geneva.plan.value_diff import ReferenceVersion, computed_by_value
 
 if TYPE_CHECKING:

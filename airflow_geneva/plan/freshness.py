@@ -18,10 +18,9 @@ from airflow_geneva.lance_io.fragments import (
 )
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.computed_rows import ComputedRows
-from airflow_geneva.plan.refresh import choose_rows
+from airflow_geneva.plan.refresh import ViewState, choose_rows
 from airflow_geneva.plan.row_status import by_code_version
 from airflow_geneva.plan.source_changes import VIEW_VERSION, compare_source
-from airflow_geneva.plan.view_state import ViewState
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.views.definition import ViewDefinition
 

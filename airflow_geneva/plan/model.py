@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from airflow_geneva.checkpoint.facts import Fact
 from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
 from airflow_geneva.checkpoint.provenance import PriorFailures, prior_failures_of, version_label
 from airflow_geneva.checkpoint.reuse import ReuseRules
 from airflow_geneva.job.outbox import OUTBOX_OF_VIEW
-from airflow_geneva.lance_io.table_identity import PlannedTable
+from airflow_geneva.lance_io.table_versions import PlannedTable
 from airflow_geneva.lance_io.task_memory import DEFAULT_TASK_MEMORY, batch_bytes, checkpoint_bytes
-from airflow_geneva.plan.file_mismatch import Mismatches
+from airflow_geneva.plan.reusable_checkpoints import Mismatches
 from airflow_geneva.plan.shard import FragmentWork, Shard
-from airflow_geneva.plan.swap_plan import SwapPlan
 from airflow_geneva.udf.stored_definition import UdfDefinition
 from airflow_geneva.views.definition import ViewDefinition
+
+if TYPE_CHECKING:
+    from airflow_geneva.plan.saved_plan import SwapPlan
 
 _LISTED = 8
 

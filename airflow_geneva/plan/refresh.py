@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,18 +18,20 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.filters import selected_offsets
 from airflow_geneva.lance_io.fragments import columns_of, garbage_collector_off, row_ids
-from airflow_geneva.lance_io.read_version import open_version, reporting_cleaned_up
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.lance_io.table_identity import PlannedTable
-from airflow_geneva.plan.code_change import check_view_code_change
-from airflow_geneva.plan.file_mismatch import Mismatches, find_mismatches
+from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.plan.model import Plan, ReasonCount, RefreshSpec
 from airflow_geneva.plan.request import RefreshRequest, checkpoints_ignored
-from airflow_geneva.plan.reusable_files import is_view_file_complete, is_view_file_readable
+from airflow_geneva.plan.reusable_checkpoints import (
+    Mismatches,
+    find_mismatches,
+    is_view_file_complete,
+    is_view_file_readable,
+)
+from airflow_geneva.plan.row_status import check_view_code_change
+from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.plan.shard import FragmentWork, cut_shards
 from airflow_geneva.plan.source_changes import ChangedFragment, SourceChanges, compare_source, fragments_of_rows
-from airflow_geneva.plan.swap_plan import ALL_ROW_IDS, SwapPlan
-from airflow_geneva.plan.view_state import ViewState
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
 from airflow_geneva.views.columns import OutputColumn
@@ -41,7 +43,35 @@ if TYPE_CHECKING:
 
     from airflow_geneva.udf import UDF
 
+
 CHANGED, REFLECTED, FILTERED = "new or changed in the source", "in the view already", "not selected by the query"
+
+
+class ViewState(Protocol):
+    """The current state of a view; parts are read on demand."""
+
+    @property
+    def dataset(self) -> lance.LanceDataset:
+        """The version of the view."""
+
+    @property
+    def swap(self) -> str:
+        """Identifies the rows; a swap or any other change of rows changes it; "" before the first swap."""
+
+    @property
+    def changed(self) -> str:
+        """What other writers did to the rows since the newest swap; "" for nothing."""
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The source as the view reflects it.
+
+        None before the first swap, if the document is lost, or if other writers changed the rows.
+        """
+
+    @property
+    def shown(self) -> Ranges:
+        """Source row ids of the rows that are set."""
 
 
 def plan_refresh(

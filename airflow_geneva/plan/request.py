@@ -14,8 +14,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.lance_io.filters import freeze_where
 from airflow_geneva.lance_io.fragments import field_ids
-from airflow_geneva.lance_io.read_version import open_version, reporting_cleaned_up
-from airflow_geneva.lance_io.table_identity import PlannedTable
+from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
 from airflow_geneva.plan.backfill import plan_backfill
 from airflow_geneva.plan.model import BackfillSpec, Plan, Sizing

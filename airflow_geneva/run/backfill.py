@@ -12,7 +12,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.lance_io.engine_errors import is_failure
-from airflow_geneva.lance_io.table_identity import reporting_remade
+from airflow_geneva.lance_io.table_versions import reporting_remade
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import Shard

@@ -24,7 +24,7 @@ from airflow_geneva.job.result import FAILED, PENDING, BackfillResult, ShardResu
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.filters import where_columns
 from airflow_geneva.lance_io.fragments import columns_of
-from airflow_geneva.lance_io.table_identity import reporting_remade
+from airflow_geneva.lance_io.table_versions import reporting_remade
 from airflow_geneva.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan
 from airflow_geneva.plan.saved_plan import SavedPlan, save_plan
 from airflow_geneva.plan.shard import Shard

@@ -22,7 +22,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.lance_io.fragments import field_ids, live_offsets, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec, JobSpec
-from airflow_geneva.plan.reusable_files import is_staged_readable, staged_fits
+from airflow_geneva.plan.reusable_checkpoints import is_staged_readable, staged_fits
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run.units import RowCount, RunUnit, Unit, UnitReport, run_unit
 from airflow_geneva.storage.files import Storage

@@ -18,7 +18,7 @@ from airflow_geneva.job.record import job_ids, read_job, read_jobs
 from airflow_geneva.job.result import DONE, PARTIAL
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
-from airflow_geneva.plan.reusable_files import is_staged_complete
+from airflow_geneva.plan.reusable_checkpoints import is_staged_complete
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 

@@ -14,8 +14,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.result import FAILED, PENDING, BackfillResult
 from airflow_geneva.lance_io.engine_errors import is_failure
-from airflow_geneva.lance_io.read_version import reporting_cleaned_up
-from airflow_geneva.lance_io.table_identity import reporting_remade
+from airflow_geneva.lance_io.table_versions import reporting_cleaned_up, reporting_remade
 from airflow_geneva.plan.model import JobSpec, Plan
 from airflow_geneva.plan.refresh import plan_refresh
 from airflow_geneva.plan.request import RefreshRequest

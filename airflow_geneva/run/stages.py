@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult, ShardResult
-from airflow_geneva.lance_io.table_identity import reporting_remade
+from airflow_geneva.lance_io.table_versions import reporting_remade
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import Shard

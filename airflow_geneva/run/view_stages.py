@@ -19,9 +19,8 @@ from airflow_geneva.job.error_records import count_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.plan.model import RefreshSpec
-from airflow_geneva.plan.saved_plan import SavedPlan
+from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
-from airflow_geneva.plan.swap_plan import SwapPlan
 from airflow_geneva.run.column_stages import missing_shards_error
 from airflow_geneva.run.housekeeping import has_many_snapshots, run_maintenance
 from airflow_geneva.run.units import remove_broken, staged_or_restaged

@@ -26,7 +26,7 @@ from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.fragments import row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
-from airflow_geneva.plan.reusable_files import is_view_file_complete, is_view_file_readable
+from airflow_geneva.plan.reusable_checkpoints import is_view_file_complete, is_view_file_readable
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run.units import RowCount, RunUnit, Unit, UnitReport, run_unit
 from airflow_geneva.storage.files import Storage

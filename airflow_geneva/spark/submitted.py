@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.job.heartbeat import writing_heartbeats
-from airflow_geneva.lance_io.table_identity import reporting_remade
+from airflow_geneva.lance_io.table_versions import reporting_remade
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.stages import planned_udfs
 from airflow_geneva.spark.tasks import apply_on_spark

@@ -61,7 +61,7 @@ def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSp
     """
     import pyarrow as pa
 
-    from airflow_geneva.lance_io.storable import check_storable
+    from airflow_geneva.lance_io.arrays import check_storable
 
     if not isinstance(columns, Mapping):
         raise InvalidInput(f'add_columns takes columns by name, such as {{"n": udf}}, not a {type(columns).__name__}.')

@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING, Any
 from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, InvalidInput
-from airflow_geneva.lance_io.read_version import reporting_cleaned_up
+from airflow_geneva.lance_io.table_versions import reporting_cleaned_up
 from airflow_geneva.lance_io.version_stamp import VersionStamp, newest_stamp, stamp_of
-from airflow_geneva.plan.new_rows import (
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.timeouts import panics_as_errors, with_short_timeouts
+from airflow_geneva.storage.uri import without_credentials
+from airflow_geneva.table import Table
+from airflow_geneva.view import View
+from airflow_geneva.watch.conditions import WaitCondition
+from airflow_geneva.watch.new_rows import (
     NewRows,
     all_rows_as_new,
     committed_at,
@@ -24,12 +30,6 @@ from airflow_geneva.plan.new_rows import (
     new_rows_since,
     sample_files,
 )
-from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.timeouts import panics_as_errors, with_short_timeouts
-from airflow_geneva.storage.uri import without_credentials
-from airflow_geneva.table import Table
-from airflow_geneva.view import View
-from airflow_geneva.watch.conditions import WaitCondition
 
 if TYPE_CHECKING:
     import lance

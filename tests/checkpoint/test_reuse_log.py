@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.plan.file_mismatch import Mismatch
+from airflow_geneva.plan.reusable_checkpoints import Mismatch
 from airflow_geneva.run.column_stages import record_job
 from airflow_geneva.run.column_target import ColumnUdf
 from airflow_geneva.run.inline import apply_inline

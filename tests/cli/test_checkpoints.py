@@ -14,8 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from airflow_geneva import connect
-from airflow_geneva.checkpoint.fact_pruning import prune_state
-from airflow_geneva.checkpoint.facts import Fact, append_ledger, load_state, looked_at, seen
+from airflow_geneva.checkpoint.facts import Fact, append_ledger, load_state, looked_at, prune_state, seen
 from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.cleanup.garbage import (
     CHECKPOINTS,

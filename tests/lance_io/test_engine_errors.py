@@ -17,10 +17,10 @@ from lance.fragment import DataFile
 import airflow_geneva
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_engine_error, is_failure
-from airflow_geneva.plan.new_rows import committed_at
 from airflow_geneva.run.column_stages import record_job
 from airflow_geneva.run.column_target import ColumnUdf
 from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.watch.new_rows import committed_at
 from tests.support.counting import Trace, triple
 from tests.support.tables import MakeTable
 

@@ -15,7 +15,7 @@ from airflow_geneva.checkpoint.reuse import Ancestor
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.lance_io.table_identity import PlannedTable
+from airflow_geneva.lance_io.table_versions import PlannedTable
 from airflow_geneva.plan.model import BackfillSpec, CodeArchive, Plan, Sizing
 from airflow_geneva.plan.saved_plan import load_plan, plan_name, save_plan, shard_summaries
 from airflow_geneva.plan.shard import FragmentWork, Shard, cut_shards

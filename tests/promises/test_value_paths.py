@@ -270,7 +270,7 @@ def choose(dice: Random, families: list[str], depth: int) -> list[pa.Array]:
 
 
 def assert_refused(kind: pa.DataType) -> None:
-    from airflow_geneva.lance_io.storable import check_storable
+    from airflow_geneva.lance_io.arrays import check_storable
 
     with pytest.raises(InvalidInput, match="pylance cannot store it"):
         check_storable([pa.field("y", kind)], "2.2", "table 't'")

@@ -11,7 +11,7 @@ from lance.arrow import bfloat16_array
 
 from airflow_geneva import udf
 from airflow_geneva.errors import InvalidInput, JobFailed
-from airflow_geneva.lance_io.storable import check_storable
+from airflow_geneva.lance_io.arrays import check_storable
 from airflow_geneva.table import Table
 
 MakeTable = Callable[..., Table]

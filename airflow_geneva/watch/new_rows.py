@@ -23,8 +23,8 @@ from airflow_geneva.lance_io.fragments import (
     read_manifest,
     row_ids,
 )
-from airflow_geneva.lance_io.read_version import open_version_or_none, written_at
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
+from airflow_geneva.lance_io.table_versions import open_version_or_none, written_at
 from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.source_changes import SourceChanges, compare_source
 from airflow_geneva.storage.files import Storage

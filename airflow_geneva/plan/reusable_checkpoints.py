@@ -1,0 +1,250 @@
+"""Which checkpoints of earlier work a plan can use: staged data files, and those of other code versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from airflow_geneva.checkpoint.keys import key_part
+from airflow_geneva.checkpoint.provenance import rows_that
+from airflow_geneva.checkpoint.records import StagedFragment
+from airflow_geneva.checkpoint.reuse import CheckpointIndex
+from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.blobs import is_blob
+from airflow_geneva.lance_io.data_file import LanceFile
+from airflow_geneva.lance_io.fragments import FragmentFiles, row_ids
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.storage.files import Storage
+
+if TYPE_CHECKING:
+    import lance
+
+    from airflow_geneva.plan.model import BackfillSpec, RefreshSpec
+
+
+_MOST_SHOWN = 5
+_MOST_FILES = 8
+
+
+def staged_fits(
+    dataset: lance.LanceDataset,
+    staged: StagedFragment,
+    files: FragmentFiles,
+    live: Ranges,
+    due: Ranges,
+    output_fields: tuple[int, ...],
+    settled: Ranges,
+) -> bool:
+    """Whether a commit may replace a fragment's column with a staged data file.
+
+    Args:
+        files: the fragment now.
+        live: its live offsets.
+        due: the offsets that must be computed.
+        output_fields: field ids of the output column.
+        settled: rows of the file that need no further work, see
+            :meth:`airflow_geneva.checkpoint.reuse.ReuseRules.done_rows`.
+    """
+    if staged.output_field_ids != output_fields or staged.output_files != files.output:
+        return False
+    if staged.physical_rows != files.physical_rows or not settled.contains(due):
+        return False
+    if staged.deletion != files.deletion and not staged.live.contains(live):
+        return False
+    return is_staged_complete(dataset, staged)
+
+
+def is_staged_readable(dataset: lance.LanceDataset, staged: StagedFragment, column: str) -> bool:
+    """Whether values can be read from the data file; for blobs, a file alone holds only references."""
+    return not is_blob(dataset.schema.field(column)) and is_staged_complete(dataset, staged)
+
+
+def is_staged_complete(dataset: lance.LanceDataset, staged: StagedFragment) -> bool:
+    """Whether the data file exists, is readable, and has the expected number of rows."""
+    return LanceFile.of_table(dataset, staged.file).count_rows() == staged.physical_rows
+
+
+def is_view_file_complete(view: lance.LanceDataset, staged: StagedFragment) -> bool:
+    """Whether the staged file of view rows exists, is readable, and has the expected number of rows."""
+    return staged.dense and is_staged_complete(view, staged)
+
+
+def is_view_file_readable(view: lance.LanceDataset, work: RefreshSpec, staged: StagedFragment) -> bool:
+    """Whether single source rows can be read from a staged file; not after explode, and not with blob columns."""
+    blobs = not work.plain_blobs and any(is_blob(field) for field in view.schema)
+    return work.definition.explode is None and not blobs and is_view_file_complete(view, staged)
+
+
+def check_continue_from(checkpoints: Storage, work: BackfillSpec) -> None:
+    """Refuse versions whose values must not be mixed with those of the current version.
+
+    Raises:
+        InvalidInput: no job of such a version is recorded, or it had other inputs, another filter, output type or deps.
+    """
+    if not work.continue_from:
+        return
+    jobs = list(_jobs_of(checkpoints, work.column))
+    for version in work.continue_from:
+        then = [job for job in jobs if job.get("udf_version") == version]
+        if version == work.udf_version or not then:
+            why = "that is the current version" if version == work.udf_version else "no job of that version is recorded"
+            found = ", ".join(sorted({str(job.get("udf_version")) for job in jobs} - {work.udf_version})) or "none"
+            raise InvalidInput(
+                f"continue_from={version!r}: {why}. Other versions that worked on column {work.column!r} of table "
+                f"{work.table_name!r}: {found}."
+            )
+        differences = [_differences(job, work) for job in then]
+        if all(differences):
+            raise InvalidInput(
+                f"continue_from={version!r}: values of that version cannot be mixed with those of version "
+                f"{work.udf_version}: {'; '.join(differences[0])}. Leave continue_from out to compute the rows again."
+            )
+
+
+def _jobs_of(checkpoints: Storage, column: str) -> Iterator[dict[str, Any]]:
+    """Yield the job records of a column, newest first."""
+    names, _ = checkpoints.list_folder("jobs")
+    for name in reversed(names):
+        try:
+            job: dict[str, Any] = checkpoints.folder("jobs", name).read_json("job.json")
+        except (FileNotFoundError, ValueError):
+            continue
+        if job.get("column") == column:
+            yield job
+
+
+def _differences(job: dict[str, Any], work: BackfillSpec) -> list[str]:
+    """Describe how a job's settings differ from the current ones."""
+    then: list[tuple[str, Any, Any]] = [
+        ("name", job.get("udf"), work.udf_name),
+        ("inputs", job.get("inputs"), list(work.inputs)),
+        ("where", job.get("where"), work.where),
+    ]
+    found = [f"its {what} was {before!r} and is {now!r}" for what, before, now in then if before != now]
+    if job.get("agreement") != work.agreement:
+        found.append("its output type or its declared deps were different")
+    return found
+
+
+def continue_from_notes(
+    dataset: lance.LanceDataset, store: CheckpointStore, work: BackfillSpec, fragments: Sequence[FragmentWork]
+) -> Iterator[str]:
+    """Yield one note for each other version that has checkpoints of rows that are about to run."""
+    open_rows = {
+        f.place: (f, f.missing - rows_that(f.known, lambda p: not p.failures)) for f in fragments if not f.staged
+    }
+    if work.ignore_checkpoints or not any(rows for _, rows in open_rows.values()):
+        return
+    for version in _versions_there(store, work):
+        reuse_rules = replace(work, continue_from=(version,)).reuse_rules
+        index = CheckpointIndex(store, replace(reuse_rules, prefixes=reuse_rules.prefixes[1:]))
+        rows = 0
+        for place in index.places() & set(open_rows):
+            fragment, wanted = open_rows[place]
+            held = index.held(
+                place, (), wanted, partial(row_ids, dataset, fragment.id),
+                lambda staged: is_staged_readable(dataset, staged, work.column),
+            )  # fmt: skip
+            rows += len(held.computed)
+        if rows:
+            named = _named(store, work.column, version)
+            yield f'{rows:,} rows are checkpointed by UDF version {named}: continue_from="{named}" would save them.'
+
+
+def _versions_there(store: CheckpointStore, work: BackfillSpec) -> list[str]:
+    """Return the other versions of the UDF that have checkpoints for the column."""
+    head, _, tail = _folder(work, "\0").partition("\0")
+    folders, _ = store.storage.list_folder()
+    named = [name for name in folders if name.startswith(head) and name.endswith(tail)]
+    found = [name[len(head) : len(name) - len(tail)] for name in named]
+    known = {key_part(version) for version in (work.udf_version, *work.continue_from)}
+    return [version for version in found if version not in known]
+
+
+def _named(store: CheckpointStore, column: str, part: str) -> str:
+    """Return the version that a part of a folder's name stands for."""
+    versions = (str(job.get("udf_version")) for job in _jobs_of(store.storage, column))
+    return next((version for version in versions if key_part(version) == part), part)
+
+
+def _folder(work: BackfillSpec, version: str) -> str:
+    """Return the name of the folder of a version's checkpoints."""
+    prefix = replace(work.identity, version="v").prefix.partition("_where-")[0]
+    return prefix.replace("_ver-v_col-", f"_ver-{version}_col-", 1)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A fragment checkpoint that was computed from other data files than the fragment has now.
+
+    Args:
+        fragment: the fragment's id.
+        expected: data files of the fragment that the checkpoint was not computed from.
+        found: data files that the checkpoint was computed from and the fragment no longer has; None if the
+            checkpoint cannot be read.
+    """
+
+    fragment: int
+    expected: tuple[str, ...]
+    found: tuple[str, ...] | None
+
+    def __str__(self) -> str:
+        return f"fragment {self.fragment}: {self._difference()}"
+
+    def _difference(self) -> str:
+        if self.found is None:
+            return f"expected {_listed(self.expected)}, found a checkpoint that cannot be read"
+        if self.expected and self.found:
+            return f"expected {_listed(self.expected)}, found {_listed(self.found)}"
+        if self.expected:
+            return f"expected {_listed(self.expected)} as well"
+        if self.found:
+            return f"found {_listed(self.found)}, which the fragment no longer has"
+        return "expected other columns in the same data files"
+
+
+@dataclass(frozen=True)
+class Mismatches:
+    """All mismatches of a plan.
+
+    Args:
+        shown: the first few.
+        more: number of the others.
+    """
+
+    shown: tuple[Mismatch, ...] = ()
+    more: int = 0
+
+
+def find_mismatches(index: CheckpointIndex | None, works: Sequence[FragmentWork]) -> Mismatches:
+    """Find fragments in a plan that only have a checkpoint for other data files; read the first few checkpoints.
+
+    Args:
+        index: the checkpoints that the plan may reuse; None: no checkpoints.
+        works: the plan's fragments.
+    """
+    by_id = {work.id: work for work in works}
+    stale: dict[int, tuple[str, int]] = {}
+    if index is None:
+        return Mismatches()
+    for place in index.places():
+        work = by_id.get(place[1])
+        if work is not None and place != work.place and index.is_staged(place):
+            stale[work.id] = max(place, stale.get(work.id, place))
+    numbers = sorted(number for number in stale if not index.is_staged(by_id[number].place))
+    shown: list[Mismatch] = []
+    for number in numbers[:_MOST_SHOWN]:
+        staged = index.staged_at(stale[number])
+        now, then = set(by_id[number].files.source_paths()), set(staged.src_data_files if staged else ())
+        found = tuple(sorted(then - now)) if staged else None
+        shown.append(Mismatch(number, tuple(sorted(now - then)), found))
+    return Mismatches(tuple(shown), len(numbers) - len(shown))
+
+
+def _listed(paths: tuple[str, ...]) -> str:
+    rest = len(paths) - _MOST_FILES
+    return f"[{', '.join(paths[:_MOST_FILES])}{f' and {rest} more' if rest > 0 else ''}]"
