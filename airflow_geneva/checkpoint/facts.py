@@ -124,11 +124,7 @@ class ColumnState:
         return _newest_failures(found)
 
     def shared_provenance(self, signature: str, deletion: str, physical_rows: int) -> frozenset[Provenance]:
-        """Return the provenance that all live rows of a fragment share; empty if they differ.
-
-        Args:
-            deletion: identity of the fragment's deletion file.
-        """
+        """Return the provenance that all live rows of a fragment share; empty if they differ."""
         every, some = set[Provenance](), set[Provenance]()
         for fact in self.facts.get(signature, ()):
             provenance = Provenance.of(fact.what)
@@ -171,9 +167,6 @@ class ColumnState:
         """Whether every live row of a fragment is known to be done, without reading data.
 
         A row is done if the version computed it, or if it failed in the maximum number of runs.
-
-        Args:
-            deletion: identity of the fragment's deletion file.
         """
         wanted = Provenance(version).what
         return any(fact.what == wanted and fact.covers(deletion) for fact in self.facts.get(signature, ()))
@@ -338,7 +331,6 @@ def prune_state(checkpoints: Storage, field_id: int, existing: Collection[int], 
     back, and the fact never matches again. Facts recorded at an existing version are kept without this check.
 
     Args:
-        existing: versions of the table that exist.
         present: called at most once, and only if there may be something to drop.
     """
     store = state_store(checkpoints, field_id)

@@ -26,9 +26,6 @@ class WorkIdentity:
     """Identifies a piece of work, apart from its fragments; equal identities share checkpoints.
 
     Args:
-        udf: name of the UDF.
-        version: its code version.
-        column: the output column.
         where: the frozen filter text, or None.
         uri: normalized URI of the table.
     """
@@ -50,13 +47,7 @@ class WorkIdentity:
 
 @dataclass(frozen=True)
 class FragmentKey:
-    """Identifies one fragment's checkpoints below a prefix.
-
-    Args:
-        prefix: see :attr:`WorkIdentity.prefix`.
-        srcfiles: hash of the data files of inputs and ``where`` columns.
-        fragment: destination fragment id.
-    """
+    """Identifies one fragment's checkpoints below a prefix."""
 
     prefix: str
     srcfiles: str

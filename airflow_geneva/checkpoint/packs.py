@@ -27,11 +27,7 @@ _SCHEMA = pa.schema([(_KEY, pa.string()), (_VALUE, pa.large_binary())])
 
 
 class Packs:
-    """The packs of a folder, as of the last listing.
-
-    Args:
-        storage: the folder of the documents.
-    """
+    """The packs of a folder, as of the last listing."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -126,11 +122,7 @@ class Packs:
 
 
 def keys_of_pack(checkpoints: Storage, path: str) -> list[str]:
-    """Return the sorted keys of the documents in a file; empty if it is not a pack or cannot be read.
-
-    Args:
-        path: path of the file below the folder of the store.
-    """
+    """Return the sorted keys of the documents in a file; empty if it is not a pack or cannot be read."""
     try:
         return _read_keys(checkpoints, path) if is_pack(path) else []
     except EngineError:

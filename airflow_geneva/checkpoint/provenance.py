@@ -76,12 +76,7 @@ class Failures:
 
     @staticmethod
     def next(job_id: str, failed: Ranges, tried: PriorFailures) -> Failures:
-        """Add a job's failures to the failures of earlier runs.
-
-        Args:
-            failed: the rows that failed in this job.
-            tried: the rows that failed in earlier runs.
-        """
+        """Add the rows that failed in a job to those that failed in the runs before it."""
         found: list[tuple[int, Ranges]] = []
         first = failed
         for runs, rows in tried:

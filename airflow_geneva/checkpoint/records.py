@@ -31,12 +31,7 @@ def range_batch(
     """Build the content of a range checkpoint.
 
     Args:
-        values: output values, one per computed row.
-        offsets: their physical offsets, ascending.
-        ids: their row ids.
         looked_at: every row that the range covers, including rows that the filter did not select.
-        failures: the job that ran the UDF, and the rows that failed; their value is NULL.
-        agreement: see :class:`airflow_geneva.checkpoint.reuse.ReuseRules`.
     """
     values = as_bytes(values)
     metadata = {"looked_at": json.dumps(looked_at.to_json()), "failures": failures.dumps(), "agreement": agreement}

@@ -96,14 +96,9 @@ class CheckpointedRows:
     """Computed rows of one fragment in one file.
 
     Args:
-        key: key of the checkpoint.
         source: for a range checkpoint, its key; for a fragment checkpoint, the name of its staged data file.
-        staged: whether ``source`` is a staged data file.
-        offsets: physical offsets in the fragment, ascending.
         positions: positions of their values in the file.
-        row_ids: their row ids.
         job_id: the job that computed them; "" if several did.
-        version: the UDF version that computed them.
         failed: physical offsets of rows that failed; their value is NULL.
     """
 
@@ -133,7 +128,6 @@ class ReusableRows:
     """All usable rows that the store has for one fragment.
 
     Args:
-        pieces: computed rows, no row twice.
         looked_at: rows of the fragment for which the filter is already evaluated.
     """
 
@@ -175,7 +169,6 @@ class CheckpointIndex:
     """The checkpoint keys that a job may reuse, listed once, by fragment.
 
     Args:
-        reuse_rules: which checkpoints the job reuses.
         places: the (srcfiles, fragment id) pairs to list; None: all, which takes longer.
     """
 
@@ -241,10 +234,7 @@ class CheckpointIndex:
         Args:
             place: (srcfiles, id) of the fragment; its checkpoints match by physical offset.
             ancestors: fragments that it was compacted from; their checkpoints match by row id.
-            wanted: physical offsets to look for.
             row_ids: called at most once, and only if ancestors have checkpoints.
-            staged_usable: whether a staged data file can be read.
-            tried: wanted rows that failed in earlier runs.
         """
         pieces: list[CheckpointedRows] = []
         looked_at = Ranges.empty()
@@ -324,9 +314,6 @@ def _follow_row_ids(piece: CheckpointedRows, lookup: tuple[Offsets, RowIds]) -> 
 
 def read_values(store: CheckpointStore, piece: CheckpointedRows, room: float = inf) -> pa.Array:
     """Read the values of a piece of a range checkpoint, in the order of its offsets.
-
-    Args:
-        room: most bytes that the values may take.
 
     Raises:
         BatchTooLarge: the values take more.

@@ -26,12 +26,7 @@ _METADATA = ""
 
 
 class CheckpointStore:
-    """Maps keys to record batches, one Lance file per key in a folder; damaged and incomplete files count as absent.
-
-    Args:
-        root: folder of the checkpoints, a path or an object-store URI.
-        storage_options: credentials and settings for pylance's object stores.
-    """
+    """Maps keys to record batches, one Lance file per key in a folder; damaged and incomplete files count as absent."""
 
     def __init__(self, root: str | Storage, storage_options: Mapping[str, str] | None = None) -> None:
         self.storage = root if isinstance(root, Storage) else Storage.at(root, storage_options)
@@ -46,11 +41,6 @@ class CheckpointStore:
         return key_to_path(key)
 
     def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
-        """Store a batch.
-
-        Raises:
-            StorageError: the store is full, read-only or unreachable, or pylance cannot write the values.
-        """
         path = self._path(key)
         place = join(self.storage.root, path)
         value = with_checksums(value)
@@ -70,9 +60,6 @@ class CheckpointStore:
 
     def read(self, key: str, columns: Sequence[str], rows: Offsets | None = None, room: float = inf) -> pa.RecordBatch:
         """Read some columns of a batch, all rows or some.
-
-        Args:
-            room: most bytes that the rows may take.
 
         Raises:
             KeyError: the key has no usable batch, or the batch has no such rows.
@@ -130,11 +117,7 @@ class CheckpointStore:
         return sorted(keys)
 
     def pack(self, keys: Iterable[str]) -> None:
-        """Pack documents of one folder into few files; merge earlier packs once there are many small ones.
-
-        Raises:
-            StorageError: the store is full, read-only or unreachable.
-        """
+        """Pack documents of one folder into few files; merge earlier packs once there are many small ones."""
         paths = {key: self._path(key) for key in sorted(keys)}
         if not paths:
             return
@@ -168,11 +151,7 @@ class CheckpointStore:
             write()
 
     def keep_only(self, kept: Collection[str]) -> None:
-        """Remove documents from the packs of the store's own folder.
-
-        Args:
-            kept: keys of the documents to keep.
-        """
+        """Remove all but the given documents from the packs of the store's own folder."""
         packs = Packs(self.storage)
         packs.drop(packs.keys() - set(kept))
 

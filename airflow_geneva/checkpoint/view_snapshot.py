@@ -29,10 +29,6 @@ class SourceFragment:
     """One fragment of the source, as a view reflects it.
 
     Args:
-        signature: hash of the data files that the view reads, see :mod:`airflow_geneva.lance_io.fragments`.
-        deletion: identity of the fragment's deletion file at that version.
-        live: physical offsets of its live rows at that version.
-        ids: their row ids.
         failed: the rows among them on which a UDF failed, by the number of runs.
     """
 
@@ -48,9 +44,6 @@ class Snapshot:
     """The whole source as one swap reflects it.
 
     Args:
-        source_version: the source version that was read.
-        code: the code versions of the view's UDFs, by column.
-        fragments: the source's fragments.
         matching: for a query with limit or offset, the row ids that the filter selected; else empty.
         older: other code versions, by column, whose values rows may still hold, because a refresh with
             ``on_code_change="new_rows"`` kept them.
@@ -63,12 +56,7 @@ class Snapshot:
     older: tuple[tuple[str, str], ...] = ()
 
     def state(self, version: str, inputs: str) -> ColumnState:
-        """Convert the snapshot to facts about values of one version.
-
-        Args:
-            version: the version that the values count as.
-            inputs: the columns read, as facts name them.
-        """
+        """Convert the snapshot to facts about values of one version."""
         facts: dict[str, list[Fact]] = {}
         for fragment in self.fragments:
             failed = Ranges.union(rows for _, rows in fragment.failed)

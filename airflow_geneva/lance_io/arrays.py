@@ -49,9 +49,6 @@ def cut_for_files(table: pa.Table, rows_per_file: int | None) -> pa.Table:
     """Split a table into batches that end where pylance starts a new file.
 
     pylance cannot write a batch that it has to slice itself.
-
-    Args:
-        rows_per_file: most rows in a file; None: pylance's default.
     """
     size = rows_per_file or _ROWS_PER_FILE
     parts = (table.slice(start, size) for start in range(0, len(table), size))
@@ -116,13 +113,7 @@ class _Retyped:
 
 
 def as_table(data: RowData, schema: pa.Schema | None, rows_per_file: int | None = None) -> pa.Table:
-    """Return rows as an Arrow table that pylance can write.
-
-    Args:
-        data: an Arrow table or batch, or a list of dicts.
-        schema: schema of the dicts; None: inferred from their values.
-        rows_per_file: maximum rows per data file; None: pylance's default.
-    """
+    """Return rows as an Arrow table that pylance can write."""
     import pyarrow as pa
 
     if isinstance(data, pa.Table):
@@ -135,15 +126,7 @@ def as_table(data: RowData, schema: pa.Schema | None, rows_per_file: int | None 
 
 
 def check_storable(fields: Iterable[pa.Field], version: str, what: str) -> None:
-    """Refuse columns whose types pylance cannot write and read back, with NULL on every level.
-
-    Args:
-        version: the data storage version of their table.
-        what: description of the table or view, for error messages.
-
-    Raises:
-        InvalidInput: names the column, its type, and pylance's reason.
-    """
+    """Refuse columns whose types pylance cannot write and read back, with NULL on every level."""
     for field in fields:
         # Lance's extension types are not hashable, so the cache key is the serialized schema.
         schema = pa.schema([field.remove_metadata()]).serialize().to_pybytes()

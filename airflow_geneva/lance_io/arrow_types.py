@@ -61,11 +61,7 @@ def castable(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def map_leaves(data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Return a type in which every leaf type (one that is not nested) and every extension type is replaced.
-
-    Args:
-        leaf: maps a leaf type to its replacement.
-    """
+    """Return a type in which every leaf type (one that is not nested) and every extension type is replaced."""
 
     def inner(field: pa.Field) -> pa.Field:
         return field.with_type(map_leaves(field.type, leaf))

@@ -39,11 +39,7 @@ def blob_field(name: str) -> pa.Field:
 
 
 def as_blobs(values: Any) -> pa.Array:
-    """Convert bytes to an array of Lance's blob type; the older kind of blob column holds plain bytes.
-
-    Args:
-        values: an Arrow array or a sequence of bytes and None.
-    """
+    """Convert bytes to an array of Lance's blob type; the older kind of blob column holds plain bytes."""
     import lance
     import pyarrow as pa
 
@@ -67,12 +63,7 @@ def as_bytes(values: pa.Array) -> pa.Array:
 
 
 class BlobFileWriter:
-    """Writes a data file in a background thread; holds at most two batches in memory.
-
-    Args:
-        dataset: the table; the file goes into its ``data/`` folder.
-        schema: the columns of the file.
-    """
+    """Writes a data file in a background thread; holds at most two batches in memory."""
 
     def __init__(self, dataset: lance.LanceDataset, schema: pa.Schema) -> None:
         self._batches: _Batches = SimpleQueue()

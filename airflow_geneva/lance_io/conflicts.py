@@ -51,9 +51,6 @@ def max_retries() -> int:
     """Return how often to retry a commit.
 
     ``GENEVA_VERSION_CONFLICT_MAX_RETRIES`` wins over `conflict_retries`.
-
-    Raises:
-        InvalidInput: the variable is not a whole number of 0 or more.
     """
     text = os.environ.get(VARIABLE, "").strip()
     if not text:

@@ -45,11 +45,6 @@ _EXTENSION = b"ARROW:extension:name"
 class FileWriter:
     """Writes batches to a Lance file; readers see nothing before :meth:`close`.
 
-    Args:
-        what: description of the file, for error messages.
-        path: where to write it.
-        open_writer: opens pylance's writer.
-
     Raises:
         StorageError: the store is full, read-only or unreachable, or pylance cannot write the values.
     """
@@ -61,12 +56,12 @@ class FileWriter:
         self._writer = self._guard(open_writer, None)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows; raises as the class does."""
+        """Append rows."""
         whole = copy_sliced_columns(batch)
         self._guard(lambda: self._writer.write_batch(whole), whole)
 
     def close(self) -> None:
-        """Publish the file; raises as the class does."""
+        """Publish the file."""
         self._guard(self._writer.close, None)
         self._guard(lambda: check_complete(self.path), None)
 
@@ -76,15 +71,7 @@ class FileWriter:
 
 
 class DataFileWriter:
-    """Writes batches to a new data file; the file becomes part of the table when a commit names it.
-
-    Args:
-        dataset: the table; the file goes into its ``data/`` folder.
-        schema: the columns of the file.
-
-    Raises:
-        StorageError: the store is full, read-only or unreachable, or pylance cannot write the values.
-    """
+    """Writes batches to a new data file; the file becomes part of the table when a commit names it."""
 
     def __init__(self, dataset: lance.LanceDataset, schema: pa.Schema) -> None:
         self.dataset = dataset
@@ -95,7 +82,7 @@ class DataFileWriter:
         self._writer: FileWriter | BlobFileWriter = BlobFileWriter(dataset, schema) if blobs else self._open()
 
     def put(self, batch: pa.RecordBatch) -> None:
-        """Append rows; raises as the class does."""
+        """Append rows."""
         if isinstance(self._writer, FileWriter):
             self._writer.write(batch)
             return
@@ -104,7 +91,7 @@ class DataFileWriter:
             writer.write(whole)
 
     def finish(self) -> str:
-        """Publish the file and return its name below ``data/``; raises as the class does."""
+        """Publish the file and return its name below ``data/``."""
         fault_point("staged.write")
         if isinstance(self._writer, FileWriter):
             self._writer.close()
@@ -130,13 +117,7 @@ class DataFileWriter:
 
 
 def write_error(what: str, error: BaseException, batch: pa.RecordBatch | None) -> StorageError:
-    """Build the error that says why a Lance file could not be written.
-
-    Args:
-        what: description of the file.
-        error: pylance's error.
-        batch: the rows that were being written, or None.
-    """
+    """Build the error that says why a Lance file could not be written."""
     columns = () if batch is None or isinstance(error, OSError) else zip(batch.schema, batch.columns, strict=True)
     bad = [f"{field.name!r} ({field.type})" for field, column in columns if why_not_storable(column)]
     if not (bad or is_panic(error) or isinstance(error, ValueError) or str(error).startswith(_OF_VALUES)):
@@ -174,7 +155,6 @@ class LanceFile:
     """Reads a finished Lance file; values have the same form as in a table.
 
     Args:
-        open_reader: opens pylance's reader for the given columns; None: all columns.
         broken: converts pylance's error about a damaged or missing file. A store that is unavailable raises a
             `StorageError` instead.
     """
@@ -202,7 +182,6 @@ class LanceFile:
         """Read rows in the order of their positions; a damaged or missing file raises the error of `broken`.
 
         Args:
-            columns: the columns to read; None: all.
             rows: positions in any order; None: all.
             room: most bytes that the rows may take.
 

@@ -32,14 +32,7 @@ def to_engine_error(error: BaseException) -> Exception:
 
 @contextmanager
 def engine_errors(convert: Callable[[BaseException], Exception] = to_engine_error) -> Iterator[None]:
-    """Convert pylance's exceptions in this block; other exceptions pass unchanged.
-
-    Args:
-        convert: converts pylance's exception.
-
-    Raises:
-        EngineError: pylance raised, with the default `convert`.
-    """
+    """Convert pylance's exceptions in this block; other exceptions pass unchanged."""
     try:
         yield
     except BaseException as error:

@@ -40,11 +40,7 @@ def freeze_where(where: str | None, at: datetime | None = None) -> str | None:
     """Replace functions of the current time by the time of the run, so that every task evaluates the same filter.
 
     Args:
-        where: SQL filter; an empty text means no filter.
         at: the DAG run's ``run_after``; None: now. UTC.
-
-    Raises:
-        InvalidInput: the filter draws random values, which another task could not repeat.
     """
     if where is None or not where.strip():
         return None
@@ -102,11 +98,7 @@ def where_columns(where: str | None, columns: list[str]) -> list[str]:
 
 
 def check_where(dataset: lance.LanceDataset, where: str | None) -> None:
-    """Check that Lance accepts a filter.
-
-    Raises:
-        InvalidInput: Lance does not; the error contains Lance's message.
-    """
+    """Check that Lance accepts a filter."""
     if where is None:
         return
 

@@ -73,10 +73,8 @@ class FragmentFiles:
     """One fragment with the data files of the columns that matter.
 
     Args:
-        id: fragment id.
         physical_rows: rows in its data files, deleted ones included.
         deletion: identity of its deletion file; "" if no row is deleted.
-        deleted: number of deleted rows.
         inputs, where, output: data files, in the order of the columns; a column without a file is all NULL. For a
             view's source, if none of the columns has a file, `inputs` identifies the rows instead.
         bytes: size of the files that hold the inputs.
@@ -133,11 +131,7 @@ def _refs(items: Sequence[Sequence[Any]]) -> tuple[FileRef, ...]:
 
 
 def field_ids(dataset: lance.LanceDataset, column: str) -> tuple[int, ...]:
-    """Return the ids of a column and all fields nested in it: data files name the leaves, the schema names the column.
-
-    Raises:
-        InvalidInput: the table has no such column.
-    """
+    """Return the ids of a column and all fields nested in it: data files name the leaves, the schema the column."""
     wanted = dataset.lance_schema.field(column)
     if wanted is None:
         raise InvalidInput(f"There is no column {column!r}. Columns: {', '.join(dataset.schema.names)}.")
@@ -228,11 +222,7 @@ def _in_order(files: list[tuple[int, int, str]], columns: tuple[tuple[int, ...],
 
 
 def open_fragment(dataset: lance.LanceDataset, fragment_id: int) -> lance.LanceFragment:
-    """Return a fragment of a version.
-
-    Raises:
-        InvalidInput: the version has no such fragment.
-    """
+    """Return a fragment of a version."""
     found = dataset.get_fragment(fragment_id)
     if found is None:
         raise InvalidInput(f"Version {dataset.version} of {dataset.uri} has no fragment {fragment_id}.")

@@ -35,9 +35,7 @@ class Commit:
     """One commit.
 
     Args:
-        version: the table version that the commit wrote.
         operation: the operation, one of ``lance.LanceOperation``; None if Lance recorded none.
-        properties: the transaction properties that the writer set.
         gone: the version was cleaned up, so nothing is known about the commit.
     """
 
@@ -98,9 +96,6 @@ class Compaction:
     """One fragment that a compaction wrote.
 
     Args:
-        made: the fragment as the compaction wrote it.
-        replaced: the fragments that its rows came from.
-        version: the table version that the compaction wrote.
         alone: whether it got all of their rows.
     """
 
@@ -115,7 +110,6 @@ class Lineage:
     """The compactions that made fragments.
 
     Args:
-        parents: for each fragment, the compaction that made it.
         complete: whether the history could be read as far back as requested.
     """
 
@@ -146,13 +140,7 @@ NO_LINEAGE = Lineage({}, True)
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Rows of a replaced fragment that are now, unchanged, in a compacted one.
-
-    Args:
-        fragment: the replaced fragment.
-        offsets: their physical offsets in it.
-        row_ids: their row ids.
-    """
+    """Rows of a replaced fragment, by their offsets in it, that are now, unchanged, in a compacted one."""
 
     fragment: FragmentFiles
     offsets: Offsets
@@ -161,11 +149,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class History:
-    """Reads the row ids of fragments of older versions, each once.
-
-    Args:
-        dataset: the table at the planned version.
-    """
+    """Reads the row ids of fragments of the planned and older versions, each once."""
 
     dataset: lance.LanceDataset
     _rows: dict[tuple[int, int], tuple[Offsets, RowIds]] = field(default_factory=dict)
@@ -212,9 +196,6 @@ class History:
 
         A row that was updated between two compactions keeps its id but has other values, so only rows that are live in
         every generation are followed.
-
-        Args:
-            passed_over: fragments to skip with their ancestors.
 
         Raises:
             LookupError: a version before a compaction was cleaned up.
@@ -287,10 +268,6 @@ class Tracer:
     A fragment is explained once the compaction that made it is known, or once it is known that another operation wrote
     it. Rows that were not moved since name that version themselves. For other fragments, the tracer reads the history
     from the newest version back. It then traces the fragments that were compacted in the same way.
-
-    Args:
-        history: the rows and versions of the table.
-        columns: the inputs and the output, by field id.
     """
 
     def __init__(self, history: History, columns: Columns) -> None:

@@ -25,11 +25,7 @@ _CLEANED_UP = "cleaned up"
 
 
 def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:
-    """Check a version out.
-
-    Raises:
-        InvalidInput: the version never existed or was cleaned up.
-    """
+    """Check a version out."""
 
     def gone(error: BaseException) -> InvalidInput:
         return InvalidInput(
@@ -62,15 +58,7 @@ def version_exists(dataset: lance.LanceDataset, version: int) -> bool:
 
 @contextmanager
 def reporting_cleaned_up(location: TableLocation, dataset: lance.LanceDataset) -> Iterator[None]:
-    """If a read in this block fails because the version was cleaned up meanwhile, raise an error that says so.
-
-    Args:
-        location: the table.
-        dataset: the table at the version that the block reads.
-
-    Raises:
-        StorageError: the version was cleaned up; running again reads the newest version.
-    """
+    """If a read in this block fails because the version was cleaned up meanwhile, raise an error that says so."""
     try:
         yield
     except BaseException as error:
@@ -85,12 +73,7 @@ def reporting_cleaned_up(location: TableLocation, dataset: lance.LanceDataset) -
 
 
 class RowsAtVersion:
-    """Finds rows that existed at the requested version.
-
-    Args:
-        dataset: the table at the planned version.
-        version: the requested version; None: the planned version.
-    """
+    """Finds rows that existed at the requested version."""
 
     def __init__(self, dataset: lance.LanceDataset, version: int | None) -> None:
         self.dataset = dataset
@@ -118,8 +101,6 @@ class PlannedTable:
     """The table version that a job was planned on; the job recognizes the table by it.
 
     Args:
-        uri: normalized URI of the table.
-        name: its name in its database.
         written: when the version was written, in nanoseconds, from its manifest; another table has another time.
         commit: its version stamp; "" if the job commits nothing to the table.
     """
@@ -141,32 +122,20 @@ class PlannedTable:
         return replace(self, commit=_CLEANED_UP if stamp is None else stamp.commit)
 
     def check(self, dataset: lance.LanceDataset) -> None:
-        """Compare the reopened table with the planned one, without a request.
-
-        Raises:
-            TableRemade: it is another table.
-        """
+        """Compare the reopened table with the planned one, without a request."""
         same = dataset.version > self.version
         if not same and (dataset.version < self.version or written_at(dataset) != self.written):
             raise self._remade()
 
     def look(self, options: StorageOptions) -> None:
-        """Check that the table is still the planned one; reads 64 bytes.
-
-        Raises:
-            TableRemade: it is another table, or it was dropped.
-        """
+        """Check that the table is still the planned one; reads 64 bytes."""
         if not self._is_current(options):
             raise self._remade()
 
     def check_after_commit(
         self, options: StorageOptions, committed: lance.LanceDataset, transaction: lance.Transaction
     ) -> None:
-        """Check the table immediately after a commit, and undo the commit if it reached another table.
-
-        Raises:
-            TableRemade: it is another table, or it was dropped.
-        """
+        """Check the table immediately after a commit, and undo the commit if it reached another table."""
         if not self._is_current(options):
             self._take_back(options, int(committed.version), transaction)
             raise self._remade()
@@ -219,11 +188,7 @@ class PlannedTable:
 
 @contextmanager
 def reporting_remade(tables: Sequence[PlannedTable], options: StorageOptions) -> Iterator[None]:
-    """If the block fails and a table was dropped and created again, raise that instead of Lance's various errors.
-
-    Raises:
-        TableRemade: the block failed, and a table was dropped and created again.
-    """
+    """If the block fails and a table was dropped and created again, raise that instead of Lance's various errors."""
     try:
         yield
     except BaseException as error:

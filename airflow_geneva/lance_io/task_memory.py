@@ -25,11 +25,7 @@ _MOST_BYTES = 512 << 20
 
 
 def task_memory_bytes(default: int = DEFAULT_TASK_MEMORY) -> int:
-    """Return the budget for new plans: ``GENEVA_TASK_MEMORY_BYTES`` if set, else the given default.
-
-    Raises:
-        InvalidInput: the variable does not hold a number of bytes.
-    """
+    """Return the budget for new plans: ``GENEVA_TASK_MEMORY_BYTES`` if set, else the given default."""
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return default
@@ -63,11 +59,7 @@ def checkpoint_bytes(task_memory: int) -> int:
 
 
 class BatchTooLarge(Exception):
-    """A batch of rows takes more bytes than allowed; the reader must read fewer rows at once.
-
-    Args:
-        rows, size: rows and bytes that were read of the batch, as far as known.
-    """
+    """A batch of rows takes more bytes than allowed; the reader must read fewer rows at once."""
 
     def __init__(self, rows: int = 0, size: int = 0) -> None:
         super().__init__(f"{rows} rows take {size} bytes")
@@ -93,7 +85,6 @@ class RowsPerBudget:
     step. One row always fits. The next rows may be much wider than those before.
 
     Args:
-        limit: the byte limit.
         width: bytes per row if the type fixes it, else None.
     """
 

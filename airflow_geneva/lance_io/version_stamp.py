@@ -21,7 +21,6 @@ class VersionStamp:
     """Identifies one version of one table.
 
     Args:
-        version: the version number.
         commit: hash of the commit; it differs from that of the same version of a table that was created again.
         files: ends of the names of some data files, if the table was opened: while one of these files exists, it is
             still the same table, even if the version was cleaned up. None if the table was not opened.
@@ -38,10 +37,6 @@ def newest_stamp(database: Storage, table: str) -> VersionStamp | None:
     """Return the newest version of a table; None if there is no such table.
 
     Costs one listing and one read of 64 bytes, for any size of the table.
-
-    Raises:
-        StorageError: the store is unreachable or denies access.
-        OSError: the same for a local disk.
     """
     versions = _versions(database, table)
     if not versions:

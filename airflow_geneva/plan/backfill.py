@@ -72,19 +72,7 @@ class _Due:
 
 
 def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: BackfillSpec, wanted: DueRules) -> Plan:
-    """Compare a table with the state of one of its columns; write nothing.
-
-    Args:
-        dataset: the table at the version to read.
-        checkpoints: its ``_checkpoints`` folder.
-        work: the job; ``work.where`` is frozen already.
-        wanted: which rows to run.
-
-    Raises:
-        InvalidInput: the filter is not valid, a version does not exist, or ``continue_from`` names a version whose
-            values cannot be reused.
-        CodeChanged: rows hold values of another UDF version and ``on_code_change`` is ``error``.
-    """
+    """Compare a table with the state of one of its columns; write nothing."""
     check_continue_from(checkpoints, work)
     check_where(dataset, work.where)
     columns = columns_of(dataset, work.inputs, where_columns(work.where, dataset.schema.names), work.column)

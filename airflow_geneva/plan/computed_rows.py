@@ -42,8 +42,6 @@ class ComputedRows:
     What it finds in the history or by comparing values, it adds to ``learned`` as facts for the next plan.
 
     Args:
-        dataset: the table at the planned version.
-        columns: the inputs and the output, by field id.
         names: names of the inputs and, last, the output; "" for a dropped column, whose values cannot be compared.
         state: the facts about the column's values that were computed from these inputs.
         previous: the same for previous inputs of the column.
@@ -78,8 +76,6 @@ class ComputedRows:
         """Find the rows of a column that were computed from given inputs, which may have been dropped since.
 
         Args:
-            output: field ids of the column.
-            state: all facts about the column.
             inputs: field ids of the inputs, as facts name them.
         """
         names = {column.id(): column.name() for column in dataset.lance_schema.fields()}
@@ -93,7 +89,6 @@ class ComputedRows:
         """Return the rows that the UDF ran on, by provenance; compare values only of rows without facts.
 
         Args:
-            live: the fragment's live offsets.
             settled: live offsets that need no provenance.
         """
         if not files.output:
@@ -127,11 +122,7 @@ class ComputedRows:
         return {} if compaction is None else self._before_compaction(files, compaction)
 
     def by_value(self, files: FragmentFiles, unknown: Ranges) -> dict[Provenance, Ranges]:
-        """Return rows that moved or whose files were replaced, if their inputs and output are unchanged, by provenance.
-
-        Args:
-            unknown: live offsets that :meth:`of` does not return.
-        """
+        """Return rows without facts whose inputs and output are as they were at an earlier version, by provenance."""
         found: dict[Provenance, Ranges] = {}
         if not self._stable or not all(self.names):
             return found
@@ -160,11 +151,7 @@ class ComputedRows:
         return len(rows & live_offsets(self.dataset, files)) if rows else 0
 
     def learn(self, files: FragmentFiles, provenance: Provenance, rows: Ranges, all_live: bool) -> None:
-        """Record a fact for the next plan.
-
-        Args:
-            all_live: whether the rows are all live rows.
-        """
+        """Record a fact for the next plan; `all_live` says that the rows are all live rows."""
         whole = None if len(rows) == files.physical_rows else rows
         under = files.deletion if all_live else None
         inputs = self.columns.inputs_text
@@ -176,8 +163,6 @@ class ComputedRows:
         """Find the fragments with checkpoints that the given fragments were compacted from.
 
         Args:
-            fragments: fragments with due rows.
-            index: the checkpoints.
             version: the current UDF version; ancestors whose rows it all computed are skipped.
         """
 

@@ -35,13 +35,10 @@ class Freshness:
     """How fresh a column or a view is; values of every code version count as computed.
 
     Args:
-        rows: live rows of the table, or of a view's source.
         pending: rows that are new or changed, or that failed and run again; filters of backfills are not evaluated.
-        gone: rows that must leave the view.
         failed: rows that hold no value because the UDF failed on them.
         given_up: the rows among `failed` that failed in the maximum number of runs.
         versions: rows of a column that hold a value, by the code version that computed it.
-        computed: whether anything was ever computed.
     """
 
     rows: int
@@ -63,16 +60,7 @@ class Freshness:
 def column_freshness(
     dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
 ) -> Freshness:  # fmt: skip
-    """Count a column's rows; values of every code version count as computed.
-
-    Args:
-        dataset: the table.
-        checkpoints: its ``_checkpoints`` folder.
-        inputs: the input columns.
-
-    Raises:
-        InvalidInput: the table has no such column.
-    """
+    """Count a column's rows; values of every code version count as computed."""
     with garbage_collector_off():
         columns = columns_of(dataset, inputs, (), column)
         state = load_state(checkpoints, columns.output[0]).about(columns.inputs_text)
@@ -115,16 +103,7 @@ def _rows(dataset: lance.LanceDataset, files: FragmentFiles, computed_rows: Comp
 
 
 def view_freshness(dataset: lance.LanceDataset, definition: ViewDefinition, view_state: ViewState) -> Freshness:
-    """Count the source rows that a view does not reflect.
-
-    Args:
-        dataset: the source.
-        definition: the view's query.
-        view_state: the state of the view.
-
-    Raises:
-        InvalidInput: the source no longer fits the query.
-    """
+    """Count the source rows that a view does not reflect."""
     definition.check_source(dataset)
     snapshot = view_state.snapshot
     computed = bool(view_state.swap or view_state.changed)
@@ -158,12 +137,7 @@ def failed_addresses(dataset: lance.LanceDataset, checkpoints: Storage, column: 
 
 
 def failed_source_addresses(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> Iterator[int]:
-    """Yield the row addresses, at a version of a view's source, of the rows on which a UDF of the view failed last.
-
-    Args:
-        reads: the columns that the view reads.
-        snapshot: the source as the view reflects it.
-    """
+    """Yield the row addresses, at a version of a view's source, of the rows on which a UDF of the view failed last."""
     columns = columns_of(dataset, reads, (), None)
     state = snapshot.state(VIEW_VERSION, columns.inputs_text)
     yield from _failed(dataset, ComputedRows(dataset, columns, tuple(reads), state))

@@ -82,15 +82,7 @@ def plan_refresh(
     view_state: ViewState,
     request: RefreshRequest,
 ) -> Plan:
-    """Compare the source with what the view reflects; write nothing.
-
-    Args:
-        udfs: the loaded UDFs, by column.
-
-    Raises:
-        InvalidInput: the source no longer fits the query, or the view cannot be refreshed to that version.
-        CodeChanged: rows hold values of other code and ``on_code_change`` is ``error``.
-    """
+    """Compare the source with what the view reflects; write nothing."""
     request.check()
     dataset = source.open()
     if request.src_version is not None:

@@ -68,11 +68,7 @@ class RefreshRequest:
     sizing: Sizing = field(default_factory=Sizing)
 
     def check(self) -> None:
-        """Refuse invalid arguments.
-
-        Raises:
-            InvalidInput: names the parameter, its value, and what is valid.
-        """
+        """Refuse invalid arguments."""
         if self.on_code_change not in ON_CODE_CHANGE:
             raise InvalidInput(f"on_code_change={self.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
         if not isinstance(self.ignore_checkpoints, bool):
@@ -95,13 +91,8 @@ def plan_request(
     """Check a request and plan it; write nothing.
 
     Args:
-        udf: the loaded UDF.
         inputs: the input columns as the column's definition maps them; None: the UDF's own.
         newest: the table, if the caller has just opened it.
-
-    Raises:
-        InvalidInput: an argument is not valid, or names something that does not exist.
-        CodeChanged: see :func:`airflow_geneva.plan.backfill.plan_backfill`.
     """
     _check_types(request)
     sizing = check_sizing(request.sizing)
@@ -152,11 +143,7 @@ def _plan(
 
 
 def checkpoints_ignored() -> bool:
-    """Whether ``GENEVA_IGNORE_CHECKPOINTS`` makes every job of this process ignore checkpoints.
-
-    Raises:
-        InvalidInput: its value is not valid.
-    """
+    """Whether ``GENEVA_IGNORE_CHECKPOINTS`` makes every job of this process ignore checkpoints."""
     value = os.environ.get("GENEVA_IGNORE_CHECKPOINTS", "").strip().lower()
     if value not in ("", "0", "false", "1", "true"):
         raise InvalidInput(f"GENEVA_IGNORE_CHECKPOINTS={value!r} is not valid: set it to 1, or unset it.")
@@ -197,11 +184,7 @@ def _check_types(request: BackfillRequest) -> None:
 
 
 def check_sizing(given: Mapping[str, Any]) -> Sizing:
-    """Refuse unknown and invalid sizes.
-
-    Raises:
-        InvalidInput: names the parameter, its value, and what is valid.
-    """
+    """Refuse unknown and invalid sizes."""
     unknown = sorted(set(given) - _SIZES)
     if unknown:
         raise InvalidInput(f"There is no parameter {unknown[0]!r}. Sizes are: {', '.join(sorted(_SIZES))}.")

@@ -42,10 +42,6 @@ def staged_fits(
     """Whether a commit may replace a fragment's column with a staged data file.
 
     Args:
-        files: the fragment now.
-        live: its live offsets.
-        due: the offsets that must be computed.
-        output_fields: field ids of the output column.
         settled: rows of the file that need no further work, see
             :meth:`airflow_geneva.checkpoint.reuse.ReuseRules.done_rows`.
     """
@@ -80,11 +76,7 @@ def is_view_file_readable(view: lance.LanceDataset, work: RefreshSpec, staged: S
 
 
 def check_continue_from(checkpoints: Storage, work: BackfillSpec) -> None:
-    """Refuse versions whose values must not be mixed with those of the current version.
-
-    Raises:
-        InvalidInput: no job of such a version is recorded, or it had other inputs, another filter, output type or deps.
-    """
+    """Refuse versions without a recorded job, and those whose values must not be mixed with the current version's."""
     if not work.continue_from:
         return
     jobs = list(_jobs_of(checkpoints, work.column))
@@ -182,7 +174,6 @@ class Mismatch:
     """A fragment checkpoint that was computed from other data files than the fragment has now.
 
     Args:
-        fragment: the fragment's id.
         expected: data files of the fragment that the checkpoint was not computed from.
         found: data files that the checkpoint was computed from and the fragment no longer has; None if the
             checkpoint cannot be read.
@@ -209,24 +200,14 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Mismatches:
-    """All mismatches of a plan.
-
-    Args:
-        shown: the first few.
-        more: number of the others.
-    """
+    """The mismatches of a plan: the first few, and the number of the others."""
 
     shown: tuple[Mismatch, ...] = ()
     more: int = 0
 
 
 def find_mismatches(index: CheckpointIndex | None, works: Sequence[FragmentWork]) -> Mismatches:
-    """Find fragments in a plan that only have a checkpoint for other data files; read the first few checkpoints.
-
-    Args:
-        index: the checkpoints that the plan may reuse; None: no checkpoints.
-        works: the plan's fragments.
-    """
+    """Find fragments in a plan that only have a checkpoint for other data files; read the first few checkpoints."""
     by_id = {work.id: work for work in works}
     stale: dict[int, tuple[str, int]] = {}
     if index is None:

@@ -54,14 +54,7 @@ class RowStatus:
 def classify_rows(
     known: Mapping[Provenance, Ranges], live: Ranges, version: str, continue_from: tuple[str, ...], wanted: DueRules
 ) -> RowStatus:
-    """Classify the rows of a fragment.
-
-    Args:
-        known: rows that the UDF ran on, by provenance.
-        live: the fragment's live offsets.
-        version: the current UDF version.
-        continue_from: other versions whose values are kept.
-    """
+    """Classify the rows of a fragment."""
     strict = wanted.on_code_change == "recompute"
     done = rows_that(known, lambda p: _is_done(p, version, continue_from, strict)) & live
     failed = failed_rows(known) & (live - done)
@@ -96,14 +89,7 @@ def _is_done(provenance: Provenance, version: str, continue_from: tuple[str, ...
 
 
 def check_code_change(work: BackfillSpec, rows_by_other_version: Mapping[str, int], on_code_change: str) -> None:
-    """Stop a backfill if rows hold values of other UDF versions and the user did not say what to do with them.
-
-    Args:
-        rows_by_other_version: number of rows that hold values of other versions, by version.
-
-    Raises:
-        CodeChanged: there are such rows, and ``on_code_change`` is ``error``.
-    """
+    """Stop a backfill if rows hold values of other UDF versions and the user did not say what to do with them."""
     at_stake = {maker: rows for maker, rows in rows_by_other_version.items() if maker not in work.continue_from}
     if at_stake and on_code_change == "error":
         rows = sum(at_stake.values())
@@ -120,14 +106,7 @@ def check_code_change(work: BackfillSpec, rows_by_other_version: Mapping[str, in
 def check_view_code_change(
     view_state: ViewState, code: tuple[tuple[str, str], ...], on_code_change: str, view: str
 ) -> tuple[tuple[str, int], ...]:
-    """Count the rows of a view that hold values of other code, by version.
-
-    Args:
-        code: the current version of each column's UDF.
-
-    Raises:
-        CodeChanged: there are such rows, and ``on_code_change`` is ``error``.
-    """
+    """Count the rows of a view that hold values of other code, by version; stop the plan as for a backfill."""
     then = dict(view_state.snapshot.code if view_state.snapshot else ())
     changed = [(name, then[name], version) for name, version in code if then.get(name, version) != version]
     if not changed:

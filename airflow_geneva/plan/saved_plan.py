@@ -32,10 +32,7 @@ class SwapPlan:
     Args:
         based_on: identifies the view's state at planning; "" before the first swap.
         gone: source row ids whose rows leave the view.
-        snapshot: the source as the view will reflect it.
         advances: whether `snapshot` differs from what the view reflects now, even if no row changes.
-        max_rows_per_fragment: rows of each new fragment; None: one new fragment per source fragment.
-        shuffle_seed: seed of the hash that the new rows are sorted by; None: the source's order.
     """
 
     based_on: str
@@ -79,11 +76,7 @@ class SwapPlan:
         """Read a swap plan.
 
         Args:
-            name: the document's name.
             data: the document's content, whose digest the caller has checked.
-
-        Raises:
-            InvalidInput: the snapshot that it names is missing or was changed.
         """
         document = json.loads(data)
         key = document["snapshot"]
@@ -119,10 +112,7 @@ class SavedPlan:
 
     Args:
         fingerprint: SHA-256 of the header, which holds the digests of the shards.
-        work: what all tasks have in common.
         shards: for each shard its ``file``, ``sha256``, ``fragments`` and ``rows``.
-        rows_total, rows_skipped: as planned.
-        notes: sentences for the user.
         swap: for a refresh, ``file`` and ``sha256`` of its swap plan.
     """
 
@@ -135,20 +125,12 @@ class SavedPlan:
     swap: Mapping[str, str] | None = None
 
     def load_shard(self, job: Storage, index: int) -> Shard:
-        """Read one shard and check its digest against the header.
-
-        Raises:
-            InvalidInput: the file is missing or was changed after planning.
-        """
+        """Read one shard and check its digest against the header."""
         entry = self.shards[index]
         return Shard.load(_checked(job, entry["file"], entry["sha256"]))
 
     def load_swap(self, job: Storage) -> SwapPlan:
-        """Read the swap plan of a refresh and check its digest against the header.
-
-        Raises:
-            InvalidInput: the file is missing or was changed after planning, or the plan is a backfill's.
-        """
+        """Read the swap plan of a refresh and check its digest against the header."""
         if self.swap is None:
             raise InvalidInput(f"The plan {job.path(plan_name(self.fingerprint))} is not a refresh's.")
         return SwapPlan.load(job, self.swap["file"], _checked(job, self.swap["file"], self.swap["sha256"]))
@@ -158,7 +140,6 @@ def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
     """Write a plan into its job's folder.
 
     Args:
-        job: the job's folder.
         run: identifies the run, so that two runs of equal plans have different fingerprints.
     """
     entries = []
@@ -188,11 +169,7 @@ def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
 
 
 def load_plan(job: Storage, fingerprint: str) -> SavedPlan:
-    """Read a plan's header and check it against the fingerprint from XCom.
-
-    Raises:
-        InvalidInput: the file is missing, was changed, or has another format.
-    """
+    """Read a plan's header and check it against the fingerprint from XCom."""
     header = json.loads(_checked(job, plan_name(fingerprint), fingerprint))
     if header["format"] != _FORMAT:
         raise InvalidInput(

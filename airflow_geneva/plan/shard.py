@@ -26,13 +26,10 @@ class FragmentWork:
     """The work for one fragment.
 
     Args:
-        files: its rows and relevant data files at the planned version.
-        reason: why it is in the plan.
         due: physical offsets to run; with a filter, the offsets on which to evaluate it.
         missing: the due rows that no checkpoint holds.
         rows: number of rows that are selected and due.
         staged: a data file for it is finished; only the commit is left.
-        ancestors: fragments that it was compacted from and that have checkpoints to reuse.
         kept: rows that the UDF ran on earlier, by provenance; those that do not run now keep their value.
     """
 
@@ -95,12 +92,7 @@ class FragmentWork:
 
 @dataclass(frozen=True)
 class Shard:
-    """Fragments that one spark-submit applies and one task commits.
-
-    Args:
-        index: position in the plan.
-        fragments: the work, in fragment order.
-    """
+    """Fragments that one spark-submit applies and one task commits."""
 
     index: int
     fragments: tuple[FragmentWork, ...]
@@ -129,9 +121,6 @@ def cut_shards(works: Sequence[FragmentWork], shard_size: int | None) -> tuple[S
 
     Args:
         shard_size: fragments per shard; None: as few shards as possible, because each costs a spark-submit.
-
-    Raises:
-        InvalidInput: the shard size would need more shards than Airflow can map.
     """
     ordered = sorted(works, key=lambda work: work.id)
     size = shard_size
@@ -151,9 +140,5 @@ def fragments_per_commit(fragments: int, shards: int) -> int:
 
     Every commit rewrites the whole manifest. With this default, a backfill makes at most about 100 commits, or one per
     shard.
-
-    Args:
-        fragments: number of fragments of the shard.
-        shards: number of shards of the plan.
     """
     return max(FRAGMENTS_PER_COMMIT, -(-fragments // max(COMMITS_UNASKED // shards, 1)))

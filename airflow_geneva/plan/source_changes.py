@@ -29,12 +29,8 @@ class ChangedFragment:
     """A source fragment with rows that the view does not reflect yet.
 
     Args:
-        files: the fragment.
-        live: its live offsets.
-        ids: their row ids.
         rows: offsets of rows that are new or changed, or failed and run again.
         tried: rows that failed in earlier runs.
-        look_up: returns physical offsets and row ids of all its live rows.
     """
 
     files: FragmentFiles
@@ -57,10 +53,8 @@ class SourceChanges:
     """The differences between a source version and what a view reflects.
 
     Args:
-        changed: fragments with new or changed rows.
         gone: ids of rows that were deleted or changed, so that the view must not show their old values.
         fragments: all fragments of the source for the next snapshot, without new failures.
-        notes: sentences for the user.
     """
 
     changed: list[ChangedFragment] = field(default_factory=list)
@@ -73,13 +67,7 @@ class SourceChanges:
 def compare_source(
     dataset: lance.LanceDataset, columns: Columns, names: tuple[str, ...], snapshot: Snapshot | None
 ) -> SourceChanges:
-    """Compare a source version with the snapshot of a view's newest swap; without a snapshot, all rows are new.
-
-    Args:
-        dataset: the source at the version to refresh to.
-        columns: every column that the view reads, as inputs.
-        names: their names.
-    """
+    """Compare a source version with the snapshot of a view's newest swap; without a snapshot, all rows are new."""
     state = ColumnState() if snapshot is None else snapshot.state(VIEW_VERSION, columns.inputs_text)
     computed_rows = ComputedRows(dataset, columns, names, state)
     before = {} if snapshot is None else {f.signature: f for f in snapshot.fragments}

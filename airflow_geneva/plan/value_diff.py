@@ -34,8 +34,6 @@ class ReferenceVersion:
     """An earlier version of the table at which the facts were complete.
 
     Args:
-        dataset: the table at that version.
-        manifest: its fragments.
         names: names of the inputs and, last, the output at that version.
     """
 
@@ -66,12 +64,6 @@ def computed_by_value(
     """Find rows of a fragment that were computed at the reference version and whose inputs and output are unchanged.
 
     The result is right for any history between the two versions, because only values are compared.
-
-    Args:
-        dataset: the table now.
-        files: a fragment of it.
-        names: names of the inputs and, last, the output now.
-        unknown: live offsets of the fragment about which nothing is known.
 
     Returns:
         Offsets by provenance, and the offsets of all rows that existed at the reference version.
@@ -133,11 +125,7 @@ def _by_provenance(
 
 
 def same_values(left: pa.Array, right: pa.Array) -> Mask:
-    """Return for every row whether a UDF would get the same value: NULL equals NULL, NaN equals NaN, 0.0 is not -0.0.
-
-    Args:
-        left, right: arrays of one type and length.
-    """
+    """Whether a UDF would get the same value of each row: NULL equals NULL, NaN equals NaN, 0.0 is not -0.0."""
     try:
         return _same(left, right)
     except pa.ArrowNotImplementedError:

@@ -45,7 +45,6 @@ class NewRows:
 
     Args:
         rows: physical offsets of new or changed rows, by fragment id; may include deleted rows.
-        new_rows: number of new rows.
         changed_rows: number of changed rows; 0 if the caller did not ask for them.
         deleted_rows: number of deleted rows; 0 if the caller did not ask for them, None if unknown.
         version: the version that the observer read; 0: none, None: the observer did not read one version.
@@ -74,14 +73,7 @@ class NewRows:
 def new_rows_for_view(
     dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot | None, changed_rows: bool
 ) -> NewRows:  # fmt: skip
-    """Find the source rows that a view does not reflect; rows that failed do not count.
-
-    Args:
-        dataset: the source.
-        reads: the columns that the view reads.
-        snapshot: the source as the view reflects it; None: nothing.
-        changed_rows: count updated and deleted rows too.
-    """
+    """Find the source rows that a view does not reflect; rows that failed do not count."""
     if snapshot is None:
         return all_rows_as_new(dataset)
     with garbage_collector_off():
@@ -128,10 +120,6 @@ def new_rows_for_column(
     """Find the rows on whose current inputs the UDF has not run.
 
     The UDF has run on rows that failed, but not on rows that a filter did not select.
-
-    Args:
-        checkpoints: the table's ``_checkpoints`` folder.
-        inputs: the input columns.
     """
     with garbage_collector_off():
         columns = columns_of(dataset, inputs, (), column)
@@ -157,7 +145,6 @@ def new_rows_since(dataset: lance.LanceDataset, version: int, changed_rows: bool
 
     Args:
         version: a version newer than the table's means that the table was dropped and created again.
-        changed_rows: count rows that were updated or deleted since too.
     """
     if dataset.version == version:
         return NewRows(version=version)
