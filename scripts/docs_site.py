@@ -16,6 +16,8 @@ from airflow_geneva.plan.model import Sizing
 _COMMANDS = "<!-- commands -->"
 _CONFIGURATION = "<!-- configuration -->"
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr):`~?([^`]+)`")
+_ENTRY = re.compile(r" {4}(\w+): ")
+_UNPACKED = re.compile(r"Unpack\[(\w+)\]")
 _SEVERAL = re.compile(r"(?P<indent> +)(?P<names>\w+(?:, \w+)+): (?P<text>.+)")
 
 
@@ -65,17 +67,88 @@ def _describe(command: Any, name: str) -> Iterator[str]:
 
 
 class PlainDocstrings(griffe.Extension):
-    """Removes Sphinx roles from docstrings, splits entries of several parameters, and shows defaults as values."""
+    """Removes Sphinx roles from docstrings, and shows each parameter by itself, wherever it is written down.
+
+    A class whose `__init__` ends with `**shared: Unpack[Fields]` shows the fields, and one that ends with `**kwargs`
+    those of its base class. What has no description of its own has that of the field of `Sizing`.
+    """
+
+    def __init__(self) -> None:
+        self._done: set[str] = set()
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        if obj.docstring is not None:
-            text = _ROLE.sub(lambda role: f"`{role[1].removeprefix('airflow_geneva.')}`", obj.docstring.value)
-            obj.docstring.value = "\n".join(_one_each(text.splitlines()))
-        if isinstance(obj, griffe.Function):
-            for parameter in obj.parameters:
-                default = str(parameter.default or "")
-                if default.startswith("_DEFAULT."):
-                    parameter.default = repr(getattr(Sizing(), default.removeprefix("_DEFAULT.")))
+        _make_plain(obj)
+        if isinstance(obj, griffe.Class):
+            self._complete(obj)
+
+    def _complete(self, cls: griffe.Class) -> None:
+        init = cls.members.get("__init__")
+        if cls.path in self._done or not isinstance(init, griffe.Function):
+            return
+        self._done.add(cls.path)
+        last = list(init.parameters)[-1]
+        if last.kind is not griffe.ParameterKind.var_keyword:
+            return
+        unpacked = _UNPACKED.fullmatch(str(last.annotation))
+        if unpacked:
+            holder = cls.modules_collection[cls.resolve(unpacked[1])]
+            found = [
+                griffe.Parameter(
+                    name, annotation=field.annotation, kind=griffe.ParameterKind.keyword_only, default="None"
+                )
+                for name, field in holder.attributes.items()
+            ]
+        else:
+            bases = [base for base in cls.resolved_bases if isinstance(base, griffe.Class)]
+            holder = next((base for base in bases if base.path.startswith("airflow_geneva.")), None)
+            if holder is None:
+                return
+            self._complete(holder)
+            found = [one for one in holder.parameters if one.kind is griffe.ParameterKind.keyword_only]
+        sizing = cls.modules_collection["airflow_geneva.plan.model.Sizing"]
+        for one in (sizing, holder):
+            _make_plain(one)
+        about = {**_described(sizing), **_described(holder)}
+        del init.parameters[last.name]
+        added = [parameter for parameter in found if parameter.name not in init.parameters]
+        for parameter in added:
+            if hasattr(Sizing, parameter.name):
+                parameter.default = repr(getattr(Sizing(), parameter.name))
+            init.parameters.add(parameter)
+        if not unpacked:
+            init.parameters.add(last)
+        assert cls.docstring is not None
+        lines = [line for parameter in added for line in about[parameter.name]]
+        cls.docstring.value = "\n".join(_insert(cls.docstring.value.splitlines(), lines, last.name, bool(unpacked)))
+
+
+def _make_plain(obj: griffe.Object) -> None:
+    if obj.docstring is not None:
+        text = _ROLE.sub(lambda role: f"`{role[1].removeprefix('airflow_geneva.')}`", obj.docstring.value)
+        obj.docstring.value = "\n".join(_one_each(text.splitlines()))
+
+
+def _described(obj: griffe.Object) -> dict[str, list[str]]:
+    """Return the lines of a docstring about each parameter."""
+    found: dict[str, list[str]] = {}
+    inside = False
+    for line in obj.docstring.value.splitlines() if obj.docstring else ():
+        if entry := _ENTRY.match(line):
+            found[entry[1]] = [line] if inside else []
+        elif inside and line.startswith("     "):
+            found[list(found)[-1]].append(line)
+        else:
+            inside = line == "Args:"
+    return found
+
+
+def _insert(lines: list[str], more: list[str], kwargs: str, replaces: bool) -> Iterator[str]:
+    """Insert lines at the end of the arguments, before or instead of the line about `**kwargs`."""
+    at = lines.index("Args:") + 1
+    while at < len(lines) and lines[at] and not lines[at].startswith(f"    {kwargs}:"):
+        at += 1
+    rest = lines[at:]
+    yield from [*lines[:at], *more, *(rest[1:] if replaces and rest and rest[0] else rest)]
 
 
 def _one_each(lines: list[str]) -> Iterator[str]:

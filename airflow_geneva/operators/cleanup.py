@@ -30,8 +30,6 @@ class CleanupCheckpointsOperator(LanceOperator):
         ttl: minimum age of removed files: text such as `7d` or `12h`, or a timedelta. Choose it longer than the longest
             time between planning a backfill and its last retry.
         dry_run: remove nothing, only report.
-        lance_conn_id: the Airflow connection of the database.
-        database: another URI to use with that connection's storage options.
 
     Example:
         ```python

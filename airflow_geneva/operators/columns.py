@@ -29,8 +29,6 @@ class AddColumnsOperator(LanceOperator):
         table: the table's name.
         columns: by name, the import path `"module:name"` of its UDF, or the path and the input columns for its
             parameters; or that as JSON text, which a template renders.
-        lance_conn_id: the Airflow connection of the database.
-        database: another URI to use with that connection's storage options.
 
     Example:
         ```python

@@ -28,8 +28,6 @@ class CommitOperator(LanceOperator):
 
     Args:
         shard: one entry of the plan task's output.
-        lance_conn_id: the Airflow connection of the database.
-        database: another URI to use with that connection's storage options.
     """
 
     template_fields: Sequence[str] = (*LanceOperator.template_fields, "shard")

@@ -46,8 +46,6 @@ class FinishOperator(LanceOperator):
     Args:
         plan_task_id: id of the plan task, including its groups.
         table: the table's or view's name; an outlet of the task unless it is a template.
-        lance_conn_id: the Airflow connection of the database.
-        database: another URI to use with that connection's storage options.
     """
 
     template_fields: Sequence[str] = (*LanceOperator.template_fields, "table")

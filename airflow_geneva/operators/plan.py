@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timezone
 from typing import Any
@@ -32,10 +32,116 @@ from airflow_geneva.udf import load_udf
 SUMMARY = "summary"
 """XCom key of the plan's summary; the return value is the list of shards."""
 
-_DEFAULT = Sizing()
+
+class PlanOperator(LanceOperator):
+    """What the two plan operators share: the sizes, and what happens to a plan.
+
+    Args:
+        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
+        ignore_checkpoints: do not use what earlier runs computed and did not commit.
+    """
+
+    template_fields: Sequence[str] = (
+        *LanceOperator.template_fields,
+        "on_code_change",
+        "ignore_checkpoints",
+        "sizing",
+    )
+    operator_extra_links = (JobLink(),)
+
+    def __init__(
+        self,
+        *,
+        on_code_change: str = "error",
+        ignore_checkpoints: bool | str = False,
+        concurrency: int | str | None = None,
+        intra_applier_concurrency: int | str | None = None,
+        batch_size: int | str | None = None,
+        checkpoint_size: int | str | None = None,
+        min_checkpoint_size: int | str | None = None,
+        max_checkpoint_size: int | str | None = None,
+        checkpoint_interval: float | str | None = None,
+        task_size: int | str | None = None,
+        task_shuffle_diversity: int | str | None = None,
+        shard_size: int | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        given = locals()
+        super().__init__(**kwargs)
+        self.on_code_change = on_code_change
+        self.ignore_checkpoints = ignore_checkpoints
+        self.sizing = {size.name: given[size.name] for size in fields(Sizing) if size.name in given}
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        began = time.monotonic()
+        configured = Configuration.read()
+        table = self._open()
+        asked = {
+            "on_code_change": optional_text(self.on_code_change) or "error",
+            "ignore_checkpoints": parse_bool("ignore_checkpoints", self.ignore_checkpoints),
+            "job_id": _job_id_of(context, table.location.checkpoints),
+            "sizing": read_sizing(self.sizing, configured),
+        }
+        try:
+            plan, since = self._plan(table, context, asked)
+        except CodeChanged as error:
+            raise AirflowFailException(str(error)) from error
+        saved = self._record(table, plan, **_about_run(context))
+        work = saved.work
+        if since is not None:
+            write_outbox(table.location.checkpoints, work.outbox, OutboxEntry(work.job_id, since))
+        job = JobFolder.of(table.location.checkpoints, work.job_id)
+        self.log.info("%s", plan)
+        summary = {
+            "plan_uri": job.storage.path(plan_name(saved.fingerprint)),
+            **self._summarize(plan, saved),
+            "lance_conn_id": required_text("lance_conn_id", self.lance_conn_id),
+            "seconds": round(time.monotonic() - began, 3),
+        }
+        context["ti"].xcom_push(SUMMARY, summary)
+        return shard_summaries(plan, saved, job.storage)
+
+    def _open(self) -> Table:
+        """Open what is planned: a table or a view."""
+        raise NotImplementedError
+
+    def _plan(self, table: Any, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
+        """Plan; also return the version after which commits must be announced, or None if there will be none.
+
+        Args:
+            asked: the fields that the requests of both operators have.
+        """
+        raise NotImplementedError
+
+    def _record(self, table: Any, plan: Plan, run: str, about: Mapping[str, Any]) -> SavedPlan:
+        """Write the job's record and plan."""
+        raise NotImplementedError
+
+    def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
+        work = saved.work
+        return {
+            "fingerprint": saved.fingerprint,
+            "job_id": work.job_id,
+            "table": work.table_name,
+            "column": work.column if isinstance(work, BackfillSpec) else None,
+            "udf": work.identity.udf,
+            "udf_version": work.udf_version,
+            "where": work.where,
+            "version": work.version,
+            "read_version": work.read_version,
+            "shards": len(plan.shards),
+            "rows_total": plan.rows_total,
+            "rows_pending": plan.rows_pending,
+            "rows_to_run": plan.rows_to_run,
+            "rows_skipped": plan.rows_skipped,
+            "reasons": {
+                count.reason: {"fragments": count.fragments, "rows": count.rows} for count in plan.reason_counts
+            },
+            "notes": list(plan.notes),
+        }
 
 
-class PlanBackfillOperator(LanceOperator):
+class PlanBackfillOperator(PlanOperator):
     """Plan a backfill: which rows of a column are due, and why, cut into shards.
 
     Returns one dict per shard, to expand `ApplyOperator` and `CommitOperator` over, and pushes a `summary`. If no row
@@ -50,22 +156,10 @@ class PlanBackfillOperator(LanceOperator):
         udf: import path `"module:name"`; by default the column's own UDF.
         where: SQL filter on the rows; `now()` and similar functions return the DAG run's `run_after`.
         read_version: compute only rows that existed at this table version.
-        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
         continue_from: other versions of the UDF whose values are kept, separated by commas.
         errors_only: compute only rows the UDF failed on, however often.
         recompute_mixed: compute only rows whose value comes from another version.
-        ignore_checkpoints: do not use what earlier runs computed and did not commit.
-        concurrency: Spark task slots per spark-submit; by default `[geneva] concurrency`, which is 8.
-        intra_applier_concurrency: threads per slot.
-        batch_size: rows per UDF call.
-        checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
-        checkpoint_interval: seconds between two checkpoints of a task.
-        task_size: rows per Spark task.
-        task_shuffle_diversity: number of stretches of the table that neighboring tasks are drawn from.
-        shard_size: fragments per shard.
         commit_granularity: fragments per Lance commit; by default as many as keep a backfill at about 100 commits.
-        lance_conn_id: the Airflow connection of the database.
-        database: another URI to use with that connection's storage options.
 
     Example:
         ```python
@@ -74,20 +168,9 @@ class PlanBackfillOperator(LanceOperator):
     """
 
     template_fields: Sequence[str] = (
-        *LanceOperator.template_fields,
-        "table",
-        "column",
-        "udf",
-        "where",
-        "read_version",
-        "on_code_change",
-        "continue_from",
-        "errors_only",
-        "recompute_mixed",
-        "ignore_checkpoints",
-        "sizing",
+        *PlanOperator.template_fields,
+        *("table", "column", "udf", "where", "read_version", "continue_from", "errors_only", "recompute_mixed"),
     )
-    operator_extra_links = (JobLink(),)
 
     def __init__(
         self,
@@ -97,21 +180,9 @@ class PlanBackfillOperator(LanceOperator):
         udf: str | None = None,
         where: str | None = None,
         read_version: int | str | None = None,
-        on_code_change: str = "error",
         continue_from: str | None = None,
         errors_only: bool | str = False,
         recompute_mixed: bool | str = False,
-        ignore_checkpoints: bool | str = False,
-        concurrency: int | str | None = None,
-        intra_applier_concurrency: int | str = _DEFAULT.intra_applier_concurrency,
-        batch_size: int | str | None = None,
-        checkpoint_size: int | str | None = None,
-        min_checkpoint_size: int | str | None = None,
-        max_checkpoint_size: int | str | None = None,
-        checkpoint_interval: float | str = _DEFAULT.checkpoint_interval,
-        task_size: int | str | None = None,
-        task_shuffle_diversity: int | str | None = None,
-        shard_size: int | str | None = None,
         commit_granularity: int | str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -121,72 +192,35 @@ class PlanBackfillOperator(LanceOperator):
         self.udf = check_import_path(udf)
         self.where = where
         self.read_version = read_version
-        self.on_code_change = on_code_change
         self.continue_from = continue_from
         self.errors_only = errors_only
         self.recompute_mixed = recompute_mixed
-        self.ignore_checkpoints = ignore_checkpoints
-        self.sizing = {
-            "concurrency": concurrency,
-            "intra_applier_concurrency": intra_applier_concurrency,
-            "batch_size": batch_size,
-            "checkpoint_size": checkpoint_size,
-            "min_checkpoint_size": min_checkpoint_size,
-            "max_checkpoint_size": max_checkpoint_size,
-            "checkpoint_interval": checkpoint_interval,
-            "task_size": task_size,
-            "task_shuffle_diversity": task_shuffle_diversity,
-            "shard_size": shard_size,
-            "commit_granularity": commit_granularity,
-        }
+        self.sizing["commit_granularity"] = commit_granularity
 
-    def execute(self, context: Context) -> list[dict[str, Any]]:
-        began = time.monotonic()
-        configured = Configuration.read()
-        table = self.open_database().open_table(required_text("table", self.table))
-        try:
-            plan = self._plan(table, context, configured)
-        except CodeChanged as error:
-            raise AirflowFailException(str(error)) from error
-        ti = context["ti"]
-        plan, saved = record_job(
-            plan,
-            table.location,
-            run=run_text(context),
-            ship_code=True,
-            about=about_run(context),
-        )
-        work = plan.work
-        if plan.shards:
-            write_outbox(table.location.checkpoints, work.outbox, OutboxEntry(work.job_id, work.version))
-        job = JobFolder.of(table.location.checkpoints, work.job_id)
-        self.log.info("%s", plan)
-        summary = summarize(plan, saved, job.storage.path(plan_name(saved.fingerprint)))
-        summary["lance_conn_id"] = required_text("lance_conn_id", self.lance_conn_id)
-        ti.xcom_push(SUMMARY, {**summary, "seconds": round(time.monotonic() - began, 3)})
-        return shard_summaries(plan, saved, job.storage)
+    def _open(self) -> Table:
+        return self.open_database().open_table(required_text("table", self.table))
 
-    def _plan(self, table: Table, context: Context, configured: Configuration) -> Plan:
+    def _plan(self, table: Table, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
         column = required_text("column", self.column)
         definition = table.definition(column)
         path = optional_text(self.udf)
         udf = load_udf(path) if path else table.column_udf(column, definition)
         own_inputs = definition.input_columns if udf.name == definition.name else None
-        run_after = getattr(context["dag_run"], "run_after", None)
         request = BackfillRequest(
             column=column,
             where=optional_text(self.where),
             read_version=optional_int("read_version", self.read_version),
-            on_code_change=optional_text(self.on_code_change) or "error",
             continue_from=optional_text(self.continue_from),
             errors_only=parse_bool("errors_only", self.errors_only),
             recompute_mixed=parse_bool("recompute_mixed", self.recompute_mixed),
-            ignore_checkpoints=parse_bool("ignore_checkpoints", self.ignore_checkpoints),
-            run_after=run_after,
-            job_id=job_id_of(context, table.location.checkpoints),
-            sizing=read_sizing(self.sizing, configured),
+            run_after=getattr(context["dag_run"], "run_after", None),
+            **asked,
         )
-        return plan_request(table.location, request, udf, own_inputs)
+        plan = plan_request(table.location, request, udf, own_inputs)
+        return plan, plan.work.version if plan.shards else None
+
+    def _record(self, table: Table, plan: Plan, run: str, about: Mapping[str, Any]) -> SavedPlan:
+        return record_job(plan, table.location, run, ship_code=True, about=about)[1]
 
 
 def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, Any]:
@@ -213,7 +247,7 @@ def check_import_path(udf: Any) -> str | None:
     raise InvalidInput(f"udf={udf!r:.80} is not text. Tasks run in other processes: give its import path, {hint}.")
 
 
-def job_id_of(context: Context, checkpoints: Storage) -> str:
+def _job_id_of(context: Context, checkpoints: Storage) -> str:
     """Return the job id: the same for all tries of a task, so that they are one job, and sorted by start time.
 
     The dates of the run do not give the start time: `airflow backfill create` makes runs for past days.
@@ -228,37 +262,10 @@ def job_id_of(context: Context, checkpoints: Storage) -> str:
     return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}{ending}"
 
 
-def run_text(context: Context) -> str:
-    """Return text that identifies one try of a plan task."""
+def _about_run(context: Context) -> dict[str, Any]:
+    """Return a text that identifies one try of a plan task, and what a job's record says about its run."""
     ti = context["ti"]
-    return f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}/{ti.try_number}"
-
-
-def about_run(context: Context) -> dict[str, Any]:
-    """Return the fields of a job's record about the Airflow run."""
-    ti = context["ti"]
-    return {"airflow": {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "try": ti.try_number}}
-
-
-def summarize(plan: Plan, saved: SavedPlan, plan_uri: str) -> dict[str, Any]:
-    """Return the XCom `summary` of a plan."""
-    work = plan.work
     return {
-        "plan_uri": plan_uri,
-        "fingerprint": saved.fingerprint,
-        "job_id": work.job_id,
-        "table": work.table_name,
-        "column": work.column if isinstance(work, BackfillSpec) else None,
-        "udf": work.identity.udf,
-        "udf_version": work.udf_version,
-        "where": work.where,
-        "version": work.version,
-        "read_version": work.read_version,
-        "shards": len(plan.shards),
-        "rows_total": plan.rows_total,
-        "rows_pending": plan.rows_pending,
-        "rows_to_run": plan.rows_to_run,
-        "rows_skipped": plan.rows_skipped,
-        "reasons": {tally.reason: {"fragments": tally.fragments, "rows": tally.rows} for tally in plan.reason_counts},
-        "notes": list(plan.notes),
+        "run": f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}/{ti.try_number}",
+        "about": {"airflow": {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "try": ti.try_number}},
     }

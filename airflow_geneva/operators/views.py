@@ -41,8 +41,6 @@ class CreateMaterializedViewOperator(LanceOperator):
         offset: rows to skip first.
         recreate: drop a view with another definition.
         max_rows_per_fragment: rows of each fragment of the view; None: 1,048,576.
-        lance_conn_id: the Airflow connection of the view's database.
-        database: another URI to use with that connection's storage options.
         source_database: URI of the source's database, opened with the same connection; None: the view's database.
 
     Example:

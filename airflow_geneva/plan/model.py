@@ -30,7 +30,7 @@ class Sizing:
     """Sizes of shards, tasks, batches, checkpoints and commits.
 
     Args:
-        concurrency: Spark task slots per spark-submit.
+        concurrency: Spark task slots per spark-submit; in Airflow, by default `[geneva] concurrency`.
         intra_applier_concurrency: threads per slot.
         batch_size: rows per UDF call.
         checkpoint_size: most rows one checkpoint covers.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from airflow_geneva.task_groups.backfill import BackfillTaskGroup
-from airflow_geneva.task_groups.refresh import RefreshTaskGroup
+from airflow_geneva.task_groups.groups import BackfillTaskGroup, RefreshTaskGroup
 
 __all__ = ["BackfillTaskGroup", "RefreshTaskGroup"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+from dataclasses import fields
 from pathlib import Path
 
+import griffe
 import pytest
 
 import airflow_geneva
 from airflow_geneva.get_provider_info import get_provider_info
+from airflow_geneva.plan.model import Sizing
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = {page.stem: page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md")}
@@ -49,6 +52,24 @@ def test_every_command_is_described_with_its_options() -> None:
     assert described >= {"jobs", "status", "errors", "plan", "doctor", "checkpoints list", "checkpoints gc"}
     assert "| `--ttl` | Remove only what is older than this: 7d, 12h or 30m. Default: `7d`. |" in page
     assert "| `DB JOB` | The database and the job's id. |" in page
+
+
+def test_what_classes_share_is_described_with_each_of_them() -> None:
+    site = runpy.run_path(str(ROOT / "scripts" / "docs_site.py"))
+    extensions = griffe.Extensions(site["PlainDocstrings"]())
+    package = griffe.load("airflow_geneva", extensions=extensions, search_paths=[ROOT])
+    sizes = {field.name for field in fields(Sizing)} - {"task_memory_bytes"}
+    for path in re.findall(r"^::: airflow_geneva\.(.*(?:Group|Operator))$", REFERENCE["airflow"], re.MULTILINE):
+        shown = package[path]
+        parameters = [parameter.name for parameter in shown.parameters if parameter.name not in ("self", "kwargs")]
+        described = re.findall(r"^    (\w+): ", shown.docstring.value, re.MULTILINE)
+        assert sorted(parameters) == sorted(set(described) - {"kwargs"}), path
+        assert len(described) == len(set(described))
+        if "Backfill" in path:
+            assert sizes <= set(parameters)
+            assert shown.parameters["checkpoint_interval"].default == "10.0"
+        elif "Refresh" in path:
+            assert sizes - {"commit_granularity"} <= set(parameters)
 
 
 def test_every_option_of_airflows_configuration_is_described_with_its_default() -> None:

@@ -25,13 +25,16 @@ COPIED = (
 
 MISTAKEN = """
 from airflow_geneva import connect
-from airflow_geneva.task_groups import BackfillTaskGroup
+from airflow_geneva.task_groups import BackfillTaskGroup, RefreshTaskGroup
 
 table = connect("library").open_table("docs")
 table.backfill(7)  # arg-type
 table.backfil("n")  # attr-defined
 rows: str = table.backfill("n").rows_computed  # assignment
 BackfillTaskGroup(table="docs", column=7)  # arg-type
+BackfillTaskGroup(table="docs", column="n", shard_sizes=3)  # call-arg
+BackfillTaskGroup(table="docs", column="n", shard_size=[3])  # arg-type
+RefreshTaskGroup(view="v", commit_granularity=3)  # call-arg
 """
 
 

@@ -1,0 +1,251 @@
+"""A backfill or a refresh as a task group: plan, apply and commit per shard, finish."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from airflow.sdk import TaskGroup, task_group
+
+from airflow_geneva.assets import lance_asset
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.operators._templated import is_template
+from airflow_geneva.operators.apply import ApplyOperator
+from airflow_geneva.operators.commit import CommitOperator
+from airflow_geneva.operators.finish import FinishOperator
+from airflow_geneva.operators.plan import PlanBackfillOperator, PlanOperator
+from airflow_geneva.operators.plan_refresh import PlanRefreshOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import DAG
+    from typing_extensions import Unpack
+
+
+class Sizes(TypedDict, total=False):
+    """Sizes for the plan task; the fields are those of :class:`airflow_geneva.plan.model.Sizing`."""
+
+    concurrency: int | str | None
+    intra_applier_concurrency: int | str | None
+    batch_size: int | str | None
+    checkpoint_size: int | str | None
+    min_checkpoint_size: int | str | None
+    max_checkpoint_size: int | str | None
+    checkpoint_interval: float | str | None
+    task_size: int | str | None
+    task_shuffle_diversity: int | str | None
+    shard_size: int | str | None
+
+
+class GroupArguments(Sizes, total=False):
+    """Arguments that both groups have.
+
+    Args:
+        lance_conn_id: the Airflow connection of the database; by default `lance_default`.
+        database: another URI to use with that connection's storage options.
+        spark_conn_id: the Airflow connection of the Spark master; by default `spark_default`.
+        inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark; by default
+            `[geneva] inline_below_rows`, which is 0.
+        max_active_shards: maximum number of shards that are computed at once; by default 1.
+        spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
+        prefix_group_id, parent_group, dag, default_args, tooltip, doc_md, ui_color, ui_fgcolor: as for `TaskGroup`.
+        add_suffix_on_collision, group_display_name: as for `TaskGroup`.
+    """
+
+    lance_conn_id: str | None
+    database: str | None
+    spark_conn_id: str | None
+    inline_below_rows: int | str | None
+    max_active_shards: int
+    spark_submit: Mapping[str, Any] | None
+    prefix_group_id: bool
+    parent_group: TaskGroup | None
+    dag: DAG
+    default_args: dict[str, Any]
+    tooltip: str
+    doc_md: str | None
+    ui_color: str
+    ui_fgcolor: str
+    add_suffix_on_collision: bool
+    group_display_name: str
+
+
+class _ShardGroup(TaskGroup):
+    """The tasks of a group.
+
+    Args:
+        plan: class of the plan task.
+        target: name of the table or view.
+        asked: arguments of the plan task besides the sizes.
+        source: the table that Airflow shows as the inlet of the view's asset.
+
+    Raises:
+        InvalidInput: no shard could run.
+    """
+
+    def __init__(
+        self,
+        group_id: str,
+        plan: type[PlanOperator],
+        target: str,
+        asked: Mapping[str, Any],
+        source: str | None = None,
+        **shared: Unpack[GroupArguments],
+    ) -> None:
+        given: dict[str, Any] = dict(shared)
+        # None is a size, also if `default_args` has another; a connection that is None comes from `default_args`.
+        sizes = {name: given.pop(name, None) for name in Sizes.__annotations__}
+        place = _not_none(given, "lance_conn_id", "database")
+        applied = _not_none(given, "spark_conn_id", "inline_below_rows")
+        most, spark_submit = given.pop("max_active_shards", 1), given.pop("spark_submit", None)
+        super().__init__(group_id=group_id, **given)
+        with self:
+            planned = plan(task_id="plan", **asked, **sizes, **place)
+            # An asset must be known while Airflow parses the DAG.
+            unknown = source is None or is_template(source) or is_template(planned.lance_conn_id)
+            inlets = [] if unknown else [lance_asset(str(source), planned.lance_conn_id)]
+            finish = FinishOperator(
+                task_id="finish", plan_task_id=planned.task_id, table=target, inlets=inlets, **place
+            )
+            if next(self.iter_mapped_task_groups(), None) is not None:
+                raise InvalidInput(
+                    f"The group of task {planned.task_id!r} is inside a mapped task group. It maps its own shards, and "
+                    "Airflow runs no mapped group inside another. Create a group for each table in a Python loop, or "
+                    "trigger a DAG for each: TriggerDagRunOperator.partial(...).expand(conf=...)."
+                )
+            if isinstance(most, int) and most < 1:
+                raise InvalidInput(f"max_active_shards={most} is not valid. Give at least 1.")
+
+            # One mapped group, not two mapped tasks: with two, one failed apply would block every commit.
+            @task_group(group_id="shards")
+            def compute(shard: Any) -> None:
+                apply = ApplyOperator(
+                    task_id="apply",
+                    shard=shard,
+                    max_active_tis_per_dagrun=most,
+                    **place,
+                    **applied,
+                    **(spark_submit or {}),
+                )
+                apply >> CommitOperator(task_id="commit", shard=shard, **place)
+
+            compute.expand(shard=planned.output) >> finish
+
+
+def _not_none(given: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Take arguments out that are not None."""
+    found = {name: given.pop(name, None) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+class BackfillTaskGroup(_ShardGroup):
+    """Compute the missing values of a column: `plan`, `shards.apply` and `shards.commit` per shard, then `finish`.
+
+    Each shard can be retried, cleared and watched separately, and its rows are visible as soon as it is committed. With
+    nothing to do the shards are skipped, `finish` succeeds, and tasks downstream of the group run.
+
+    Text parameters are templated. Empty text means None, so `where="{{ params.where or '' }}"` is no filter unless one
+    is given; numbers may be text. Connections, `database` and `inline_below_rows` may come from `default_args`.
+
+    Args:
+        group_id: id of the group.
+        table: the table's name.
+        column: the computed column.
+        udf: import path `"module:name"`; by default the column's own UDF.
+        where: SQL filter on the rows.
+        read_version: compute only rows that existed at this table version.
+        commit_granularity: fragments per Lance commit; by default as many as keep a backfill at about 100 commits.
+        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
+        continue_from: other versions of the UDF whose values are kept, separated by commas.
+        errors_only: compute only rows the UDF failed on, however often.
+        recompute_mixed: compute only rows whose value comes from another version.
+        ignore_checkpoints: do not use what earlier runs computed and did not commit.
+        shared: the arguments of :class:`GroupArguments`.
+
+    Example:
+        ```python
+        with DAG("docs", schedule="@hourly", catchup=False, params={"where": Param(None, type=["null", "string"])}):
+            BackfillTaskGroup(table="docs", column="n", where="{{ params.where or '' }}")
+        ```
+    """
+
+    def __init__(
+        self,
+        group_id: str = "backfill",
+        *,
+        table: str,
+        column: str,
+        udf: str | None = None,
+        where: str | None = None,
+        read_version: int | str | None = None,
+        commit_granularity: int | str | None = None,
+        on_code_change: str = "error",
+        continue_from: str | None = None,
+        errors_only: bool | str = False,
+        recompute_mixed: bool | str = False,
+        ignore_checkpoints: bool | str = False,
+        **shared: Unpack[GroupArguments],
+    ) -> None:
+        asked = {
+            "table": table,
+            "column": column,
+            "udf": udf,
+            "where": where,
+            "read_version": read_version,
+            "commit_granularity": commit_granularity,
+            "on_code_change": on_code_change,
+            "continue_from": continue_from,
+            "errors_only": errors_only,
+            "recompute_mixed": recompute_mixed,
+            "ignore_checkpoints": ignore_checkpoints,
+        }
+        super().__init__(group_id, PlanBackfillOperator, table, asked, **shared)
+
+
+class RefreshTaskGroup(_ShardGroup):
+    """Update a view to its source: `plan`, `shards.apply` and `shards.commit` per shard, then `finish`.
+
+    Each shard can be retried, cleared and watched separately; the view changes once, in `finish`, when all shards are
+    verified. With nothing to compute the shards are skipped, and `finish` only removes rows that are no longer in the
+    query's result. With nothing to do it writes no version and sends no event; tasks downstream of the group run.
+
+    Text parameters are templated. Empty text means None, and numbers may be text. Connections, `database` and
+    `inline_below_rows` may come from `default_args`.
+
+    Args:
+        group_id: id of the group.
+        view: the view's name.
+        src_version: the source version to refresh to, which may be an earlier one; by default the newest.
+        source: name of the view's source table or view, which Airflow shows as the inlet of the view's asset, unless
+            it or the connection is a template.
+        max_rows_per_fragment: rows of each new fragment of the view.
+        on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values.
+        ignore_checkpoints: do not use what earlier runs computed.
+        shared: the arguments of :class:`GroupArguments`.
+
+    Example:
+        ```python
+        with DAG("long_docs", schedule=lance_asset("docs")):
+            RefreshTaskGroup(view="long_docs", source="docs")
+        ```
+    """
+
+    def __init__(
+        self,
+        group_id: str = "refresh",
+        *,
+        view: str,
+        src_version: int | str | None = None,
+        source: str | None = None,
+        max_rows_per_fragment: int | str | None = None,
+        on_code_change: str = "error",
+        ignore_checkpoints: bool | str = False,
+        **shared: Unpack[GroupArguments],
+    ) -> None:
+        asked = {
+            "view": view,
+            "src_version": src_version,
+            "max_rows_per_fragment": max_rows_per_fragment,
+            "on_code_change": on_code_change,
+            "ignore_checkpoints": ignore_checkpoints,
+        }
+        super().__init__(group_id, PlanRefreshOperator, view, asked, source, **shared)
