@@ -1,28 +1,144 @@
-"""Shared code of the operators: the connection to the database, reading a stored plan, and stopping a task."""
+"""What the operators share: templated fields, the configuration, the database, a stored plan, and stopping a task."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
-from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout
+from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout, conf
 from airflow.sdk import BaseOperator
 
 from airflow_geneva.database import Database
 from airflow_geneva.errors import CodeChanged, CommitConflict, InvalidInput
+from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.operators._templated import optional_text, required_text
+from airflow_geneva.lance_io.conflicts import max_retries
+from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY
 from airflow_geneva.plan.model import RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.udf import UDF, load_udf
 
 _SOON = timedelta(seconds=30)
+_NOTHING = ("", "None")
+_TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
+_TEMPLATE = re.compile(r"\{\{|\{%")
+_N = TypeVar("_N", int, float)
+
+
+def is_template(value: Any) -> bool:
+    """Whether a value is known only at run time: a Jinja template, or the output of a task or a param."""
+    return value is not None and (not isinstance(value, str) or bool(_TEMPLATE.search(value)))
+
+
+def optional_text(value: Any) -> str | None:
+    """Return text, or None if it is empty."""
+    return None if value is None or str(value).strip() in _NOTHING else str(value).strip()
+
+
+def required_text(name: str, value: Any) -> str:
+    """Return text that is not empty, or raise an AirflowFailException."""
+    text = optional_text(value)
+    if text is None:
+        raise AirflowFailException(f"{name}={value!r} is empty. Give the {name}, or check what its template renders.")
+    return text
+
+
+def optional_int(name: str, value: Any) -> int | None:
+    """Return a whole number, or None for empty text; raise an AirflowFailException for anything else."""
+    return _optional_number(int, "a whole number", name, value)
+
+
+def optional_float(name: str, value: Any) -> float | None:
+    """Return a number, or None for empty text; raise an AirflowFailException for anything else."""
+    return _optional_number(float, "a number", name, value)
+
+
+def _optional_number(kind: Callable[[str], _N], what: str, name: str, value: Any) -> _N | None:
+    text = optional_text(value)
+    try:
+        if isinstance(value, bool):
+            raise ValueError(value)
+        return None if text is None else kind(text)
+    except ValueError:
+        raise AirflowFailException(f"{name}={value!r} is not {what}. Give one, or nothing for the default.") from None
+
+
+def parse_bool(name: str, value: Any) -> bool:
+    """Return a boolean, for empty text false; raise an AirflowFailException for anything else."""
+    text = (optional_text(value) or "false").lower()
+    if text not in _TRUE + _FALSE:
+        raise AirflowFailException(f"{name}={value!r} is neither true nor false. Give one of them.")
+    return text in _TRUE
+
+
+def parse_json(name: str, value: Any) -> Any:
+    """Return a list or an object, also of JSON text, or None for empty text; other text is an AirflowFailException."""
+    text = optional_text(value) if isinstance(value, str) else None
+    try:
+        return json.loads(text) if text else None if isinstance(value, str) else value
+    except ValueError:
+        raise AirflowFailException(
+            f"{name}={value!r:.200} is text, and not the JSON of a list or an object. A template that renders one ends "
+            "in '| tojson'."
+        ) from None
+
+
+def check_import_path(udf: Any) -> str | None:
+    """Refuse the function itself, which another process cannot find; return an import path or a template."""
+    if udf is None or isinstance(udf, str) or hasattr(udf, "resolve"):  # the output of another task, or a param
+        return udf  # type: ignore[no-any-return]
+    path = getattr(udf, "import_path", None)
+    hint = f"udf={path!r}" if path else 'udf="my_project.udfs:embed"'
+    raise InvalidInput(f"udf={udf!r:.80} is not text. Tasks run in other processes: give its import path, {hint}.")
+
+
+def load_named_udf(path: Any) -> UDF:
+    """Import the UDF that a column of an operator's argument names."""
+    return load_udf(required_text("udf", check_import_path(path)))
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The options in section `[geneva]`; `get_provider_info` describes each with its default."""
+
+    inline_below_rows: int
+    concurrency: int
+    version_conflict_max_retries: int
+    task_memory_bytes: int
+
+    @staticmethod
+    def read() -> Configuration:
+        """Read all options, so that the first task of a run finds a wrong one, not the last.
+
+        Raises:
+            AirflowFailException: an option is not a valid number.
+            InvalidInput: an environment variable that overrides an option is not a valid number.
+        """
+        max_retries()
+        described = get_provider_info()["config"]["geneva"]["options"]
+        return Configuration(
+            **{own.name: _read(own.name, options[own.name]["default"]) for own in fields(Configuration)}
+        )
+
+
+def _read(name: str, default: str) -> int:
+    least = {"concurrency": 1, "task_memory_bytes": LEAST_TASK_MEMORY}.get(name, 0)
+    text = str(conf.get("geneva", name, fallback=default)).strip()
+    if not text.isdecimal() or int(text) < least:
+        raise AirflowFailException(
+            f"[geneva] {name} is {text!r}, and not a whole number of {least} or more. Correct it in "
+            f"airflow.cfg on the workers, or in their environment: AIRFLOW__GENEVA__{name.upper()}."
+        )
+    return int(text)
 
 
 def default_policy() -> Any:

@@ -18,9 +18,16 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import shard_name
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.links.job import JobLink
-from airflow_geneva.operators._configuration import Configuration
-from airflow_geneva.operators._lance_task import LoadedPlan, check_shard, open_database, stop_task, with_retry_policy
-from airflow_geneva.operators._templated import optional_int, required_text
+from airflow_geneva.operators._lance_task import (
+    Configuration,
+    LoadedPlan,
+    check_shard,
+    open_database,
+    optional_int,
+    required_text,
+    stop_task,
+    with_retry_policy,
+)
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.stages import apply_in_process, has_planned_version, is_shard_ready, planned_udfs

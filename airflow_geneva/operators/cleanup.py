@@ -12,8 +12,7 @@ from airflow.sdk import Context
 from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import Garbage, add_up, parse_ttl
 from airflow_geneva.errors import GenevaError, InvalidInput
-from airflow_geneva.operators._lance_task import LanceOperator
-from airflow_geneva.operators._templated import optional_text, parse_bool, required_text
+from airflow_geneva.operators._lance_task import LanceOperator, optional_text, parse_bool, required_text
 
 
 class CleanupCheckpointsOperator(LanceOperator):

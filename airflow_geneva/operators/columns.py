@@ -10,12 +10,8 @@ from airflow.sdk import Context
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.conflicts import commit_tries, conflict_retries, is_conflict
-from airflow_geneva.operators._configuration import Configuration
-from airflow_geneva.operators._lance_task import LanceOperator
-from airflow_geneva.operators._templated import parse_json, required_text
-from airflow_geneva.operators.plan import check_import_path
+from airflow_geneva.operators._lance_task import Configuration, LanceOperator, load_named_udf, parse_json, required_text
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF, load_udf
 from airflow_geneva.udf.definition import ColumnSpec
 
 
@@ -88,12 +84,8 @@ def _spec(column: str, given: Any) -> ColumnSpec:
             raise InvalidInput(
                 f'Column {column!r} is given {given!r:.200}. Give "module:name", or ("module:name", ["input", ...]).'
             )
-        return _load(given[0]), [str(name) for name in given[1]]
-    return _load(given)
-
-
-def _load(path: Any) -> UDF:
-    return load_udf(required_text("udf", check_import_path(path)))
+        return load_named_udf(given[0]), [str(name) for name in given[1]]
+    return load_named_udf(given)
 
 
 def _differs(table: Table, column: str, spec: ColumnSpec) -> bool:

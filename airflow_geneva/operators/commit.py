@@ -10,8 +10,7 @@ from airflow.sdk import Context
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.links.job import JobLink
-from airflow_geneva.operators._configuration import Configuration
-from airflow_geneva.operators._lance_task import LanceOperator, LoadedPlan, check_shard
+from airflow_geneva.operators._lance_task import Configuration, LanceOperator, LoadedPlan, check_shard
 from airflow_geneva.run.stages import commit_stored_shard
 
 _REASONS_TOLD = 5

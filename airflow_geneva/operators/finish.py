@@ -18,10 +18,8 @@ from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.lance_io.version_stamp import VersionStamp, stamp_of
 from airflow_geneva.links.job import JobLink
-from airflow_geneva.operators._configuration import Configuration
-from airflow_geneva.operators._lance_task import LanceOperator, LoadedPlan
+from airflow_geneva.operators._lance_task import Configuration, LanceOperator, LoadedPlan, is_template, required_text
 from airflow_geneva.operators._openlineage import lineage_of
-from airflow_geneva.operators._templated import is_template, required_text
 from airflow_geneva.operators.plan import SUMMARY
 from airflow_geneva.plan.model import RefreshSpec
 from airflow_geneva.run.stages import finish_stored_plan

@@ -12,15 +12,22 @@ from typing import Any
 from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
 
-from airflow_geneva.errors import CodeChanged, InvalidInput
+from airflow_geneva.errors import CodeChanged
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.job.record import job_ids
 from airflow_geneva.lance_io.task_memory import task_memory_bytes
 from airflow_geneva.links.job import JobLink
-from airflow_geneva.operators._configuration import Configuration
-from airflow_geneva.operators._lance_task import LanceOperator
-from airflow_geneva.operators._templated import optional_float, optional_int, optional_text, parse_bool, required_text
+from airflow_geneva.operators._lance_task import (
+    Configuration,
+    LanceOperator,
+    check_import_path,
+    optional_float,
+    optional_int,
+    optional_text,
+    parse_bool,
+    required_text,
+)
 from airflow_geneva.plan.model import BackfillSpec, Plan, Sizing
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.plan.saved_plan import SavedPlan, plan_name, shard_summaries
@@ -232,19 +239,6 @@ def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, A
     sizes = {name: value for name, value in found.items() if value is not None}
     memory = task_memory_bytes(configured.task_memory_bytes)
     return {"concurrency": configured.concurrency, "task_memory_bytes": memory, **sizes}
-
-
-def check_import_path(udf: Any) -> str | None:
-    """Check a UDF argument: an import path, or a template.
-
-    Raises:
-        InvalidInput: it is the function itself, which another process cannot find.
-    """
-    if udf is None or isinstance(udf, str) or hasattr(udf, "resolve"):  # the output of another task, or a param
-        return udf  # type: ignore[no-any-return]
-    path = getattr(udf, "import_path", None)
-    hint = f"udf={path!r}" if path else 'udf="my_project.udfs:embed"'
-    raise InvalidInput(f"udf={udf!r:.80} is not text. Tasks run in other processes: give its import path, {hint}.")
 
 
 def _job_id_of(context: Context, checkpoints: Storage) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk import Context
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.operators._templated import optional_int, required_text
+from airflow_geneva.operators._lance_task import optional_int, required_text
 from airflow_geneva.operators.plan import PlanOperator
 from airflow_geneva.plan.model import Plan, RefreshSpec
 from airflow_geneva.plan.request import RefreshRequest, check_sizing

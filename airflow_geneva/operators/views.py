@@ -9,11 +9,17 @@ from airflow.sdk import Context
 
 from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.operators._lance_task import LanceOperator, open_database
-from airflow_geneva.operators._templated import optional_int, optional_text, parse_bool, parse_json, required_text
-from airflow_geneva.operators.plan import check_import_path
+from airflow_geneva.operators._lance_task import (
+    LanceOperator,
+    load_named_udf,
+    open_database,
+    optional_int,
+    optional_text,
+    parse_bool,
+    parse_json,
+    required_text,
+)
 from airflow_geneva.query import ROWS_PER_FRAGMENT, Query
-from airflow_geneva.udf import load_udf
 from airflow_geneva.view import View
 
 if TYPE_CHECKING:
@@ -171,5 +177,5 @@ def _spec(column: str, given: Any) -> QuerySpec:
             f"Column {column!r} is given {given!r:.200}. Give a column's name or an SQL expression as text, or "
             '{"udf": "module:name", "inputs": ["input", ...]}.'
         )
-    udf = load_udf(required_text("udf", check_import_path(given["udf"])))
+    udf = load_named_udf(given["udf"])
     return udf if inputs is None else (udf, [str(name) for name in inputs])

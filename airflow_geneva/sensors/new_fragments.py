@@ -12,8 +12,14 @@ from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 
 from airflow_geneva.assets import seconds
 from airflow_geneva.errors import InvalidInput, mask_secrets
-from airflow_geneva.operators._lance_task import open_database, stop_task
-from airflow_geneva.operators._templated import optional_int, optional_text, parse_bool, required_text
+from airflow_geneva.operators._lance_task import (
+    open_database,
+    optional_int,
+    optional_text,
+    parse_bool,
+    required_text,
+    stop_task,
+)
 from airflow_geneva.storage.uri import normalize_uri
 from airflow_geneva.triggers.new_fragments import NewFragmentsTrigger
 from airflow_geneva.watch.conditions import WaitCondition

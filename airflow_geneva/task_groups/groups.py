@@ -9,7 +9,7 @@ from airflow.sdk import TaskGroup, task_group
 
 from airflow_geneva.assets import lance_asset
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.operators._templated import is_template
+from airflow_geneva.operators._lance_task import is_template
 from airflow_geneva.operators.apply import ApplyOperator
 from airflow_geneva.operators.commit import CommitOperator
 from airflow_geneva.operators.finish import FinishOperator

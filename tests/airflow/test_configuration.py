@@ -14,8 +14,8 @@ import pytest
 
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.job.record import job_ids, read_jobs
-from airflow_geneva.operators import _configuration
-from airflow_geneva.operators._configuration import Configuration
+from airflow_geneva.operators import _lance_task
+from airflow_geneva.operators._lance_task import Configuration
 from airflow_geneva.operators.plan import read_sizing
 from airflow_geneva.plan.model import Sizing
 from airflow_geneva.plan.request import check_sizing
@@ -141,7 +141,7 @@ def test_a_plan_takes_over_the_memory_of_a_task_slot(
 def test_an_option_that_tasks_do_not_know_yet_stops_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     info = get_provider_info()
     info["config"]["geneva"]["options"]["new"] = {**OPTIONS["concurrency"], "default": "text"}
-    monkeypatch.setattr(_configuration, "get_provider_info", lambda: info)
+    monkeypatch.setattr(_lance_task, "get_provider_info", lambda: info)
     assert Configuration.read() == Configuration(0, 8, 10, 128 << 20)
 
 
