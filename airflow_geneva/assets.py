@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from airflow.sdk import Asset, AssetWatcher
-from airflow.sdk.execution_time.context import InletEventsAccessors
 
+from airflow_geneva.operators._airflow_internals import asset_events
 from airflow_geneva.storage.uri import check_name
 
 logger = logging.getLogger("airflow_geneva.lineage")
@@ -128,22 +128,12 @@ def announced_version(
         is_ours: whether an event's `to_version` and `commit` belong to this very table.
         since: older events are read only if they are among the newest hundred, because there may be any number.
     """
-    newest = _events(asset, _NEWEST_EVENTS)
+    newest = asset_events(asset, _NEWEST_EVENTS)
     found = _to_version(newest, column, is_ours)
     if found is None and len(newest) == _NEWEST_EVENTS:
-        found = _to_version(_events(asset, None, since), column, is_ours)
+        older = asset_events(asset, None, since and since - _CLOCKS_DIFFER)
+        found = _to_version(older, column, is_ours)
     return found
-
-
-def _events(asset: Asset, most: int | None, since: datetime | None = None) -> list[Any]:
-    """Events of an asset, newest first."""
-    events = InletEventsAccessors([asset])[asset]
-    if isinstance(events, list):  # Airflow before 3.2 cannot query for the newest events
-        return events[::-1][:most]
-    newest_first = events.ascending(False)
-    if since is not None:
-        newest_first = newest_first.after((since - _CLOCKS_DIFFER).isoformat())
-    return list(newest_first if most is None else newest_first.limit(most))
 
 
 def _to_version(events: list[Any], column: str | None, is_ours: Callable[[int, str | None], bool]) -> int | None:

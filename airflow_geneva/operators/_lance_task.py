@@ -7,19 +7,19 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import timedelta
 from typing import Any, TypeVar
 
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout, conf
 from airflow.sdk import BaseOperator
 
 from airflow_geneva.database import Database
-from airflow_geneva.errors import CodeChanged, CommitConflict, InvalidInput
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.lance_io.conflicts import max_retries
 from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY
+from airflow_geneva.operators._airflow_internals import default_retry_policy
 from airflow_geneva.plan.model import RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.plan.shard import Shard
@@ -27,7 +27,6 @@ from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF, load_udf
 
-_SOON = timedelta(seconds=30)
 _NOTHING = ("", "None")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 _TEMPLATE = re.compile(r"\{\{|\{%")
@@ -125,9 +124,8 @@ class Configuration:
         """
         max_retries()
         described = get_provider_info()["config"]["geneva"]["options"]
-        return Configuration(
-            **{own.name: _read(own.name, options[own.name]["default"]) for own in fields(Configuration)}
-        )
+        names = [option.name for option in fields(Configuration)]
+        return Configuration(**{name: _read(name, described[name]["default"]) for name in names})
 
 
 def _read(name: str, default: str) -> int:
@@ -141,27 +139,9 @@ def _read(name: str, default: str) -> int:
     return int(text)
 
 
-def default_policy() -> Any:
-    """Return the default retry policy; None before Airflow 3.3, which has only the number of retries.
-
-    After a commit conflict the task is retried soon, as one of its retries. A retry cannot fix a wrong request, schema
-    or UDF, so then the task fails at once.
-    """
-    try:
-        from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
-    except ImportError:
-        return None
-    return ExceptionRetryPolicy(
-        rules=[
-            RetryRule(CommitConflict, RetryAction.RETRY, _SOON, reason="other writers kept changing the table"),
-            RetryRule([InvalidInput, CodeChanged], RetryAction.FAIL, reason="it would fail in the same way"),
-        ]
-    )
-
-
 def with_retry_policy(given: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return an operator's arguments with the given retry policy, or the default one."""
-    policy = given or default_policy()
+    policy = given or default_retry_policy()
     return dict(arguments) if policy is None else {**arguments, "retry_policy": policy}
 
 

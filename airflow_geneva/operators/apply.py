@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import time
@@ -18,6 +17,15 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import shard_name
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.links.job import JobLink
+from airflow_geneva.operators._airflow_internals import (
+    adopt_application,
+    has_driver,
+    own_settings,
+    redirect,
+    resolved_connection,
+    scope_reconnection,
+    submit_log,
+)
 from airflow_geneva.operators._lance_task import (
     Configuration,
     LoadedPlan,
@@ -46,8 +54,6 @@ from airflow_geneva.spark.submit import (
 from airflow_geneva.udf.shipping import code_sha256
 
 _ERROR_LINE = "airflow_geneva: "
-_STARTED = ("_submit_sp", "_yarn_application_id", "_kubernetes_driver_pod")
-"""Attributes that the hook sets once a driver is running."""
 
 
 class ApplyOperator(SparkSubmitOperator):
@@ -138,24 +144,17 @@ class ApplyOperator(SparkSubmitOperator):
                 reports = apply_in_process(plan.location, work, shard, udfs)
                 _write_result(plan, shard, sum(report.rows_run for report in reports), time.monotonic() - began)
                 return "in this task"
-        self._scope_durable_state(plan.fingerprint, again)
+        # Airflow keeps the id of a submitted application even when the task is cleared. A `durable` task would take an
+        # old one that ended well for the current one.
+        scope_reconnection(self, plan.fingerprint)
+        if again:  # it ended well, and its staged files were removed
+            self.durable = False
         self._scratch = Scratch.make(work.job_id, shard.index)
         try:
             self._submit(plan, shard, self._scratch, context)
         finally:
             self._scratch.remove()
         return "on Spark"
-
-    def _scope_durable_state(self, fingerprint: str, again: bool) -> None:
-        """Let a `durable` task reconnect only to an application of this plan.
-
-        Airflow keeps the id of a submitted application even when the task is cleared, and would take an old application
-        that ended well for the current one.
-        """
-        self.external_id_key = f"{SparkSubmitOperator.external_id_key}_{fingerprint}"
-        self._K8S_DRIVER_STATUS_KEY = f"k8s_driver_status_{fingerprint}"
-        if again:  # it ended well, and its staged files were removed
-            self.durable = False
 
     def _submit(self, plan: LoadedPlan, shard: Shard, scratch: Scratch, context: Context) -> None:
         work = plan.saved.work
@@ -186,23 +185,22 @@ class ApplyOperator(SparkSubmitOperator):
         try:
             super().execute(context)
         except AirflowException:
-            reason = None if self._hook is None else _error_of(self._hook)
-            if reason is None:
+            lines = submit_log(self._hook)
+            starts = [at for at, line in enumerate(lines) if line.startswith(_ERROR_LINE)]
+            if not starts:
                 raise
+            reason = "\n".join(lines[starts[-1] :]).removeprefix(_ERROR_LINE)
             raise AirflowException(f"Computing shard {shard.index} of {plan.target} failed: {reason}") from None
 
     def _get_hook(self) -> SparkSubmitHook:
         # The base class calls this after it has added the OpenLineage settings to `conf`.
         hook = super()._get_hook()
         if self._driver is not None:
-            hook._connection["master"], environment = self._driver
-            setattr(hook, "submit", functools.partial(hook.submit, env=environment))  # noqa: B010
+            redirect(hook, *self._driver)
         return hook
 
     def poll_until_complete(self, external_id: Any, context: Context) -> None:
-        # On kill the hook ends only applications that it knows, so tell it about one that an earlier try submitted.
-        if self._hook is not None and self._hook._is_yarn_cluster_mode:
-            self._hook._yarn_application_id = external_id
+        adopt_application(self._hook, external_id)
         super().poll_until_complete(external_id, context)
 
     def _check_connection(self) -> Mapping[str, Any]:
@@ -215,12 +213,11 @@ class ApplyOperator(SparkSubmitOperator):
             raise InvalidInput(f"Airflow connection {self._conn_id!r} {what}. {HOW_TO_CONNECT}") from error
         if not found.host and found.conn_type not in ("yarn", "local"):
             raise InvalidInput(f"Airflow connection {self._conn_id!r} has no host. {HOW_TO_CONNECT}")
-        resolved: Mapping[str, Any] = super()._get_hook()._connection
-        return resolved
+        return resolved_connection(super()._get_hook())
 
     def _settings(self, work: JobSpec, master: SparkMaster) -> dict[str, str]:
-        conf = self.conf or {}
-        cores = self._executor_cores or conf.get("spark.executor.cores")
+        conf, own = self.conf or {}, own_settings(self)
+        cores = own["spark.executor.cores"] or conf.get("spark.executor.cores")
         asked = Resources(
             work.sizing.concurrency,
             max((udf.num_cpus for udf in work.udfs if udf.num_cpus), default=None),
@@ -232,12 +229,6 @@ class ApplyOperator(SparkSubmitOperator):
         if ignored := asked.ignored(master):
             self.log.info("The local Spark master %s ignores %s.", master.url, ", ".join(ignored))
         settings = {**session_settings(), **asked.settings(master)}
-        own = {
-            "spark.cores.max": self._total_executor_cores,
-            "spark.executor.cores": self._executor_cores,
-            "spark.executor.memory": self._executor_memory,
-            "spark.executor.instances": self._num_executors,
-        }
         settings = {name: value for name, value in settings.items() if own.get(name) is None}
         return {**settings, **conf}
 
@@ -259,9 +250,7 @@ class ApplyOperator(SparkSubmitOperator):
         return environment
 
     def on_kill(self) -> None:
-        hook = self._hook
-        # After a reconnect there is no spark-submit in this process.
-        if hook is None or not any(getattr(hook, name, None) for name in _STARTED):
+        if not has_driver(self._hook):
             stop_task()
             return
         super().on_kill()
@@ -317,10 +306,3 @@ def _check_cluster(
             "the command line. Set them on the cluster, or name them in conf (spark.yarn.appMasterEnv.NAME, "
             "spark.kubernetes.driverEnv.NAME), or use deploy mode 'client'."
         )
-
-
-def _error_of(hook: SparkSubmitHook) -> str | None:
-    """Return the last error that the Spark application printed, if any."""
-    lines = list(getattr(hook, "_last_submit_log_lines", ()))
-    starts = [at for at, line in enumerate(lines) if line.startswith(_ERROR_LINE)]
-    return "\n".join(lines[starts[-1] :]).removeprefix(_ERROR_LINE) if starts else None

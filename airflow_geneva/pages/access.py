@@ -12,23 +12,15 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any
 
-from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails, DagAccessEntity, DagDetails
-from airflow.api_fastapi.core_api.security import GetUserDep
-from airflow.models.asset import (
-    AssetEvent,
-    AssetModel,
-    DagScheduleAssetReference,
-    TaskInletAssetReference,
-    TaskOutletAssetReference,
-)
-from airflow.models.connection import Connection
-from airflow.models.dag import DagModel
-from airflow.utils.session import create_session
 from fastapi import Depends, Request
-from sqlalchemy import select
 
 from airflow_geneva.job.status import Job
+from airflow_geneva.operators._airflow_internals import (
+    dags_of_assets,
+    may_read_connection,
+    may_read_dag,
+    user_dependency,
+)
 
 _SCHEME = "lance://"
 _KEPT_SECONDS = 5.0
@@ -49,22 +41,13 @@ class CurrentUser:
     def may_read_dag(self, dag_id: str) -> bool:
         """Whether the user may read a DAG's task instances."""
         if dag_id not in self._dags:
-            self._dags[dag_id] = get_auth_manager().is_authorized_dag(
-                method="GET",
-                access_entity=DagAccessEntity.TASK_INSTANCE,
-                details=DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id)),
-                user=self._user,
-            )
+            self._dags[dag_id] = may_read_dag(self._user, dag_id)
         return self._dags[dag_id]
 
     def may_read_connection(self, conn_id: str) -> bool:
         """Whether the user may read an Airflow connection, and so everything in its database."""
         if conn_id not in self._connections:
-            self._connections[conn_id] = get_auth_manager().is_authorized_connection(
-                method="GET",
-                details=ConnectionDetails(conn_id=conn_id, team_name=Connection.get_team_name(conn_id)),
-                user=self._user,
-            )
+            self._connections[conn_id] = may_read_connection(self._user, conn_id)
         return self._connections[conn_id]
 
     def may_see_table(self, conn_id: str, table: str) -> bool:
@@ -103,25 +86,14 @@ def dags_by_table() -> Mapping[tuple[str, str], set[str]]:
 def _find_dags(moment: int) -> Mapping[tuple[str, str], set[str]]:
     """Query Airflow's database; `moment` is the cache key."""
     found: dict[tuple[str, str], set[str]] = {}
-    references = [
-        (TaskOutletAssetReference.asset_id, TaskOutletAssetReference.dag_id),
-        (TaskInletAssetReference.asset_id, TaskInletAssetReference.dag_id),
-        (DagScheduleAssetReference.asset_id, DagScheduleAssetReference.dag_id),
-        # A table whose name is a template is known only by its events.
-        (AssetEvent.asset_id, AssetEvent.source_dag_id),
-    ]
-    with create_session() as session:
-        for asset_id, dag_id in references:
-            query = select(AssetModel.uri, dag_id).join(AssetModel, AssetModel.id == asset_id)
-            named = query.where(AssetModel.uri.startswith(_SCHEME), dag_id.is_not(None)).distinct()
-            for uri, dag in session.execute(named):
-                # The URI of a watched asset has a query string after the table.
-                conn_id, _, table = uri.removeprefix(_SCHEME).partition("?")[0].rpartition("/")
-                found.setdefault((conn_id, table), set()).add(str(dag))
+    for uri, dag_id in dags_of_assets(_SCHEME):
+        # The URI of a watched asset has a query string after the table.
+        conn_id, _, table = uri.removeprefix(_SCHEME).partition("?")[0].rpartition("/")
+        found.setdefault((conn_id, table), set()).add(dag_id)
     return found
 
 
-def viewer(request: Request, user: GetUserDep) -> CurrentUser:
+def viewer(request: Request, user: Annotated[Any, Depends(user_dependency())]) -> CurrentUser:
     """Return the user of a request; 401 without a login, 403 with an invalid token."""
     request.state.viewer = CurrentUser(user)
     return request.state.viewer  # type: ignore[no-any-return]

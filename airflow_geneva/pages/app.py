@@ -10,7 +10,6 @@ from functools import partial, wraps
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from airflow.api_fastapi.core_api.security import get_user
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse
@@ -19,6 +18,7 @@ from starlette.responses import Response
 
 from airflow_geneva.database import Database
 from airflow_geneva.errors import DamagedRecord, GenevaError, mask_secrets
+from airflow_geneva.operators._airflow_internals import user_dependency
 from airflow_geneva.pages.access import ViewerDep
 from airflow_geneva.pages.databases import (
     list_databases,
@@ -47,7 +47,7 @@ _FILES = {"pages.css": "text/css", "pages.js": "text/javascript"}
 
 # Airflow does not authenticate requests to a plugin's app. Do not mount sub-apps here: they would skip the dependency.
 app = FastAPI(
-    title="Geneva", dependencies=[Depends(get_user)], docs_url=None, redoc_url=None, openapi_url=None,
+    title="Geneva", dependencies=[Depends(user_dependency())], docs_url=None, redoc_url=None, openapi_url=None,
     redirect_slashes=False,
 )  # fmt: skip
 

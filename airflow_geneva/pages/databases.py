@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from airflow.models.connection import Connection
-from airflow.utils.session import create_session
-from sqlalchemy import select
-
 from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.hooks.lance import LanceHook
+from airflow_geneva.operators._airflow_internals import stored_connections
 from airflow_geneva.pages.access import CurrentUser, dags_by_table
 from airflow_geneva.storage.timeouts import with_short_timeouts
 from airflow_geneva.storage.uri import is_local, without_credentials
@@ -40,8 +37,7 @@ def list_databases(viewer: CurrentUser) -> list[KnownDatabase]:
     A connection is known if it is stored in Airflow, if the API server has it in its environment, or if a DAG
     names one of its tables as an asset. No database is opened.
     """
-    with create_session() as session:
-        stored = set(session.scalars(select(Connection.conn_id).where(Connection.conn_type == LanceHook.conn_type)))
+    stored = stored_connections(LanceHook.conn_type)
     given = {name.removeprefix(_VARIABLE).lower() for name in os.environ if name.startswith(_VARIABLE)}
     named = {conn_id for conn_id, _ in dags_by_table()}
     found = []

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from airflow._shared.secrets_masker import redact as redact_of_server
-from airflow.sdk._shared.secrets_masker import redact as redact_of_tasks
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -19,6 +17,7 @@ from airflow_geneva import __version__
 from airflow_geneva.errors import mask_secrets
 from airflow_geneva.job.status import format_time
 from airflow_geneva.links.job import PAGES
+from airflow_geneva.operators._airflow_internals import redact
 
 STATIC = Path(__file__).parent / "static"
 
@@ -29,6 +28,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
 }
+_redact = redact()
 _NOT_KEPT = {**HEADERS, "Cache-Control": "no-store"}
 
 
@@ -36,7 +36,7 @@ def masked(value: Any) -> Any:
     """Mask the secrets that Airflow knows in text; return other values unchanged."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return mask_secrets(str(redact_of_server(redact_of_tasks(value))))
+    return mask_secrets(str(_redact(value)))
 
 
 def cut(text: str, most: int) -> str:

@@ -6,12 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow.models.xcom import XComModel
-from airflow.utils.session import create_session
-from sqlalchemy import select
-
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import is_job_id
+from airflow_geneva.operators._airflow_internals import xcoms_of_run
 from airflow_geneva.pages.databases import open_database
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import check_name, normalize_uri
@@ -71,12 +68,7 @@ class PlannedJob:
 
 def jobs_of_run(dag_id: str, run_id: str) -> list[PlannedJob]:
     """Return the jobs that the plan tasks of a DAG run planned."""
-    query = select(XComModel.task_id, XComModel.map_index, XComModel.value).where(
-        XComModel.dag_id == dag_id, XComModel.run_id == run_id, XComModel.key == _SUMMARY
-    )
-    with create_session() as session:
-        rows = session.execute(query.order_by(XComModel.task_id, XComModel.map_index)).all()
-    found = (PlannedJob.read(task_id, map_index, value) for task_id, map_index, value in rows)
+    found = (PlannedJob.read(*row) for row in xcoms_of_run(dag_id, run_id, _SUMMARY))
     return [planned for planned in found if planned is not None]
 
 

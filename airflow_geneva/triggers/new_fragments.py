@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
 from airflow_geneva.errors import InvalidInput, mask_secrets
+from airflow_geneva.operators._airflow_internals import state_store
 from airflow_geneva.storage.timeouts import StoreThreads
 from airflow_geneva.storage.uri import normalize_uri
 from airflow_geneva.watch.conditions import WaitCondition
@@ -169,7 +170,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
         """Return what was seen last, if Airflow stores it."""
         from airflow_geneva.watch.watcher import NewestVersions
 
-        store = getattr(self, "asset_state_store", None)
+        store = state_store(self)
         if store is None:
             return None
         try:
@@ -180,7 +181,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
             return None
 
     async def _store_state(self, settled: NewestVersions | None) -> None:
-        store = getattr(self, "asset_state_store", None)
+        store = state_store(self)
         if store is None or settled is None:
             return
         try:

@@ -98,14 +98,14 @@ def test_a_column_that_was_never_announced_does_not_read_all_events_of_a_table(
         event = {"asset_id": asset, "extra": {**told, "column": "other"}, "timestamp": last_year, **source}
         session.execute(insert(AssetEvent), [event] * 300)
     read: list[int] = []
-    real = assets._events
+    real = assets.asset_events
 
     def note(*given: Any) -> list[Any]:
         found = real(*given)
         read.append(len(found))
         return found
 
-    monkeypatch.setattr(assets, "_events", note)
+    monkeypatch.setattr(assets, "asset_events", note)
     with DAG(f"dag_{desk.table.name}", schedule=None) as dag:
         BackfillTaskGroup("second", table=desk.table.name, column="m", **HERE)
     run = Driver.trigger(dag).go()

@@ -1,0 +1,208 @@
+"""Everything of Airflow and its Spark provider that is private, or that not all supported versions have.
+
+Names are imported when they are used, so one that is gone stops only what needs it. What each must still be able to do
+is tested in `tests/airflow/test_airflow_internals.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from airflow_geneva.errors import CodeChanged, CommitConflict, GenevaError, InvalidInput
+
+if TYPE_CHECKING:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+    from airflow.sdk import Asset
+
+_SOON = timedelta(seconds=30)
+_DRIVER_STARTED = ("_submit_sp", "_yarn_application_id", "_kubernetes_driver_pod")
+
+
+@contextmanager
+def _needed() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        import airflow
+
+        raise GenevaError(
+            f"Airflow {airflow.__version__} does not have what this package uses of Airflow 3.1 to 3.3: {error}. "
+            "Install one of these versions, or a newer airflow-geneva."
+        ) from error
+
+
+# Tasks and triggers
+
+
+def default_retry_policy() -> Any:
+    """Retry a commit conflict soon, and fail at once what a retry cannot fix; None before Airflow 3.3."""
+    try:
+        from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
+    except ImportError:
+        return None
+    return ExceptionRetryPolicy(
+        rules=[
+            RetryRule(CommitConflict, RetryAction.RETRY, _SOON, reason="other writers kept changing the table"),
+            RetryRule([InvalidInput, CodeChanged], RetryAction.FAIL, reason="it would fail in the same way"),
+        ]
+    )
+
+
+def asset_events(asset: Asset, most: int | None, since: datetime | None = None) -> list[Any]:
+    """Return events of an asset, newest first; only inside a running task.
+
+    A task's own context has the events of its inlets only.
+    """
+    with _needed():
+        from airflow.sdk.execution_time.context import InletEventsAccessors
+    events = InletEventsAccessors([asset])[asset]
+    if isinstance(events, list):  # Airflow before 3.2 cannot query for the newest events
+        return events[::-1][:most]
+    newest_first = events.ascending(False)
+    if since is not None:
+        newest_first = newest_first.after(since.isoformat())
+    return list(newest_first if most is None else newest_first.limit(most))
+
+
+def state_store(trigger: Any) -> Any:
+    """Return what stores the state of a trigger's asset; None before Airflow 3.3, and for a trigger of a task."""
+    return getattr(trigger, "asset_state_store", None)
+
+
+# spark-submit
+
+
+def scope_reconnection(operator: SparkSubmitOperator, name: str) -> None:
+    """Let a `durable` task reconnect only to an application that was submitted under the same name."""
+    operator.external_id_key = f"{type(operator).external_id_key}_{name}"
+    operator._K8S_DRIVER_STATUS_KEY = f"k8s_driver_status_{name}"
+
+
+def resolved_connection(hook: SparkSubmitHook) -> Mapping[str, Any]:
+    """Return the Spark connection as the hook reads it: `master`, `deploy_mode`, `spark_binary`."""
+    return hook._connection
+
+
+def redirect(hook: SparkSubmitHook, master: str, environment: Mapping[str, str]) -> None:
+    """Submit to another master, from a process with exactly this environment."""
+    hook._connection["master"] = master
+    setattr(hook, "submit", partial(hook.submit, env=environment))  # noqa: B010
+
+
+def adopt_application(hook: SparkSubmitHook | None, external_id: Any) -> None:
+    """Let a kill also end a YARN application that an earlier try submitted: the hook ends only those it knows."""
+    if hook is not None and hook._is_yarn_cluster_mode:
+        hook._yarn_application_id = external_id
+
+
+def has_driver(hook: SparkSubmitHook | None) -> bool:
+    """Whether a driver is running that a kill must end; after a reconnect there is none in this process."""
+    return any(getattr(hook, name, None) for name in _DRIVER_STARTED)
+
+
+def submit_log(hook: SparkSubmitHook | None) -> Sequence[str]:
+    """Return the last lines that spark-submit printed."""
+    return list(getattr(hook, "_last_submit_log_lines", ()))
+
+
+def own_settings(operator: SparkSubmitOperator) -> dict[str, Any]:
+    """Return the Spark settings that an operator has arguments for, None where it was given none."""
+    return {
+        "spark.cores.max": operator._total_executor_cores,
+        "spark.executor.cores": operator._executor_cores,
+        "spark.executor.memory": operator._executor_memory,
+        "spark.executor.instances": operator._num_executors,
+    }
+
+
+# The API server
+
+
+def redact() -> Callable[[str], Any]:
+    """Return a function that masks the secrets in a text that Airflow knows, those of the server and those of hooks."""
+    with _needed():
+        from airflow._shared.secrets_masker import redact as redact_of_server
+        from airflow.sdk._shared.secrets_masker import redact as redact_of_hooks
+    return lambda text: redact_of_server(redact_of_hooks(text))
+
+
+def user_dependency() -> Callable[..., Any]:
+    """Return FastAPI's dependency on the user of a request: 401 without a login, 403 with an invalid token."""
+    with _needed():
+        from airflow.api_fastapi.core_api.security import get_user
+    return get_user
+
+
+def may_read_dag(user: Any, dag_id: str) -> bool:
+    """Whether a user may read a DAG's task instances."""
+    with _needed():
+        from airflow.api_fastapi.app import get_auth_manager
+        from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+        from airflow.models.dag import DagModel
+    details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+    entity = DagAccessEntity.TASK_INSTANCE
+    return get_auth_manager().is_authorized_dag(method="GET", access_entity=entity, details=details, user=user)
+
+
+def may_read_connection(user: Any, conn_id: str) -> bool:
+    """Whether a user may read a connection."""
+    with _needed():
+        from airflow.api_fastapi.app import get_auth_manager
+        from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails
+        from airflow.models.connection import Connection
+    details = ConnectionDetails(conn_id=conn_id, team_name=Connection.get_team_name(conn_id))
+    return get_auth_manager().is_authorized_connection(method="GET", details=details, user=user)
+
+
+def stored_connections(conn_type: str) -> set[str]:
+    """Return the ids of the connections of a type in Airflow's database."""
+    with _needed():
+        from airflow.models.connection import Connection
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+    with create_session() as session:
+        return set(session.scalars(select(Connection.conn_id).where(Connection.conn_type == conn_type)))
+
+
+def dags_of_assets(scheme: str) -> Iterator[tuple[str, str]]:
+    """Find the DAGs that write, read or wait for an asset, and those that sent an event: pairs of URI and DAG."""
+    with _needed():
+        from airflow.models.asset import (
+            AssetEvent,
+            AssetModel,
+            DagScheduleAssetReference,
+            TaskInletAssetReference,
+            TaskOutletAssetReference,
+        )
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+    references = [
+        (TaskOutletAssetReference.asset_id, TaskOutletAssetReference.dag_id),
+        (TaskInletAssetReference.asset_id, TaskInletAssetReference.dag_id),
+        (DagScheduleAssetReference.asset_id, DagScheduleAssetReference.dag_id),
+        # A table whose name is a template is known only by its events.
+        (AssetEvent.asset_id, AssetEvent.source_dag_id),
+    ]
+    with create_session() as session:
+        for asset_id, dag_id in references:
+            query = select(AssetModel.uri, dag_id).join(AssetModel, AssetModel.id == asset_id)
+            named = query.where(AssetModel.uri.startswith(scheme), dag_id.is_not(None)).distinct()
+            yield from ((uri, str(dag)) for uri, dag in session.execute(named))
+
+
+def xcoms_of_run(dag_id: str, run_id: str, key: str) -> Sequence[Any]:
+    """Return task id, map index and value of the XComs of a DAG run that have this key."""
+    with _needed():
+        from airflow.models.xcom import XComModel
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+    query = select(XComModel.task_id, XComModel.map_index, XComModel.value).where(
+        XComModel.dag_id == dag_id, XComModel.run_id == run_id, XComModel.key == key
+    )
+    with create_session() as session:
+        return session.execute(query.order_by(XComModel.task_id, XComModel.map_index)).all()
