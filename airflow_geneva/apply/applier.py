@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,9 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.outcome import MappedBatch
-from airflow_geneva.apply.reader import ReadSize, RowBatch, read_rows, windows
-from airflow_geneva.apply.sizing import fixed_width, make_sizer
-from airflow_geneva.apply.skipped_rows import ErrorLog, SkipCount, counts_by_rule, fatal_failure
+from airflow_geneva.apply.reader import ReadSize, RowBatch, fixed_width, read_rows, windows
+from airflow_geneva.apply.skipped_rows import ErrorLog, SkipCount, fatal_failure
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.records import RowRuns, decode_runs, encode_runs, merge_runs, range_batch
 from airflow_geneva.checkpoint.store import CheckpointStore
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
 
 logger = logging.getLogger("airflow_geneva.apply")
+
+FIRST_ROWS = 100
+_GROWTH = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,13 +101,52 @@ class _PendingCheckpoint:
 
 
 @dataclass
-class RowWidths:
-    """The row widths of a job, as measured by the units of one task.
+class CheckpointSizer:
+    """Adapts the number of rows per step to the measured speed, within bounds.
 
     Args:
-        reads: width of the inputs.
-        outputs: width of the output.
+        seconds: target duration of a step.
+        least, most: bounds in rows; equal bounds turn adaptation off.
     """
+
+    seconds: float
+    least: int = 1
+    most: int | None = None
+    rows: int = FIRST_ROWS
+
+    def __post_init__(self) -> None:
+        self.rows = self._clamp(self.rows)
+
+    @staticmethod
+    def of(checkpoint_size: int | None, least: int | None, most: int | None, interval: float) -> CheckpointSizer:
+        """Make the sizer of a task.
+
+        Args:
+            checkpoint_size: most rows of a checkpoint; also caps a larger ``most``.
+            least, most: ``min_checkpoint_size`` and ``max_checkpoint_size``.
+            interval: seconds between checkpoints.
+        """
+        caps = [size for size in (checkpoint_size, most) if size is not None]
+        cap = min(caps) if caps else None
+        floor = least or 1
+        # A step is a fraction of the interval, so that a checkpoint is only a little late.
+        return CheckpointSizer(interval / 4, floor if cap is None else min(floor, cap), cap)
+
+    def record(self, rows: int, seconds: float) -> None:
+        """Adapt to a step of ``rows`` rows that took ``seconds``."""
+        if rows <= 0 or self.least == self.most:
+            return
+        fitting = int(rows * self.seconds / seconds) if seconds > 0 else rows * _GROWTH
+        self.rows = self._clamp(min(fitting, max(rows * _GROWTH, self.rows)))
+
+    def _clamp(self, rows: int) -> int:
+        rows = max(rows, self.least, 1)
+        return rows if self.most is None else min(rows, self.most)
+
+
+@dataclass
+class RowWidths:
+    """The row widths of inputs and outputs, as measured by the units of one task."""
 
     reads: ReadSize | None = None
     outputs: RowsPerBudget | None = None
@@ -115,12 +157,8 @@ class Applier:
 
     Args:
         dataset: the table at ``work.version``.
-        store: the store for checkpoints.
         job: the job's folder, for error records.
-        work: the job.
         udf: the loaded UDF, for its sizes, or None.
-        mapper: calls the UDF on a batch.
-        skipped: counts rows that failed under a `Skip` rule.
         widths: row widths that earlier units of the task measured.
         on_rows: called with the number of rows after every step, for progress.
     """
@@ -152,7 +190,7 @@ class Applier:
         width = fixed_width(udf.data_type) if udf and isinstance(work, BackfillSpec) else None
         self.fitting = widths.outputs = widths.outputs or RowsPerBudget(sizing.batch_bytes, width)
         self.widths = widths
-        self.sizer, self.most = make_sizer(
+        self.sizer = CheckpointSizer.of(
             sizing.checkpoint_size or (udf.checkpoint_size if udf else None),
             sizing.min_checkpoint_size or (udf.min_checkpoint_size if udf else None),
             sizing.max_checkpoint_size or (udf.max_checkpoint_size if udf else None),
@@ -161,18 +199,15 @@ class Applier:
 
     def compute(
         self, fragment: FragmentWork, live: Ranges, run: Ranges, keep_last: bool = True
-    ) -> Iterator[StepResult]:  # fmt: skip
+    ) -> Iterator[StepResult]:
         """Run the UDF on the live, selected rows of ``run``, in physical order.
 
         Args:
-            live: its live offsets.
-            run: physical offsets to run.
             keep_last: write a checkpoint of the last steps too; not needed if the caller stages the whole fragment.
 
         Raises:
             UdfError: the UDF failed, or more rows failed than its error policy allows; rows computed before are
                 checkpointed.
-            StorageError: a checkpoint cannot be written.
         """
         pending = _PendingCheckpoint(self.store, self.work, fragment, ErrorLog(self.work, fragment, self.job))
         try:
@@ -181,7 +216,7 @@ class Applier:
                     pending.add(step)
                     fault_point("apply.step")
                     yield step
-                    if pending.is_due(self.interval, self.sizer.least, self.most):
+                    if pending.is_due(self.interval, self.sizer.least, self.sizer.most):
                         pending.flush()
         except BaseException:
             try:
@@ -198,15 +233,14 @@ class Applier:
 
     def _read(self, fragment: FragmentWork, live: Ranges, run: Ranges) -> Iterator[RowBatch]:
         limit = self.work.sizing.batch_bytes
-        size = self.widths.reads or ReadSize.of(self.dataset, self.reads, limit, self.batch_size)
-        self.widths.reads = size
+        size = self.widths.reads = self.widths.reads or ReadSize.of(self.dataset, self.reads, limit, self.batch_size)
         for window in windows(run):
             yield from read_rows(self.dataset, fragment.files, live, window, self.reads, self.work.where, size)
 
     def _steps(
         self, fragment: FragmentWork, rows: RowBatch, run: Ranges, pending: _PendingCheckpoint
     ) -> Iterator[StepResult]:
-        due = None if rows.gapless and run.covers(rows.first, rows.last + 1) else run.mask(rows.offsets)
+        due = None if rows.gapless_within(run) else run.mask(rows.offsets)
         chosen = due
         if rows.selected is not None:
             chosen = rows.selected if due is None else due & rows.selected
@@ -229,8 +263,8 @@ class Applier:
             size = min(size, self.batch_size) if self.row_by_row else self.batch_size
         # A batch_size from the user wins over the margin for values that suddenly get much wider.
         size = min(size, self.fitting.careful_rows if self.batch_size is None else self.fitting.rows)
-        if self.most is not None:
-            size = min(size, max(self.most - pending.rows, 1))
+        if self.sizer.most is not None:
+            size = min(size, max(self.sizer.most - pending.rows, 1))
         return size
 
     def _step(
@@ -266,7 +300,7 @@ class Applier:
             before = Ranges.union(again for _, again in self.work.tried(fragment)).mask(offsets)
             first = [failure for failure in mapped.failures if not before[failure.index]]
             try:
-                self.skipped.add(counts_by_rule(first))
+                self.skipped.add(Counter(failure.rule for failure in first))
             except UdfError:
                 pending.add(step)
                 raise

@@ -1,4 +1,4 @@
-"""The result of mapping a batch: values, and the rows that failed."""
+"""The results of mapping a batch: values, the rows that failed, and why calls failed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+
+from airflow_geneva.errors import UdfError
+from airflow_geneva.udf.error_policy import Rules
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from airflow_geneva.apply.udf_call import Mapper
 
 _MESSAGE_CHARS = 2_000
 _TRACEBACK_CHARS = 8_000
@@ -95,6 +101,62 @@ class CallFailure:
     def name(self) -> str:
         """Name of the exception's class, without its module."""
         return self.exception.rpartition(".")[2]
+
+
+class BatchResults:
+    """Collects values, failures and call counts of a batch while it is mapped."""
+
+    def __init__(self, mapper: Mapper, inputs: pa.RecordBatch, rules: Rules) -> None:
+        self.mapper = mapper
+        self.inputs = inputs
+        self.rules = rules
+        self.rows = inputs.num_rows
+        self.failures: list[RowFailure] = []
+        self._parts: dict[int, pa.Array] = {}
+        self._calls = np.zeros(self.rows, np.int64)
+
+    def called(self, start: int, stop: int) -> None:
+        """Count one call of each of these rows."""
+        self._calls[start:stop] += 1
+
+    def put(self, start: int, values: pa.Array) -> None:
+        """Store the values of rows from ``start`` on."""
+        if len(values):
+            self._parts[start] = values
+
+    def put_null(self, row: int) -> None:
+        self.put(row, pa.nulls(1, self.mapper.udf.data_type))
+
+    def add_failure(self, row: int, rule: int, trouble: CallFailure) -> None:
+        """Record a row as failed under a `Skip` rule."""
+        calls = int(self._calls[row])
+        self.failures.append(RowFailure(row, rule, trouble.exception, trouble.message, trouble.traceback, calls))
+
+    def mapped(self) -> MappedBatch:
+        """Return the result of the batch; call it once all rows are done."""
+        return MappedBatch(self._values(self.rows), self._failures(self.rows), int(self._calls.sum()))
+
+    def failed(self, row: int, trouble: CallFailure) -> UdfError:
+        """Make the error of the row that fails the job, with the results of the rows before it."""
+        error = self.mapper.failure(trouble, self.inputs, row, self.rows, self._values(row))
+        error.failures = self._failures(row)
+        return error
+
+    def _failures(self, stop: int) -> tuple[RowFailure, ...]:
+        before = (failure for failure in self.failures if failure.index < stop)
+        return tuple(sorted(before, key=lambda failure: failure.index))
+
+    def _values(self, stop: int) -> pa.Array:
+        parts = [self._parts[start].slice(0, stop - start) for start in sorted(self._parts) if start < stop]
+        if len(parts) == 1:
+            return parts[0]
+        try:
+            return pa.concat_arrays(parts) if parts else pa.nulls(0, self.mapper.udf.data_type)
+        except pa.ArrowInvalid as error:
+            raise UdfError(
+                f"The output of UDF {self.mapper.udf.name!r} for a batch of {self.rows} rows cannot be combined: "
+                f"{error}. Set a smaller batch_size, or a large_ type."
+            ) from error
 
 
 def _text_of(error: Exception) -> str:

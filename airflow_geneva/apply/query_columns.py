@@ -42,11 +42,7 @@ class QueryRows:
 
 
 class QueryComputer:
-    """Computes a query's columns from batches of source rows; a context manager.
-
-    Args:
-        udfs: by UDF column, its UDF or a reference to it.
-    """
+    """Computes a query's columns from batches of source rows; a context manager."""
 
     def __init__(self, columns: Sequence[OutputColumn], udfs: Mapping[str, UDF | UdfReference]) -> None:
         self.columns = tuple(columns)
@@ -64,26 +60,17 @@ class QueryComputer:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def __call__(self, batch: pa.RecordBatch) -> QueryRows:
+    def __call__(self, batch: pa.RecordBatch, keep_before: bool = False) -> QueryRows:
         """Compute a batch.
 
         Args:
             batch: result of a scan with ``columns=self.projection`` and row ids (Lance cannot scan constants alone).
+            keep_before: if a row fails the job, do not raise, but compute all columns of the rows before it.
 
         Raises:
-            UdfError: a row fails; see `BatchMapper`.
+            UdfError: a row fails; see `BatchMapper`. With ``keep_before``, the first row fails, or the results of the
+                rows before the failing row are not known.
         """
-        return self._compute(batch, keep_before=False)
-
-    def up_to_failure(self, batch: pa.RecordBatch) -> QueryRows:
-        """Compute a batch; if a row fails the job, compute all columns of the rows before it.
-
-        Raises:
-            UdfError: the first row fails, or the results of the rows before the failing row are not known.
-        """
-        return self._compute(batch, keep_before=True)
-
-    def _compute(self, batch: pa.RecordBatch, keep_before: bool) -> QueryRows:
         done: dict[str, pa.Array] = {}
         mapped: dict[str, MappedBatch] = {}
         failure: UdfError | None = None

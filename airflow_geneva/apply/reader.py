@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from airflow_geneva.apply.sizing import joint_width
 from airflow_geneva.errors import StorageError
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.engine_errors import is_overflow
@@ -46,20 +45,10 @@ class RowBatch:
     columns: pa.RecordBatch
     selected: npt.NDArray[np.bool_] | None
 
-    @property
-    def first(self) -> int:
-        """Physical offset of the first row."""
-        return int(self.offsets[0])
-
-    @property
-    def last(self) -> int:
-        """Physical offset of the last row."""
-        return int(self.offsets[-1])
-
-    @property
-    def gapless(self) -> bool:
-        """Whether no row between the first and the last is missing."""
-        return self.last - self.first == len(self.offsets) - 1
+    def gapless_within(self, run: Ranges) -> bool:
+        """Whether all offsets from the first row to the last are rows of the batch, and in these ranges."""
+        first, last = int(self.offsets[0]), int(self.offsets[-1])
+        return last - first == len(self.offsets) - 1 and run.covers(first, last + 1)
 
 
 @dataclass
@@ -85,7 +74,6 @@ class ReadSize:
 
         Args:
             columns: as `read_rows` takes them.
-            limit: most bytes of a batch.
             batch_size: rows per UDF call, if the user set it.
         """
         names = [text.strip("`") for text in columns.values()] if isinstance(columns, Mapping) else columns
@@ -118,15 +106,13 @@ def read_rows(
     where: str | None,
     size: ReadSize,
 ) -> Iterator[RowBatch]:
-    """Read the live rows of one window.
+    """Read the live rows of one window, in physical offsets.
 
     Args:
-        live: live offsets of the fragment at the dataset's version.
-        window: physical ``[start, end)``.
         columns: top-level columns to read, duplicates ignored; may be empty. Or a mapping from names to SQL expressions
             or quoted columns.
         where: filter to evaluate for each row; it does not remove rows.
-        size: rows per batch; adapts to the bytes that were read.
+        size: adapts to the bytes that were read.
 
     Raises:
         StorageError: the fragment holds fewer rows than its metadata says.
@@ -192,12 +178,7 @@ def _batches(
 
 
 class _BatchCombiner:
-    """Combines decoded batches into larger ones, within limits.
-
-    Args:
-        limit: most bytes of a combined batch.
-        most: most rows of a combined batch.
-    """
+    """Combines decoded batches into larger ones, of at most ``limit`` bytes and ``most`` rows."""
 
     def __init__(self, limit: int, most: int) -> None:
         self.limit = limit
@@ -231,3 +212,26 @@ def _rows(batch: pa.RecordBatch, start: int, end: int | None, names: list[str]) 
         selected = batch.column(SELECTED).fill_null(False).to_numpy(zero_copy_only=False)
     until = int(offsets[-1]) + 1 if end is None else end
     return RowBatch(start, until, offsets, batch.column("_rowid").to_numpy(), batch.select(names), selected)
+
+
+def fixed_width(data_type: pa.DataType) -> float | None:
+    """Return the bytes that every value of a type takes in memory; None if values differ."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        return fixed_width(data_type.storage_type)
+    if pa.types.is_null(data_type):
+        return 0.0
+    if pa.types.is_struct(data_type):
+        return joint_width([field.type for field in data_type])
+    if pa.types.is_fixed_size_list(data_type):
+        item = fixed_width(data_type.value_type)
+        return None if item is None else item * data_type.list_size
+    plain = pa.types.is_primitive(data_type) or pa.types.is_decimal(data_type)
+    if plain or pa.types.is_fixed_size_binary(data_type):
+        return float(data_type.bit_width / 8)
+    return None
+
+
+def joint_width(types: list[pa.DataType]) -> float | None:
+    """Return the bytes that one value of each type takes in total; None if values differ."""
+    widths = [fixed_width(data_type) for data_type in types]
+    return None if None in widths else sum(width for width in widths if width is not None)

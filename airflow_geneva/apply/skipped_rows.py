@@ -12,7 +12,6 @@ from functools import cached_property
 import numpy as np
 
 from airflow_geneva.apply.outcome import RowFailure
-from airflow_geneva.apply.policy import exceeded_limit
 from airflow_geneva.errors import UdfError
 from airflow_geneva.job.error_records import ErrorRecord, read_errors, write_errors
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
@@ -20,7 +19,7 @@ from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.udf.error_policy import Policy
+from airflow_geneva.udf.error_policy import Policy, Skip, rules_of
 from airflow_geneva.views.definition import ViewDefinition
 
 
@@ -28,9 +27,8 @@ class SkipCount:
     """Counts the rows that a job skipped, by rule; the threads of a task share it.
 
     Args:
-        policy: the UDF's error policy.
         job_rows: rows of the job, for limits given as a fraction.
-        before: number of rows skipped by earlier tries and other shards, by rule.
+        before: number of rows skipped by earlier tries and other shards.
     """
 
     def __init__(self, policy: Policy, job_rows: int, before: Mapping[int, int] | None = None) -> None:
@@ -45,24 +43,13 @@ class SkipCount:
         return dict(self._counts)
 
     def add(self, counts: Mapping[int, int]) -> None:
-        """Add skipped rows.
-
-        Raises:
-            UdfError: there are more than the policy allows.
-        """
+        """Add skipped rows, by rule; `UdfError` if there are more than the policy allows."""
         with self._lock:
             self._counts.update(counts)
         self.check()
 
     def check(self, elsewhere: Mapping[int, int] | None = None) -> None:
-        """Compare the count with the limits.
-
-        Args:
-            elsewhere: number of rows that other tasks have skipped meanwhile, by rule.
-
-        Raises:
-            UdfError: there are more than the policy allows.
-        """
+        """Compare the count with the limits, including what other tasks have skipped meanwhile; see `add`."""
         total = Counter(self.before) + Counter(self._counts) + Counter(elsewhere or {})
         message = exceeded_limit(self.policy, total, self.job_rows)
         if message is not None:
@@ -71,12 +58,7 @@ class SkipCount:
 
 @dataclass
 class ErrorLog:
-    """Collects error records of a fragment until they are written.
-
-    Args:
-        work: the job.
-        job: the job's folder.
-    """
+    """Collects error records of a fragment until they are written to the job's folder."""
 
     work: JobSpec
     fragment: FragmentWork
@@ -96,11 +78,7 @@ class ErrorLog:
         return work.column, work.udf, work.version
 
     def add(self, failures: Sequence[RowFailure], offsets: Offsets, ids: RowIds) -> Ranges:
-        """Add the failures of a batch; return the physical offsets of the failed rows.
-
-        Args:
-            offsets, ids: physical offsets and row ids of the batch's rows.
-        """
+        """Add the failures of a batch, whose rows have these offsets and ids; return the offsets of the failed rows."""
         if not failures:
             return Ranges.empty()
         tried = self.work.tried(self.fragment)
@@ -133,11 +111,6 @@ class ErrorLog:
         return Ranges.from_offsets(failed)
 
     def write(self) -> None:
-        """Write the collected records.
-
-        Raises:
-            StorageError: the store is full, read-only or unreachable.
-        """
         if self.records:
             first, last = self.records[0].offset, self.records[-1].offset
             write_errors(self.job, f"v{self.work.version}-frag-{self.fragment.id}-rows-{first}-{last}", self.records)
@@ -149,19 +122,10 @@ FATAL = -1
 
 
 def fatal_failure(error: UdfError, row: int) -> RowFailure:
-    """Make the error record's failure for the error that ended a job.
-
-    Args:
-        row: position of the failing row within its batch.
-    """
+    """Describe the error that ended a job for its error record; ``row`` is the position within the batch."""
     cause = error.__cause__
     name = f"{type(cause).__module__}.{type(cause).__qualname__}" if cause is not None else "UdfError"
     return RowFailure(row, FATAL, exception=name, message=str(error), traceback="", calls=1, column=error.column)
-
-
-def counts_by_rule(failures: Sequence[RowFailure]) -> dict[int, int]:
-    """Count the skipped rows by rule."""
-    return dict(Counter(failure.rule for failure in failures))
 
 
 def skipped_before(location: TableLocation, work: JobSpec) -> dict[int, int]:
@@ -185,3 +149,38 @@ def has_limits(work: JobSpec) -> bool:
         if not isinstance(policy, str)
         for rule in policy
     )
+
+
+def exceeded_limit(policy: Policy, counts: Mapping[int, int], job_rows: int) -> str | None:
+    """Return a message about the first exceeded limit of a `Skip` rule, or None.
+
+    Args:
+        counts: number of skipped rows, by the position of the rule.
+    """
+    for at, rule in enumerate(rules_of(policy)):
+        found = counts.get(at, 0)
+        if not isinstance(rule, Skip) or not found:
+            continue
+        name = _describe(rule)
+        if rule.max_count is not None and found > rule.max_count:
+            return (
+                f"{name} lets a job skip at most {rule.max_count:,} rows, and {found:,} failed. Fix the function or "
+                "its inputs, or raise max_count."
+            )
+        if rule.max_fraction is not None and found > rule.max_fraction * job_rows:
+            return (
+                f"{name} lets a job skip at most {rule.max_fraction:.4g} of its {job_rows:,} rows, and {found:,} "
+                "failed. Fix the function or its inputs, or raise max_fraction."
+            )
+    return None
+
+
+def _describe(rule: Skip) -> str:
+    classes = rule.exc if isinstance(rule.exc, tuple) else (rule.exc,)
+    names = ", ".join(cls.__qualname__ for cls in classes)
+    limits = [
+        f"{name}={value}"
+        for name, value in (("max_count", rule.max_count), ("max_fraction", rule.max_fraction))
+        if value is not None
+    ]
+    return f"Skip({', '.join([f'({names})' if len(classes) > 1 else names, *limits])})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +12,9 @@ import pyarrow as pa
 
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.apply.outcome import CallFailure
-from airflow_geneva.apply.policy import Rules, matching_rules_of
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.lance_io.arrow_types import is_list
+from airflow_geneva.udf.error_policy import Rules, matching_rules_of
 from airflow_geneva.udf.signature import union_members
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ class Mapper:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
         """Compute the output of a batch: one value per row, of type `udf.data_type`.
-
-        Args:
-            batch: rows with the input columns, named as in the table; other columns are ignored.
 
         Raises:
             InvalidInput: an input column is missing in the batch, or is there twice.
@@ -98,21 +96,16 @@ class Mapper:
 
     def type_error(self, mismatch: OutputMismatch, value: Any, inputs: pa.RecordBatch, row: int) -> UdfError:
         """Make the error about one row's value that does not fit the type."""
-        return self._mismatch(
-            f"row {row} of the batch: {mismatch}", f"{type(value).__name__} {_shown(value)}", inputs, row
-        )
+        try:
+            shown = f"{value!r:.200}"
+        except Exception as broken:
+            shown = f"(its repr cannot be made: {type(broken).__name__})"
+        return self._mismatch(f"row {row} of the batch: {mismatch}", f"{type(value).__name__} {shown}", inputs, row)
 
     def failure(
         self, trouble: CallFailure, inputs: pa.RecordBatch, row: int | None, rows: int, computed: pa.Array | None = None
     ) -> UdfError:
-        """Make the error for a failed call.
-
-        Args:
-            inputs: a batch of the inputs, for its types.
-            row: the failing row; None: the whole batch.
-            rows: number of rows of the batch.
-            computed: values of the rows before the failing row.
-        """
+        """Make the error for a failed call on a row, or on the whole batch; ``computed`` is of the rows before it."""
         if trouble.complete:
             return UdfError(trouble.message, row, computed)
         where = f"a batch of {rows} rows" if row is None else f"row {row} of a batch of {rows}"
@@ -144,15 +137,15 @@ class Mapper:
         annotation = self.udf.signature.annotation_at(position)
         wants_numpy = any(getattr(m, "__origin__", m) is np.ndarray for m in union_members(annotation))
         if wants_numpy and is_list(column.type):
-            return [None if value is None else _numpy_values(value) for value in _list_items(column)]
+            items = (scalar.values for scalar in column)
+            return [None if item is None else item.to_numpy(zero_copy_only=False) for item in items]
         values: list[Any] = column.to_pylist()
         return values
 
     def _computed(self, results: list[Any]) -> pa.Array | None:
-        try:
+        with suppress(OutputMismatch):
             return array_from_values(results, self.udf.data_type)
-        except OutputMismatch:
-            return None
+        return None
 
     def _schemas(self, inputs: pa.RecordBatch) -> str:
         schema = ", ".join(f"{field.name}: {field.type}" for field in inputs.schema)
@@ -179,18 +172,3 @@ def call_failure_of(error: UdfError, rules: Rules) -> CallFailure:
         return CallFailure.of(error, matching_rules_of(rules, UdfError), complete=True)
     trace = own.__traceback__.tb_next if own.__traceback__ else None
     return CallFailure.of(own, matching_rules_of(rules, type(own)), trace)
-
-
-def _shown(value: Any) -> str:
-    try:
-        return f"{value!r:.200}"
-    except Exception as broken:
-        return f"(its repr cannot be made: {type(broken).__name__})"
-
-
-def _list_items(column: pa.Array) -> list[pa.Array | None]:
-    return [scalar.values for scalar in column]
-
-
-def _numpy_values(values: pa.Array) -> Any:
-    return values.to_numpy(zero_copy_only=False)

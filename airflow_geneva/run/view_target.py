@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from airflow_geneva.apply.applier import Applier, RowWidths, StepResult
 from airflow_geneva.apply.outcome import MappedBatch, RowFailure
-from airflow_geneva.apply.policy import rules_of
 from airflow_geneva.apply.query_columns import QueryComputer
 from airflow_geneva.apply.skipped_rows import SkipCount
 from airflow_geneva.checkpoint.provenance import Failures
@@ -32,7 +31,7 @@ from airflow_geneva.run.units import RowCount, RunUnit, Unit, UnitReport, run_un
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF
-from airflow_geneva.udf.error_policy import Policy
+from airflow_geneva.udf.error_policy import Policy, rules_of
 from airflow_geneva.udf.shipping import UdfReference
 from airflow_geneva.views.definition import ViewDefinition
 from airflow_geneva.write.pieces import WINDOW_ROWS, CheckpointedRowsReader, fit_rows
@@ -272,7 +271,7 @@ class _Rows:
             at += len(rules_of(udf.on_error))
 
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
-        computed = self.computer.up_to_failure(batch)
+        computed = self.computer(batch, keep_before=True)
         rows = computed.rows
         values = pa.StructArray.from_arrays([as_bytes(column) for column in rows.columns], rows.schema.names)
         failures = tuple(sorted(self._failures(computed.mapped), key=lambda failure: failure.index))

@@ -1,4 +1,4 @@
-"""Error policies: what to do with a row on which the UDF raises."""
+"""Error policies: what to do with a row on which the UDF raises, and which rule decides that."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class Fail:
     """Fail the job for any exception; rules before this one in the list are checked first."""
 
 
-Policy = Literal["fail", "skip"] | tuple[Retry | Skip | Fail, ...]
+Rules = tuple[Retry | Skip | Fail, ...]
+Policy = Literal["fail", "skip"] | Rules
 
 
 def check_policy(value: str | Sequence[Retry | Skip | Fail]) -> Policy:
@@ -88,6 +89,41 @@ def describe_policy(policy: Policy) -> str | list[dict[str, Any]]:
             described["exc"] = [f"{cls.__module__}.{cls.__qualname__}" for cls in classes]
         rules.append(described)
     return rules
+
+
+def rules_of(policy: Policy) -> Rules:
+    """Convert a policy to a list of rules: `"fail"` has none, `"skip"` is `Skip(Exception)`."""
+    if policy == "fail":
+        return ()
+    if policy == "skip":
+        return (Skip(Exception),)
+    return policy
+
+
+def matching_rules_of(rules: Rules, exception: type[Exception]) -> tuple[int, ...]:
+    """Return the positions of the rules that match an exception, in order; `Fail` matches all."""
+    return tuple(at for at, rule in enumerate(rules) if isinstance(rule, Fail) or issubclass(exception, rule.exc))
+
+
+def deciding_rule(rules: Rules, fits: tuple[int, ...], calls: int | None) -> int | None:
+    """Return the position of the rule to apply; None: the job fails.
+
+    A `Retry` applies until its attempts are used up; then the next matching rule applies.
+
+    Args:
+        fits: positions of the matching rules.
+        calls: number of calls of the row or batch so far; None: do not call it again.
+    """
+    for at in fits:
+        rule = rules[at]
+        if not isinstance(rule, Retry) or (calls is not None and calls < rule.attempts):
+            return at
+    return None
+
+
+def pause_before(retry: Retry, calls: int) -> float:
+    """Return the seconds to wait before the next call."""
+    return float(retry.backoff * 2 ** (calls - 1))
 
 
 def _check_exceptions(rule: Retry | Skip, exc: object) -> None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.apply.reader import ReadSize, read_rows, windows
-from airflow_geneva.apply.sizing import fixed_width
+from airflow_geneva.apply.reader import ReadSize, fixed_width, read_rows, windows
 from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointedRows, read_values
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.lance_io.arrays import convert_array

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_geneva import UdfCrashed
-from airflow_geneva.apply.isolation.pool import POOL
+from airflow_geneva.apply.isolation.process import POOL
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.outcome import MappedBatch
 from airflow_geneva.errors import InvalidInput, UdfError
@@ -472,7 +472,7 @@ FORKED = """
 import os
 import pyarrow as pa
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.apply.isolation.pool import POOL
+from airflow_geneva.apply.isolation.process import POOL
 from tests.udfs_for_tests import failing
 def where():
     with open_batch_mapper(failing.talkative) as mapper:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.apply.sizing import FIRST_ROWS, CheckpointSizer, fixed_width, make_sizer
+from airflow_geneva.apply.applier import FIRST_ROWS, CheckpointSizer
+from airflow_geneva.apply.reader import fixed_width
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.plan.request import check_sizing
@@ -68,7 +69,8 @@ def test_equal_bounds_switch_it_off(size: int, steps: list[tuple[int, float]]) -
 def test_the_smallest_cap_wins_and_the_floor_never_exceeds_it(
     checkpoint_size: int | None, least: int | None, most: int | None
 ) -> None:
-    sizer, cap = make_sizer(checkpoint_size, least, most, 10.0)
+    sizer = CheckpointSizer.of(checkpoint_size, least, most, 10.0)
+    cap = sizer.most
     caps = [size for size in (checkpoint_size, most) if size is not None]
     assert cap == (min(caps) if caps else None)
     assert sizer.least <= (cap or sizer.least)
@@ -76,7 +78,7 @@ def test_the_smallest_cap_wins_and_the_floor_never_exceeds_it(
 
 
 def test_a_step_is_a_quarter_of_the_interval_so_that_a_checkpoint_is_hardly_late() -> None:
-    sizer, _ = make_sizer(None, None, None, 10.0)
+    sizer = CheckpointSizer.of(None, None, None, 10.0)
     assert sizer.seconds == 2.5
 
 

@@ -6,9 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.apply.policy import Rules, deciding_rule, exceeded_limit, matching_rules_of, pause_before, rules_of
+from airflow_geneva.apply.skipped_rows import exceeded_limit
 from airflow_geneva.errors import UdfCrashed
-from airflow_geneva.udf.error_policy import Fail, Policy, Retry, Skip
+from airflow_geneva.udf.error_policy import (
+    Fail,
+    Policy,
+    Retry,
+    Rules,
+    Skip,
+    deciding_rule,
+    matching_rules_of,
+    pause_before,
+    rules_of,
+)
 
 
 def test_fail_has_no_rules_and_skip_is_one_for_every_exception() -> None:

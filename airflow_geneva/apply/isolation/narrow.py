@@ -1,24 +1,38 @@
-"""Narrow a failing call down to the rows that make it fail."""
+"""Find the rows that make calls of a UDF fail, and apply the error policy to each of them."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from airflow_geneva.apply.isolation.batch_state import BatchResults
-from airflow_geneva.apply.outcome import CallFailure, MappedBatch
-from airflow_geneva.apply.policy import deciding_rule, pause_before
-from airflow_geneva.udf.error_policy import Retry, Skip
+from airflow_geneva.apply.isolation.process import Chunk, WorkerLost
+from airflow_geneva.apply.outcome import BatchResults, CallFailure, MappedBatch
+from airflow_geneva.udf.error_policy import Retry, Skip, deciding_rule, pause_before
 
 # A call that kills its process costs a new process, other calls cost little: many pieces are better than many cuts.
 _PIECES = 16
 
 logger = logging.getLogger("airflow_geneva.apply")
+
+
+def _retry(results: BatchResults, rule: int | None, calls: int) -> bool:
+    """Return whether a `Retry` rule decides, after waiting as long as it says."""
+    retry = None if rule is None else results.rules[rule]
+    if isinstance(retry, Retry):
+        time.sleep(pause_before(retry, calls))
+    return isinstance(retry, Retry)
+
+
+def _skip_or_fail(results: BatchResults, row: int, rule: int | None, trouble: CallFailure) -> None:
+    if rule is None or not isinstance(results.rules[rule], Skip):
+        raise results.failed(row, trouble)
+    results.put_null(row)
+    results.add_failure(row, rule, trouble)
 
 
 @dataclass(frozen=True)
@@ -51,10 +65,10 @@ class Narrowing:
         call: calls the UDF on a span of rows; repeats the call of a single row once if its worker process dies.
     """
 
-    def __init__(self, batch_results: BatchResults, call: Callable[[int, int], pa.Array | CallFailure]) -> None:
-        self.batch_results = batch_results
+    def __init__(self, results: BatchResults, call: Callable[[int, int], pa.Array | CallFailure]) -> None:
+        self.results = results
         self.call = call
-        self.todo = [_Span(0, batch_results.rows)]
+        self.todo = [_Span(0, results.rows)]
         self.troubles = 0
         self.tries: Counter[_Span] = Counter()
 
@@ -73,34 +87,120 @@ class Narrowing:
                 continue
             outcome, first = first or self.call(span.start, span.stop), None
             if not isinstance(outcome, CallFailure):
-                self.batch_results.put(span.start, outcome)
+                self.results.put(span.start, outcome)
                 continue
             self.troubles += 1
             self.tries[span] += 1
-            again = self.tries[span] if span.rows == 1 or span == whole else None
-            at = deciding_rule(self.batch_results.rules, outcome.fits, again)
-            rule = None if at is None else self.batch_results.rules[at]
-            if isinstance(rule, Retry):
-                time.sleep(pause_before(rule, self.tries[span]))
+            calls = self.tries[span] if span.rows == 1 or span == whole else None
+            rule = deciding_rule(self.results.rules, outcome.fits, calls)
+            if _retry(self.results, rule, self.tries[span]):
                 self.todo.append(span)
             elif span.rows > 1:
                 cut = cut or outcome
                 self._cut(span)
-            elif at is not None and isinstance(rule, Skip):
-                self.batch_results.leave(span.start)
-                self.batch_results.add_failure(span.start, at, outcome)
             else:
-                raise self.batch_results.failed(span.start, outcome)
-        if cut and not self.batch_results.failures:
+                _skip_or_fail(self.results, span.start, rule, outcome)
+        if cut and not self.results.failures:
             logger.warning(
                 "UDF %r failed on a call of %s rows (%s: %s), but on none of them in smaller calls, whose values are "
                 "kept. Set a smaller batch_size.",
-                self.batch_results.mapper.udf.name, self.batch_results.rows, cut.name, cut.message,
+                self.results.mapper.udf.name, self.results.rows, cut.name, cut.message,
             )  # fmt: skip
-        return self.batch_results.mapped()
+        return self.results.mapped()
 
     def _cut(self, span: _Span) -> None:
         size = -(-span.rows // _PIECES)
         pieces = [_Span(start, min(start + size, span.stop)) for start in range(span.start, span.stop, size)]
         pieces[-1] = replace(pieces[-1], troubles=self.troubles)
         self.todo += reversed(pieces)
+
+
+class RowByRow:
+    """Maps the rows of a batch in order with a scalar UDF, in a worker process that may die at any row.
+
+    A row whose call exceeds the timeout has failed. If a worker dies during a row's call, the row runs once more, alone
+    in a new worker, because other rows may have used up the memory; if that worker dies too, the row has failed.
+    `Retry` rules apply in addition. Rows whose values were lost with a worker run again. If a worker dies between two
+    calls, no row is to blame: the remaining rows are cut in half until one row is left, which counts as called.
+
+    Args:
+        order: maps rows in a worker; ends early at a row that this class has to decide about.
+        explain: converts the loss of a worker to the failure of a row.
+    """
+
+    def __init__(
+        self,
+        results: BatchResults,
+        order: Callable[[int, int], Iterator[Chunk]],
+        explain: Callable[[WorkerLost], CallFailure],
+    ) -> None:
+        self.results = results
+        self.order = order
+        self.explain = explain
+        # Rows to map, as start and end, or a row to decide about, with its failure.
+        self.todo: list[tuple[int, int | CallFailure]] = [(0, results.rows)]
+        self.deaths: Counter[int] = Counter()
+        self.tries: Counter[int] = Counter()
+
+    def run(self) -> MappedBatch:
+        """Map all rows; `UdfError` at the first row that fails the job."""
+        while self.todo:
+            start, rest = self.todo.pop()
+            if isinstance(rest, CallFailure):
+                self._decide(start, rest)
+            elif start < rest:
+                self._map(start, rest)
+        return self.results.mapped()
+
+    def _map(self, start: int, stop: int) -> None:
+        at = start
+        undecided: list[tuple[int, CallFailure]] = []
+        try:
+            for chunk in self.order(start, stop):
+                undecided += self._take(chunk)
+                at = chunk.start + len(chunk.values)
+        except WorkerLost as lost:
+            self._on_worker_death(lost, at, stop, alone=stop - start == 1)
+        else:
+            self.todo.append((at, stop))
+        self.todo += reversed(undecided)
+
+    def _take(self, chunk: Chunk) -> Iterator[tuple[int, CallFailure]]:
+        """Keep the values and skipped rows of a chunk; yield the rows that still need a decision."""
+        self.results.called(chunk.start, chunk.start + len(chunk.values))
+        at = chunk.start
+        for row, trouble in chunk.troubles:
+            first = trouble.fits[0] if trouble.fits else None
+            if first is not None and isinstance(self.results.rules[first], Skip):
+                self.results.add_failure(row, first, trouble)
+            else:
+                yield row, trouble
+                self.results.put(at, chunk.values.slice(at - chunk.start, row - at))
+                at = row + 1
+        self.results.put(at, chunk.values.slice(at - chunk.start))
+
+    def _decide(self, row: int, trouble: CallFailure) -> None:
+        self.tries[row] += 1
+        rule = deciding_rule(self.results.rules, trouble.fits, self.tries[row])
+        if _retry(self.results, rule, self.tries[row]):
+            self.todo.append((row, row + 1))
+        else:
+            _skip_or_fail(self.results, row, rule, trouble)
+
+    def _on_worker_death(self, lost: WorkerLost, at: int, stop: int, alone: bool) -> None:
+        row = lost.row
+        if row is None or not at <= row < stop:
+            if stop - at > 1:
+                middle = (at + stop) // 2
+                self.todo += [(middle, stop), (at, middle)]
+                return
+            row = at
+        self.results.called(at, row + 1)
+        self.todo.append((row + 1, stop))
+        self.deaths[row] += not lost.timed_out
+        if lost.timed_out or (alone and self.deaths[row] > 1):
+            self.todo.append((row, self.explain(lost)))
+        else:
+            self.tries[row] += 1
+            self.todo.append((row, row + 1))
+        self.todo.append((at, row))

@@ -1,4 +1,4 @@
-"""Start, watch and kill a worker process that runs a UDF."""
+"""Start, watch and kill worker processes that run a UDF, and keep idle ones: a new one may have to load a model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_geneva.apply.isolation import messages as frames
-from airflow_geneva.apply.isolation.worker import CALL_MARK
+from airflow_geneva.apply.isolation.worker import (
+    CALL_MARK,
+    batch_to_bytes,
+    receive,
+    send,
+    values_from_bytes,
+)
 from airflow_geneva.apply.outcome import CallFailure
 from airflow_geneva.udf.shipping import UdfReference
 
@@ -64,10 +69,6 @@ class Chunk:
     values: pa.Array
     troubles: list[tuple[int, CallFailure]]
 
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.values)
-
 
 @dataclass(frozen=True)
 class WorkerKey:
@@ -87,11 +88,10 @@ class WorkerProcess:
     """A worker process that runs one UDF, with this process's import path, working directory and environment.
 
     Args:
-        worker_key: the UDF and these.
         when_gone: called, in a separate thread, after the worker exited or was killed.
 
     Raises:
-        Unfit: the UDF cannot be set up in it.
+        UdfSetupFailed: the UDF cannot be set up in it.
     """
 
     def __init__(self, worker_key: WorkerKey, when_gone: Callable[[WorkerProcess], None]) -> None:
@@ -122,22 +122,18 @@ class WorkerProcess:
 
     def load(self, batch: pa.RecordBatch) -> None:
         """Send a batch to `map`, which replaces the last one; `WorkerLost` if the worker died."""
-        self._ask({"order": "load"}, frames.batch_to_bytes(batch))
+        self._ask({"order": "load"}, batch_to_bytes(batch))
 
     def map(self, start: int, stop: int, data_type: pa.DataType, timeout: float | None) -> Iterator[Chunk]:
-        """Map rows of the batch; ends early after a failed row that the caller has to decide about.
-
-        Args:
-            data_type: type of the values.
-            timeout: most seconds of a call.
+        """Map rows of the batch; end early after a failed row that the caller has to decide about.
 
         Raises:
-            Lost: the worker died, or was killed because a call exceeded the timeout.
+            WorkerLost: the worker died, or was killed because a call took longer than ``timeout`` seconds.
         """
         self._order({"order": "map", "start": start, "stop": stop})
         while not self.at_rest:
             header, body = self._answer(timeout)
-            values = frames.values_from_bytes(body, data_type)
+            values = values_from_bytes(body, data_type)
             troubles = [
                 (row, CallFailure(**{**found, "fits": tuple(found["fits"])})) for row, found in header["troubles"]
             ]
@@ -206,18 +202,15 @@ class WorkerProcess:
         udf_reference = self.worker_key.udf_reference
         header = {"order": "open", "import_path": udf_reference.import_path, "version": udf_reference.version}
         try:
-            self._tell_path()
+            try:
+                os.write(self.orders, json.dumps(self.worker_key.path).encode() + b"\n")
+            except OSError:
+                raise self._lost() from None
             answer = self._ask(header, udf_reference.pickled or b"")
         except WorkerLost as lost:
             raise UdfSetupFailed(f"the process that was to run it {lost.reason}") from None
         if "unfit" in answer:
             raise UdfSetupFailed(answer["unfit"])
-
-    def _tell_path(self) -> None:
-        try:
-            os.write(self.orders, json.dumps(self.worker_key.path).encode() + b"\n")
-        except OSError:
-            raise self._lost() from None
 
     def _ask(self, header: dict[str, Any], body: Any = b"") -> dict[str, Any]:
         self._order(header, body)
@@ -228,7 +221,7 @@ class WorkerProcess:
     def _order(self, header: dict[str, Any], body: Any = b"") -> None:
         self.at_rest = False
         try:
-            frames.send(self.orders, header, body)
+            send(self.orders, header, body)
         except OSError:
             raise self._lost() from None
 
@@ -240,7 +233,7 @@ class WorkerProcess:
             # An answer that has arrived counts, even if the timeout has passed.
             if poll.poll(max(min(left, _LOOK_SECONDS), 0) * 1_000):
                 try:
-                    return frames.receive(self.answers)
+                    return receive(self.answers)
                 except (EOFError, OSError):
                     raise self._lost() from None
             if left <= 0:
@@ -287,3 +280,61 @@ def _fate(returncode: int | None) -> str:
     except ValueError:
         name = f"signal {-returncode}"
     return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
+
+class WorkerPool:
+    """The idle worker processes of this process; each exits after a minute without orders."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.idle: list[WorkerProcess] = []
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def acquire(self, udf_reference: UdfReference) -> WorkerProcess:
+        """Return a worker process for a UDF: an idle one or a new one, see `WorkerProcess`."""
+        worker_key = WorkerKey.of(udf_reference)
+        while (child := self._take(worker_key)) is not None:
+            if child.answers_still():
+                return child
+        return WorkerProcess(worker_key, self.forget)
+
+    def release_worker(self, child: WorkerProcess) -> None:
+        """Return a worker to the pool; kill it if it is in the middle of an order."""
+        if not child.at_rest or child.owner != os.getpid():
+            child.close()
+            return
+        try:
+            child.rest()
+        except WorkerLost:
+            return
+        with self.lock:
+            self.idle.append(child)
+        if child.process.returncode is not None:
+            self.forget(child)
+
+    def forget(self, child: WorkerProcess) -> None:
+        """Remove a worker that exited while it was idle."""
+        with self.lock:
+            if child not in self.idle:
+                return
+            self.idle.remove(child)
+        child.close_pipes()
+
+    def _take(self, worker_key: WorkerKey) -> WorkerProcess | None:
+        with self.lock:
+            # The worker returned last is the least likely to exit now.
+            for at in range(len(self.idle) - 1, -1, -1):
+                if self.idle[at].worker_key == worker_key:
+                    return self.idle.pop(at)
+        return None
+
+    def _after_fork(self) -> None:
+        """Drop the pool in a forked process: it has only copies of the pipes, and the workers belong to its parent."""
+        for child in self.idle:
+            for pipe in child.pipes:
+                os.close(pipe)
+        self.idle = []
+        self.lock = threading.Lock()
+
+
+POOL = WorkerPool()

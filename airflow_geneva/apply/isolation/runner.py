@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Protocol
 
 import pyarrow as pa
 
 from airflow_geneva.apply.arrow_output import OutputMismatch
-from airflow_geneva.apply.isolation.batch_state import BatchResults
-from airflow_geneva.apply.isolation.narrow import Narrowing
-from airflow_geneva.apply.isolation.pool import POOL
-from airflow_geneva.apply.isolation.process import Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
-from airflow_geneva.apply.isolation.row_by_row import RowByRow
-from airflow_geneva.apply.outcome import CallFailure, MappedBatch
-from airflow_geneva.apply.policy import matching_rules_of, rules_of
+from airflow_geneva.apply.isolation.narrow import Narrowing, RowByRow
+from airflow_geneva.apply.isolation.process import POOL, Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
+from airflow_geneva.apply.outcome import BatchResults, CallFailure, MappedBatch
 from airflow_geneva.apply.udf_call import Mapper, call_failure_of
 from airflow_geneva.errors import UdfCrashed, UdfError
 from airflow_geneva.udf import UDF
+from airflow_geneva.udf.error_policy import matching_rules_of, rules_of
 from airflow_geneva.udf.shipping import UdfReference
 
 
-class BatchMapper(Protocol):
+class BatchMapper(ABC):
     """A UDF that is ready to be called on batches, by one thread at a time; a context manager."""
 
+    @abstractmethod
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         """Map a batch.
 
@@ -37,11 +35,14 @@ class BatchMapper(Protocol):
                 ``failures`` hold the values and failures of the rows before it.
         """
 
+    @abstractmethod
     def close(self) -> None: ...
 
-    def __enter__(self) -> BatchMapper: ...
+    def __enter__(self) -> BatchMapper:
+        return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def open_batch_mapper(udf: UDF | UdfReference, input_columns: Sequence[str] | None = None) -> BatchMapper:
@@ -53,7 +54,7 @@ def open_batch_mapper(udf: UDF | UdfReference, input_columns: Sequence[str] | No
     import of the UDF's module or the instantiation of its class.
 
     Args:
-        udf: the UDF, or a reference to it, so that a caller that opens the same UDF often pickles it once.
+        udf: a reference, so that a caller that opens the same UDF often pickles it once, or the UDF.
         input_columns: columns of the batches, in the order of its parameters; None: the UDF's own.
     """
     opened = udf.open() if isinstance(udf, UdfReference) else udf
@@ -63,11 +64,14 @@ def open_batch_mapper(udf: UDF | UdfReference, input_columns: Sequence[str] | No
     return _WorkerMapper(mapper, udf)
 
 
-class _InProcessMapper:
+class _InProcessMapper(BatchMapper):
     """Runs a UDF in this process, without an error policy."""
 
     def __init__(self, mapper: Mapper) -> None:
         self.mapper = mapper
+
+    def close(self) -> None:
+        """Do nothing: no worker process to release."""
 
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         try:
@@ -80,41 +84,32 @@ class _InProcessMapper:
         # Outside the handler, so that the next exception does not have this error as its context.
         return self._narrow(batch, failed)
 
-    def close(self) -> None:
-        """Do nothing: no worker process to release."""
-
-    def __enter__(self) -> _InProcessMapper:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _narrow(self, batch: pa.RecordBatch, error: UdfError) -> MappedBatch:
         function = self.mapper.set_up()
-        batch_results = BatchResults(self.mapper, self.mapper.inputs(batch), ())
+        results = BatchResults(self.mapper, self.mapper.inputs(batch), ())
         raised = error
 
         def call(start: int, stop: int) -> pa.Array | CallFailure:
             nonlocal raised
-            batch_results.called(start, stop)
+            results.called(start, stop)
             try:
-                return self.mapper.map_batch(batch_results.inputs.slice(start, stop - start), function)
+                return self.mapper.map_batch(results.inputs.slice(start, stop - start), function)
             except UdfError as again:
                 if again.__cause__ is None or isinstance(again.__cause__, OutputMismatch):
                     raise
                 raised = again
                 return call_failure_of(again, ())
 
-        batch_results.called(0, batch.num_rows)
+        results.called(0, batch.num_rows)
         try:
-            return Narrowing(batch_results, call).run(call_failure_of(error, ()))
+            return Narrowing(results, call).run(call_failure_of(error, ()))
         except UdfError as failed:
             if failed.row_index is None:
                 raise
             raise failed from raised.__cause__
 
 
-class _WorkerMapper:
+class _WorkerMapper(BatchMapper):
     """Runs a UDF in a worker process, under an error policy or with a timeout."""
 
     def __init__(self, mapper: Mapper, source: UDF | UdfReference) -> None:
@@ -126,20 +121,20 @@ class _WorkerMapper:
         self.loaded: pa.RecordBatch | None = None
 
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
-        batch_results = BatchResults(self.mapper, self.mapper.inputs(batch), self.rules)
+        results = BatchResults(self.mapper, self.mapper.inputs(batch), self.rules)
         if batch.num_rows == 0:
-            return batch_results.mapped()
+            return results.mapped()
 
         def order(start: int, stop: int) -> Iterator[Chunk]:
-            return self._order(batch_results.inputs, start, stop)
+            return self._order(results.inputs, start, stop)
 
         if self.mapper.udf.form == "scalar":
-            return RowByRow(batch_results, order, self._explain).run()
+            return RowByRow(results, order, self._explain).run()
 
         died: set[tuple[int, int]] = set()
 
         def call(start: int, stop: int) -> pa.Array | CallFailure:
-            batch_results.called(start, stop)
+            results.called(start, stop)
             try:
                 (chunk,) = order(start, stop)
             except WorkerLost as lost:
@@ -150,19 +145,12 @@ class _WorkerMapper:
                 return call(start, stop)
             return chunk.troubles[0][1] if chunk.troubles else chunk.values
 
-        return Narrowing(batch_results, call).run()
+        return Narrowing(results, call).run()
 
     def close(self) -> None:
-        """Return the worker process to the pool."""
         if self.child is not None:
             POOL.release_worker(self.child)
         self.child = self.loaded = None
-
-    def __enter__(self) -> _WorkerMapper:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _order(self, inputs: pa.RecordBatch, start: int, stop: int) -> Iterator[Chunk]:
         child = self._child_with(inputs)
@@ -193,7 +181,7 @@ class _WorkerMapper:
 
     def _acquire(self) -> WorkerProcess:
         try:
-            return POOL.acquire(self._parcel)
+            return POOL.acquire(self._reference)
         except UdfSetupFailed as unfit:
             raise UdfError(f"UDF {self.mapper.udf.name!r} could not be set up: {unfit}") from unfit
         except OSError as error:
@@ -202,7 +190,7 @@ class _WorkerMapper:
             ) from error
 
     @cached_property
-    def _parcel(self) -> UdfReference:
+    def _reference(self) -> UdfReference:
         return self.source if isinstance(self.source, UdfReference) else UdfReference.of(self.source)
 
     def _explain(self, lost: WorkerLost) -> CallFailure:

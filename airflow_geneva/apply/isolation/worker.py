@@ -1,7 +1,7 @@
-"""The worker process that runs a UDF; its parent may kill it at any moment.
+"""The worker process that runs a UDF, and the messages between it and its parent, which may kill it at any moment.
 
-The worker reads orders from one pipe and answers on another. It writes the current row into a few shared bytes, so that
-the parent knows the row after the worker died.
+The worker reads orders from one pipe and answers on another; a message is a JSON header and bytes. It writes the
+current row into a few shared bytes, so that the parent knows the row after the worker died.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import json
 import mmap
 import os
 import resource
@@ -27,13 +28,12 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_values
-from airflow_geneva.apply.isolation import messages as frames
 from airflow_geneva.apply.outcome import CallFailure
-from airflow_geneva.apply.policy import matching_rules_of, rules_of
 from airflow_geneva.apply.udf_call import Mapper, call_failure_of
 from airflow_geneva.errors import GenevaError, UdfError
+from airflow_geneva.lance_io.arrays import convert_array, to_storage
 from airflow_geneva.udf import UDF
-from airflow_geneva.udf.error_policy import Skip
+from airflow_geneva.udf.error_policy import Skip, matching_rules_of, rules_of
 from airflow_geneva.udf.shipping import UdfReference
 
 CALL_MARK = struct.Struct("<qd")
@@ -49,15 +49,12 @@ _EXIT_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 _OOM_SCORE_MORE, _OOM_SCORE_MOST = 500, 1_000
+_LANCE_TYPE = b"lance."
+_SIZES = struct.Struct("<IQ")
 
 
 def serve(orders: int, answers: int, shared: int) -> None:
-    """Process the parent's orders until the parent is gone or sends no order for a minute.
-
-    Args:
-        orders, answers: pipes to read from and to write to.
-        shared: file of the shared bytes.
-    """
+    """Process the parent's orders until the parent is gone or sends no order for a minute."""
     if sys.platform == "linux":
         # On other systems the worker first finishes a running call when the parent dies.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -101,21 +98,22 @@ class _WorkerLoop:
         poll = select.poll()
         poll.register(self.orders, select.POLLIN)
         while poll.poll(IDLE_SECONDS * 1_000):
-            header, body = frames.receive(self.orders)
+            header, body = receive(self.orders)
             match header["order"]:
                 case "open":
-                    frames.send(self.answers, self._open(header, body))
+                    send(self.answers, self._open(header, body))
                 case "load":
                     assert self.udf is not None
-                    self.run = _BatchRun(self.udf, frames.batch_from_bytes(body), self.answers, self.mark)
-                    frames.send(self.answers, {})
+                    self.run = _BatchRun(self.udf, batch_from_bytes(body), self.answers, self.mark)
+                    send(self.answers, {})
                 case "map":
                     assert self.run is not None
-                    self.run.map(header["start"], header["stop"])
+                    run = self.run.map_rows if self.run.udf.form == "scalar" else self.run.map_batch
+                    run(header["start"], header["stop"])
                 case "rest":
                     self.run = None
                 case "ping":
-                    frames.send(self.answers, {})
+                    send(self.answers, {})
 
     def _open(self, header: dict[str, Any], body: bytearray) -> dict[str, Any]:
         try:
@@ -141,14 +139,7 @@ class _BatchRun:
         self.rules = rules_of(udf.on_error)
         self.mapper = Mapper(udf, inputs.schema.names)
 
-    def map(self, start: int, stop: int) -> None:
-        """Map rows and send their values, in one answer or several."""
-        if self.udf.form == "scalar":
-            self._map_rows(start, stop)
-        else:
-            self._call(start, stop)
-
-    def _map_rows(self, start: int, stop: int) -> None:
+    def map_rows(self, start: int, stop: int) -> None:
         """Map rows until one fails whose failure a `Skip` does not cover; the parent decides about that row."""
         function = self.udf.function
         columns = self.mapper.arguments(self.inputs.slice(start, stop - start))
@@ -193,26 +184,85 @@ class _BatchRun:
             troubles[row] = CallFailure.of(type_error, matching_rules_of(self.rules, UdfError), complete=True)
             return pa.nulls(1, self.udf.data_type)
 
-    def _call(self, start: int, stop: int) -> None:
+    def map_batch(self, start: int, stop: int) -> None:
         inputs = self.inputs.slice(start, stop - start)
         function = self.udf.function
         CALL_MARK.pack_into(self.mark, 0, start, time.monotonic())
+        troubles = []
         try:
             made = self.mapper.map_batch(inputs, function)
         except UdfError as error:
-            self._call_ended()
-            nothing = pa.nulls(stop - start, self.udf.data_type)
-            self._answer(start, nothing, [(start, call_failure_of(error, self.rules))], end=True)
-        else:
-            self._call_ended()
-            self._answer(start, made, [], end=True)
+            made = pa.nulls(stop - start, self.udf.data_type)
+            troubles.append((start, call_failure_of(error, self.rules)))
+        self._call_ended()
+        self._answer(start, made, troubles, end=True)
 
     def _answer(self, start: int, values: pa.Array, troubles: Iterable[tuple[int, CallFailure]], end: bool) -> None:
         header = {"start": start, "troubles": [(row, asdict(trouble)) for row, trouble in troubles], "end": end}
-        frames.send(self.answers, header, frames.values_to_bytes(values))
+        send(self.answers, header, values_to_bytes(values))
 
     def _skips(self, trouble: CallFailure) -> bool:
         return bool(trouble.fits) and isinstance(self.rules[trouble.fits[0]], Skip)
 
     def _call_ended(self) -> None:
         _BEGAN.pack_into(self.mark, _BEGAN_AT, 0.0)
+
+
+def send(pipe: int, header: dict[str, Any], body: Any = b"") -> None:
+    """Write one message; `OSError` if the reader is gone."""
+    head = json.dumps(header).encode()
+    view = memoryview(body)
+    _write(pipe, memoryview(_SIZES.pack(len(head), view.nbytes) + head))
+    _write(pipe, view)
+
+
+def receive(pipe: int) -> tuple[dict[str, Any], bytearray]:
+    """Read one message; `EOFError` if the writer is gone, even in the middle of a message."""
+    head_size, body_size = _SIZES.unpack(_read(pipe, _SIZES.size))
+    return json.loads(_read(pipe, head_size)), _read(pipe, body_size)
+
+
+def batch_to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
+    """Serialize a batch in Arrow's stream format."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return sink.getvalue()
+
+
+def batch_from_bytes(data: bytearray) -> pa.RecordBatch:
+    """Deserialize a batch from `batch_to_bytes`, without copying."""
+    stream = pa.ipc.open_stream(pa.py_buffer(data))
+    if _LANCE_TYPE in stream.schema.serialize().to_pybytes():
+        # Importing the module registers Lance's extension types with Arrow.
+        import lance.arrow  # noqa: F401
+
+        stream = pa.ipc.open_stream(pa.py_buffer(data))
+    return stream.read_next_batch()
+
+
+def values_to_bytes(values: pa.Array) -> pa.Buffer:
+    """Serialize an array without extension types, which not every process has registered."""
+    return batch_to_bytes(pa.record_batch([to_storage(values)], names=["values"]))
+
+
+def values_from_bytes(data: bytearray, data_type: pa.DataType) -> pa.Array:
+    """Deserialize an array of the given type from `values_to_bytes`."""
+    return convert_array(batch_from_bytes(data).column(0), data_type)
+
+
+def _write(pipe: int, view: memoryview) -> None:
+    view = view.cast("B")
+    while view.nbytes:
+        view = view[os.write(pipe, view) :]
+
+
+def _read(pipe: int, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view.nbytes:
+        count = os.readv(pipe, [view])
+        if count == 0:
+            raise EOFError
+        view = view[count:]
+    return data
