@@ -16,7 +16,7 @@ from airflow_geneva.apply.query_columns import QueryComputer
 from airflow_geneva.apply.skipped_rows import SkipCount
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, decode_runs, encode_runs, merge_runs
-from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows, ReuseRules, read_values
+from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows, ReuseRules
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import UdfError
 from airflow_geneva.job.folder import JobFolder
@@ -34,8 +34,8 @@ from airflow_geneva.udf import UDF
 from airflow_geneva.udf.error_policy import Policy, rules_of
 from airflow_geneva.udf.shipping import UdfReference
 from airflow_geneva.views.definition import ViewDefinition
-from airflow_geneva.write.pieces import WINDOW_ROWS, CheckpointedRowsReader, fit_rows
-from airflow_geneva.write.view_file import ViewFileWriter, read_view_rows
+from airflow_geneva.write.column_file import WINDOW_ROWS, CheckpointedRowsReader, fit_rows
+from airflow_geneva.write.view_file import ViewFileWriter, own_values
 
 if TYPE_CHECKING:
     import lance
@@ -110,15 +110,8 @@ class ViewTarget:
         writer = ViewFileWriter(self.view, self.work.definition.explode, self.work.plain_blobs)
         due = fragment.due.offsets()
         runs: list[RowRuns] = []
-        reader = CheckpointedRowsReader(
-            held.pieces,
-            self.work.sizing.batch_bytes,
-            lambda part, room: (
-                read_view_rows(self.view, part.source, part.positions, room)
-                if part.staged
-                else read_values(self.store, part, room)
-            ),
-        )
+        limit = self.work.sizing.batch_bytes
+        reader = CheckpointedRowsReader(self.view, self.store, held.pieces, limit, own_values)
         at = 0
         while at < len(due):
             start = int(due[at])

@@ -1,11 +1,17 @@
-"""The data file of one column of one fragment, from a stream of values or from checkpoints and old values."""
+"""The data file of one column of one fragment, from a stream of values or from checkpoints and old values.
+
+What a view's data files need too: rows are read from several files, window by window, so that they fit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.apply.reader import ReadSize, fixed_width, read_rows, windows
@@ -17,12 +23,17 @@ from airflow_geneva.lance_io.data_file import DataFileWriter, LanceFile
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.lance_io.task_memory import BatchTooLarge, RowsPerBudget, byte_limit
-from airflow_geneva.write.pieces import WINDOW_ROWS, CheckpointedRowsReader, fit_rows
 
 if TYPE_CHECKING:
     import lance
 
+Made = TypeVar("Made")
+
+WINDOW_ROWS = 65_536
+"""Most rows in a window, however narrow they are."""
+
 _OFFSET_BYTES = 8.0
+_NONE = Ranges.empty()
 
 
 def to_physical_layout(values: pa.Array, offsets: Offsets, start: int, end: int) -> pa.Array:
@@ -40,24 +51,16 @@ def to_physical_layout(values: pa.Array, offsets: Offsets, start: int, end: int)
 
 
 class ColumnFileWriter:
-    """Writes one column's values in physical order to a data file; readers see nothing before :meth:`finish`.
-
-    Args:
-        dataset: the table; the file goes into its ``data/`` folder.
-        column: the output column.
-    """
+    """Writes one column's values in physical order to a data file of a table; see `DataFileWriter`."""
 
     def __init__(self, dataset: lance.LanceDataset, column: str) -> None:
         self.schema = pa.schema([dataset.schema.field(column)])
         self.rows = 0
         self._file = DataFileWriter(dataset, self.schema)
+        self.finish = self._file.finish
 
     def put(self, values: pa.Array) -> None:
-        """Append values in physical layout.
-
-        Raises:
-            StorageError: the store is full, read-only or unreachable.
-        """
+        """Append values in physical layout."""
         self.rows += len(values)
         field = self.schema.field(0)
         values = as_blobs(values) if is_blob(field) and values.type != field.type else convert_array(values, field.type)
@@ -69,23 +72,12 @@ class ColumnFileWriter:
         Args:
             values, offsets: as in `to_physical_layout`.
             limit: most bytes per batch; NULL slots of some types take memory too.
-
-        Raises:
-            StorageError: the store is full, read-only or unreachable.
         """
         most = RowsPerBudget(limit, fixed_width(self.schema.field(0).type) or _OFFSET_BYTES).rows
         for low in range(start, end, most):
             high = min(low + most, end)
             first, last = np.searchsorted(offsets, [low, high])
             self.put(to_physical_layout(values.slice(first, last - first), offsets[first:last], low, high))
-
-    def finish(self) -> str:
-        """Publish the file and return its name below ``data/``.
-
-        Raises:
-            StorageError: the store is full, read-only or unreachable.
-        """
-        return self._file.finish()
 
 
 def assemble(
@@ -103,9 +95,6 @@ def assemble(
 
     Args:
         dataset: the table at the version to read old values from.
-        files: the fragment.
-        live: its live offsets.
-        column: the output column.
         pieces: computed rows, no row twice.
         limit: most bytes of values to hold at once.
 
@@ -120,15 +109,7 @@ def assemble(
     kept = Ranges.empty()
     if files.output:
         kept = live - Ranges.union(Ranges.from_offsets(piece.offsets) for piece in pieces)
-    reader = CheckpointedRowsReader(
-        pieces,
-        limit,
-        lambda part, byte_limit: (
-            read_staged_rows(dataset, part.source, part.positions, byte_limit)
-            if part.staged
-            else read_values(store, part, byte_limit)
-        ),
-    )
+    reader = CheckpointedRowsReader(dataset, store, pieces, limit, lambda rows: rows.column(0))
     most = min(WINDOW_ROWS, size.fitting.rows) if size.fitting.width is not None else WINDOW_ROWS
     start = 0
 
@@ -168,18 +149,134 @@ def assemble(
         yield values
 
 
-def read_staged_rows(dataset: lance.LanceDataset, file: str, positions: Offsets, byte_limit: float) -> pa.Array:
-    """Read values of a staged data file.
+def fit_rows(make: Callable[[int], Made], rows: int) -> tuple[Made, int]:
+    """Call `make` with as many rows as fit; return its result and the number of rows.
 
     Args:
-        byte_limit: most bytes that the values may take.
-
-    Raises:
-        TooWide: the values take more.
-        BrokenFile: the file is damaged or missing.
+        make: takes a number of rows; raises `BatchTooLarge` if several rows do not fit.
+        rows: how many rows fit if they are as wide as the rows before them.
     """
-    return (
-        LanceFile.of_table(dataset, file, lambda error: BrokenFile(file))
-        .read(rows=positions, room=byte_limit)
-        .column(0)
-    )
+    while True:
+        try:
+            return make(rows), rows
+        except BatchTooLarge:
+            if rows == 1:
+                raise
+            rows //= 2
+
+
+class FileWidths:
+    """Estimates how many rows of several files fit into a byte limit; rows of each file have their own width."""
+
+    def __init__(self, count: int, limit: int) -> None:
+        self.limit = limit
+        # Rows of an unread file are assumed to be as wide as the widest rows of the other files.
+        self._files: list[RowsPerBudget | None] = [None] * count
+
+    def rows(self, files: npt.NDArray[np.int64], *more: float) -> int:
+        """Return how many of the first rows fit, at least one.
+
+        Args:
+            files: for each row, the number of its file.
+            more: bytes per row of further files, numbered after these.
+        """
+        widest = max(
+            (found.bytes_a_row for found in self._files if found), default=RowsPerBudget(self.limit).bytes_a_row
+        )
+        widths = np.array([*(found.bytes_a_row if found else widest for found in self._files), *more])
+        return max(1, int(np.searchsorted(np.cumsum(widths[files]), self.limit, side="right")))
+
+    def read(self, number: int, read: Callable[[float], pa.Array], byte_limit: float) -> pa.Array:
+        """Read rows of a file and record their width; `BatchTooLarge` if they take more bytes than the limit."""
+        found = self._files[number] = self._files[number] or RowsPerBudget(self.limit)
+        try:
+            values = read(byte_limit)
+        except BatchTooLarge as wide:
+            found.record(wide.rows, wide.size)
+            raise
+        found.record(len(values), values.nbytes)
+        return values
+
+
+class CheckpointedRowsReader:
+    """Reads the pieces of one fragment in windows of physical offsets.
+
+    Args:
+        dataset: the table or view whose staged data files hold some of the pieces.
+        pieces: computed rows, no row twice.
+        limit: most bytes of a window.
+        values: takes the values out of the rows of a staged data file.
+    """
+
+    def __init__(
+        self,
+        dataset: lance.LanceDataset,
+        store: CheckpointStore,
+        pieces: Sequence[CheckpointedRows],
+        limit: int,
+        values: Callable[[pa.RecordBatch], pa.Array],
+    ) -> None:
+        self._dataset = dataset
+        self._store = store
+        self._values = values
+        self._pieces = [piece for piece in pieces if len(piece.offsets)]
+        self._firsts = np.array([piece.offsets[0] for piece in self._pieces], np.int64)
+        self._lasts = np.array([piece.offsets[-1] for piece in self._pieces], np.int64)
+        self._fitting = FileWidths(len(self._pieces), limit)
+
+    def end_of_window(self, start: int, end: int, others: Ranges = _NONE, width: float = 0.0) -> int:
+        """Return the end of a window from ``start`` so that its rows fit.
+
+        Args:
+            end: latest end of the window.
+            others: further rows of the window, from another source.
+            width: bytes of each of these.
+        """
+        parts = [*self._parts(start, end), (len(self._pieces), others.within(start, end).offsets())]
+        if not sum(len(part) for _, part in parts):
+            return end
+        offsets = np.concatenate([part for _, part in parts])
+        files = np.concatenate([np.full(len(part), number, np.int64) for number, part in parts])
+        order = np.argsort(offsets, kind="stable")
+        fitting = self._fitting.rows(files[order], width)
+        return end if fitting == len(order) else int(offsets[order[fitting]])
+
+    def read(self, start: int, count: int) -> list[tuple[CheckpointedRows, pa.Array]]:
+        """Read the parts of the pieces that lie in a window, with their values.
+
+        Raises:
+            BrokenFile: the file of a piece is damaged or missing.
+            BatchTooLarge: there are several rows and they do not fit.
+        """
+        left, found = byte_limit(self._fitting.limit, count), []
+        for number, _ in self._parts(start, start + count):
+            piece = self._pieces[number]
+            low, high = np.searchsorted(piece.offsets, [start, start + count])
+            part = replace(
+                piece,
+                offsets=piece.offsets[low:high],
+                positions=piece.positions[low:high],
+                row_ids=piece.row_ids[low:high],
+            )
+            values = self._fitting.read(number, partial(self._read_values, part), left)
+            left -= values.nbytes
+            found.append((part, values))
+        return found
+
+    def _parts(self, start: int, end: int) -> Iterator[tuple[int, Offsets]]:
+        """Yield the number of each piece with rows in a window, and the offsets of these rows."""
+        for number in np.flatnonzero((self._firsts < end) & (self._lasts >= start)).tolist():
+            offsets = self._pieces[number].offsets
+            low, high = np.searchsorted(offsets, [start, end])
+            if low < high:
+                yield number, offsets[low:high]
+
+    def _read_values(self, part: CheckpointedRows, room: float) -> pa.Array:
+        if not part.staged:
+            return read_values(self._store, part, room)
+        return self._values(staged_file(self._dataset, part.source).read(rows=part.positions, room=room))
+
+
+def staged_file(dataset: lance.LanceDataset, name: str) -> LanceFile:
+    """Return a staged data file, whose reading raises `BrokenFile` if it is damaged or missing."""
+    return LanceFile.of_table(dataset, name, lambda error: BrokenFile(name))

@@ -10,16 +10,15 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.records import StagedFragment
-from airflow_geneva.checkpoint.reuse import BrokenFile
 from airflow_geneva.lance_io.arrays import convert_array
 from airflow_geneva.lance_io.blobs import as_blobs, is_blob
-from airflow_geneva.lance_io.data_file import DataFileWriter, LanceFile
+from airflow_geneva.lance_io.data_file import DataFileWriter
 from airflow_geneva.lance_io.row_ranges import Offsets, RowIds
 from airflow_geneva.lance_io.task_memory import byte_limit
 from airflow_geneva.views.columns import SOURCE_ROW_ID, explode_rows
 from airflow_geneva.views.definition import own_columns
 from airflow_geneva.views.row_order import RowIdArray, shuffle_hashes
-from airflow_geneva.write.pieces import WINDOW_ROWS, FileWidths, fit_rows
+from airflow_geneva.write.column_file import WINDOW_ROWS, FileWidths, fit_rows, staged_file
 
 if TYPE_CHECKING:
     import lance
@@ -35,17 +34,15 @@ def reorder_rows(
     """Rewrite staged rows; return the name and the row count of each new file.
 
     Args:
-        staged: files of view rows.
         shuffle_seed: seed of the hash that the rows are sorted by; None: keep the order.
         most: rows per file; None: one file.
         limit: most bytes of rows to hold at once.
 
     Raises:
         BrokenFile: a staged file is damaged or missing.
-        StorageError: the store is full, read-only or unreachable.
     """
     # Read the ids from the files, not from the checkpoint: explode may have made several rows of one source row.
-    ids = [read_source_ids(view, fragment.file) for fragment in staged]
+    ids = [staged_file(view, fragment.file).read([SOURCE_ROW_ID]).column(0).to_numpy() for fragment in staged]
     lengths = [len(part) for part in ids]
     rows = sum(lengths)
     if rows == 0:
@@ -96,7 +93,7 @@ def _rows(
     parts = []
     for number, (fragment, low, high) in enumerate(zip(staged, cuts[:-1], cuts[1:], strict=True)):
         if low < high:
-            read = partial(read_view_rows, view, fragment.file, places[low:high] - firsts[number])
+            read = partial(_read_rows, view, fragment.file, places[low:high] - firsts[number])
             parts.append(widths.read(number, read, left))
             left -= parts[-1].nbytes
     back = np.empty(len(window), np.int64)
@@ -104,11 +101,14 @@ def _rows(
     return pa.concat_arrays(parts).take(pa.array(back))
 
 
+def _read_rows(view: lance.LanceDataset, file: str, positions: Offsets, room: float) -> pa.StructArray:
+    return own_values(staged_file(view, file).read(rows=positions, room=room))
+
+
 class ViewFileWriter:
-    """Writes rows of a view's query to a data file; readers see nothing before :meth:`finish`.
+    """Writes rows of a view's query to a data file; see `DataFileWriter`.
 
     Args:
-        view: the view; the file goes into its ``data/`` folder.
         explode: the list column whose elements become separate rows, or None.
         plain: write blobs as plain bytes, so that they can be read back: in a blob column, a data file holds only
             references.
@@ -123,6 +123,7 @@ class ViewFileWriter:
             self.schema = pa.schema(fields)
         self.rows = 0
         self._file = DataFileWriter(view, self.schema)
+        self.finish = self._file.finish
 
     def put(self, values: pa.StructArray, ids: RowIds) -> None:
         """Append rows.
@@ -130,9 +131,6 @@ class ViewFileWriter:
         Args:
             values: the view's own columns, one struct per row.
             ids: row ids of the source rows.
-
-        Raises:
-            StorageError: the store is full, read-only or unreachable.
         """
         rows = pa.record_batch([pa.array(ids.view("int64")), *values.flatten()], names=["", *values.type.names])
         if self.explode is not None:
@@ -144,37 +142,7 @@ class ViewFileWriter:
         self.rows += rows.num_rows
         self._file.put(batch)
 
-    def finish(self) -> str:
-        """Publish the file and return its name below ``data/``.
 
-        Raises:
-            StorageError: the store is full, read-only or unreachable.
-        """
-        return self._file.finish()
-
-
-def read_view_rows(view: lance.LanceDataset, file: str, positions: Offsets, room: float) -> pa.StructArray:
-    """Read rows of a staged file, without the system columns.
-
-    Args:
-        file: its name below ``data/``.
-        positions: positions of the rows, in any order.
-        room: most bytes that the rows may take.
-
-    Raises:
-        TooWide: the rows take more.
-        BrokenFile: the file is damaged or missing.
-    """
-    batch = LanceFile.of_table(view, file, lambda error: BrokenFile(file)).read(rows=positions, room=room)
-    return pa.StructArray.from_arrays(batch.columns[2:], fields=list(batch.schema)[2:])
-
-
-def read_source_ids(view: lance.LanceDataset, file: str) -> RowIdArray:
-    """Read the source row ids of all rows of a staged file.
-
-    Raises:
-        BrokenFile: the file is damaged or missing.
-    """
-    staged = LanceFile.of_table(view, file, lambda error: BrokenFile(file))
-    ids: RowIdArray = staged.read([SOURCE_ROW_ID]).column(0).to_numpy()
-    return ids
+def own_values(rows: pa.RecordBatch) -> pa.StructArray:
+    """Return rows of a view's data file without the system columns, one struct per row."""
+    return pa.StructArray.from_arrays(rows.columns[2:], fields=list(rows.schema)[2:])
