@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from airflow_geneva.spark.java import java_environment
+from airflow_geneva.spark.installation import java_environment
 from bench import report, wide
 from bench.cases import CASES
 

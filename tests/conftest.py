@@ -99,7 +99,7 @@ def make_table(tmp_path: Path) -> MakeTable:
 @pytest.fixture(scope="session")
 def java_home() -> str:
     """Java for Spark in this process's environment, whatever the machine has."""
-    from airflow_geneva.spark.java import java_environment
+    from airflow_geneva.spark.installation import java_environment
 
     os.environ.update(java_environment(SCRATCH / "java"))
     return os.environ["JAVA_HOME"]

@@ -13,8 +13,15 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from airflow_geneva.spark.installation import NEWEST_SPARK, SparkInstallation, read_spark_installation
-from airflow_geneva.spark.java import OLDEST_JAVA, find_java, list_javas
+from airflow_geneva.spark.installation import (
+    NEWEST_SPARK,
+    OLDEST_JAVA,
+    SparkInstallation,
+    find_java,
+    list_javas,
+    read_spark_installation,
+    version_of,
+)
 
 OLDEST_PYTHON = (3, 10)
 
@@ -160,14 +167,6 @@ def check_write_access(folder: Path) -> CheckResult:
 def airflow_home() -> Path:
     """Return Airflow's home folder: AIRFLOW_HOME, else ~/airflow."""
     return Path(os.environ.get("AIRFLOW_HOME") or "~/airflow").expanduser()
-
-
-def version_of(distribution: str) -> str | None:
-    """Return the installed version of a distribution; None if it is not installed."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def pip(verb: str, *arguments: str) -> str:

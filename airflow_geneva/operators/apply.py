@@ -39,7 +39,7 @@ from airflow_geneva.operators._lance_task import (
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.stages import apply_in_process, has_planned_version, is_shard_ready, planned_udfs
-from airflow_geneva.spark.java import java_environment
+from airflow_geneva.spark.installation import java_environment
 from airflow_geneva.spark.session import BLAS_VARIABLES, package_zip, session_settings
 from airflow_geneva.spark.submit import (
     APPLICATION,
@@ -134,7 +134,7 @@ class ApplyOperator(SparkSubmitOperator):
         if not shard.to_apply or (again and is_shard_ready(plan.location, work, shard)):
             _write_result(plan, shard, rows_run=0, seconds=0.0)
             return "(all of it was staged, no Spark started)"
-        rows = sum(min(item.rows, len(item.missing)) for item in shard.to_apply)
+        rows = shard.rows_to_run
         given = optional_int("inline_below_rows", self.inline_below_rows)
         if rows < (configured.inline_below_rows if given is None else given):
             udfs = planned_udfs(work)

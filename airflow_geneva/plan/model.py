@@ -341,12 +341,12 @@ class Plan:
     @property
     def rows_to_run(self) -> int:
         """Most rows that the UDF will run on: due rows that no checkpoint holds."""
-        return sum(min(work.rows, len(work.missing)) for work in self.fragments if not work.staged)
+        return sum(work.rows_to_run for work in self.fragments if not work.staged)
 
     @property
     def rows_held(self) -> tuple[int, int]:
         """Number of fragments with reusable checkpoints, and number of rows in these."""
-        held = [work.rows if work.staged else work.rows - min(work.rows, len(work.missing)) for work in self.fragments]
+        held = [work.rows if work.staged else work.rows - work.rows_to_run for work in self.fragments]
         return sum(rows > 0 for rows in held), sum(held)
 
     @property

@@ -56,6 +56,11 @@ class FragmentWork:
         return self.files.srcfiles, self.files.id
 
     @property
+    def rows_to_run(self) -> int:
+        """Most rows that the UDF will run on: due rows that no checkpoint holds."""
+        return min(self.rows, len(self.missing))
+
+    @property
     def status(self) -> str:
         """``to do``, ``partly done`` or ``staged``."""
         if self.staged:
@@ -104,6 +109,10 @@ class Shard:
     @property
     def to_apply(self) -> tuple[FragmentWork, ...]:
         return tuple(work for work in self.fragments if not work.staged)
+
+    @property
+    def rows_to_run(self) -> int:
+        return sum(work.rows_to_run for work in self.to_apply)
 
     def dump(self) -> bytes:
         """Serialize the shard for the plan; compact, because a plan may have 100,000 fragments."""

@@ -73,10 +73,10 @@ def prepare_backfill(plan: Plan, location: TableLocation, udf: UDF, runner: str,
         StorageError: the table's folder is read-only or unreachable.
     """
     if runner == "spark" and any(shard.to_apply for shard in plan.shards):
-        from airflow_geneva.spark.session import start_session
+        from airflow_geneva.spark.session import open_session
 
         watch.lap("plan")
-        start_session(plan.work)
+        open_session(plan.work.sizing.concurrency)
         watch.lap("spark")
     plan, saved = record_job(plan, location)
     watch.lap("plan")

@@ -114,7 +114,7 @@ def log_reused_checkpoints(plan: Plan) -> None:
 def shard_sizes(shard: Shard) -> dict[str, int]:
     """Return the sizes of a shard for the job's record, before it runs."""
     staged = [fragment.rows for fragment in shard.fragments if fragment.staged]
-    held = sum(fragment.rows - min(fragment.rows, len(fragment.missing)) for fragment in shard.to_apply)
+    held = sum(fragment.rows for fragment in shard.to_apply) - shard.rows_to_run
     return {
         "rows": shard.rows,
         "fragments": len(shard.fragments),

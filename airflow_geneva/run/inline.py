@@ -9,7 +9,7 @@ from typing import Protocol
 
 from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
 from airflow_geneva.job.folder import APPLY_PROGRESS, JobFolder, progress_name
-from airflow_geneva.job.progress import ProgressReporter
+from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.lance_io.task_memory import return_large_buffers
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
@@ -43,16 +43,25 @@ def apply_inline(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udf
     if not works:
         return []
     do, skipped = udfs.prepare(location, work, skipped_before(location, work))
-    storage = JobFolder.of(location.checkpoints, work.job_id).storage
-    rows = sum(min(item.rows, len(item.missing)) for item in works)
-    held = sum(item.rows for item in works) - rows
-    reporter = ProgressReporter(rows, len(works), storage, progress_name(APPLY_PROGRESS, shard.index), rows_held=held)
+    reporter = open_reporter(location, work, shard)
     reporter.skipped = skipped.counted
-    reporter.keep()
     try:
         return run_units(do, [whole_unit(item) for item in works], reporter, work.sizing.intra_applier_concurrency)
     finally:
         reporter.keep()
+
+
+def open_reporter(
+    location: TableLocation, work: JobSpec, shard: Shard, every: float = EVERY_SECONDS
+) -> ProgressReporter:
+    """Start to report the progress of a shard, every so many seconds."""
+    storage = JobFolder.of(location.checkpoints, work.job_id).storage
+    rows, works = shard.rows_to_run, shard.to_apply
+    held = sum(item.rows for item in works) - rows
+    name = progress_name(APPLY_PROGRESS, shard.index)
+    reporter = ProgressReporter(rows, len(works), storage, name, every=every, rows_held=held)
+    reporter.keep()
+    return reporter
 
 
 def run_units(do: RunUnit, units: Sequence[Unit], reporter: ProgressReporter, threads: int = 1) -> list[UnitReport]:

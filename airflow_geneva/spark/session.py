@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import airflow_geneva
-from airflow_geneva.plan.model import JobSpec
-from airflow_geneva.spark.java import java_environment
+from airflow_geneva.spark.installation import java_environment
 from airflow_geneva.udf.shipping import UdfReference, code_sha256, zip_code
 
 if TYPE_CHECKING:
@@ -35,16 +34,8 @@ def package_zip() -> bytes:
     return buffer.getvalue()
 
 
-def start_session(work: JobSpec) -> None:
-    """Open a session before a job is recorded.
-
-    Raises:
-        JavaNotFound: there is no active session, and no Java to start one.
-    """
-    open_session(work.sizing.concurrency)
-
-
 def open_session(concurrency: int) -> SparkSession:
+    """Return the active session, or start a local one; `JavaNotFound` if there is no Java to start one."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 

@@ -22,7 +22,7 @@ CREDENTIALS = "AIRFLOW_GENEVA_STORAGE_OPTIONS"
 """The environment variable that passes the storage options to the driver, as JSON."""
 
 _LOCAL = re.compile(r"local(?:\[(?P<slots>\*|\d+)(?:,\s*(?P<failures>\d+))?\])?")
-_CLUSTER = re.compile(r"(?P<kind>spark|k8s)://.+|(?P<yarn>yarn)|(?P<simulated>local-cluster\[.+\])")
+_CLUSTER = re.compile(r"(?P<kind>spark|k8s)://.+|(?P<yarn>yarn)|local-cluster\[.+\]")
 _TASK_FAILURES = 4
 
 # What the driver needs from the worker's environment. No variable of Airflow's: its metadata database, its signing key
@@ -58,21 +58,13 @@ class SparkMaster:
 
     @staticmethod
     def parse(url: str, connection: str) -> SparkMaster:
-        """Parse a master URL.
-
-        Args:
-            connection: the Airflow connection it comes from, for messages.
-
-        Raises:
-            InvalidInput: Spark knows no such master.
-        """
+        """Parse the master URL of an Airflow connection; `InvalidInput` if Spark knows no such master."""
         if local := _LOCAL.fullmatch(url):
             slots = local["slots"] or "1"
             count = os.cpu_count() or 1 if slots == "*" else int(slots)
             return SparkMaster(url, "local", count, int(local["failures"] or _TASK_FAILURES))
         if cluster := _CLUSTER.fullmatch(url):
-            kind = cluster["kind"] or cluster["yarn"] or "local-cluster"
-            return SparkMaster(url, kind)
+            return SparkMaster(url, cluster["kind"] or cluster["yarn"] or "local-cluster")
         raise InvalidInput(
             f"Airflow connection {connection!r} names the Spark master {url!r}, which Spark does not know. "
             f"{HOW_TO_CONNECT}"
@@ -204,11 +196,7 @@ def find_spark_submit(binary: str, environment: Mapping[str, str]) -> dict[str, 
 
 @dataclass(frozen=True)
 class Scratch:
-    """A folder for all files that one try of one shard writes on this machine.
-
-    Args:
-        path: the folder, readable by its owner only.
-    """
+    """A folder, readable by its owner only, for all files that one try of one shard writes on this machine."""
 
     path: Path
 

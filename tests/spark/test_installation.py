@@ -76,7 +76,7 @@ def test_importing_the_package_loads_nothing_heavy(code: str) -> None:
 
 
 def test_finding_java_and_spark_loads_nothing_heavy() -> None:
-    code = "import airflow_geneva.spark.java as j, airflow_geneva.spark.installation as s; s.read_spark_installation()"
+    code = "import airflow_geneva.spark.installation as s; s.read_spark_installation()"
     assert loaded_by(code) & HEAVY == set()
 
 
