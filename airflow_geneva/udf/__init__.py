@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from airflow_geneva.udf.decorator import UDF, load_stored_udf, load_udf, udf
 from airflow_geneva.udf.error_policy import Fail, Retry, Skip
-from airflow_geneva.udf.stored_definition import UdfDefinition
+from airflow_geneva.udf.settings import UdfDefinition
 
 __all__ = ["UDF", "Fail", "Retry", "Skip", "UdfDefinition", "load_stored_udf", "load_udf", "udf"]

@@ -41,8 +41,6 @@ _ARRAY_TYPES: dict[Any, pa.DataType] = {
 }
 _LISTS = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, np.ndarray)
 _MAPPINGS = (dict, collections.abc.Mapping)
-
-
 _ACCEPTS: dict[Any, Any] = {
     bool: pa.types.is_boolean,
     int: lambda t: pa.types.is_integer(t) or pa.types.is_boolean(t),
@@ -84,7 +82,9 @@ def output_type(signature: Signature, data_type: pa.DataType | None, name: str) 
         )
     members = union_members(signature.result)
     whole_batch = signature.form != "scalar"
-    if not _widens(signature.result, data_type) and not any(_gives(one, data_type, whole_batch) for one in members):
+    # Arrow stores Python integers in such columns without losing their value.
+    widens = int in members and (pa.types.is_floating(data_type) or pa.types.is_decimal(data_type))
+    if not widens and not any(_gives(one, data_type, whole_batch) for one in members):
         raise InvalidInput(
             f"Type mismatch for the output of UDF {name!r}: its result is annotated as {_show(signature.result)} "
             f"and data_type is {data_type}. Make them agree."
@@ -144,11 +144,6 @@ def _holds_items(item: pa.DataType, data_type: pa.DataType) -> bool:
     return held is not data_type and bool(texts or times or (truth and pa.types.is_floating(held)))
 
 
-def _widens(annotation: Any, data_type: pa.DataType) -> bool:
-    """Whether Arrow stores such a Python result in a column of a wider type without losing its value."""
-    return int in union_members(annotation) and bool(pa.types.is_floating(data_type) or pa.types.is_decimal(data_type))
-
-
 def accepts(annotation: Any, data_type: pa.DataType) -> bool | None:
     """Whether values of a column of this type match the annotation; None if the annotation does not say."""
     if isinstance(data_type, pa.BaseExtensionType):
@@ -187,11 +182,8 @@ def check_inputs(udf: UDF, schema: pa.Schema, input_columns: Sequence[str] | Non
     """Check that a table has the UDF's input columns, with types that its annotations allow.
 
     Args:
-        udf: the UDF.
-        schema: schema of the table.
         input_columns: columns the UDF is given, in the order of its parameters; None: the UDF's own, which for a
             record-batch UDF may be all columns of the table.
-        table_name: the table's name, for messages.
 
     Raises:
         InvalidInput: the number of columns is wrong, a column is missing, or a column has the wrong type.
@@ -202,14 +194,15 @@ def check_inputs(udf: UDF, schema: pa.Schema, input_columns: Sequence[str] | Non
     missing = [column for column in columns if column not in schema.names]
     if missing:
         nested = [column for column in missing if column.split(".")[0] in schema.names]
-        advice = (
-            f'Map its inputs: table.add_columns({{"new_column": ({udf.name}, ["a_column"])}}), or, for an existing '
-            "column, table.alter_columns(...)."
-        )
         if nested:
             struct = nested[0].split(".")[0]
             advice = (
                 f"A field of a struct cannot be an input: give the whole column {struct!r} and read the field from it."
+            )
+        else:
+            advice = (
+                f'Map its inputs: table.add_columns({{"new_column": ({udf.name}, ["a_column"])}}), or, for an existing '
+                "column, table.alter_columns(...)."
             )
         raise InvalidInput(
             f"UDF {udf.name!r} expects input columns {missing!r} which are not found in table {table_name!r}, "

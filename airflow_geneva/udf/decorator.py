@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
@@ -15,14 +15,19 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.udf.annotations import output_type
 from airflow_geneva.udf.error_policy import Fail, Policy, Retry, Skip, check_policy, describe_policy
 from airflow_geneva.udf.importing import check_stored_path, import_udf_module
-from airflow_geneva.udf.settings import check_bounds, check_memory, check_name, check_number, check_rows, check_sequence
+from airflow_geneva.udf.settings import (
+    UdfDefinition,
+    check_bounds,
+    check_memory,
+    check_name,
+    check_number,
+    check_rows,
+    check_sequence,
+)
 from airflow_geneva.udf.signature import Form, Signature, read_signature
-from airflow_geneva.udf.stored_definition import UdfDefinition
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = ["UDF", "Fail", "Retry", "Skip", "UdfDefinition", "load_stored_udf", "load_udf", "udf"]
 
 _IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
 
@@ -113,11 +118,7 @@ class UDF:
         return None
 
     def resolve_inputs(self, input_columns: Sequence[str] | None = None) -> tuple[str, ...] | None:
-        """Return the input columns in the order of the parameters; None: a record batch of all columns.
-
-        Args:
-            input_columns: the columns that `add_columns` mapped to it, or None: its own.
-        """
+        """Return the given input columns, or its own, in the order of the parameters; None: all columns in a batch."""
         given = self.input_columns if input_columns is None else tuple(input_columns)
         if self.form == "record_batch":
             return given
@@ -130,23 +131,12 @@ class UDF:
     def definition(self, input_columns: Sequence[str] | None = None) -> UdfDefinition:
         """Return the definition to store for a column that it computes from these columns."""
         columns = self.resolve_inputs(input_columns)
-        return UdfDefinition(
-            name=self.name,
-            version=self.code_version,
-            import_path=self.import_path,
-            input_columns=columns,
-            data_type=str(self.data_type),
-            form=self.form,
-            num_cpus=self.num_cpus,
-            num_gpus=self.num_gpus,
-            memory=self.memory,
-            batch_size=self.batch_size,
-            checkpoint_size=self.checkpoint_size,
-            min_checkpoint_size=self.min_checkpoint_size,
-            max_checkpoint_size=self.max_checkpoint_size,
-            on_error=describe_policy(self.on_error),
-            timeout=self.timeout,
-        )
+        stored = {setting.name: getattr(self, setting.name) for setting in fields(UdfDefinition)}
+        stored["version"] = self.code_version
+        stored["input_columns"] = columns
+        stored["data_type"] = str(self.data_type)
+        stored["on_error"] = describe_policy(self.on_error)
+        return UdfDefinition(**stored)
 
 
 @overload

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.udf.annotations import check_inputs
 from airflow_geneva.udf.decorator import UDF, load_stored_udf
-from airflow_geneva.udf.stored_definition import UdfDefinition
+from airflow_geneva.udf.settings import UdfDefinition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,16 +29,13 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
     """Return the definition of a column that a UDF computes.
 
     Args:
-        table: the table's name, for messages.
-        schema: its columns.
         spec: a UDF, or a UDF with the columns for its parameters.
 
     Raises:
         InvalidInput: it is not a UDF, an input is missing or has the wrong type, or the column would be its own input.
     """
     udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
-    if isinstance(inputs, str):
-        inputs = [inputs]
+    inputs = [inputs] if isinstance(inputs, str) else inputs
     if not isinstance(udf, UDF):
         raise InvalidInput(f"Column {column!r} needs a UDF, got {type(udf).__name__}. Decorate it with @udf(...).")
     definition = udf.definition(inputs)
@@ -52,9 +49,6 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
 
 def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSpec], storage_version: str) -> pa.Schema:
     """Return new computed columns as Arrow fields that hold their definitions.
-
-    Args:
-        storage_version: the data storage version of the table.
 
     Raises:
         InvalidInput: a column exists already, pylance cannot store its type, or see `define_column`.
@@ -90,15 +84,7 @@ def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:
 
 
 def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition:
-    """Return the stored definition of a computed column.
-
-    Args:
-        table: the table's name, for messages.
-        schema: its columns.
-
-    Raises:
-        InvalidInput: the column does not exist, or has no UDF.
-    """
+    """Return the stored definition of a computed column; `InvalidInput` if it does not exist or has no UDF."""
     if column not in schema.names:
         raise InvalidInput(
             f"Column {column!r} is not defined in table {table!r}, which has: {', '.join(schema.names)}. "
@@ -114,11 +100,7 @@ def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition
 
 
 def load_column_udf(column: str, definition: UdfDefinition) -> UDF:
-    """Import a column's own UDF.
-
-    Raises:
-        InvalidInput: it has no import path, or cannot be imported here.
-    """
+    """Import a column's own UDF; `InvalidInput` if it has no import path, or cannot be imported here."""
     if definition.import_path is None:
         raise InvalidInput(
             f"The UDF {definition.name!r} of column {column!r} was defined in a notebook or script, so it cannot be "

@@ -17,14 +17,7 @@ from airflow_geneva.errors import InvalidInput
 
 
 def import_udf_module(import_path: str) -> ModuleType:
-    """Import the module of a UDF.
-
-    Args:
-        import_path: `"module:name"`.
-
-    Raises:
-        InvalidInput: the import raised, `SystemExit` included.
-    """
+    """Import the module of a UDF; `InvalidInput` if the import raised, `SystemExit` included."""
     module = import_path.partition(":")[0]
     try:
         return importlib.import_module(module)
@@ -38,12 +31,6 @@ def check_stored_path(import_path: str) -> None:
     """Reject an import path found in a table unless its module's source binds the name at its top level.
 
     No code of the module or its packages runs for this check. A module that is imported already may bind it in any way.
-
-    Args:
-        import_path: `"module:name"`.
-
-    Raises:
-        InvalidInput: the module's source is not found, or does not bind the name.
     """
     module, _, name = import_path.partition(":")
     name = name.partition(".")[0]

@@ -1,17 +1,68 @@
-"""Check the arguments of `@udf`: names, sizes and resources."""
+"""The settings of a UDF: how the arguments of `@udf` are checked, and how a column stores them."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.errors import InvalidInput
 
+if TYPE_CHECKING:
+    from airflow_geneva.udf.signature import Form
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+_FORMAT = 1
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])?(?:i?b)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class UdfDefinition:
+    """The definition of a UDF in its column's metadata: plain values, no code; `data_type` is text for display."""
+
+    name: str
+    version: str
+    import_path: str | None
+    input_columns: tuple[str, ...] | None
+    data_type: str
+    form: Form
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
+    batch_size: int | None = None
+    checkpoint_size: int | None = None
+    min_checkpoint_size: int | None = None
+    max_checkpoint_size: int | None = None
+    on_error: str | list[dict[str, Any]] = "fail"
+    timeout: float | None = None
+
+    def to_json(self) -> str:
+        """Return the definition as JSON with sorted keys, without None values."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps({"format": _FORMAT, **values}, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> UdfDefinition:
+        """Parse the output of `to_json`; `InvalidInput` if it is something else, or of a later format."""
+        try:
+            values = json.loads(text)
+            found = values.pop("format")
+            if found != _FORMAT:
+                raise InvalidInput(
+                    f"A UDF definition has format {found!r}; this version of airflow-geneva reads format "
+                    f"{_FORMAT}. Upgrade airflow-geneva."
+                )
+            for name in ("import_path", "input_columns"):
+                values.setdefault(name, None)
+            if values["input_columns"] is not None:
+                values["input_columns"] = tuple(values["input_columns"])
+            return cls(**{f.name: values[f.name] for f in fields(cls) if f.name in values})
+        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise InvalidInput(f"This is not a stored UDF definition ({error!r}): {text!r:.200}") from error
 
 
 def check_name(setting: str, value: str) -> str:
@@ -43,15 +94,8 @@ def check_rows(setting: str, value: int | None) -> int | None:
 
 def check_bounds(minimum: int | None, size: int | None, maximum: int | None) -> None:
     """Check that min_checkpoint_size <= checkpoint_size <= max_checkpoint_size, as far as given."""
-    given = [
-        (setting, value)
-        for setting, value in (
-            ("min_checkpoint_size", minimum),
-            ("checkpoint_size", size),
-            ("max_checkpoint_size", maximum),
-        )
-        if value is not None
-    ]
+    sizes = {"min_checkpoint_size": minimum, "checkpoint_size": size, "max_checkpoint_size": maximum}
+    given = [(setting, value) for setting, value in sizes.items() if value is not None]
     for (low, low_value), (high, high_value) in itertools.pairwise(given):
         if low_value > high_value:
             raise InvalidInput(f"{low}={low_value} is above {high}={high_value}. Lower the first, or raise the second.")

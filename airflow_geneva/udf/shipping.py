@@ -29,9 +29,6 @@ def zip_code(import_path: str) -> bytes | None:
     For a namespace package (folders without `__init__.py`) the zip holds the first regular package on the path to the
     module, or, if there is none, the top-level folder that contains the module.
 
-    Args:
-        import_path: `"package.module:name"`; the module must be importable here.
-
     Returns:
         The zip, or None for modules that every worker has: the standard library and this package.
 
@@ -120,11 +117,7 @@ class UdfReference:
         return UdfReference(path, udf.code_version, None if path else cloudpickle.dumps(udf))
 
     def open(self) -> UDF:
-        """Load the UDF in this process.
-
-        Raises:
-            InvalidInput: it cannot be imported here, or has another code version than planned.
-        """
+        """Load the UDF; `InvalidInput` if it cannot be imported here, or has another code version than planned."""
         if self.import_path is None:
             made: UDF = cloudpickle.loads(self.pickled)
             return made

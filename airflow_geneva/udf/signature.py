@@ -20,12 +20,6 @@ Form = Literal["scalar", "array", "record_batch"]
 UNKNOWN = inspect.Parameter.empty
 """Stands for a missing annotation, or one that cannot be resolved."""
 
-_NOT_PLAIN = (
-    inspect.iscoroutinefunction,
-    inspect.isasyncgenfunction,
-)
-
-
 _ITERABLES = (collections.abc.Iterator, collections.abc.Iterable, collections.abc.Generator)
 
 
@@ -65,7 +59,8 @@ def read_signature(func: Any, name: str) -> Signature:
     """
     has_own_call = isinstance(func, type) or isinstance(type(func).__call__, types.FunctionType)
     function = func.__call__ if has_own_call else func
-    if any(check(inspect.unwrap(function)) for check in _NOT_PLAIN):
+    plain = inspect.unwrap(function)
+    if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
         raise InvalidInput(f"UDF {name!r} is asynchronous. Give a plain function that returns its result.")
     parameters = list(_signature(function).parameters.values())
     if isinstance(func, type):
@@ -97,7 +92,7 @@ def read_signature(func: Any, name: str) -> Signature:
             f"UDF {name!r} takes a pa.RecordBatch and {required!r}. Give it one pa.RecordBatch parameter."
         )
     result = hints.get("return", UNKNOWN)
-    yields = inspect.isgeneratorfunction(inspect.unwrap(function))
+    yields = inspect.isgeneratorfunction(plain)
     if yields:
         if form != "scalar":
             raise InvalidInput(
@@ -136,10 +131,9 @@ def _written_hints(function: Any) -> dict[str, Any]:
             enclosing[name] = cell.cell_contents
     with suppress(Exception):
         return typing.get_type_hints(plain, localns={**plain.__globals__, **enclosing})
-    hints = {}
-    for name, annotation in _signature(plain).parameters.items():
-        hints[name] = annotation.annotation
-    hints["return"] = _signature(plain).return_annotation
+    signature = _signature(plain)
+    hints = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    hints["return"] = signature.return_annotation
     resolved = {}
     for name, hint in hints.items():
         with suppress(Exception):  # the text is that of the function's own annotation, no input
@@ -157,7 +151,9 @@ def _form(annotations: dict[str, Any], name: str) -> Form:
                     f"UDF {name!r} annotates {parameter!r} as pa.{part.__name__}, which UDFs never get. "
                     f"Annotate it as {fitting}."
                 )
-            forms.setdefault(_form_of(part), []).append(parameter)
+            whole_column = isinstance(part, type) and issubclass(part, pa.Array)
+            form: Form = "array" if whole_column else "record_batch" if part is pa.RecordBatch else "scalar"
+            forms.setdefault(form, []).append(parameter)
     if len(forms) > 1:
         said = ", ".join(f"{', '.join(map(repr, names))} as {form}" for form, names in sorted(forms.items()))
         raise InvalidInput(
@@ -165,12 +161,6 @@ def _form(annotations: dict[str, Any], name: str) -> Form:
             "or take one pa.RecordBatch."
         )
     return next(iter(forms), "scalar")
-
-
-def _form_of(annotation: Any) -> Form:
-    if isinstance(annotation, type) and issubclass(annotation, pa.Array):
-        return "array"
-    return "record_batch" if annotation is pa.RecordBatch else "scalar"
 
 
 def union_members(annotation: Any) -> list[Any]:

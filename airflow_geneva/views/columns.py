@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.udf.stored_definition import UdfDefinition
+from airflow_geneva.udf.settings import UdfDefinition
 
 if TYPE_CHECKING:
     import lance
