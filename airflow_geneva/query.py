@@ -151,7 +151,7 @@ class Query:
         from airflow_geneva.apply.query_columns import QueryComputer, take_rows
         from airflow_geneva.lance_io.arrays import single_batch
         from airflow_geneva.lance_io.filters import freeze_where
-        from airflow_geneva.views.columns import explode_rows
+        from airflow_geneva.views.definition import explode_rows
         from airflow_geneva.views.row_order import select_row_ids
 
         dataset = self.table.lance
@@ -236,8 +236,7 @@ class Query:
     def _filter(self, dataset: lance.LanceDataset) -> str | None:
         """Return the whole filter; of a view, only computed rows pass it."""
         from airflow_geneva.lance_io.filters import check_where
-        from airflow_geneva.views.columns import IS_SET
-        from airflow_geneva.views.definition import is_view
+        from airflow_geneva.views.definition import IS_SET, is_view
         from airflow_geneva.views.resolve import check_expression
 
         conditions = [check_expression(condition, "The filter") for condition in self.conditions]
@@ -247,8 +246,7 @@ class Query:
         return whole[0] if len(whole) == 1 else " AND ".join(f"({part})" for part in whole) or None
 
     def _outputs(self, dataset: lance.LanceDataset) -> ResolvedColumns:
-        from airflow_geneva.views.columns import exploded_schema
-        from airflow_geneva.views.definition import visible_columns
+        from airflow_geneva.views.definition import exploded_schema, visible_columns
         from airflow_geneva.views.resolve import resolve_columns
 
         every = ((name, f"`{name}`") for name in visible_columns(dataset.schema))
@@ -266,8 +264,7 @@ class Query:
     def _definition(self, dataset: lance.LanceDataset, outputs: ResolvedColumns) -> ViewDefinition:
         from airflow_geneva.lance_io.arrays import check_storable
         from airflow_geneva.lance_io.filters import where_columns
-        from airflow_geneva.views.columns import source_columns
-        from airflow_geneva.views.definition import ViewDefinition
+        from airflow_geneva.views.definition import ViewDefinition, source_columns
         from airflow_geneva.views.placeholders import DATA_STORAGE_VERSION
 
         where = self._filter(dataset)

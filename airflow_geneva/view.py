@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
-from airflow_geneva.views.columns import IS_SET
-from airflow_geneva.views.definition import ViewDefinition, visible_columns
+from airflow_geneva.views.definition import IS_SET, ViewDefinition, visible_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,8 +16,7 @@ from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.history import Commit, commits_newest_first, files_written
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.views.columns import IS_SET, SOURCE_ROW_ID
-from airflow_geneva.views.definition import BASE_VERSION_KEY, own_columns
+from airflow_geneva.views.definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID, own_columns
 
 if TYPE_CHECKING:
     import lance

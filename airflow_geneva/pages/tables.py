@@ -20,8 +20,7 @@ from airflow_geneva.plan.freshness import Freshness, column_freshness, view_fres
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.udf.definition import stored_definition
-from airflow_geneva.views.columns import SYSTEM_COLUMNS
-from airflow_geneva.views.definition import ViewDefinition, is_view
+from airflow_geneva.views.definition import SYSTEM_COLUMNS, ViewDefinition, is_view
 
 if TYPE_CHECKING:
     import lance

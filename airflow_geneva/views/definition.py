@@ -1,18 +1,25 @@
-"""The definition of a materialized view, stored in the view's schema metadata for every later refresh."""
+"""The definition of a materialized view and its columns, stored in its schema metadata for every later refresh."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.views.columns import SYSTEM_COLUMNS, OutputColumn, SourceColumn, source_columns
+from airflow_geneva.udf.settings import UdfDefinition
 
 if TYPE_CHECKING:
     import lance
-    import pyarrow as pa
+
+SOURCE_ROW_ID = "__source_row_id"
+IS_SET = "__is_set"
+SYSTEM_COLUMNS = (SOURCE_ROW_ID, IS_SET)
+"""A view's first columns: the row id in the source (int64), and whether the row is computed (bool)."""
 
 QUERY_KEY = "geneva::view::query"
 BASE_TABLE_KEY = "geneva::view::base_table"
@@ -25,6 +32,69 @@ NEVER_REFRESHED = "0"
 
 _MADE_BY = "airflow_geneva"
 _FORMAT = 1
+
+Kind = Literal["column", "sql", "udf"]
+
+
+@dataclass(frozen=True)
+class OutputColumn:
+    """One column of a query.
+
+    Args:
+        kind: a column of the source, an SQL expression over the source's columns, or a UDF.
+        type: its Arrow type as text.
+        expression: the source column's name, or the SQL; None for a UDF.
+        udf: the UDF and its inputs; None otherwise. An input is an earlier column of the query with that name, or
+            else a column of the source.
+    """
+
+    name: str
+    kind: Kind
+    type: str
+    expression: str | None = None
+    udf: UdfDefinition | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Inputs of the UDF, in order."""
+        return (self.udf.input_columns or ()) if self.udf else ()
+
+    def describe(self) -> str:
+        """Describe the column in words."""
+        if self.udf is not None:
+            return f"UDF {self.udf.import_path or self.udf.name} of ({', '.join(self.inputs)}) -> {self.type}"
+        what = "source column" if self.kind == "column" else "SQL"
+        return f"{what} {self.expression} -> {self.type}"
+
+    def to_document(self) -> dict[str, Any]:
+        document: dict[str, Any] = {"name": self.name, "kind": self.kind, "type": self.type}
+        if self.expression is not None:
+            document["expression"] = self.expression
+        if self.udf is not None:
+            document["udf"] = json.loads(self.udf.to_json())
+        return document
+
+    @staticmethod
+    def of_document(document: Mapping[str, Any]) -> OutputColumn:
+        udf = document.get("udf")
+        values = {name: document[name] for name in ("name", "kind", "type")}
+        definition = None if udf is None else UdfDefinition.from_json(json.dumps(udf))
+        return OutputColumn(**values, expression=document.get("expression"), udf=definition)
+
+
+@dataclass(frozen=True)
+class SourceColumn:
+    """A column of the source that a query reads, as of the view's creation.
+
+    Args:
+        name: what it was called.
+        fields: field ids of the column and its nested fields.
+        type: its Arrow type as text.
+    """
+
+    name: str
+    fields: tuple[int, ...]
+    type: str
 
 
 @dataclass(frozen=True)
@@ -71,27 +141,19 @@ class ViewDefinition:
         return self.limit is not None or self.offset > 0
 
     def column(self, name: str) -> OutputColumn:
-        """Return a column by name."""
         return next(column for column in self.columns if column.name == name)
 
     def to_json(self) -> str:
         """Return the definition as JSON with sorted keys."""
         document = {field.name: getattr(self, field.name) for field in fields(self)}
         document["columns"] = [column.to_document() for column in self.columns]
-        document["reads"] = [{"name": c.name, "fields": list(c.fields), "type": c.type} for c in self.reads]
+        document["reads"] = [asdict(column) for column in self.reads]
         marked = {"made_by": _MADE_BY, "format": _FORMAT, **document}
         return json.dumps(marked, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str | bytes, view: str = "?") -> ViewDefinition:
-        """Parse the output of `to_json`.
-
-        Args:
-            view: the view's name, for messages.
-
-        Raises:
-            InvalidInput: another system wrote it, or a later version of this one.
-        """
+        """Parse the output of `to_json`; `InvalidInput` if another system wrote it, or a later version of this one."""
         try:
             document = json.loads(text)
             foreign = document.get("made_by") != _MADE_BY
@@ -117,11 +179,7 @@ class ViewDefinition:
 
     @staticmethod
     def read(metadata: Mapping[bytes, bytes] | None, view: str = "?") -> ViewDefinition:
-        """Read the definition from a view's schema metadata.
-
-        Raises:
-            InvalidInput: see `from_json`; or the table is not a view.
-        """
+        """Read the definition from a view's schema metadata; `InvalidInput` if the table is not a view of ours."""
         if not is_view(metadata):
             raise InvalidInput(f"Table {view!r} is not a materialized view: create one from a query.")
         return ViewDefinition.from_json((metadata or {})[QUERY_KEY.encode()], view)
@@ -185,9 +243,6 @@ class ViewDefinition:
         """Check that the source still has every column that the view reads, with the same field id, name and type.
 
         A renamed column is rejected too, because the stored filter and expressions use its name.
-
-        Raises:
-            InvalidInput: a column changed; the message says how.
         """
         now = {column.name: column for column in source_columns(dataset, dataset.schema.names)}
         by_id = {column.fields[0]: column.name for column in now.values()}
@@ -234,3 +289,52 @@ def own_columns(schema: pa.Schema) -> list[str]:
 
 def _quoted(value: Any) -> str:
     return "none" if value is None else repr(value)
+
+
+def source_inputs(columns: Sequence[OutputColumn]) -> dict[str, tuple[str, ...]]:
+    """Return the inputs of each UDF column that are columns of the source, not earlier columns of the query."""
+    found: dict[str, tuple[str, ...]] = {}
+    earlier: set[str] = set()
+    for column in columns:
+        if column.udf is not None:
+            found[column.name] = tuple(name for name in column.inputs if name not in earlier)
+        earlier.add(column.name)
+    return found
+
+
+def source_columns(dataset: lance.LanceDataset, names: Sequence[str]) -> tuple[SourceColumn, ...]:
+    """Return columns of one version of a table, with their field ids and types."""
+    by_name = {field.name(): field for field in dataset.lance_schema.fields()}
+    types = {field.name: str(field.type) for field in dataset.schema}
+    return tuple(SourceColumn(name, tuple(_field_ids(by_name[name])), types[name]) for name in names)
+
+
+def _field_ids(field: Any) -> Iterator[int]:
+    yield field.id()
+    for child in field.children():
+        yield from _field_ids(child)
+
+
+def exploded_schema(schema: pa.Schema, column: str) -> pa.Schema:
+    """Return a schema after a list column is exploded; `InvalidInput` if there is no such list column."""
+    if column not in schema.names:
+        raise InvalidInput(f"explode({column!r}): the query has no such column, only {', '.join(schema.names)}.")
+    found = schema.field(column).type
+    if not (pa.types.is_list(found) or pa.types.is_large_list(found)):
+        raise InvalidInput(
+            f"explode({column!r}): the column is {found}. Give a list column, such as a generator UDF returns."
+        )
+    at = schema.get_field_index(column)
+    return schema.set(at, pa.field(column, found.value_type))
+
+
+def explode_rows(batch: pa.RecordBatch, column: str) -> pa.RecordBatch:
+    """Return one row per element of a list column, in order, with the other columns repeated."""
+    at = batch.schema.get_field_index(column)
+    lists = batch.column(at)
+    parents = pc.list_parent_indices(lists)
+    columns = [
+        pc.list_flatten(lists) if position == at else values.take(parents)
+        for position, values in enumerate(batch.columns)
+    ]
+    return pa.record_batch(columns, schema=exploded_schema(batch.schema, column))

@@ -10,7 +10,7 @@ import pyarrow as pa
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.faults import fault_point
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.views.columns import IS_SET, SOURCE_ROW_ID
+from airflow_geneva.views.definition import IS_SET, SOURCE_ROW_ID
 from airflow_geneva.views.row_order import RowIdArray
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ def create_view(
     Args:
         schema: the view's own columns, nullable, with the schema metadata.
         row_ids: ids of the source's rows, in the view's order.
-        max_rows_per_fragment: rows of each fragment except the last.
         source_version: the source version that `row_ids` were read from.
 
     Raises:
@@ -48,7 +47,8 @@ def create_view(
     import lance
     from lance.fragment import write_fragments
 
-    _check_new(location)
+    if location.exists():
+        raise _taken(location)
     # Remove checkpoints of an earlier view of this name whose removal did not complete.
     for name in location.checkpoints.list_files():
         location.checkpoints.delete(name)
@@ -69,7 +69,8 @@ def create_view(
             raise _taken(location) from error
         raise
     fault_point("view.staged")
-    _check_new(location)
+    if location.exists():
+        raise _taken(location)
     whole = pa.schema([*PLACEHOLDER_FIELDS, *schema], metadata=schema.metadata)
     made = lance.LanceDataset.commit(
         location.uri,
@@ -90,11 +91,6 @@ def create_view(
 
 def _placeholders(row_ids: RowIdArray) -> pa.RecordBatch:
     return pa.record_batch([pa.array(row_ids), pa.repeat(False, len(row_ids))], schema=PLACEHOLDER_FIELDS)
-
-
-def _check_new(location: TableLocation) -> None:
-    if location.exists():
-        raise _taken(location)
 
 
 def _taken(location: TableLocation) -> InvalidInput:

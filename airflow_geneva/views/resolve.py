@@ -15,8 +15,7 @@ from airflow_geneva.lance_io.filters import brackets_in, names_in, where_columns
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf.annotations import check_inputs
 from airflow_geneva.udf.definition import check_column_name
-from airflow_geneva.views.columns import SYSTEM_COLUMNS, OutputColumn
-from airflow_geneva.views.definition import visible_columns
+from airflow_geneva.views.definition import SYSTEM_COLUMNS, OutputColumn, visible_columns
 
 if TYPE_CHECKING:
     import lance
@@ -53,8 +52,6 @@ def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
     the source's columns only.
 
     Args:
-        dataset: one version of the source.
-        table: its name, for messages.
         specs: names and `QuerySpec`s, in order.
 
     Raises:
@@ -186,9 +183,8 @@ def _of_udf(
     available = {**{column: dataset.schema.field(column) for column in visible}, **earlier}
     missing = [column for column in given if column not in available]
     if missing:
-        early = [column for column in missing if column in later]
         advice = f"Map its inputs: ({udf.name}, [...])."
-        if early:
+        if early := [column for column in missing if column in later]:
             advice = (
                 f"A UDF can take columns that come before it: put {early} before {name!r}, and no column feeds itself."
             )

@@ -23,12 +23,7 @@ _BATCH_ROWS = 1 << 16
 
 
 def shuffle_hashes(seed: int, row_ids: RowIdArray) -> HashArray:
-    """Return the hash of each row id, by which a shuffled query is ordered.
-
-    Args:
-        seed: 0 to 2**64 - 1.
-        row_ids: row ids; not modified.
-    """
+    """Return the hash of each row id, by which a shuffled query is ordered; the seed is 0 to 2**64 - 1."""
     return _hashed(seed, row_ids.copy())
 
 
@@ -46,14 +41,7 @@ def row_ids_of(seed: int, hashes: HashArray) -> RowIdArray:
 def order_row_ids(
     row_ids: RowIdArray, shuffle_seed: int | None, limit: int | None = None, offset: int = 0
 ) -> RowIdArray:
-    """Return row ids in a query's order, cut to its limit and offset.
-
-    Args:
-        row_ids: the matching rows, in any order; the array is overwritten.
-        shuffle_seed: seed of the shuffled order; None: by row id.
-        limit: maximum number of rows; None for all.
-        offset: rows to skip first.
-    """
+    """Return matching row ids in a query's order, cut to its limit and offset; overwrites the array."""
     stop = len(row_ids) if limit is None else min(offset + limit, len(row_ids))
     if offset >= stop:
         return row_ids[:0]
@@ -118,10 +106,7 @@ def select_row_ids(
 
     Args:
         dataset: one version of the source; without stable row ids, row ids are row addresses.
-        where: SQL filter, or None.
         shuffle_seed: seed of the order; None: order by row id.
-        limit: most rows, or None.
-        offset: number of rows to skip first.
     """
     if limit == 0:
         return

@@ -15,8 +15,7 @@ from airflow_geneva.lance_io.blobs import as_blobs, is_blob
 from airflow_geneva.lance_io.data_file import DataFileWriter
 from airflow_geneva.lance_io.row_ranges import Offsets, RowIds
 from airflow_geneva.lance_io.task_memory import byte_limit
-from airflow_geneva.views.columns import SOURCE_ROW_ID, explode_rows
-from airflow_geneva.views.definition import own_columns
+from airflow_geneva.views.definition import SOURCE_ROW_ID, explode_rows, own_columns
 from airflow_geneva.views.row_order import RowIdArray, shuffle_hashes
 from airflow_geneva.write.column_file import WINDOW_ROWS, FileWidths, fit_rows, staged_file
 

@@ -14,8 +14,7 @@ import pytest
 from airflow_geneva import Query, Table, connect
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.storage.uri import without_credentials
-from airflow_geneva.views.columns import OutputColumn, SourceColumn
-from airflow_geneva.views.definition import ViewDefinition
+from airflow_geneva.views.definition import OutputColumn, SourceColumn, ViewDefinition
 from tests.udfs_for_tests import samples
 
 
