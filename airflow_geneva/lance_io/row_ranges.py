@@ -41,17 +41,7 @@ class Ranges:
     @staticmethod
     def from_pairs(pairs: Iterable[Sequence[int]]) -> Ranges:
         """Return the union of half-open pairs, in any order, overlapping or not."""
-        items = sorted((int(a), int(b)) for a, b in pairs if b > a)
-        if not items:
-            return _EMPTY
-        merged = [list(items[0])]
-        for start, end in items[1:]:
-            if start <= merged[-1][1]:
-                merged[-1][1] = max(merged[-1][1], end)
-            else:
-                merged.append([start, end])
-        table = np.array(merged, np.int64)
-        return Ranges(table[:, 0].copy(), table[:, 1].copy())
+        return Ranges.from_bounds(*np.array(list(pairs), np.int64).reshape(-1, 2).T.copy())
 
     @staticmethod
     def from_bounds(starts: Offsets, ends: Offsets) -> Ranges:
@@ -118,9 +108,7 @@ class Ranges:
         return f"Ranges({list(self)})"
 
     def __or__(self, other: Ranges) -> Ranges:
-        if not self or not other:
-            return self or other
-        return _sweep(self, other, 1)
+        return Ranges.union((self, other))
 
     def __and__(self, other: Ranges) -> Ranges:
         if not self or not other:
@@ -129,7 +117,7 @@ class Ranges:
             return other._clipped(int(self.starts[0]), int(self.ends[0]))
         if len(other.starts) == 1:
             return self._clipped(int(other.starts[0]), int(other.ends[0]))
-        return _sweep(self, other, 2)
+        return _intersection(self, other)
 
     def _clipped(self, start: int, end: int) -> Ranges:
         low = int(np.searchsorted(self.ends, start, side="right"))
@@ -230,8 +218,7 @@ _MOST_PAIRS = 256
 _EMPTY = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def _sweep(left: Ranges, right: Ranges, depth: int) -> Ranges:
-    """Return the offsets that are in at least ``depth`` of the two sets."""
+def _intersection(left: Ranges, right: Ranges) -> Ranges:
     low = min(int(left.starts[0]), int(right.starts[0]))
     places = max(int(left.ends[-1]), int(right.ends[-1])) - low
     if places <= _PLACES_A_RANGE * (len(left.starts) + len(right.starts)) and len(left.starts) > _MOST_PAIRS:
@@ -240,15 +227,12 @@ def _sweep(left: Ranges, right: Ranges, depth: int) -> Ranges:
         for part in (left, right):
             counts[part.starts - low] += 1
             counts[part.ends - low] -= 1
-        edges = np.flatnonzero(np.diff(np.cumsum(counts, dtype=np.int8) >= depth, prepend=False))
+        edges = np.flatnonzero(np.diff(np.cumsum(counts, dtype=np.int8) == 2, prepend=False))
         return Ranges(edges[0::2] + low, edges[1::2] + low)
     points = np.concatenate((left.starts, right.starts, left.ends, right.ends))
     steps = np.concatenate((np.ones(len(left.starts) + len(right.starts)), -np.ones(len(left.ends) + len(right.ends))))
-    # At equal points sort starts before ends, so that touching ranges merge in a union.
-    order = np.lexsort((-steps, points))
-    points, level = points[order], np.cumsum(steps[order])
-    inside = level >= depth
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], inside, [False])).astype(np.int8)))
-    starts, ends = points[edges[0::2]], points[edges[1::2]]
-    keep = ends > starts
-    return Ranges(starts[keep], ends[keep])
+    # At equal points sort ends before starts: ranges that only touch have no offset in common.
+    order = np.lexsort((steps, points))
+    points, inside = points[order], np.cumsum(steps[order]) == 2
+    edges = np.flatnonzero(np.diff(inside, prepend=False))
+    return Ranges(points[edges[0::2]], points[edges[1::2]])
