@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.facts import ColumnState, Fact, load_state, looked_at
-from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, failed_rows, prior_failures_of
-from airflow_geneva.checkpoint.records import StagedFragment
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, failed_rows
 from airflow_geneva.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.lance_io.filters import check_where, selected_offsets, where_columns
@@ -19,7 +17,6 @@ from airflow_geneva.lance_io.fragments import (
     columns_of,
     garbage_collector_off,
     live_offsets,
-    row_ids,
 )
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import RowsAtVersion
@@ -29,8 +26,8 @@ from airflow_geneva.plan.reusable_checkpoints import (
     check_continue_from,
     continue_from_notes,
     find_mismatches,
-    is_staged_readable,
-    staged_fits,
+    held_for_column,
+    staged_for_column,
 )
 from airflow_geneva.plan.row_status import DueRules, RowStatus, by_code_version, check_code_change, classify_rows
 from airflow_geneva.plan.shard import FragmentWork, cut_shards
@@ -232,32 +229,17 @@ class _Planner:
         works: list[FragmentWork] = []
         if index is None or not dues:
             return works
-        places = index.places()
         ancestors = self.computed.ancestors([due.files for due in dues], index, self.work.udf_version)
         for due in dues:
-            files = due.files
             self.reason_counts.add(due.reason, due.rows)
             self._add_given_up(due.given_up)
-            if rest := files.live_rows - due.rows - due.given_up:
+            if rest := due.files.live_rows - due.rows - due.given_up:
                 self.reason_counts.add(f"{NOT_SELECTED} or {FRESH}" if self.work.where else self._why_not(), rest)
-            older = ancestors.get(files.id, ())
-            kept = tuple(due.known.items())
-            tried = prior_failures_of(due.known, self.work.udf_version)
-            if not older and (not places or (files.srcfiles, files.id) not in places):
-                works.append(FragmentWork(files, due.reason, due.due, due.due, due.rows, False, (), kept))
-                continue
-            place = (files.srcfiles, files.id)
-            staged = index.staged_at(place)
-            usable = staged is not None and staged_fits(
-                self.dataset, staged, files, due.live, due.due, self.computed.columns.output,
-                index.reuse_rules.done_rows(staged, tried),
-            )  # fmt: skip
-            held = index.held(
-                place, older, due.due, partial(row_ids, self.dataset, files.id), self._staged_gives_rows, tried
-            )
-            missing = due.due - held.done
-            works.append(FragmentWork(files, due.reason, due.due, missing, due.rows, usable, older, kept))
+            older, kept = ancestors.get(due.files.id, ()), tuple(due.known.items())
+            work = FragmentWork(due.files, due.reason, due.due, due.due, due.rows, False, older, kept)
+            if older or work.place in index:
+                staged = staged_for_column(self.dataset, self.work, work, index, due.live)
+                done = due.due if staged else held_for_column(self.dataset, self.work, work, index, due.due).done
+                work = replace(work, missing=due.due - done, staged=staged is not None)
+            works.append(work)
         return works
-
-    def _staged_gives_rows(self, staged: StagedFragment) -> bool:
-        return is_staged_readable(self.dataset, staged, self.work.column)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.filters import selected_offsets
-from airflow_geneva.lance_io.fragments import columns_of, garbage_collector_off, row_ids
+from airflow_geneva.lance_io.fragments import columns_of, garbage_collector_off
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.plan.model import Plan, ReasonCount, RefreshSpec
@@ -25,8 +24,8 @@ from airflow_geneva.plan.request import RefreshRequest, checkpoints_ignored
 from airflow_geneva.plan.reusable_checkpoints import (
     Mismatches,
     find_mismatches,
-    is_view_file_complete,
-    is_view_file_readable,
+    held_for_view,
+    staged_for_view,
 )
 from airflow_geneva.plan.row_status import check_view_code_change
 from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
@@ -264,17 +263,9 @@ def _works(
         files = item.fragment.files
         kept = tuple((Provenance(work.udf_version, failures=runs), found) for runs, found in item.fragment.tried)
         planned = FragmentWork(files, CHANGED, item.due, item.due, len(item.due), False, (), kept)
-        place = planned.place
-        if place in index:
-            staged = index.staged_at(place)
-            ready = staged is not None and staged.computed == item.due and is_view_file_complete(target, staged)
-            held = index.held(
-                place, (), item.due, partial(row_ids, dataset, files.id), partial(is_view_file_readable, target, work),
-                work.tried(planned),
-            )  # fmt: skip
-            missing = item.due - (
-                index.reuse_rules.done_rows(staged, work.tried(planned)) if ready and staged else held.done
-            )
-            planned = replace(planned, missing=missing, staged=ready and not missing)
+        if planned.place in index:
+            staged = staged_for_view(target, work, planned, index)
+            done = item.due if staged else held_for_view(dataset, target, work, planned, index, item.due).done
+            planned = replace(planned, missing=item.due - done, staged=staged is not None)
         works.append(planned)
     return works, reason_counts, find_mismatches(index, works)

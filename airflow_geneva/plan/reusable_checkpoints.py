@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from airflow_geneva.checkpoint.keys import key_part
 from airflow_geneva.checkpoint.provenance import rows_that
 from airflow_geneva.checkpoint.records import StagedFragment
-from airflow_geneva.checkpoint.reuse import CheckpointIndex
+from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.data_file import LanceFile
-from airflow_geneva.lance_io.fragments import FragmentFiles, row_ids
+from airflow_geneva.lance_io.fragments import FragmentFiles, field_ids, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.storage.files import Storage
@@ -54,9 +54,65 @@ def staged_fits(
     return is_staged_complete(dataset, staged)
 
 
-def is_staged_readable(dataset: lance.LanceDataset, staged: StagedFragment, column: str) -> bool:
-    """Whether values can be read from the data file; for blobs, a file alone holds only references."""
-    return not is_blob(dataset.schema.field(column)) and is_staged_complete(dataset, staged)
+def staged_for_column(
+    dataset: lance.LanceDataset, work: BackfillSpec, fragment: FragmentWork, index: CheckpointIndex, live: Ranges
+) -> StagedFragment | None:
+    """Return a fragment's staged data file if it can be committed as it is."""
+    staged = index.staged_at(fragment.place)
+    if staged is None:
+        return None
+    output, settled = field_ids(dataset, work.column), index.reuse_rules.done_rows(staged, work.tried(fragment))
+    fits = staged_fits(dataset, staged, fragment.files, live, fragment.due & live, output, settled)
+    return staged if fits else None
+
+
+def held_for_column(
+    dataset: lance.LanceDataset, work: BackfillSpec, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges
+) -> ReusableRows:
+    """Return the computed rows of a fragment that checkpoints hold."""
+    # A data file alone holds only references to blobs.
+    blobs = is_blob(dataset.schema.field(work.column))
+    return index.held(
+        fragment.place,
+        fragment.ancestors,
+        wanted,
+        partial(row_ids, dataset, fragment.id),
+        lambda staged: not blobs and is_staged_complete(dataset, staged),
+        work.tried(fragment),
+    )
+
+
+def staged_for_view(
+    view: lance.LanceDataset, work: RefreshSpec, fragment: FragmentWork, index: CheckpointIndex
+) -> StagedFragment | None:
+    """Return the staged rows of a source fragment if they can be swapped in as they are."""
+    staged = index.staged_at(fragment.place)
+    if staged is None or staged.computed != fragment.due:
+        return None
+    done = index.reuse_rules.done_rows(staged, work.tried(fragment)).contains(fragment.due)
+    return staged if done and _is_view_file_complete(view, staged) else None
+
+
+def held_for_view(
+    source: lance.LanceDataset,
+    view: lance.LanceDataset,
+    work: RefreshSpec,
+    fragment: FragmentWork,
+    index: CheckpointIndex,
+    wanted: Ranges,
+) -> ReusableRows:
+    """Return the computed rows of a source fragment that checkpoints hold."""
+    # Single source rows cannot be read from a staged file after explode, nor if it has blob columns.
+    blobs = not work.plain_blobs and any(is_blob(field) for field in view.schema)
+    single_rows = work.definition.explode is None and not blobs
+    return index.held(
+        fragment.place,
+        (),
+        wanted,
+        partial(row_ids, source, fragment.id),
+        lambda staged: single_rows and _is_view_file_complete(view, staged),
+        work.tried(fragment),
+    )
 
 
 def is_staged_complete(dataset: lance.LanceDataset, staged: StagedFragment) -> bool:
@@ -64,15 +120,8 @@ def is_staged_complete(dataset: lance.LanceDataset, staged: StagedFragment) -> b
     return LanceFile.of_table(dataset, staged.file).count_rows() == staged.physical_rows
 
 
-def is_view_file_complete(view: lance.LanceDataset, staged: StagedFragment) -> bool:
-    """Whether the staged file of view rows exists, is readable, and has the expected number of rows."""
+def _is_view_file_complete(view: lance.LanceDataset, staged: StagedFragment) -> bool:
     return staged.dense and is_staged_complete(view, staged)
-
-
-def is_view_file_readable(view: lance.LanceDataset, work: RefreshSpec, staged: StagedFragment) -> bool:
-    """Whether single source rows can be read from a staged file; not after explode, and not with blob columns."""
-    blobs = not work.plain_blobs and any(is_blob(field) for field in view.schema)
-    return work.definition.explode is None and not blobs and is_view_file_complete(view, staged)
 
 
 def check_continue_from(checkpoints: Storage, work: BackfillSpec) -> None:
@@ -137,11 +186,8 @@ def continue_from_notes(
         rows = 0
         for place in index.places() & set(open_rows):
             fragment, wanted = open_rows[place]
-            held = index.held(
-                place, (), wanted, partial(row_ids, dataset, fragment.id),
-                lambda staged: is_staged_readable(dataset, staged, work.column),
-            )  # fmt: skip
-            rows += len(held.computed)
+            alone = replace(fragment, ancestors=(), kept=())
+            rows += len(held_for_column(dataset, work, alone, index, wanted).computed)
         if rows:
             named = _named(store, work.column, version)
             yield f'{rows:,} rows are checkpointed by UDF version {named}: continue_from="{named}" would save them.'

@@ -22,7 +22,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.lance_io.fragments import field_ids, live_offsets, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec, JobSpec
-from airflow_geneva.plan.reusable_checkpoints import is_staged_readable, staged_fits
+from airflow_geneva.plan.reusable_checkpoints import held_for_column, staged_for_column
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run.units import RowCount, RunUnit, Unit, UnitReport, run_unit
 from airflow_geneva.storage.files import Storage
@@ -92,24 +92,11 @@ class ColumnTarget:
 
     def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
         """Return the fragment's staged data file if it can be committed as it is."""
-        staged = index.staged_at(fragment.place)
-        if staged is None:
-            return None
-        settled = self.reuse_rules.done_rows(staged, self.work.tried(fragment))
-        due = fragment.due & live
-        fits = staged_fits(self.source, staged, fragment.files, live, due, self.output_fields, settled)
-        return staged if fits else None
+        return staged_for_column(self.source, self.work, fragment, index, live)
 
     def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
         """Return the fragment's computed rows that the store has."""
-        return index.held(
-            fragment.place,
-            fragment.ancestors,
-            wanted,
-            lambda: row_ids(self.source, fragment.id),
-            lambda staged: is_staged_readable(self.source, staged, self.work.column),
-            self.work.tried(fragment),
-        )
+        return held_for_column(self.source, self.work, fragment, index, wanted)
 
     def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
         """Assemble a fragment's data file from checkpoints and old values.

@@ -146,7 +146,7 @@ def _redundant_ranges(
         if isinstance(work, RefreshSpec)
         else work.column in names and is_blob(dataset.schema.field(work.column))
     ):
-        # Such a data file cannot replace range checkpoints: see `is_staged_readable` and `is_view_file_readable`.
+        # Such a data file cannot replace range checkpoints: see `held_for_column` and `held_for_view`.
         return []
     found: list[str] = []
     for fragment, keys in ranges.items():

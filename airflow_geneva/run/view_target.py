@@ -22,10 +22,9 @@ from airflow_geneva.errors import UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.lance_io.arrays import convert_array
 from airflow_geneva.lance_io.blobs import as_bytes
-from airflow_geneva.lance_io.fragments import row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
-from airflow_geneva.plan.reusable_checkpoints import is_view_file_complete, is_view_file_readable
+from airflow_geneva.plan.reusable_checkpoints import held_for_view, staged_for_view
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run.units import RowCount, RunUnit, Unit, UnitReport, run_unit
 from airflow_geneva.storage.files import Storage
@@ -83,23 +82,11 @@ class ViewTarget:
 
     def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
         """Return the fragment's staged rows if they can be swapped in as they are."""
-        staged = index.staged_at(fragment.place)
-        if staged is None or staged.computed != fragment.due:
-            return None
-        if not self.reuse_rules.done_rows(staged, self.work.tried(fragment)).contains(fragment.due):
-            return None
-        return staged if is_view_file_complete(self.view, staged) else None
+        return staged_for_view(self.view, self.work, fragment, index)
 
     def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
         """Return the fragment's computed rows that the store has."""
-        return index.held(
-            fragment.place,
-            (),
-            wanted,
-            lambda: row_ids(self.source, fragment.id),
-            lambda staged: is_view_file_readable(self.view, self.work, staged),
-            self.work.tried(fragment),
-        )
+        return held_for_view(self.source, self.view, self.work, fragment, index, wanted)
 
     def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
         """Assemble the rows from checkpoints.
