@@ -12,8 +12,8 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,7 +21,7 @@ from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.arrays import single_batch
-from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.lance_io.row_ranges import Ranges, from_lists, to_lists
 from airflow_geneva.storage.files import Storage
 
 _FOLD_AFTER = 16
@@ -284,24 +284,17 @@ def _not_folded(store: CheckpointStore) -> list[str]:
 
 
 def _batch(facts: Sequence[Fact], metadata: dict[str, str]) -> pa.RecordBatch:
-    rows = [None if f.rows is None else np.stack([f.rows.starts, f.rows.ends], 1).ravel() for f in facts]
-    columns = [[f.signature for f in facts], [f.what for f in facts], rows]
-    columns += [[f.at for f in facts], [f.live_under for f in facts], [f.inputs for f in facts]]
-    arrays = [pa.array(values, schema_field.type) for values, schema_field in zip(columns, _SCHEMA, strict=True)]
-    return pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
+    columns: dict[str, Any] = {name: [getattr(fact, name) for fact in facts] for name in _SCHEMA.names}
+    columns["rows"] = to_lists(columns["rows"], _SCHEMA.field("rows").type)
+    return pa.record_batch(columns, schema=_SCHEMA.with_metadata(metadata))
 
 
 def _read(batch: pa.RecordBatch) -> Iterator[Fact]:
-    signatures, whats, ats, unders, inputs = (
-        batch.column(name).to_pylist() for name in ("signature", "what", "at", "live_under", "inputs")
-    )  # fmt: skip
-    lists = batch.column("rows")
-    bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
-    given = lists.is_valid().to_pylist()
-    for i, signature in enumerate(signatures):
-        flat = bounds[cuts[i] : cuts[i + 1]]
-        rows = Ranges.from_bounds(flat[0::2], flat[1::2]) if given[i] else None
-        yield Fact(signature, whats[i], rows, ats[i], unders[i], inputs[i])
+    columns = {name: batch.column(name) for name in _SCHEMA.names}
+    rows = from_lists(columns.pop("rows"))
+    values = zip(*(column.to_pylist() for column in columns.values()), strict=True)
+    for sets, (signature, what, at, live_under, inputs) in zip(rows, values, strict=True):
+        yield Fact(signature, what, sets, at, live_under, inputs)
 
 
 def covered_documents(checkpoints: Storage, field_id: int, folds: Sequence[str]) -> set[str]:

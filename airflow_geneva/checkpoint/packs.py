@@ -54,7 +54,7 @@ class Packs:
         """Return the keys that start with a prefix."""
         found: set[str] = set()
         for name in self.names:
-            keys = self._keys(name)
+            keys = keys_of_pack(self.storage, name)
             for at in range(bisect_left(keys, prefix), len(keys)):
                 if not keys[at].startswith(prefix):
                     break
@@ -72,7 +72,7 @@ class Packs:
 
     def _get(self, key: str) -> bytes | None:
         for name in self.names:
-            keys = self._keys(name)
+            keys = keys_of_pack(self.storage, name)
             at = bisect_left(keys, key)
             if at < len(keys) and keys[at] == key:
                 for _, value in self._rows(name, np.array([at])):
@@ -91,10 +91,6 @@ class Packs:
             return []
         return list(zip(batch.column(_KEY).to_pylist(), batch.column(_VALUE).to_pylist(), strict=True))
 
-    def _keys(self, name: str) -> list[str]:
-        """Return the sorted keys of a pack; empty if it cannot be read."""
-        return keys_of_pack(self.storage, name)
-
     def add(self, values: Mapping[str, bytes]) -> bool:
         """Write a pack and return whether its keys can be read back."""
         full = _FULL if sum(map(len, values.values())) >= FULL_BYTES else "."
@@ -112,7 +108,7 @@ class Packs:
         """Rewrite packs without some of their documents."""
         self.look()
         for name in self.names:
-            if not set(self._keys(name)).isdisjoint(keys):
+            if not set(keys_of_pack(self.storage, name)).isdisjoint(keys):
                 values = self.values(name)
                 rest = {key: value for key, value in values.items() if key not in keys}
                 # A pack that cannot be read now may be readable later: keep it.
@@ -124,14 +120,9 @@ class Packs:
 def keys_of_pack(checkpoints: Storage, path: str) -> list[str]:
     """Return the sorted keys of the documents in a file; empty if it is not a pack or cannot be read."""
     try:
-        return _read_keys(checkpoints, path) if is_pack(path) else []
+        return _read_keys(checkpoints, path) if path.split("/")[-2:-1] == [FOLDER] else []
     except EngineError:
         return []
-
-
-def is_pack(path: str) -> bool:
-    """Whether a file in a store is a pack."""
-    return path.split("/")[-2:-1] == [FOLDER]
 
 
 @functools.lru_cache(maxsize=64)

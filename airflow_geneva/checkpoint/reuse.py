@@ -203,9 +203,6 @@ class CheckpointIndex:
         """All (srcfiles, fragment id) pairs that have checkpoints."""
         return set(self._keys)
 
-    def keys_at(self, place: tuple[str, int]) -> list[str]:
-        return self._keys.get(place, [])
-
     def is_staged(self, place: tuple[str, int]) -> bool:
         """Whether a place has a fragment checkpoint of the job's own UDF version."""
         return place in self._staged_places
@@ -241,7 +238,7 @@ class CheckpointIndex:
         open_rows = wanted
         lookup: tuple[Offsets, RowIds] | None = None
         for source in [Ancestor(place, wanted), *ancestors]:
-            for key in self.keys_at(source.place):
+            for key in self._keys.get(source.place, ()):
                 if not open_rows:
                     return ReusableRows(tuple(pieces), looked_at)
                 found, seen = self._pieces(key, staged_usable, tried if source.place == place else None)

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.facts import ColumnState, Fact
@@ -20,7 +19,7 @@ from airflow_geneva.checkpoint.packs import Packs
 from airflow_geneva.checkpoint.provenance import PriorFailures, Provenance
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.faults import fault_point
-from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.lance_io.row_ranges import Ranges, from_lists, to_lists
 from airflow_geneva.storage.files import Storage
 
 
@@ -111,8 +110,7 @@ def save_snapshot(checkpoints: Storage, job_id: str, snapshot: Snapshot) -> str:
     rows = list(_rows(snapshot))
     columns = [[row[at] for row in rows] for at in range(3)]
     arrays: list[pa.Array] = [pa.array(values, pa.string()) for values in columns]
-    flat = [np.stack([row[3].starts, row[3].ends], 1).ravel() for row in rows]
-    arrays.append(pa.array(flat, pa.list_(pa.int64())))
+    arrays.append(to_lists([row[3] for row in rows], _SCHEMA.field("bounds").type))
     metadata = {"source_version": str(snapshot.source_version), "code": json.dumps(snapshot.code)}
     metadata["older"] = json.dumps(snapshot.older)
     key = f"{_KIND}.{job_id}.{uuid.uuid4().hex[:12]}"
@@ -185,9 +183,6 @@ def load_snapshot(checkpoints: Storage, key: str) -> Snapshot | None:
 
 
 def _read(batch: pa.RecordBatch) -> Iterator[tuple[str, str, str, Ranges]]:
-    lists = batch.column("bounds")
-    bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
     texts: Sequence[list[str]] = [batch.column(name).to_pylist() for name in ("signature", "what", "deletion")]
-    for i, (signature, what, deletion) in enumerate(zip(*texts, strict=True)):
-        flat = bounds[cuts[i] : cuts[i + 1]]
-        yield signature, what, deletion, Ranges.from_bounds(flat[0::2], flat[1::2])
+    for signature, what, deletion, rows in zip(*texts, from_lists(batch.column("bounds")), strict=True):
+        yield signature, what, deletion, rows or Ranges.empty()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 Offsets = npt.NDArray[np.int64]
 RowIds = npt.NDArray[np.uint64]
@@ -236,3 +237,16 @@ def _intersection(left: Ranges, right: Ranges) -> Ranges:
     points, inside = points[order], np.cumsum(steps[order]) == 2
     edges = np.flatnonzero(np.diff(inside, prepend=False))
     return Ranges(points[edges[0::2]], points[edges[1::2]])
+
+
+def to_lists(sets: Iterable[Ranges | None], data_type: pa.ListType) -> pa.Array:
+    """Store each set as a list of its bounds."""
+    return pa.array([None if s is None else np.stack([s.starts, s.ends], 1).ravel() for s in sets], data_type)
+
+
+def from_lists(lists: pa.ListArray) -> Iterator[Ranges | None]:
+    """Convert back from :func:`to_lists`."""
+    bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
+    for at, there in enumerate(lists.is_valid().to_pylist()):
+        flat = bounds[cuts[at] : cuts[at + 1]]
+        yield Ranges.from_bounds(flat[0::2], flat[1::2]) if there else None

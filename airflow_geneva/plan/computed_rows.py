@@ -248,7 +248,7 @@ class ComputedRows:
         """Return the provenance that all live rows of a fragment share; empty if they differ."""
         if files.signature in self.state.facts:
             return self.state.shared_provenance(files.signature, files.deletion, files.physical_rows)
-        compaction = self._lineage.made_by(files, same_output=True)
+        compaction = self.compaction_of(files)
         if compaction is None:
             return frozenset()
         found = {self._shared_provenance(parent) for parent in compaction.replaced if parent.live_rows}

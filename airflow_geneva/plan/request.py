@@ -98,48 +98,37 @@ def plan_request(
     sizing = check_sizing(request.sizing)
     dataset = newest or location.open()
     with reporting_cleaned_up(location, dataset):
-        return _plan(location, request, udf, inputs, dataset, sizing)
-
-
-def _plan(
-    location: TableLocation,
-    request: BackfillRequest,
-    udf: UDF,
-    inputs: Sequence[str] | None,
-    dataset: lance.LanceDataset,
-    sizing: Sizing,
-) -> Plan:
-    if request.read_version is not None:
-        open_version(dataset, request.read_version)
-    check_type(location.name, request.column, dataset.schema.field(request.column).type, udf)
-    definition = udf.definition(inputs)
-    columns = definition.input_columns or tuple(name for name in dataset.schema.names if name != request.column)
-    check_inputs(udf, dataset.schema, columns, location.name)
-    if request.column in columns:
-        raise InvalidInput(
-            f"Column {request.column!r} of table {location.name!r} would be computed from itself. "
-            f"Map other inputs: table.alter_columns({{{request.column!r}: (udf, [...])}})."
+        if request.read_version is not None:
+            open_version(dataset, request.read_version)
+        check_type(location.name, request.column, dataset.schema.field(request.column).type, udf)
+        definition = udf.definition(inputs)
+        columns = definition.input_columns or tuple(name for name in dataset.schema.names if name != request.column)
+        check_inputs(udf, dataset.schema, columns, location.name)
+        if request.column in columns:
+            raise InvalidInput(
+                f"Column {request.column!r} of table {location.name!r} would be computed from itself. "
+                f"Map other inputs: table.alter_columns({{{request.column!r}: (udf, [...])}})."
+            )
+        work = BackfillSpec(
+            job_id=request.job_id or new_job_id(),
+            table=location.uri,
+            table_name=location.name,
+            column=request.column,
+            field_id=field_ids(dataset, request.column)[0],
+            udf=definition.to_json(),
+            inputs=tuple(columns),
+            where=freeze_where(request.where, request.run_after),
+            version=dataset.version,
+            tables=(PlannedTable.of(location, dataset),),
+            read_version=request.read_version,
+            udf_version=udf.code_version,
+            sizing=sizing,
+            ignore_checkpoints=request.ignore_checkpoints or checkpoints_ignored(),
+            continue_from=_versions(request.continue_from),
+            agreement=md5(f"{udf.data_type}\0{deps_version(udf.deps, udf.name)}"),
         )
-    work = BackfillSpec(
-        job_id=request.job_id or new_job_id(),
-        table=location.uri,
-        table_name=location.name,
-        column=request.column,
-        field_id=field_ids(dataset, request.column)[0],
-        udf=definition.to_json(),
-        inputs=tuple(columns),
-        where=freeze_where(request.where, request.run_after),
-        version=dataset.version,
-        tables=(PlannedTable.of(location, dataset),),
-        read_version=request.read_version,
-        udf_version=udf.code_version,
-        sizing=sizing,
-        ignore_checkpoints=request.ignore_checkpoints or checkpoints_ignored(),
-        continue_from=_versions(request.continue_from),
-        agreement=md5(f"{udf.data_type}\0{deps_version(udf.deps, udf.name)}"),
-    )
-    wanted = DueRules(request.on_code_change, request.errors_only, request.recompute_mixed)
-    return plan_backfill(dataset, location.checkpoints, work, wanted)
+        wanted = DueRules(request.on_code_change, request.errors_only, request.recompute_mixed)
+        return plan_backfill(dataset, location.checkpoints, work, wanted)
 
 
 def checkpoints_ignored() -> bool:
