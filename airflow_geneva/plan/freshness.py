@@ -109,18 +109,17 @@ def view_freshness(dataset: lance.LanceDataset, definition: ViewDefinition, view
     computed = bool(view_state.swap or view_state.changed)
     rows = dataset.count_rows()
     names = tuple(column.name for column in definition.reads)
-    columns = columns_of(dataset, names, (), None)
     with garbage_collector_off():
-        changes = compare_source(dataset, columns, names, snapshot)
-        chosen, gone, _ = choose_rows(dataset, definition, columns, changes, snapshot, view_state)
+        changes = compare_source(dataset, names, snapshot)
+        chosen, gone, _ = choose_rows(dataset, definition, changes, snapshot, view_state)
     leaving = Ranges.empty()
     if snapshot is not None and gone:
         # Only rows that the view shows can leave it; the query did not select the others before.
-        leaving = gone & view_state.shown - Ranges.union(item.fragment.ids_of(item.due) for item in chosen)
+        leaving = gone & view_state.shown - Ranges.union(item.ids_of(item.rows) for item in chosen)
     again = sum(len(offsets & fragment.rows) for fragment in changes.changed for _, offsets in fragment.tried)
     return Freshness(
         rows=rows,
-        pending=sum(len(item.due) for item in chosen),
+        pending=sum(len(item.rows) for item in chosen),
         gone=len(leaving),
         failed=changes.given_up + again,
         given_up=changes.given_up,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.filters import selected_offsets
-from airflow_geneva.lance_io.fragments import columns_of, garbage_collector_off
+from airflow_geneva.lance_io.fragments import garbage_collector_off
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.plan.model import Plan, ReasonCount, RefreshSpec
@@ -86,60 +86,53 @@ def plan_refresh(
     if request.src_version is not None:
         dataset = open_version(dataset, request.src_version)
     with reporting_cleaned_up(source, dataset):
-        return _plan(view, definition, source, udfs, view_state, request, dataset)
-
-
-def _plan(
-    view: TableLocation,
-    definition: ViewDefinition,
-    source: TableLocation,
-    udfs: Mapping[str, UDF],
-    view_state: ViewState,
-    request: RefreshRequest,
-    dataset: lance.LanceDataset,
-) -> Plan:
-    _check_version(definition, dataset, view.name)
-    definition.check_source(dataset)
-    names = tuple(column.name for column in definition.reads)
-    columns = columns_of(dataset, names, (), None)
-    code = tuple(sorted((name, udf.code_version) for name, udf in udfs.items()))
-    rows_by_other_version = check_view_code_change(view_state, code, request.on_code_change, view.name)
-    base = view_state.snapshot
-    older = _older(base, code)
-    if older and request.on_code_change == "recompute":
-        base, older = None, ()
-    with garbage_collector_off():
-        changes = compare_source(dataset, columns, names, base)
-        if base is None:
-            changes.gone = ALL_ROW_IDS
-        chosen, gone, matching = choose_rows(dataset, definition, columns, changes, base, view_state)
-        work = _work(view, definition, source, dataset, udfs, code, request, view_state)
-        works, reason_counts, mismatches = _works(view, dataset, work, chosen, changes)
-    if base is None and view_state.snapshot is not None and not rows_by_other_version:
-        changes.notes.append("rows may hold values of other code, kept by earlier refreshes: all are computed again.")
-    works_rows = sum(item.rows for item in works)
-    if changes.given_up:
-        changes.notes.append(f"{changes.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again.")
-    if view_state.changed:
-        changes.notes.append(f"other writers changed the view's rows ({view_state.changed}): all are written again.")
-    total = dataset.count_rows()
-    return Plan(
-        work=replace(work, rows=works_rows),
-        shards=cut_shards(works, work.sizing.shard_size),
-        rows_total=total,
-        reason_counts=(*reason_counts, ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts))),
-        rows_by_other_version=rows_by_other_version,
-        notes=tuple(changes.notes),
-        mismatches=mismatches,
-        swap=SwapPlan(
-            based_on=view_state.swap,
-            gone=gone,
-            snapshot=Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, older),
-            advances=base is None or (base.source_version, base.code, base.older) != (dataset.version, code, older),
-            max_rows_per_fragment=request.max_rows_per_fragment,
-            shuffle_seed=definition.shuffle_seed,
-        ),
-    )
+        _check_version(definition, dataset, view.name)
+        definition.check_source(dataset)
+        names = tuple(column.name for column in definition.reads)
+        code = tuple(sorted((name, udf.code_version) for name, udf in udfs.items()))
+        rows_by_other_version = check_view_code_change(view_state, code, request.on_code_change, view.name)
+        base = view_state.snapshot
+        older = _older(base, code)
+        if older and request.on_code_change == "recompute":
+            base, older = None, ()
+        with garbage_collector_off():
+            changes = compare_source(dataset, names, base)
+            if base is None:
+                changes.gone = ALL_ROW_IDS
+            chosen, gone, matching = choose_rows(dataset, definition, changes, base, view_state)
+            work = _work(view, definition, source, dataset, udfs, code, request, view_state)
+            works, reason_counts, mismatches = _works(view, dataset, work, chosen, changes)
+        if base is None and view_state.snapshot is not None and not rows_by_other_version:
+            changes.notes.append(
+                "rows may hold values of other code, kept by earlier refreshes: all are computed again."
+            )
+        if changes.given_up:
+            changes.notes.append(f"{changes.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again.")
+        if view_state.changed:
+            changes.notes.append(
+                f"other writers changed the view's rows ({view_state.changed}): all are written again."
+            )
+        total = dataset.count_rows()
+        return Plan(
+            work=replace(work, rows=sum(item.rows for item in works)),
+            shards=cut_shards(works, work.sizing.shard_size),
+            rows_total=total,
+            reason_counts=(
+                *reason_counts,
+                ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)),
+            ),
+            rows_by_other_version=rows_by_other_version,
+            notes=tuple(changes.notes),
+            mismatches=mismatches,
+            swap=SwapPlan(
+                based_on=view_state.swap,
+                gone=gone,
+                snapshot=Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, older),
+                advances=base is None or (base.source_version, base.code, base.older) != (dataset.version, code, older),
+                max_rows_per_fragment=request.max_rows_per_fragment,
+                shuffle_seed=definition.shuffle_seed,
+            ),
+        )
 
 
 def _check_version(definition: ViewDefinition, dataset: lance.LanceDataset, view: str) -> None:
@@ -157,45 +150,34 @@ def _older(base: Snapshot | None, code: tuple[tuple[str, str], ...]) -> tuple[tu
     return () if base is None else tuple(sorted({*base.older, *base.code} - set(code)))
 
 
-@dataclass(frozen=True, eq=False)
-class ChosenRows:
-    """The due rows of one source fragment."""
-
-    fragment: ChangedFragment
-    due: Ranges
-
-
 def choose_rows(
     dataset: lance.LanceDataset,
     definition: ViewDefinition,
-    columns: Any,
     changes: SourceChanges,
     base: Snapshot | None,
     view_state: ViewState,
-) -> tuple[list[ChosenRows], Ranges, Ranges]:
-    """Return the rows to compute, the row ids that leave the view, and the row ids that the filter selects.
+) -> tuple[list[ChangedFragment], Ranges, Ranges]:
+    """Return fragments with the rows to compute, the row ids that leave the view, and those that the filter selects.
 
     The last are empty unless the query has a limit or an offset.
     """
-    chosen = [ChosenRows(fragment, fragment.rows) for fragment in changes.changed]
+    chosen = changes.changed
     if definition.where is not None and chosen:
-        selected = selected_offsets(dataset, [item.fragment.files.id for item in chosen], definition.where)
-        chosen = [
-            ChosenRows(item.fragment, item.due & selected.get(item.fragment.files.id, Ranges.empty()))
-            for item in chosen
-        ]
+        selected = selected_offsets(dataset, [item.files.id for item in chosen], definition.where)
+        chosen = [replace(item, rows=item.rows & selected.get(item.files.id, Ranges.empty())) for item in chosen]
     if not definition.has_limit:
-        return [item for item in chosen if item.due], changes.gone, Ranges.empty()
-    fresh = Ranges.union(item.fragment.ids_of(item.due) for item in chosen)
+        return [item for item in chosen if item.rows], changes.gone, Ranges.empty()
+    fresh = Ranges.union(item.ids_of(item.rows) for item in chosen)
     matching = ((base.matching if base else Ranges.empty()) - changes.gone) | fresh
     ordered = order_row_ids(matching.offsets(), definition.shuffle_seed, definition.limit, definition.offset)
     wanted = Ranges.from_offsets(np.sort(ordered))
     gone = changes.gone | (view_state.shown - wanted)
     missing = wanted - (view_state.shown - gone)
-    by_place = {item.fragment.files.id: item.fragment.tried for item in chosen}
+    tried = {item.files.id: item.tried for item in chosen}
+    names = tuple(column.name for column in definition.reads)
     found = [
-        ChosenRows(replace(fragment, tried=by_place.get(fragment.files.id, ())), fragment.rows)
-        for fragment in fragments_of_rows(dataset, columns, missing)
+        replace(fragment, tried=tried.get(fragment.files.id, ()))
+        for fragment in fragments_of_rows(dataset, names, missing)
     ]
     return found, gone, matching
 
@@ -245,27 +227,25 @@ def _works(
     view: TableLocation,
     dataset: lance.LanceDataset,
     work: RefreshSpec,
-    chosen: Sequence[ChosenRows],
+    chosen: Sequence[ChangedFragment],
     changes: SourceChanges,
 ) -> tuple[list[FragmentWork], list[ReasonCount], Mismatches]:
     looked = sum(len(fragment.rows) for fragment in changes.changed)
-    rows = sum(len(item.due) for item in chosen)
+    rows = sum(len(item.rows) for item in chosen)
     reason_counts = [ReasonCount(CHANGED, len(chosen), rows)] if rows else []
     if looked > rows:
         reason_counts.append(ReasonCount(FILTERED, len(changes.changed), looked - rows))
     if not chosen:
         return [], reason_counts, Mismatches()
-    store = CheckpointStore(view.checkpoints)
-    index = CheckpointIndex(store, work.reuse_rules)
+    index = CheckpointIndex(CheckpointStore(view.checkpoints), work.reuse_rules)
     target = view.open()
     works = []
     for item in chosen:
-        files = item.fragment.files
-        kept = tuple((Provenance(work.udf_version, failures=runs), found) for runs, found in item.fragment.tried)
-        planned = FragmentWork(files, CHANGED, item.due, item.due, len(item.due), False, (), kept)
+        kept = tuple((Provenance(work.udf_version, failures=runs), found) for runs, found in item.tried)
+        planned = FragmentWork(item.files, CHANGED, item.rows, item.rows, len(item.rows), False, (), kept)
         if planned.place in index:
             staged = staged_for_view(target, work, planned, index)
-            done = item.due if staged else held_for_view(dataset, target, work, planned, index, item.due).done
-            planned = replace(planned, missing=item.due - done, staged=staged is not None)
+            done = item.rows if staged else held_for_view(dataset, target, work, planned, index, item.rows).done
+            planned = replace(planned, missing=item.rows - done, staged=staged is not None)
         works.append(planned)
     return works, reason_counts, find_mismatches(index, works)

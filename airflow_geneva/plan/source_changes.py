@@ -13,7 +13,7 @@ from airflow_geneva.checkpoint.facts import ColumnState
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, PriorFailures, prior_failures_of, rows_that
 from airflow_geneva.checkpoint.reuse import RowIdLookup
 from airflow_geneva.checkpoint.view_snapshot import Snapshot, SourceFragment
-from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, read_manifest, row_ids
+from airflow_geneva.lance_io.fragments import FragmentFiles, columns_of, read_manifest, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.computed_rows import ComputedRows
 
@@ -64,10 +64,9 @@ class SourceChanges:
     given_up: int = 0
 
 
-def compare_source(
-    dataset: lance.LanceDataset, columns: Columns, names: tuple[str, ...], snapshot: Snapshot | None
-) -> SourceChanges:
+def compare_source(dataset: lance.LanceDataset, names: tuple[str, ...], snapshot: Snapshot | None) -> SourceChanges:
     """Compare a source version with the snapshot of a view's newest swap; without a snapshot, all rows are new."""
+    columns = columns_of(dataset, names, (), None)
     state = ColumnState() if snapshot is None else snapshot.state(VIEW_VERSION, columns.inputs_text)
     computed_rows = ComputedRows(dataset, columns, names, state)
     before = {} if snapshot is None else {f.signature: f for f in snapshot.fragments}
@@ -138,9 +137,9 @@ def _tried_again(failed: PriorFailures) -> bool:
     return any(runs < MOST_RUNS and rows for runs, rows in failed)
 
 
-def fragments_of_rows(dataset: lance.LanceDataset, columns: Columns, wanted: Ranges) -> Iterator[ChangedFragment]:
+def fragments_of_rows(dataset: lance.LanceDataset, names: tuple[str, ...], wanted: Ranges) -> Iterator[ChangedFragment]:
     """Yield the fragments that hold rows with the given row ids."""
-    for files in read_manifest(dataset, columns).values():
+    for files in read_manifest(dataset, columns_of(dataset, names, (), None)).values():
         if files.live_rows:
             offsets, ids = found = row_ids(dataset, files.id)
             live = Ranges.from_offsets(offsets)

@@ -78,7 +78,7 @@ def new_rows_for_view(
         return all_rows_as_new(dataset)
     with garbage_collector_off():
         columns = columns_of(dataset, reads, (), None)
-        found = compare_source(dataset, columns, tuple(reads), snapshot)
+        found = compare_source(dataset, tuple(reads), snapshot)
         if _is_another_table(dataset, columns, snapshot, found):
             return all_rows_as_new(dataset)
     before = Ranges.union(fragment.ids for fragment in snapshot.fragments if found.changed)
