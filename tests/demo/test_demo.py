@@ -247,34 +247,53 @@ def test_the_demo_computes_everything_then_nothing_then_what_is_new_and_its_view
     assert mentioning(home) == []
 
 
-@pytest.mark.airflow
-@pytest.mark.spark
-@pytest.mark.slow
-def test_a_demo_that_is_stopped_leaves_no_process(tmp_path: Path, new_airflow_db: Path) -> None:
-    """It is stopped while Spark is starting: scheduler, task, JVM and its driver are all there."""
-    home = DemoHome(tmp_path)
-    program = (
-        "import shutil, sys, signal; from pathlib import Path; from rich.console import Console\n"
-        f"sys.path.insert(0, {str(DAGS)!r})\n"
-        "from dags_examples.demo.__main__ import run_demo; from dags_examples.demo.stack import DemoHome\n"
-        "from dags_examples.demo.verses import read_books; from dags_examples.demo import stack\n"
-        f"database = lambda home, _: shutil.copyfile({str(new_airflow_db)!r}, home.airflow / 'airflow.db')\n"
-        "stack._migrate = database\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"run_demo(DemoHome(Path({str(tmp_path)!r})), read_books()[-4:], 2, 'any', Console())\n"
-    )
+# In the place of Airflow: what a component starts, and what of it does not end with the component.
+COMPONENT = """
+import signal, subprocess, sys, time
+from pathlib import Path
+
+depth = int(sys.argv[2]) if len(sys.argv) > 2 else 3
+if depth < 3:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if depth:
+    # A task has a session of its own, and so has the JVM below it.
+    subprocess.Popen([sys.executable, "-m", "airflow", sys.argv[1], str(depth - 1)], start_new_session=True)
+else:
+    Path(f"all of {sys.argv[1]}").touch()
+time.sleep(600)
+"""
+
+STOPPED = """
+import sys, time
+from pathlib import Path
+from dags_examples.demo import stack
+
+stack.COMPONENTS = {"api-server": [], "scheduler": []}
+stack.STOP_SECONDS = 1
+stack._migrate = lambda home, environment: None
+stack._wait_until_healthy = lambda airflow: None
+with stack.run_airflow(stack.DemoHome(Path(sys.argv[1])), Path(), {}) as airflow:
+    airflow.wait()
+"""
+
+
+def test_a_demo_that_is_stopped_leaves_no_process(tmp_path: Path, java_home: str) -> None:
+    """It is stopped while a task runs: Airflow, the task and what it has started are all there."""
+    (tmp_path / "airflow").mkdir()
+    (tmp_path / "airflow" / "__init__.py").touch()
+    (tmp_path / "airflow" / "__main__.py").write_text(COMPONENT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     demo = subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [sys.executable, "-c", STOPPED, str(tmp_path / "home")], cwd=tmp_path, env=environment, stderr=subprocess.PIPE
     )
-    while demo.poll() is None and not any("application/main.py" in " ".join(line) for line in mentioning(home)):
-        time.sleep(0.2)
+    while demo.poll() is None and len(list(tmp_path.glob("all of *"))) < 2:
+        time.sleep(0.1)
     family = psutil.Process(demo.pid).children(recursive=True)
     demo.send_signal(signal.SIGINT)
     _, told = demo.communicate(timeout=120)
     assert b"KeyboardInterrupt" in told
-    assert len(family) > 5
+    assert len(family) == 8
     assert [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
-    assert mentioning(home) == []
 
 
 def mentioning(home: DemoHome) -> list[list[str]]:
