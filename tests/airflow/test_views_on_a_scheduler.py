@@ -201,17 +201,13 @@ def append(uri: str, numbers: Iterable[int]) -> None:
     lance.write_dataset(verses(numbers), uri, mode="append")
 
 
-def update_and_delete(uri: str, start: int = 0) -> None:
+def append_update_and_delete(uri: str) -> None:
+    append(uri, range(3_000, 3_030))
     source = lance.dataset(uri)
-    light, dark, gone = (f"id >= {start + n} AND id < {start + n + 30}" for n in (0, 30, 60))
+    light, dark, gone = (f"id >= {start} AND id < {start + 30}" for start in (300, 330, 360))
     source.update({"text": f"replace(text, '{DARK}', '{LIGHT}')"}, where=light)
     source.update({"text": f"concat(id, '{DARK}')"}, where=dark)
     source.delete(gone)
-
-
-def append_update_and_delete(uri: str) -> None:
-    append(uri, range(3_000, 3_030))
-    update_and_delete(uri, 300)
 
 
 def compact_and_upsert(uri: str) -> None:
@@ -256,9 +252,8 @@ def test_a_chain_of_views_follows_its_source_by_a_watcher_by_the_hour_and_by_sen
     site.stack.pause(HOURLY)
 
     site.stack.unpause(ON_NEW_DATA)
-    for change in (update_and_delete, compact_and_upsert):
-        site.wait_for_sensor(ON_NEW_DATA, "up_for_reschedule")
-        follow(site, ON_NEW_DATA, change)
+    site.wait_for_sensor(ON_NEW_DATA, "up_for_reschedule")
+    follow(site, ON_NEW_DATA, compact_and_upsert)
     site.stack.pause(ON_NEW_DATA)
 
     site.stack.unpause(WHEN_SETTLED)
