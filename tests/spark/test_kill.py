@@ -66,7 +66,7 @@ def test_whatever_is_killed_whenever_the_result_is_right_and_little_runs_twice(t
         process = start(tmp_path / "db")
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        if killed == KILLS:
+        if killed == KILLS:  # by a kill that ended the run
             break
         before = len(seen(log))
         deadline = time.monotonic() + 120
@@ -80,6 +80,8 @@ def test_whatever_is_killed_whenever_the_result_is_right_and_little_runs_twice(t
         killed += bool(hit)
         if what == "worker" and hit:
             # Spark starts another worker and the job goes on by itself.
+            if killed == KILLS:
+                break
             time.sleep(1.0)
         end(process)
         if killed == 1 and hit:
