@@ -1,4 +1,4 @@
-"""A real standalone master with two workers that do not have this package: the application, and the task group."""
+"""A real standalone master with two workers that do not have this package."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
 from airflow_geneva.spark.session import package_zip
-from tests.airflow.conftest import Desk
 from tests.spark.spark_udfs import surroundings
-from tests.support.desk import make_dag, texts
-from tests.support.driving import Driver
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 
@@ -150,22 +147,3 @@ def test_workers_without_the_package_compute_and_stage_and_the_caller_commits(
     seen = {(value["installed"], value["gpus"]) for value in values}
     assert seen == {(False, gpu) for gpu in GPUS}, "workers used what was shipped, and each its own GPU"
     assert sorted(int(line) for line in Path(log).read_text().split()) == list(range(2_000))
-
-
-def test_a_standalone_cluster_whose_workers_do_not_have_the_package_computes_a_shard(
-    desk: Desk, master: str, bare_python: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": master}))
-    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    conf = {
-        "spark.pyspark.python": bare_python,
-        "spark.driver.host": "127.0.0.1",
-        "spark.executor.memory": "512m",
-    }
-    desk.append("ab")
-    desk.define(n="length")
-    given = {"concurrency": 2, "spark_submit": {"conf": conf}}
-    run = Driver.trigger(make_dag(desk, inline_below_rows=0, shard_size=None, **given)).go()
-    assert run.state == "success", run.errors
-    assert desk.calls() == texts("ab")
-    assert desk.values() == dict.fromkeys(texts("ab"), 3)
