@@ -12,12 +12,13 @@ import pytest
 from airflow_geneva import connect
 from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.checkpoint.reuse import Ancestor
+from airflow_geneva.checkpoint.view_snapshot import Snapshot, save_snapshot, snapshot_file
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable
 from airflow_geneva.plan.model import BackfillSpec, CodeArchive, Plan, Sizing
-from airflow_geneva.plan.saved_plan import load_plan, plan_name, save_plan, shard_summaries
+from airflow_geneva.plan.saved_plan import SwapPlan, load_plan, plan_name, save_plan, shard_summaries
 from airflow_geneva.plan.shard import FragmentWork, Shard, cut_shards
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.udf.settings import UdfDefinition
@@ -96,6 +97,18 @@ def test_a_shard_that_was_changed_is_refused(job: Storage, tmp_path: Path) -> No
     shard.write_bytes(shard.read_bytes().replace(b"in-1.lance", b"in-2.lance"))
     with pytest.raises(InvalidInput, match="SHA-256 differs"):
         saved.load_shard(job, 0)
+
+
+def test_a_swap_plan_with_the_snapshot_of_another_one_is_refused(job: Storage) -> None:
+    snapshot = Snapshot(3, (), (), Ranges.empty())
+    swap = SwapPlan("", Ranges.empty(), snapshot, True, None)
+    name, _ = swap.save(job)
+    assert SwapPlan.load(job, name, job.read_bytes(name)).snapshot.source_version == 3
+    key = json.loads(job.read_bytes(name))["snapshot"]
+    other = save_snapshot(job, "plan", replace(snapshot, source_version=4))
+    job.write_bytes(snapshot_file(key), job.read_bytes(snapshot_file(other)))
+    with pytest.raises(InvalidInput, match=r"is gone or was changed\. Clear the plan task"):
+        SwapPlan.load(job, name, job.read_bytes(name))
 
 
 def test_a_plan_that_is_gone_says_what_to_do(job: Storage) -> None:
