@@ -1,27 +1,35 @@
-"""What operators of a running Airflow do to it, and what happens: dates, pauses, pools, marks, limits, kills."""
+"""What operators of a running Airflow do to it, and what happens: dates, pauses, pools, marks, limits, kills, keys."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from airflow_geneva.spark.submit import CREDENTIALS
+from tests.support.object_store import SECRET
 from tests.support.operating_site import APPLY, COMMIT, DAYS, KEPT, ROWS, Site, open_site
-from tests.support.stack import RUN_SECONDS, START_SECONDS, wait_for
+from tests.support.stack import RUN_SECONDS, START_SECONDS, Stack, wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow, pytest.mark.crash]
 
 
 @pytest.fixture(scope="module")
-def site(java_home: str, new_airflow_db: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with open_site(tmp_path_factory.mktemp("operating"), new_airflow_db) as site:
+def site(
+    java_home: str, new_airflow_db: Path, endpoint: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    with open_site(tmp_path_factory.mktemp("operating"), new_airflow_db, endpoint) as site:
         yield site
 
 
@@ -39,13 +47,14 @@ def begun(site: Site) -> dict[str, str]:
     """What is begun before all else, as Airflow takes its time for it; by DAG the run."""
     # SQLite takes one writer at a time, so there is no scheduler yet.
     site.stack.wait()
+    site.connect_remote()
     for dag_id, days, at_once in (("dates", 3, 3), ("days", len(DAYS), 1)):
         site.stack.unpause(dag_id)
         dates = {"from_date": f"{DAYS[0]}T00:00:00Z", "to_date": f"{DAYS[0] + timedelta(days - 1)}T00:00:00Z"}
         site.stack.call("POST", "/backfills", {"dag_id": dag_id, **dates, "max_active_runs": at_once})
     for dag_id, task_id in MARKED.items():
         site.hold(dag_id, task_id)
-    waiting = ("lost", "timeout", "twice", "paused")
+    waiting = ("lost", "timeout", "apply_failed", "twice", "paused")
     for table in waiting:
         site.shut(table)
     runs = {dag_id: site.stack.trigger(dag_id) for dag_id in (*waiting, *MARKED, "twice")}
@@ -178,9 +187,9 @@ def test_an_apply_that_exceeds_its_time_ends_spark_and_goes_on_from_its_checkpoi
 ) -> None:
     run = begun["timeout"]
     site.reach("timeout")
-    [spark] = drivers(site)
+    [spark] = drivers(site, "timeout")
     family = [spark, *spark.children(recursive=True)]
-    assert scratch(site)
+    assert scratch(site, "timeout")
     task = spark.parent()
     assert task is not None
     # The hour is over: the timer that Airflow sets for `execution_timeout` sends this signal.
@@ -189,7 +198,7 @@ def test_an_apply_that_exceeds_its_time_ends_spark_and_goes_on_from_its_checkpoi
     assert not alive
     site.fails("timeout", run)
     assert "AirflowTaskTimeout" in site.log("timeout")
-    assert scratch(site) == []
+    assert scratch(site, "timeout") == []
     assert site.visible("timeout") == 0
 
     site.open("timeout")
@@ -197,7 +206,46 @@ def test_an_apply_that_exceeds_its_time_ends_spark_and_goes_on_from_its_checkpoi
     site.succeeds("timeout", run)
     assert site.visible("timeout") == ROWS
     assert [row for row, times in site.calls("timeout").items() if times > 1 and row < KEPT] == []
-    assert scratch(site) == []
+    assert scratch(site, "timeout") == []
+
+
+def test_an_apply_that_is_marked_as_failed_ends_spark_and_goes_on_from_its_checkpoints_when_cleared(
+    site: Site, begun: dict[str, str]
+) -> None:
+    run = begun["apply_failed"]
+    site.reach("apply_failed")
+    [spark] = drivers(site, "apply_failed")
+    family = [spark, *spark.children(recursive=True)]
+    assert scratch(site, "apply_failed")
+    path = f"/dags/apply_failed/dagRuns/{run}/taskInstances/{APPLY}/0"
+    site.stack.call("PATCH", path, {"new_state": "failed"})
+    _, alive = psutil.wait_procs(family, timeout=START_SECONDS)
+    assert not alive
+    wait_for(lambda: not scratch(site, "apply_failed"), START_SECONDS, "an empty scratch folder")
+    site.fails("apply_failed", run)
+    assert site.visible("apply_failed") == 0
+
+    site.open("apply_failed")
+    site.clear("apply_failed", run, APPLY)
+    site.succeeds("apply_failed", run)
+    assert_it_went_on(site, "apply_failed")
+
+
+def test_a_plan_that_is_marked_as_failed_ends_at_once(site: Site) -> None:
+    reached = site.folder / "importing"
+    run = site.stack.trigger("plan_failed")
+    wait_for(reached.exists, RUN_SECONDS, "the plan task")
+    path = f"/dags/plan_failed/dagRuns/{run}/taskInstances/backfill.plan"
+    site.stack.call("PATCH", path, {"new_state": "failed"})
+    site.fails("plan_failed", run)
+
+    def quiet() -> bool:
+        reached.unlink(missing_ok=True)
+        time.sleep(1)
+        return not reached.exists()
+
+    wait_for(quiet, START_SECONDS, "the end of the plan task")
+    assert site.database.jobs(table="plan_failed") == []
 
 
 def test_every_task_is_killed_once_and_the_run_ends_as_if_none_had_been(site: Site) -> None:
@@ -205,7 +253,7 @@ def test_every_task_is_killed_once_and_the_run_ends_as_if_none_had_been(site: Si
     site.shut("killed")
     run = site.stack.trigger("killed")
     site.reach("killed")
-    [driver] = drivers(site)
+    [driver] = drivers(site, "killed")
     task = driver.parent()
     assert task is not None
     task.kill()
@@ -302,9 +350,78 @@ def assert_it_went_on(site: Site, table: str) -> None:
     assert [row for row, times in site.calls(table).items() if times > 1 and row < KEPT] == []
 
 
-def drivers(site: Site) -> list[psutil.Process]:
-    """The spark-submits below Airflow that have not lost their task."""
-    return [process for process in site.stack.below() if "SparkSubmit" in command_line(process)]
+@dataclass
+class Watch:
+    """Looks at every process below Airflow, again and again."""
+
+    stack: Stack
+    command_lines: set[str] = field(default_factory=set)
+    drivers: dict[int, dict[str, str]] = field(default_factory=dict)
+    leaks: list[str] = field(default_factory=list)
+
+    def look(self) -> None:
+        for process in self.stack.below():
+            line = command_line(process)
+            try:
+                environment = process.environ()
+            except (psutil.Error, OSError):
+                continue
+            self.command_lines.add(line)
+            if CREDENTIALS in environment:
+                self.drivers[process.pid] = environment
+            self.leaks += [
+                f"{name} of {line}"
+                for name, value in environment.items()
+                if SECRET in value and name not in (CREDENTIALS, "TOKEN")
+            ]
+
+
+def test_a_secret_stays_in_the_drivers_environment(site: Site) -> None:
+    watch = Watch(site.stack)
+    run = site.stack.trigger("remote", {"where": "text LIKE 'r%'"})
+    assert site.stack.finish("remote", run, watch.look) == "success", site.stack.logs()
+    assert site.remote.open_table("remote").count_rows("n IS NOT NULL") == ROWS
+
+    assert any("spark-submit" in line or "SparkSubmit" in line for line in watch.command_lines)
+    assert not [line for line in watch.command_lines if SECRET in line]
+    assert watch.leaks == []
+    assert watch.drivers, "the driver was never seen"
+    for environment in watch.drivers.values():
+        assert [name for name in environment if "AIRFLOW" in name] == [CREDENTIALS]
+        assert site.stack.environment["AIRFLOW__API_AUTH__JWT_SECRET"] not in environment.values()
+
+    assert APPLY in site.stack.logs()
+    assert SECRET not in site.stack.logs()
+    told: list[Any] = []
+    for task in site.stack.tasks("remote", run):
+        where = f"/dags/remote/dagRuns/{run}/taskInstances/{task['task_id']}"
+        # Airflow 3.1 leaves the rendered fields out of the list of all tasks.
+        told.append(site.stack.call("GET", f"{where}/{task['map_index']}"))
+        entries = site.stack.call("GET", f"{where}/xcomEntries?map_index_filter={task['map_index']}")
+        for entry in entries["xcom_entries"]:
+            index = task["map_index"]
+            told.append(site.stack.call("GET", f"{where}/xcomEntries/{entry['key']}?map_index={index}"))
+    told.append(site.stack.call("GET", "/assets/events"))
+    told.append(site.stack.call("GET", "/dagSources/remote"))
+    assert "plan_uri" in json.dumps(told)
+    assert '"shard":' in json.dumps([answer.get("rendered_fields") for answer in told])
+    assert SECRET not in json.dumps(told[:-1])
+
+    objects = site.bucket.objects()
+    assert any("/plan-" in name for name in objects)
+    assert [name for name, content in objects.items() if SECRET.encode() in content] == []
+    # The newest commits lie beside the database.
+    database = site.stack.database
+    stored = b"".join(path.read_bytes() for path in database.parent.glob(f"{database.name}*"))
+    assert b"lance_remote" in stored
+    # The DAG's own source and the spelled-out env_vars of this test are the author's; the key is nowhere.
+    assert SECRET.encode() not in stored.replace(f"{SECRET}-token".encode(), b"")
+
+
+def drivers(site: Site, table: str) -> list[psutil.Process]:
+    """The spark-submits for a table below Airflow that have not lost their task."""
+    lines = {process: command_line(process) for process in site.stack.below()}
+    return [process for process, line in lines.items() if "SparkSubmit" in line and f"/{table}.lance/" in line]
 
 
 def command_line(process: psutil.Process) -> str:
@@ -314,5 +431,6 @@ def command_line(process: psutil.Process) -> str:
         return ""
 
 
-def scratch(site: Site) -> list[Path]:
-    return list((site.stack.home / "tmp").glob("airflow-geneva-2*"))
+def scratch(site: Site, table: str) -> list[Path]:
+    (job,) = site.database.jobs(table=table)
+    return list((site.stack.home / "tmp").glob(f"airflow-geneva-{job.id}-*"))

@@ -33,6 +33,15 @@ def gated(text: str) -> int:
     return int(row)
 '''
 
+ENDLESS = """
+import time
+from pathlib import Path
+
+while True:
+    (Path({folder!r}) / "importing").touch()
+    time.sleep(0.1)
+"""
+
 DAGS = """
 from __future__ import annotations
 
@@ -41,7 +50,7 @@ import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from airflow.sdk import DAG, task
+from airflow.sdk import DAG, Param, task
 from airflow.timetables.interval import CronDataIntervalTimetable
 
 from airflow_geneva import faults
@@ -74,8 +83,8 @@ def die_once(context):
 
 
 def backfill(table, group_id="backfill", **settings):
-    given = {{"inline_below_rows": 1000, "checkpoint_size": 5, "batch_size": 5, **settings}}
-    return BackfillTaskGroup(group_id, table=table, column="n", lance_conn_id="lance_local", **given)
+    given = {{"inline_below_rows": 1000, "checkpoint_size": 5, "batch_size": 5, "lance_conn_id": "lance_local"}}
+    return BackfillTaskGroup(group_id, table=table, column="n", **{{**given, **settings}})
 
 
 with DAG("dates", **DAILY):
@@ -111,10 +120,22 @@ for marked in ("plan_success", "commit_success", "commit_failed", "finish_failed
     with DAG(marked, schedule=None, default_args={{"on_execute_callback": hold}}):
         backfill(marked)
 
+on_spark_at_first = {{"inline_below_rows": "{{{{ 0 if ti.try_number == 1 else 1000 }}}}", "concurrency": 1}}
+
 with DAG("timeout", schedule=None):
     spark = {{"execution_timeout": timedelta(hours=1), "durable": True}}
-    at_first = "{{{{ 0 if ti.try_number == 1 else 1000 }}}}"
-    backfill("timeout", inline_below_rows=at_first, concurrency=1, spark_submit=spark)
+    backfill("timeout", spark_submit=spark, **on_spark_at_first)
+
+with DAG("apply_failed", schedule=None):
+    backfill("apply_failed", **on_spark_at_first)
+
+with DAG("plan_failed", schedule=None):
+    backfill("plan_failed", udf="endless_udfs:gated")
+
+with DAG("remote", schedule=None, params={{"where": Param(None, type=["null", "string"])}}):
+    spark = {{"env_vars": {{"TOKEN": "{secret}-token"}}}}
+    where = "{{{{ params.where or '' }}}}"
+    backfill("remote", where=where, lance_conn_id="lance_remote", inline_below_rows=0, spark_submit=spark)
 
 with DAG("killed", schedule=None, default_args={{**AGAIN, "retries": 3, "on_execute_callback": die_once}}):
     backfill("killed", inline_below_rows=0, concurrency=1, commit_granularity=1)

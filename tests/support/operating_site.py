@@ -17,7 +17,8 @@ import pyarrow as pa
 
 import airflow_geneva
 from airflow_geneva import Database
-from tests.support.operating_files import DAGS, UDFS, where_by_date
+from tests.support.object_store import KEY, SECRET, Bucket
+from tests.support.operating_files import DAGS, ENDLESS, UDFS, where_by_date
 from tests.support.stack import RUN_SECONDS, START_SECONDS, Stack, start_stack, wait_for
 
 ROWS, FRAGMENT = 40, 20
@@ -27,7 +28,8 @@ DAYS = [date(2026, 1, day) for day in (1, 2)]
 APPLY, COMMIT = "backfill.shards.apply", "backfill.shards.commit"
 TABLES = [
     "dates", "days", "twice", "first", "high", "low", "paused", "plan_success", "commit_success", "commit_failed",
-    "finish_failed", "finish_success", "timeout", "killed", "lost", "ended", "running", "host",
+    "finish_failed", "finish_success", "timeout", "apply_failed", "plan_failed", "killed", "lost", "ended", "running",
+    "host",
 ]  # fmt: skip
 
 SETTINGS = {
@@ -47,6 +49,8 @@ class Site:
     stack: Stack
     database: Database
     folder: Path
+    remote: Database
+    bucket: Bucket
 
     # What the functions and the tasks wait for.
 
@@ -84,6 +88,12 @@ class Site:
 
     def start_scheduler(self) -> None:
         self.stack.start("scheduler")
+
+    def connect_remote(self) -> None:
+        """Tell Airflow how to reach the bucket: in its database, so that no process has the key in its environment."""
+        extra = json.dumps({"storage_options": dict(self.remote.options)})
+        body = {"connection_id": "lance_remote", "conn_type": "lance", "host": self.remote.uri, "extra": extra}
+        self.stack.call("POST", "/connections", body)
 
     # What came of it.
 
@@ -176,13 +186,21 @@ def inputs(table: str, rows: Sequence[int]) -> pa.Table:
 
 
 @contextmanager
-def open_site(root: Path, new_database: Path) -> Iterator[Site]:
-    """Start an Airflow with a table of two fragments for every DAG, or for every group of one; without a scheduler."""
+def open_site(root: Path, new_database: Path, endpoint: str) -> Iterator[Site]:
+    """Start an Airflow with a table of two fragments for every DAG, or for every group of one; without a scheduler.
+
+    Args:
+        endpoint: an S3-compatible server, for the table of the DAG ``remote``.
+    """
     folder = root / "orders"
     folder.mkdir()
     udfs = UDFS.format(folder=str(folder), gate=GATE)
-    dags = DAGS.format(folder=str(folder), where=where_by_date())
-    files = {"operating_udfs.py": udfs, "operating_dags.py": dags, ".airflowignore": "udfs"}
+    files = {
+        "operating_udfs.py": udfs,
+        "endless_udfs.py": ENDLESS.format(folder=str(folder)),
+        "operating_dags.py": DAGS.format(folder=str(folder), where=where_by_date(), secret=SECRET),
+        ".airflowignore": "udfs",
+    }
     connections = {
         "AIRFLOW_CONN_LANCE_LOCAL": json.dumps({"conn_type": "lance", "host": str(root / "db")}),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[1]"}),
@@ -193,13 +211,17 @@ def open_site(root: Path, new_database: Path) -> Iterator[Site]:
     sys.path.insert(0, str(module.parent))
     import operating_udfs
 
+    bucket = Bucket(endpoint)
+    options = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "aws_region": "us-east-1"}
+    options |= {"aws_endpoint": endpoint, "allow_http": "true"}
+    remote = airflow_geneva.connect(f"s3://{bucket.name}/db", options)
     database = airflow_geneva.connect(root / "db")
-    for name in TABLES:
-        table = database.create_table(name, inputs(name, range(ROWS)), max_rows_per_file=FRAGMENT)
+    for place, name in [(remote, "remote"), *((database, name) for name in TABLES)]:
+        table = place.create_table(name, inputs(name, range(ROWS)), max_rows_per_file=FRAGMENT)
         table.add_columns({"n": operating_udfs.gated})
     days = database.open_table("days")
     days.query().select(["text", "n"]).create_materialized_view(database, "days_view")
     with start_stack(root / "home", new_database, files, {**connections, **SETTINGS}, ()) as stack:
         stack.start("api-server")
         stack.airflow("dags", "reserialize")
-        yield Site(stack, database, folder)
+        yield Site(stack, database, folder, remote, bucket)
