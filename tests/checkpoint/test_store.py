@@ -278,6 +278,17 @@ def test_what_is_packed_is_read_listed_and_replaced_as_before(
         fresh[key(77, 0)]
 
 
+def test_documents_stay_when_their_pack_cannot_be_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(str(tmp_path))
+    store["swap.job.0"] = values(1)
+    with monkeypatch.context() as patched:
+        patched.setattr("airflow_geneva.checkpoint.packs.keys_of_pack", lambda storage, path: [])
+        store.pack(["swap.job.0"])
+    for pack in (tmp_path / "packed").iterdir():
+        pack.unlink()
+    assert CheckpointStore(str(tmp_path))["swap.job.0"] == values(1)
+
+
 def test_a_damaged_pack_costs_what_is_in_it_only(tmp_path: Path) -> None:
     store = CheckpointStore(str(tmp_path))
     keys = [f"swap.job{at}.0" for at in range(3)]

@@ -19,6 +19,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
+from lance.fragment import DataFile
 
 from airflow_geneva import connect, udf
 from airflow_geneva.checkpoint.facts import load_state
@@ -231,6 +232,17 @@ def test_checkpoints_that_a_recent_job_only_used_are_kept_and_unused_ones_are_no
     assert removed.file_group(CHECKPOINTS).count > 10
     (left,) = [name for name in files_of(failed, "_checkpoints") if "udf-" in name]
     assert "frag-4" in left
+
+
+def test_old_checkpoints_that_the_plan_of_a_recent_job_names_stay(failed: Table, trace: Trace) -> None:
+    age(failed)
+    with pytest.raises(JobFailed, match="told to"):
+        failed.backfill("y", udf=brittle, runner="inline", checkpoint_size=5)
+    removed = clean(failed)
+    assert (removed.file_group(CHECKPOINTS).count, removed.file_group(STAGED).count) == (0, 0)
+    trace.clear()
+    failed.backfill("y", udf=sturdy, runner="inline")
+    assert_exact(trace, range(60, 100))
 
 
 def stage(table: Table, name: str) -> str:
@@ -478,6 +490,19 @@ def test_a_file_that_was_committed_while_garbage_is_collected_stays(failed: Tabl
     failed.backfill("y", udf=sturdy, runner="inline")
     assert collect(failed.location, garbage).file_group(STAGED).count == 0
     assert_right(failed, "y", tripled)
+
+
+def test_a_file_that_another_writer_commits_while_garbage_is_collected_stays(failed: Table) -> None:
+    age(failed)
+    garbage = find_garbage(failed.location, "7d")
+    name = garbage.file_group(STAGED).names[0]
+    dataset = failed.lance
+    data_file = DataFile.create(dataset, name.removeprefix("data/"))
+    group = lance.LanceOperation.DataReplacementGroup(0, data_file)
+    transaction = lance.Transaction(dataset.version, lance.LanceOperation.DataReplacement([group]))
+    lance.LanceDataset.commit(dataset.uri, transaction)
+    assert name not in collect(failed.location, garbage).file_group(STAGED).names
+    assert failed.lance.to_table()["y"].null_count == 75
 
 
 def test_checkpoints_that_vanish_from_a_planned_job_leave_rows_for_the_next_run(failed: Table, trace: Trace) -> None:

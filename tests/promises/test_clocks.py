@@ -68,11 +68,16 @@ def test_a_job_on_a_machine_with_another_clock_is_at_work_as_long_as_the_store_h
         table.backfill("y", udf=brittle, runner="inline", checkpoint_size=5)
     age(table)
     plan = table.plan_backfill("y", udf=sturdy)
+    nameless = Path(table.uri, "data", f"{'0' * 32}.lance")
+    nameless.write_bytes(b"staged, and not named by a checkpoint yet")
+    age(table)
     saved = shifted(monkeypatch, hours, lambda: record_job(plan, table.location)[1])
     assert clean(table, "7d").file_group(CHECKPOINTS).count == 0
+    assert nameless.exists()
     # What is left of a job that nobody works on any more goes, whatever time its clock has left behind.
     age(table)
     assert clean(table, "7d").file_group(CHECKPOINTS).count > 0
+    assert not nameless.exists()
     assert not Path(table.uri, "_checkpoints", "jobs", saved.work.job_id).exists()
 
 

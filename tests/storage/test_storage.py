@@ -161,6 +161,15 @@ def test_a_document_is_written_whole_and_read_back(tmp_path: Path) -> None:
         folder.read_bytes("a/b.json")
 
 
+def test_a_document_that_is_being_read_is_not_written_over(tmp_path: Path) -> None:
+    storage = Storage.at(str(tmp_path))
+    storage.write_json("document.json", ["before"])
+    with (tmp_path / "document.json").open("rb") as reading:
+        storage.write_json("document.json", ["after"])
+        assert reading.read() == b'["before"]'
+    assert storage.read_json("document.json") == ["after"]
+
+
 def test_a_place_that_is_not_there_lists_nothing(tmp_path: Path) -> None:
     folder = Storage.at(str(tmp_path / "nowhere"))
     assert folder.list_files() == []
