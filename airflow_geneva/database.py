@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.record import job_ids, read_job, read_jobs
-from airflow_geneva.job.status import Job
+from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
 from airflow_geneva.lance_io.arrays import RowData, as_table
 from airflow_geneva.storage.files import Storage, freeze_options
 from airflow_geneva.storage.location import TableLocation

@@ -25,10 +25,12 @@ from airflow_geneva.udf.definition import (
 if TYPE_CHECKING:
     import pyarrow as pa
     from lance import LanceDataset
+    from typing_extensions import Unpack
 
     from airflow_geneva.job.error_records import ErrorRecord
     from airflow_geneva.job.result import BackfillResult
     from airflow_geneva.plan.model import Plan
+    from airflow_geneva.plan.request import BackfillRequest, SizingOptions
     from airflow_geneva.query import Query
     from airflow_geneva.run.background import JobFuture
 
@@ -155,7 +157,7 @@ class Table:
         recompute_mixed: bool = False,
         ignore_checkpoints: bool = False,
         run_after: datetime | None = None,
-        **sizing: Any,
+        **sizing: Unpack[SizingOptions],
     ) -> Plan:
         """Plan a backfill: which rows it would compute, and why; writes nothing.
 
@@ -178,21 +180,13 @@ class Table:
             InvalidInput: an argument is not valid, or names something that does not exist.
             CodeChanged: rows hold another UDF version's value, and ``on_code_change`` is ``error``.
         """
-        return self._plan(
-            udf,
-            column,
-            {
-                "where": where,
-                "read_version": read_version,
-                "on_code_change": on_code_change,
-                "continue_from": continue_from,
-                "errors_only": errors_only,
-                "recompute_mixed": recompute_mixed,
-                "ignore_checkpoints": ignore_checkpoints,
-                "run_after": run_after,
-                **sizing,
-            },
-        )[0]
+        from airflow_geneva.plan.request import BackfillRequest
+
+        request = BackfillRequest(
+            column, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
+            ignore_checkpoints, run_after, sizing=sizing,
+        )  # fmt: skip
+        return self._plan(request, udf)[0]
 
     def backfill(
         self,
@@ -207,7 +201,7 @@ class Table:
         ignore_checkpoints: bool = False,
         runner: str = "spark",
         run_after: datetime | None = None,
-        **sizing: Any,
+        **sizing: Unpack[SizingOptions],
     ) -> BackfillResult:
         """Compute the missing values of a column, and commit them.
 
@@ -220,27 +214,19 @@ class Table:
             InvalidInput, CodeChanged: see :meth:`plan_backfill`; nothing was started.
             JobFailed: the job failed; ``.result`` says what it completed before.
         """
-        from airflow_geneva.run.backfill import check_runner, run_backfill
-        from airflow_geneva.run.column_stages import Stopwatch
+        from airflow_geneva.plan.request import BackfillRequest
+        from airflow_geneva.run.inline import Udfs
+        from airflow_geneva.run.pipeline import Stopwatch, check_runner, run, start
 
         check_runner(runner)
         watch = Stopwatch()
-        plan, function = self._plan(
-            udf,
-            column,
-            {
-                "where": where,
-                "read_version": read_version,
-                "on_code_change": on_code_change,
-                "continue_from": continue_from,
-                "errors_only": errors_only,
-                "recompute_mixed": recompute_mixed,
-                "ignore_checkpoints": ignore_checkpoints,
-                "run_after": run_after,
-                **sizing,
-            },
-        )
-        return run_backfill(plan, self.location, function, runner, watch)
+        request = BackfillRequest(
+            column, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
+            ignore_checkpoints, run_after, sizing=sizing,
+        )  # fmt: skip
+        plan, function = self._plan(request, udf)
+        job = start(plan, self.location, runner, watch)
+        return run(job, plan.shards, Udfs.of({column: function}), runner, watch)
 
     def backfill_async(
         self, column: str, udf: UDF | None = None, runner: str = "spark", **options: Any
@@ -260,14 +246,15 @@ class Table:
             result = future.result()
             ```
         """
-        from airflow_geneva.run.backfill import check_runner
+        from airflow_geneva.plan.request import BackfillRequest
         from airflow_geneva.run.background import start_in_background
-        from airflow_geneva.run.column_stages import Stopwatch
+        from airflow_geneva.run.inline import Udfs
+        from airflow_geneva.run.pipeline import Stopwatch, check_runner
 
         check_runner(runner)
         watch = Stopwatch()
-        plan, function = self._plan(udf, column, options)
-        return start_in_background(plan, self.location, function, runner, watch)
+        plan, function = self._plan(BackfillRequest.of(column, options), udf)
+        return start_in_background(plan, self.location, Udfs.of({column: function}), runner, watch)
 
     def get_errors(self, job_id: str | None = None, column_name: str | None = None) -> list[ErrorRecord]:
         """Return the error records: rows on which a UDF failed, newest first.
@@ -306,16 +293,15 @@ class Table:
             found += failed_addresses(dataset, self.location.checkpoints, name)
         return sorted(set(found))
 
-    def _plan(self, udf: UDF | None, column: str, options: Mapping[str, Any]) -> tuple[Plan, UDF]:
-        from airflow_geneva.plan.request import BackfillRequest, plan_request
+    def _plan(self, request: BackfillRequest, udf: UDF | None) -> tuple[Plan, UDF]:
+        from airflow_geneva.plan.request import plan_request
 
         dataset = self.lance
-        definition = self.definition(column, dataset)
+        definition = self.definition(request.column, dataset)
         if udf is not None and not isinstance(udf, UDF):
             raise InvalidInput(f"udf={udf!r} is not a UDF. Give a function decorated with @udf(...).")
-        function = udf or self.column_udf(column, definition)
+        function = udf or self.column_udf(request.column, definition)
         own_inputs = definition.input_columns if udf is None or udf.name == definition.name else None
-        request = BackfillRequest.of(column, options)
         return plan_request(self.location, request, function, own_inputs, dataset), function
 
     def column_udf(self, column: str, definition: UdfDefinition | None = None) -> UDF:

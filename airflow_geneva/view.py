@@ -11,10 +11,12 @@ from airflow_geneva.views.definition import IS_SET, ViewDefinition, visible_colu
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Unpack
 
     from airflow_geneva.job.result import BackfillResult
     from airflow_geneva.plan.model import Plan
-    from airflow_geneva.plan.request import RefreshRequest
+    from airflow_geneva.plan.request import BackfillRequest, RefreshRequest, SizingOptions
+    from airflow_geneva.udf import UDF
 
 
 class View(Table):
@@ -99,7 +101,7 @@ class View(Table):
         max_rows_per_fragment: int | None = None,
         on_code_change: str = "error",
         ignore_checkpoints: bool = False,
-        **sizing: Any,
+        **sizing: Unpack[SizingOptions],
     ) -> Plan:
         """Plan a refresh: which rows it would compute, and why; writes nothing.
 
@@ -114,9 +116,9 @@ class View(Table):
             InvalidInput: the source no longer fits the view, or an argument is not valid.
             CodeChanged: the view holds another UDF version's values, and ``on_code_change`` is ``error``.
         """
-        from airflow_geneva.run.refresh import plan
+        from airflow_geneva.run.view import plan
 
-        request = self._request(src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, sizing)
+        request = _request(src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, sizing)
         return plan(self.location, self.view_definition, self.source().location, request)
 
     def refresh(
@@ -126,7 +128,7 @@ class View(Table):
         on_code_change: str = "error",
         ignore_checkpoints: bool = False,
         runner: str = "spark",
-        **sizing: Any,
+        **sizing: Unpack[SizingOptions],
     ) -> BackfillResult:
         """Update the view to its source in one commit; the cost depends on what changed.
 
@@ -139,27 +141,16 @@ class View(Table):
             InvalidInput, CodeChanged: see :meth:`plan_refresh`; nothing was started.
             JobFailed: the job failed; the view is unchanged.
         """
-        from airflow_geneva.run.backfill import check_runner
-        from airflow_geneva.run.refresh import run_refresh
+        from airflow_geneva.run.inline import Udfs
+        from airflow_geneva.run.pipeline import Stopwatch, check_runner, run, start
+        from airflow_geneva.run.view import load_udfs, plan
 
         check_runner(runner)
-        request = self._request(src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, sizing)
-        return run_refresh(self.location, self.view_definition, self.source().location, request, runner)
-
-    @staticmethod
-    def _request(
-        src_version: int | None,
-        max_rows_per_fragment: int | None,
-        on_code_change: str,
-        ignore_checkpoints: bool,
-        sizing: Mapping[str, Any],
-    ) -> RefreshRequest:
-        from airflow_geneva.job.folder import new_job_id
-        from airflow_geneva.plan.request import RefreshRequest, check_sizing
-
-        return RefreshRequest(
-            new_job_id(), src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, check_sizing(sizing)
-        )
+        request = _request(src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, sizing)
+        watch, definition = Stopwatch(), self.view_definition
+        planned = plan(self.location, definition, self.source().location, request)
+        job = start(planned, self.location, runner, watch)
+        return run(job, planned.shards, Udfs.of(load_udfs(definition)), runner, watch)
 
     def add(self, data: Any) -> NoReturn:
         """Always raises: a view's rows come from its query."""
@@ -183,7 +174,23 @@ class View(Table):
             "its query. Create a view with another query, or compute them in the source."
         )
 
-    def _plan(self, udf: Any, column: str, options: Any) -> NoReturn:
+    def _plan(self, request: BackfillRequest, udf: UDF | None) -> NoReturn:
+        column = request.column
         raise InvalidInput(
             f"View {self.name!r} cannot be backfilled: its query computes column {column!r}. Call view.refresh()."
         )
+
+
+def _request(
+    src_version: int | None,
+    max_rows_per_fragment: int | None,
+    on_code_change: str,
+    ignore_checkpoints: bool,
+    sizing: SizingOptions,
+) -> RefreshRequest:
+    from airflow_geneva.job.folder import new_job_id
+    from airflow_geneva.plan.request import RefreshRequest, check_sizing
+
+    return RefreshRequest(
+        new_job_id(), src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, check_sizing(sizing)
+    )

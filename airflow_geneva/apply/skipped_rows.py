@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.error_policy import Policy, Skip, rules_of
-from airflow_geneva.views.definition import ViewDefinition
 
 
 class SkipCount:
@@ -65,15 +63,11 @@ class ErrorLog:
     job: Storage
     records: list[ErrorRecord] = field(default_factory=list)
 
-    @cached_property
-    def _view(self) -> ViewDefinition | None:
-        return self.work.definition if isinstance(self.work, RefreshSpec) else None
-
     def _maker(self, column: str) -> tuple[str, str, str]:
         """Return a column with the name and version of its UDF; for a view, of the UDF of that column."""
-        for found in self._view.columns if self._view else ():
-            if found.name == column and found.udf is not None:
-                return column, found.udf.name, found.udf.version
+        udf = self.work.udfs.get(column)
+        if udf is not None:
+            return column, udf.name, udf.version
         work = self.work.identity
         return work.column, work.udf, work.version
 
@@ -87,7 +81,7 @@ class ErrorLog:
         for before, rows in tried:
             runs[rows.mask(failed)] = before + 1
         now = time.time()
-        source = self._view.source_table if self._view else ""
+        source = self.work.definition.source_table if isinstance(self.work, RefreshSpec) else ""
         for failure, offset, attempt in zip(failures, failed.tolist(), runs.tolist(), strict=True):
             column, udf, udf_version = self._maker(failure.column)
             self.records.append(
@@ -142,7 +136,7 @@ def skipped_before(location: TableLocation, work: JobSpec) -> dict[int, int]:
 
 def has_limits(work: JobSpec) -> bool:
     """Whether the UDF's error policy limits how many rows a job may skip."""
-    policies = (udf.on_error for udf in work.udfs)
+    policies = (udf.on_error for udf in work.udfs.values())
     return any(
         rule.get("max_count") or rule.get("max_fraction")
         for policy in policies

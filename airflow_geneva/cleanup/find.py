@@ -12,13 +12,6 @@ from airflow_geneva.checkpoint.facts import covered_documents
 from airflow_geneva.checkpoint.keys import ParsedKey, parse_key, path_to_key
 from airflow_geneva.checkpoint.packs import keys_of_pack
 from airflow_geneva.checkpoint.view_snapshot import snapshot_job, snapshot_key
-from airflow_geneva.cleanup.data_files import (
-    is_named_like_ours,
-    may_be_staged,
-    read_referenced,
-    sidecar_folder,
-    without_referenced,
-)
 from airflow_geneva.cleanup.garbage import (
     CHECKPOINTS,
     DEFAULT_TTL,
@@ -35,10 +28,15 @@ from airflow_geneva.cleanup.garbage import (
 )
 from airflow_geneva.cleanup.in_use import (
     CheckpointPlace,
+    is_named_like_ours,
+    may_be_staged,
     may_use_folder,
     named_snapshots,
     planned_places,
     read_active_jobs,
+    read_referenced,
+    sidecar_folder,
+    without_referenced,
 )
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.heartbeat import WAITING_TIMEOUT

@@ -53,12 +53,7 @@ def parse_ttl(ttl: timedelta | str) -> timedelta:
 
 @dataclass(frozen=True)
 class FileGroup:
-    """Files of one kind.
-
-    Args:
-        kind: one of :data:`KINDS`.
-        files: named relative to the table's folder.
-    """
+    """Files of one of the :data:`KINDS`, named relative to the table's folder."""
 
     kind: str
     files: tuple[FileEntry, ...] = ()

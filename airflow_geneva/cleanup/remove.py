@@ -19,7 +19,6 @@ from airflow_geneva.checkpoint.view_snapshot import (
     snapshot_job,
     snapshot_key,
 )
-from airflow_geneva.cleanup.data_files import ExistingVersions, sidecar_folder, without_referenced
 from airflow_geneva.cleanup.garbage import (
     CHECKPOINTS,
     JOBS,
@@ -32,9 +31,17 @@ from airflow_geneva.cleanup.garbage import (
     field_of,
     group_files,
 )
-from airflow_geneva.cleanup.in_use import ActiveJobs, may_use_folder, named_snapshots, read_active_jobs
+from airflow_geneva.cleanup.in_use import (
+    ActiveJobs,
+    ExistingVersions,
+    may_use_folder,
+    named_snapshots,
+    read_active_jobs,
+    sidecar_folder,
+    without_referenced,
+)
 from airflow_geneva.faults import fault_point
-from airflow_geneva.job.record import job_ids
+from airflow_geneva.job.status import job_ids
 from airflow_geneva.storage.files import FileEntry, Storage
 from airflow_geneva.storage.location import TableLocation
 

@@ -1,28 +1,28 @@
-"""Commit a shard's staged data files, a group of fragments per Lance commit."""
+"""Commit a shard's staged data files, a group of fragments per Lance commit, if they still fit the newest version."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from airflow_geneva.checkpoint.facts import Fact, append_ledger, load_state, looked_at
-from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance
-from airflow_geneva.checkpoint.records import decode_runs
-from airflow_geneva.commit.verify import Candidate, Verification, verify
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, prior_failures_of
+from airflow_geneva.checkpoint.records import StagedFragment, decode_runs
 from airflow_geneva.errors import StorageError
-from airflow_geneva.faults import fault_point
 from airflow_geneva.job.result import ShardResult
 from airflow_geneva.lance_io.conflicts import commit_tries, is_conflict
-from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, fields_present, read_manifest
+from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, fields_present, live_offsets, read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec
-from airflow_geneva.plan.shard import FRAGMENTS_PER_COMMIT, Shard, fragments_per_commit
-from airflow_geneva.storage.files import Storage
+from airflow_geneva.plan.reusable_checkpoints import staged_fits
+from airflow_geneva.plan.shard import FRAGMENTS_PER_COMMIT, FragmentWork, Shard, fragments_per_commit
+from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
 
 if TYPE_CHECKING:
@@ -35,35 +35,119 @@ _IDS_A_READ = 10_000
 # About a second. Beyond this number, deleted rows count as left; the next plan finds out that they are gone.
 _MOST_LOOKED_UP = 1_000_000
 _MOST_WARNED = 5
+_THREADS = 8
+_DONE = "committed already"
 SECONDS_A_COMMIT = 10.0
 """Target time between two commits of a computed shard; longer if the shard would need too many commits."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A staged fragment on its way into the table."""
+
+    work: FragmentWork
+    staged: StagedFragment
+
+    def outcome(self, version: str) -> dict[Provenance, Ranges]:
+        """Return the provenance of the fragment's rows after its file, which a UDF version computed, is committed."""
+        staged = self.staged
+        found = {provenance: rows - staged.computed for provenance, rows in self.work.kept}
+        add_rows(found, [(Provenance(version, maker), rows) for maker, rows in staged.taken])
+        add_rows(found, [(Provenance(version, failures=runs), rows) for runs, rows in staged.failures.rows])
+        apart = Ranges.union([staged.failures.all, *(rows for _, rows in staged.taken)])
+        add_rows(found, [(Provenance(version), staged.computed - apart)])
+        return found
+
+    def only_failed_again(self, version: str) -> bool:
+        """Whether the UDF failed only on rows that it failed on before, so that their values are NULL already."""
+        failed = Ranges.union(rows for _, rows in prior_failures_of(self.work.known, version))
+        computed = self.staged.computed
+        return (
+            bool(self.work.files.output and computed)
+            and computed == self.staged.failures.all
+            and failed.contains(computed)
+        )
+
+    def output(self, field_id: int) -> tuple[tuple[int, int, str], ...]:
+        """The output files that the fragment will have."""
+        return ((field_id, -1, self.staged.file),)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Which candidates can be committed at a version.
+
+    Args:
+        fitting: candidates that fit.
+        done: candidates whose file is in the table already, from an earlier try of the same commit.
+        left: the other candidates, each with the reason.
+    """
+
+    fitting: tuple[Candidate, ...]
+    done: tuple[Candidate, ...]
+    left: tuple[tuple[Candidate, str], ...]
+
+
+def verify(
+    dataset: lance.LanceDataset,
+    manifest: Mapping[int, FragmentFiles],
+    candidates: Iterable[Candidate],
+    output_fields: tuple[int, ...],
+) -> Verification:
+    """Compare every candidate with the newest version, because Lance does not check a ``DataReplacement``."""
+
+    def judge(candidate: Candidate) -> tuple[Candidate, str]:
+        return candidate, _reason(dataset, manifest.get(candidate.work.id), candidate, output_fields)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        judged = list(pool.map(judge, candidates))
+    return Verification(
+        tuple(c for c, reason in judged if reason == ""),
+        tuple(c for c, reason in judged if reason == _DONE),
+        tuple((c, reason) for c, reason in judged if reason not in ("", _DONE)),
+    )
+
+
+def _reason(
+    dataset: lance.LanceDataset, now: FragmentFiles | None, candidate: Candidate, output_fields: tuple[int, ...]
+) -> str:
+    planned, staged = candidate.work.files, candidate.staged
+    if now is None:
+        return "the fragment is gone (compacted, updated or deleted)"
+    if not output_fields:
+        return "the column was dropped"
+    if now.output == candidate.output(output_fields[0]) and now.inputs == planned.inputs:
+        return _DONE
+    if now.inputs != planned.inputs or now.physical_rows != planned.physical_rows:
+        return "its inputs were replaced"
+    if now.output != staged.output_files:
+        return "another writer wrote the column"
+    live = live_offsets(dataset, now)
+    if not staged_fits(dataset, staged, now, live, candidate.work.due & live, output_fields, staged.looked_at):
+        return "its staged file no longer fits (rows were restored, the column was replaced, or the file is missing)"
+    return ""
 
 
 class ShardCommitter:
     """Commits the staged fragments of one shard.
 
     Args:
-        open_table: opens the table at its newest version.
-        checkpoints: the table's ``_checkpoints`` folder.
-        work: the job.
         columns: the relevant columns by field id, as planned.
         planned: the table at the planned version, where the column has the name that the staged files use.
-        fingerprint: fingerprint of the plan.
         shards: number of shards of the plan.
     """
 
     def __init__(
         self,
-        open_table: Callable[[], lance.LanceDataset],
-        checkpoints: Storage,
+        location: TableLocation,
         work: BackfillSpec,
         columns: Columns,
         planned: lance.LanceDataset,
         fingerprint: str,
         shards: int,
     ) -> None:
-        self.open_table = open_table
-        self.checkpoints = checkpoints
+        self.location = location
+        self.checkpoints = location.checkpoints
         self.work = work
         self.columns = columns
         self.planned = planned
@@ -87,14 +171,12 @@ class ShardCommitter:
         """Commit the candidates that fit, and report those that do not.
 
         Args:
-            candidates: its fragments that have a staged file.
-            missing: fragment id and reason of the others.
+            missing: fragment id and reason of the fragments without a staged file.
             on_group: called after every Lance commit with the number of visible fragments and due rows, and the table
                 versions written.
 
         Raises:
             CommitConflict: other writers changed the table at every retry.
-            StorageError: the table's folder is full, read-only or unreachable.
             TableRemade: the table was dropped and created again; a commit to the new table is undone.
         """
         rows = {work.id: work.rows for work in shard.fragments}
@@ -150,12 +232,12 @@ class ShardCommitter:
 
     def _commit_group(self, group: Sequence[Candidate]) -> None:
         for _ in commit_tries(f"table {self.work.table_name!r}", f"commit column {self.work.column!r}"):
-            dataset = self.open_table()
+            dataset = self.location.open()
             output = fields_present(dataset, self.columns.output)
             manifest = read_manifest(dataset, self.columns, {c.work.id for c in group})
             verdict = verify(dataset, manifest, group, output)
             if verdict.left:
-                self.work.written.look(self.checkpoints.options)
+                self.work.written.look(self.location.options)
             if not verdict.fitting or self._replace(dataset, manifest, verdict, output):
                 self._done.extend(verdict.done)
                 by_others = self._computed_by_others(manifest, [candidate for candidate, _ in verdict.left])
@@ -211,10 +293,10 @@ class ShardCommitter:
             operation=operation.DataReplacement(groups),
             transaction_properties={"geneva.job_id": self.work.job_id},
         )
-        self.work.written.look(self.checkpoints.options)
-        fault_point("commit.before")
         try:
-            committed = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
+            committed = self.work.written.commit_transaction(
+                self.location.options, transaction, before="commit.before", after="commit.after"
+            )
         except OSError as error:
             if is_conflict(error):
                 return False
@@ -222,8 +304,6 @@ class ShardCommitter:
                 f"Cannot commit column {self.work.column!r} to {dataset.uri}: {error}. Check space and permissions, "
                 "then run again: nothing is lost."
             ) from error
-        fault_point("commit.after")
-        self.work.written.check_after_commit(self.checkpoints.options, committed, transaction)
         self._versions.append(committed.version)
         self._verify_committed(committed, verdict, output)
         return True
@@ -294,10 +374,7 @@ def _fact(signature: str, what: str, rows: Ranges, physical_rows: int, at: int, 
 
 
 def _live_under(candidate: Candidate, provenance: Provenance, rows: Ranges) -> str | None:
-    """Return the deletion file under which the rows are all live rows; rows that failed in all runs count as covered.
-
-    None if live rows remain besides them.
-    """
+    """Return the deletion file under which the rows, and those that failed in all runs, are all live rows."""
     if provenance.failures:
         return None
     given_up = Provenance(provenance.version, failures=MOST_RUNS)

@@ -193,8 +193,7 @@ class AdvanceNote:
 
     Args:
         swap: snapshot of the swap that the note is about; the note does not count for any other swap.
-        source_version: the later source version.
-        snapshot: key of the snapshot at that version.
+        snapshot: key of the snapshot at the later version.
     """
 
     swap: str
@@ -203,10 +202,7 @@ class AdvanceNote:
 
 
 def write_advance_note(location: TableLocation, note: AdvanceNote) -> None:
-    """Record a later source version for a view without writing a table version.
-
-    Removes the previous note's snapshot if nothing else names it.
-    """
+    """Record a later source version without writing a table version; remove the previous note's snapshot if unnamed."""
     before = read_advance_note(location)
     location.checkpoints.write_json(_NOTE, asdict(note))
     fault_point("advance.written")
@@ -224,12 +220,7 @@ def read_advance_note(location: TableLocation) -> AdvanceNote | None:
 
 
 class CommittedViewState:
-    """What a version of a view shows; parts are read on demand.
-
-    Args:
-        location: the view.
-        dataset: one version of it.
-    """
+    """What a version of a view shows; parts are read on demand."""
 
     def __init__(self, location: TableLocation, dataset: lance.LanceDataset) -> None:
         self.location = location

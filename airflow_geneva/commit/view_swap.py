@@ -115,16 +115,14 @@ def swap_rows(
         )
         begun = read_intents(location) - {snapshot}
         write_intent(location, snapshot)
-        work.written.look(location.options)
-        fault_point("swap.before")
         try:
-            swapped = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=dataset._storage_options)
+            swapped = work.written.commit_transaction(
+                location.options, transaction, before="swap.before", after="swap.after"
+            )
         except OSError as error:
             if not is_conflict(error):
                 raise
             continue
-        fault_point("swap.after")
-        work.written.check_after_commit(location.options, swapped, transaction)
         # Two swaps conflict: one that began earlier was committed earlier or can no longer be committed.
         drop_intents(location, begun)
         return int(swapped.version), ""
@@ -162,10 +160,7 @@ def _open_with_a_fragment(location: TableLocation, planned: PlannedTable, wanted
             writer.write_batch(pa.record_batch([pa.array([-1]), pa.array([False])], schema=PLACEHOLDER_FIELDS))
         fragment = FragmentMetadata(id=0, files=[DataFile.create(dataset, name)], physical_rows=1)
         transaction = lance.Transaction(dataset.version, lance.LanceOperation.Append([fragment]))
-        planned.look(location.options)
-        committed = lance.LanceDataset.commit(dataset.uri, transaction, storage_options=options)
-        fault_point("swap.ground")
-        planned.check_after_commit(location.options, committed, transaction)
+        planned.commit_transaction(location.options, transaction, before="ground.write", after="swap.ground")
         dataset = location.open()
     return dataset
 

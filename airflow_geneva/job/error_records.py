@@ -112,12 +112,7 @@ def write_errors(job: Storage, name: str, records: Sequence[ErrorRecord]) -> Non
     """Write error records to one file, atomically; without records write nothing.
 
     Args:
-        job: the job's folder.
         name: name of the file, by the range that was run: a second run of the range replaces the file.
-
-    Raises:
-        StorageError: the store is full, read-only or unreachable.
-        InvalidInput: the name leads outside the folder.
     """
     if not records:
         return
@@ -134,14 +129,10 @@ def read_errors(
     """Return the error records of a table's jobs, newest first; one per job, column, row id and attempt.
 
     Args:
-        checkpoints: the table's ``_checkpoints`` folder.
-        job_id: only records of this job.
-        column: only records of this column.
         most: maximum number of records; if there are more, the first ones that are read.
 
     Raises:
         InvalidInput: ``job_id`` is not a job id.
-        StorageError: the store is unreachable.
     """
     newest: dict[tuple[Any, ...], ErrorRecord] = {}
     for table in _tables(checkpoints, sorted(_error_files(checkpoints, job_id))):
@@ -156,12 +147,7 @@ def read_errors(
 
 
 def count_errors(job: Storage, names: Iterable[str] | None = None) -> int:
-    """Count the error records of one job, each record once.
-
-    Args:
-        job: the job's folder.
-        names: names of its files, if already listed.
-    """
+    """Count the error records of one job, each once, in files that the caller may have listed already."""
     files = job.list_files(ERRORS) if names is None else list(names)
     chosen = [name for name in files if _is_error_file(name)]
     return len({key for table in _tables(job, chosen, _IDENTITY) for key in _identities(table)})
@@ -171,9 +157,6 @@ def count_errors_so_far(job: Storage) -> int:
     """Count the error records of a running job; a slow count is cached for ten times as long as it took.
 
     File names do not show a change: a file that is written again replaces the earlier one.
-
-    Args:
-        job: the job's folder.
     """
     began = time.monotonic()
     kept_until, count = _COUNTED.get(job.root, (began, 0))

@@ -41,23 +41,14 @@ def is_job_id(text: str) -> bool:
 
 @dataclass(frozen=True)
 class JobFolder:
-    """The documents of one job.
-
-    Args:
-        storage: the job's folder.
-        job_id: the job's id.
-    """
+    """The documents of one job."""
 
     storage: Storage
     job_id: str
 
     @staticmethod
     def of(checkpoints: Storage, job_id: str) -> JobFolder:
-        """Return the folder of a job below a table's ``_checkpoints``.
-
-        Raises:
-            InvalidInput: the id is not valid.
-        """
+        """Return the folder of a job below a table's ``_checkpoints``; InvalidInput if the id is not valid."""
         if not is_job_id(job_id):
             raise InvalidInput(f"{job_id!r} is not a job id.")
         return JobFolder(checkpoints.folder("jobs", job_id), job_id)
@@ -98,11 +89,7 @@ class JobFolder:
         self.storage.write_json("planned.json", {"fingerprint": fingerprint, "shards": [dict(size) for size in shards]})
 
     def write_result(self, state: str, result: Mapping[str, Any], error: str | None = None, errors: int = 0) -> None:
-        """Write how the job ended.
-
-        Args:
-            errors: number of its error records.
-        """
+        """Write how the job ended, with the number of its error records."""
         document = {"state": state, "ended": time.time(), "result": dict(result), "errors": errors}
         document["error"] = None if error is None else mask_secrets(error)
         self.storage.write_json("result.json", document)

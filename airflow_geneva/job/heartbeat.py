@@ -65,7 +65,6 @@ def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool) -> float:
     """Return the seconds without a heartbeat after which an unfinished job counts as dead.
 
     Args:
-        heartbeat: its last heartbeat; jobs of older versions of this package have none.
         retried: whether Airflow may retry a killed task.
     """
     working = heartbeat is not None and not heartbeat.over and not retried
@@ -74,13 +73,7 @@ def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool) -> float:
 
 @contextmanager
 def writing_heartbeats(job: Storage, stage: str, every: float = EVERY_SECONDS) -> Iterator[None]:
-    """Write heartbeats while the body runs; a failed write does not fail the job.
-
-    Args:
-        job: the job's folder.
-        stage: the stage that the body runs.
-        every: seconds between two heartbeats.
-    """
+    """Write heartbeats while the body runs one stage of a job; a failed write does not fail the job."""
     pulse = _HeartbeatWriter(job, stage)
     pulse.beat()
     over = threading.Event()

@@ -1,14 +1,16 @@
-"""Progress of a shard: lines in the log, and a small file that commands and pages read."""
+"""Progress of a shard: written by its stages as log lines and small files, and read from these."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 from airflow_geneva.errors import StorageError
+from airflow_geneva.job.folder import APPLY_PROGRESS, COMMITTING, JobFolder, progress_name, shard_name
 from airflow_geneva.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.progress")
@@ -16,6 +18,13 @@ logger = logging.getLogger("airflow_geneva.progress")
 EVERY_SECONDS = 5.0
 LONGEST_SECONDS = 600.0
 _GROWTH = 0.1
+_READERS = 16
+
+WAITING, FAILED, LEFT = "waiting", "failed", "left"
+"""Stages of a shard that no process works on."""
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
@@ -48,12 +57,7 @@ class Progress:
 
     @property
     def rows_checkpointed(self) -> int:
-        """Rows that are computed and kept.
-
-        A running task keeps what it has computed when its checkpoint interval is over, so at most that much of it is
-        not on disk yet. A try that goes on where another one was killed counts what that one left in a fragment when it
-        has finished the fragment.
-        """
+        """Rows that are computed and kept, except what running tasks computed since their last checkpoint."""
         return max(self.rows_held + self.rows_done, self.rows_ready, self.rows_committed)
 
     @property
@@ -83,13 +87,9 @@ class ProgressReporter:
     The pauses between two lines grow with the time that has passed, so that the log of a shard of hours stays short.
 
     Args:
-        rows, fragments: size of the shard.
         storage: the job's folder, or None to keep no file.
-        name: name of the file.
-        emit: called with each line.
         every: seconds between two reports in the file, and the shortest pause between two lines.
         longest: the longest pause between two lines.
-        rows_held: rows that were in checkpoints when the shard was planned.
         skipped: returns the number of skipped rows, by rule.
     """
 
@@ -114,29 +114,15 @@ class ProgressReporter:
     _already_warned: bool = False
 
     def now(self) -> Progress:
-        return Progress(
-            self.rows,
-            self.rows_done,
-            self.fragments,
-            self.ready,
-            self.committed,
-            time.monotonic() - self._began,
-            self.rows_held,
-            self.rows_ready,
-            self.rows_committed,
-            self.versions,
-        )
+        counts = {part.name: getattr(self, part.name) for part in fields(Progress) if part.name != "seconds"}
+        return Progress(seconds=time.monotonic() - self._began, **counts)
 
     def add_rows(self, rows: int) -> None:
         self.rows_done += rows
         self.tick()
 
     def add_ready(self, rows: int) -> None:
-        """Count a fragment that was staged.
-
-        Args:
-            rows: its due rows.
-        """
+        """Count a fragment that was staged, with its due rows."""
         self.ready += 1
         self.rows_ready += rows
 
@@ -177,10 +163,215 @@ class ProgressReporter:
 
 
 def read_progress(document: Mapping[str, Any]) -> Progress:
-    """Parse a progress file, also one of an older version of this package.
-
-    Raises:
-        KeyError, TypeError: it is not a progress file.
-    """
+    """Parse a progress file, also of an older version of this package; KeyError, TypeError if it is none."""
     known = {part.name: document[part.name] for part in fields(Progress) if part.name in document}
     return Progress(**{**known, "versions": tuple(document.get("versions", ()))})
+
+
+@dataclass(frozen=True)
+class ShardStatus:
+    """One shard of a job at one time; committed rows count as ready, and ready rows as checkpointed.
+
+    Args:
+        index: its position in the plan.
+        stage: ``waiting``, ``applying``, ``applied``, ``committing`` or ``committed``; for a view also ``verified``;
+            ``failed`` if its last try failed, ``left`` if the job ended or died before the shard was done.
+        rows: due rows.
+        rows_checkpointed: due rows that are computed and checkpointed.
+        rows_ready: due rows in a finished data file.
+        rows_committed: due rows visible in the table, including rows that failed and are NULL.
+        fragments, fragments_ready, fragments_committed: the same in fragments.
+        rows_computed: rows that the UDF ran on in this job.
+        rows_reused: rows that other jobs computed; known once the shard is committed.
+        rows_failed: rows on which the UDF failed; known once the shard is committed.
+        versions: table versions written.
+        seconds: time spent, by stage.
+        rows_per_second: speed of the UDF while it runs, else 0.
+        seconds_left: estimated seconds left in the current stage, or None.
+        error: why the last try failed, until a new try begins; None for a try that was killed.
+    """
+
+    index: int
+    stage: str
+    rows: int
+    rows_checkpointed: int = 0
+    rows_ready: int = 0
+    rows_committed: int = 0
+    fragments: int = 0
+    fragments_ready: int = 0
+    fragments_committed: int = 0
+    rows_computed: int = 0
+    rows_reused: int = 0
+    rows_failed: int = 0
+    versions: tuple[int, ...] = ()
+    seconds: tuple[tuple[str, float], ...] = ()
+    rows_per_second: float = 0.0
+    seconds_left: float | None = None
+    error: str | None = None
+
+    def __str__(self) -> str:
+        speed = f", {self.rows_per_second:,.0f} rows/s" if self.rows_per_second else ""
+        left = f", about {self.seconds_left:,.0f} s left" if self.seconds_left is not None else ""
+        return (
+            f"shard {self.index}: {self.stage}, {self.rows_checkpointed:,} of {self.rows:,} rows checkpointed, "
+            f"{self.rows_ready:,} ready, {self.rows_committed:,} committed{speed}{left}"
+            + (f"; error: {self.reason}" if self.error else "")
+        )
+
+    def at_rest(self, failed: bool, swapped: bool = False) -> ShardStatus:
+        """Return the shard after its job has ended or died, when no process works on it any more.
+
+        Args:
+            swapped: the view was swapped, which makes all shards visible at once.
+        """
+        ended = replace(self, rows_per_second=0.0, seconds_left=None)
+        if not swapped:
+            worked_on = self.stage in ("applying", "committing")
+            if worked_on or self.stage == WAITING:
+                return replace(ended, stage=FAILED if worked_on and failed else LEFT)
+            return ended
+        return replace(
+            ended,
+            stage="committed",
+            rows_checkpointed=self.rows,
+            rows_ready=self.rows,
+            rows_committed=self.rows,
+            fragments_ready=self.fragments,
+            fragments_committed=self.fragments,
+            error=None,
+        )
+
+    @property
+    def reason(self) -> str:
+        """The first line of its error."""
+        return (self.error or "").partition("\n")[0]
+
+
+def read_shards(folder: JobFolder, planned: Mapping[str, Any], names: Collection[str]) -> tuple[ShardStatus, ...]:
+    """Read the shards of a job's current plan from its ``planned.json`` and the files in its folder."""
+    there = frozenset(names)
+    sizes = list(enumerate(planned["shards"]))
+    found = in_parallel(
+        lambda item: _read_shard(folder, planned["fingerprint"], item[0], item[1], there), sizes, folder.storage.local
+    )
+    return tuple(found)
+
+
+def in_parallel(read: Callable[[_T], _R], items: Iterable[_T], local: bool) -> list[_R]:
+    """Read many small documents, in parallel where each costs a round trip."""
+    if local:
+        return [read(item) for item in items]
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(read, items))
+
+
+def _read_shard(
+    folder: JobFolder, fingerprint: str, index: int, size: Mapping[str, Any], names: frozenset[str]
+) -> ShardStatus:
+    def read(name: str) -> dict[str, Any]:
+        return (folder.read(name) if name in names else None) or {}
+
+    staged = int(size["rows_staged"])
+    status = ShardStatus(
+        index=index,
+        stage=WAITING,
+        rows=int(size["rows"]),
+        rows_checkpointed=staged + int(size["rows_held"]),
+        rows_ready=staged,
+        fragments=int(size["fragments"]),
+        fragments_ready=int(size["staged"]),
+    )
+    committed = read(shard_name("commit", fingerprint, index))
+    if not committed or committed["rows_left"]:
+        # For a fully committed shard the result of its commit is enough.
+        status = _applying(status, read(progress_name(APPLY_PROGRESS, index)))
+        status = _applied(status, read(shard_name("apply", fingerprint, index)))
+        status = _committing(status, read(progress_name(COMMITTING, index)))
+        failed = read(shard_name("failed", fingerprint, index))
+        if failed and not committed:
+            status = replace(status, stage=FAILED, error=failed["error"], rows_per_second=0.0, seconds_left=None)
+    else:
+        status = _applied(status, read(shard_name("apply", fingerprint, index)))
+    return _committed(status, committed)
+
+
+def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+    if not document:
+        return status
+    progress = read_progress(document)
+    # Fragments that were staged when the shard was planned are not applied again.
+    rows_ready = status.rows_ready + progress.rows_ready
+    done = rows_ready >= status.rows
+    return replace(
+        status,
+        stage="applied" if done else "applying",
+        rows_checkpointed=status.rows_ready + progress.rows_checkpointed,
+        rows_ready=rows_ready,
+        fragments_ready=status.fragments_ready + progress.ready,
+        rows_computed=progress.rows_done,
+        seconds=(("apply", round(progress.seconds, 3)),),
+        rows_per_second=0.0 if done else progress.rows_per_second,
+        seconds_left=None if done else progress.seconds_left,
+    )
+
+
+def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+    if not document:
+        return status
+    return replace(
+        status,
+        stage="applied",
+        rows_checkpointed=status.rows,
+        rows_ready=status.rows,
+        fragments_ready=status.fragments,
+        rows_computed=max(status.rows_computed, int(document["rows_run"])),
+        seconds=(("apply", float(document.get("seconds", 0.0))),),
+        rows_per_second=0.0,
+        seconds_left=None,
+    )
+
+
+def _committing(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+    if not document:
+        return status
+    progress = read_progress(document)
+    return replace(
+        status,
+        stage="committing",
+        rows_checkpointed=max(status.rows_checkpointed, progress.rows_checkpointed),
+        rows_ready=progress.rows_ready,
+        rows_committed=progress.rows_committed,
+        fragments_ready=progress.ready,
+        fragments_committed=progress.committed,
+        versions=progress.versions,
+        seconds=_add_stage(status.seconds, "commit", progress.seconds),
+        rows_per_second=0.0,
+        seconds_left=None,
+    )
+
+
+def _committed(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+    if not document:
+        return status
+    visible = int(document["rows_computed"]) + int(document["rows_reused"]) + int(document["rows_failed"])
+    whole = not document["rows_left"]
+    shown = document.get("visible", True)
+    return replace(
+        status,
+        stage="committed" if shown else "verified",
+        # Rows that were deleted after planning no longer count.
+        rows_checkpointed=visible if whole else max(status.rows_checkpointed, visible),
+        rows_ready=visible if whole else max(status.rows_ready, visible),
+        rows_committed=visible if shown else 0,
+        fragments_ready=max(status.fragments_ready, int(document["fragments"])),
+        fragments_committed=int(document["fragments"]) if shown else 0,
+        rows_computed=int(document["rows_computed"]),
+        rows_reused=int(document["rows_reused"]),
+        rows_failed=int(document["rows_failed"]),
+        versions=tuple(document["versions"]),
+        seconds=_add_stage(status.seconds, "commit", float(document.get("seconds", 0.0))),
+    )
+
+
+def _add_stage(seconds: tuple[tuple[str, float], ...], stage: str, spent: float) -> tuple[tuple[str, float], ...]:
+    return (*((name, value) for name, value in seconds if name != stage), (stage, round(spent, 3)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -122,31 +122,3 @@ class BackfillResult:
         ]
         lines.extend(f"  Note: {note}" for note in self.notes)
         return "\n".join(lines)
-
-
-def combine_shards(
-    job_id: str,
-    shards: Iterable[ShardResult],
-    rows_skipped: int,
-    from_version: int,
-    version: int,
-    notes: tuple[str, ...],
-) -> BackfillResult:
-    """Add up the results of a job's shards."""
-    results = list(shards)
-    left = sum(r.rows_left for r in results)
-    commits = tuple(sorted({v for r in results for v in r.versions}))
-    reasons = sorted({reason for r in results for _, reason in r.left_reasons})
-    return BackfillResult(
-        job_id=job_id,
-        state=PARTIAL if left else DONE,
-        rows_computed=sum(r.rows_computed for r in results),
-        rows_reused=sum(r.rows_reused for r in results),
-        rows_skipped=rows_skipped,
-        rows_failed=sum(r.rows_failed for r in results),
-        rows_left=left,
-        version=max(commits, default=version),
-        from_version=from_version,
-        commits=commits,
-        notes=(*notes, *(f"left for the next run: {reason}" for reason in reasons)),
-    )

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from airflow_geneva.errors import InvalidInput, StorageError, TableRemade
+from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_engine_error, is_failure
 from airflow_geneva.lance_io.fragments import FragmentFiles, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
@@ -132,13 +133,28 @@ class PlannedTable:
         if not self._is_current(options):
             raise self._remade()
 
-    def check_after_commit(
-        self, options: StorageOptions, committed: lance.LanceDataset, transaction: lance.Transaction
-    ) -> None:
-        """Check the table immediately after a commit, and undo the commit if it reached another table."""
+    def commit_transaction(
+        self, options: StorageOptions, transaction: lance.Transaction, before: str, after: str
+    ) -> lance.LanceDataset:
+        """Commit a transaction; check the table immediately before and after, and undo a commit to another table.
+
+        Args:
+            before, after: the fault points around the commit.
+
+        Raises:
+            TableRemade: it is another table, or it was dropped.
+            OSError: pylance's own, for example because another writer committed first.
+        """
+        import lance
+
+        self.look(options)
+        fault_point(before)
+        committed = lance.LanceDataset.commit(self.uri, transaction, storage_options=dict(options) or None)
+        fault_point(after)
         if not self._is_current(options):
             self._take_back(options, int(committed.version), transaction)
             raise self._remade()
+        return committed
 
     def _place(self, options: StorageOptions) -> tuple[Storage, str]:
         folder, _, name = self.uri.rpartition("/")

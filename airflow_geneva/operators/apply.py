@@ -38,7 +38,8 @@ from airflow_geneva.operators._lance_task import (
 )
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.stages import apply_in_process, has_planned_version, is_shard_ready, planned_udfs
+from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.spark.installation import java_environment
 from airflow_geneva.spark.session import BLAS_VARIABLES, package_zip, session_settings
 from airflow_geneva.spark.submit import (
@@ -131,18 +132,18 @@ class ApplyOperator(SparkSubmitOperator):
         """Compute the shard; return in words how."""
         work = plan.saved.work
         again = plan.folder.read_shard("apply", plan.fingerprint, shard.index) is not None
-        if not shard.to_apply or (again and is_shard_ready(plan.location, work, shard)):
+        job = PlannedJob(plan.location, plan.saved)
+        if not shard.to_apply or (again and job.is_staged(shard)):
             _write_result(plan, shard, rows_run=0, seconds=0.0)
             return "(all of it was staged, no Spark started)"
-        rows = shard.rows_to_run
         given = optional_int("inline_below_rows", self.inline_below_rows)
-        if rows < (configured.inline_below_rows if given is None else given):
-            udfs = planned_udfs(work)
+        if shard.rows_to_run < (configured.inline_below_rows if given is None else given):
+            udfs = Udfs.planned(work)
             # The run uses the planned code, which Spark gets. If this process has another version, compute on Spark.
-            if has_planned_version(udfs):
+            if udfs.have_planned_version():
                 began = time.monotonic()
-                reports = apply_in_process(plan.location, work, shard, udfs)
-                _write_result(plan, shard, sum(report.rows_run for report in reports), time.monotonic() - began)
+                rows = job.apply(shard, udfs)
+                _write_result(plan, shard, rows, time.monotonic() - began)
                 return "in this task"
         # Airflow keeps the id of a submitted application even when the task is cleared. A `durable` task would take an
         # old one that ended well for the current one.
@@ -220,10 +221,10 @@ class ApplyOperator(SparkSubmitOperator):
         cores = own["spark.executor.cores"] or conf.get("spark.executor.cores")
         asked = Resources(
             work.sizing.concurrency,
-            max((udf.num_cpus for udf in work.udfs if udf.num_cpus), default=None),
-            max((udf.num_gpus for udf in work.udfs if udf.num_gpus), default=None),
+            max((udf.num_cpus for udf in work.udfs.values() if udf.num_cpus), default=None),
+            max((udf.num_gpus for udf in work.udfs.values() if udf.num_gpus), default=None),
             # The UDFs of a view share one process, which keeps what each of them has loaded.
-            sum(udf.memory or 0 for udf in work.udfs) or None,
+            sum(udf.memory or 0 for udf in work.udfs.values()) or None,
             None if cores is None else int(cores),
         )
         if ignored := asked.ignored(master):

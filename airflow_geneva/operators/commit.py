@@ -11,7 +11,7 @@ from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import Configuration, LanceOperator, LoadedPlan, check_shard
-from airflow_geneva.run.stages import commit_stored_shard
+from airflow_geneva.run.pipeline import PlannedJob
 
 _REASONS_TOLD = 5
 
@@ -43,7 +43,7 @@ class CommitOperator(LanceOperator):
         failure = plan.folder.recording_failure(plan.fingerprint, shard["shard"])
         retries = conflict_retries(configured.version_conflict_max_retries)
         with writing_heartbeats(plan.folder.storage, "commit"), failure, retries:
-            result = commit_stored_shard(plan.location, plan.saved, plan.load_shard(shard["shard"]))
+            result = PlannedJob(plan.location, plan.saved).commit(plan.load_shard(shard["shard"]))
         state = "visible" if result.visible else "verified"
         self.log.info(
             "Shard %s of %s: %s fragments %s, %s rows computed, %s from checkpoints, %s left.",

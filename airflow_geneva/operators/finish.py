@@ -22,7 +22,7 @@ from airflow_geneva.operators._lance_task import Configuration, LanceOperator, L
 from airflow_geneva.operators._openlineage import lineage_of
 from airflow_geneva.operators.plan import SUMMARY
 from airflow_geneva.plan.model import RefreshSpec
-from airflow_geneva.run.stages import finish_stored_plan
+from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.storage.files import Storage
 
 _KEPT_OF_COLUMN = "What the other shards committed is recorded, and announced by the next run that finishes."
@@ -72,7 +72,7 @@ class FinishOperator(LanceOperator):
         there = [shard for shard in committed if shard is not None]
         with writing_heartbeats(plan.folder.storage, "finish") if plan.saved.shards else nullcontext(), retries:
             try:
-                result = finish_stored_plan(plan.location, plan.saved, there, _seconds(plan, summary, there))
+                result = PlannedJob(plan.location, plan.saved).finish(there, _seconds(plan, summary, there))
             except InvalidInput as error:
                 raise AirflowFailException(str(error)) from error
         self._finished = (plan, result)

@@ -15,7 +15,7 @@ from airflow.sdk import Context
 from airflow_geneva.errors import CodeChanged
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
-from airflow_geneva.job.record import job_ids
+from airflow_geneva.job.status import job_ids
 from airflow_geneva.lance_io.task_memory import task_memory_bytes
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (
@@ -31,7 +31,7 @@ from airflow_geneva.operators._lance_task import (
 from airflow_geneva.plan.model import BackfillSpec, Plan, Sizing
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.plan.saved_plan import SavedPlan, plan_name, shard_summaries
-from airflow_geneva.run.column_stages import record_job
+from airflow_geneva.run.pipeline import record_plan
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.udf import load_udf
@@ -93,7 +93,7 @@ class PlanOperator(LanceOperator):
             plan, since = self._plan(table, context, asked)
         except CodeChanged as error:
             raise AirflowFailException(str(error)) from error
-        saved = self._record(table, plan, **_about_run(context))
+        saved = record_plan(plan, table.location, ship_code=True, **_about_run(context))
         work = saved.work
         if since is not None:
             write_outbox(table.location.checkpoints, work.outbox, OutboxEntry(work.job_id, since))
@@ -118,10 +118,6 @@ class PlanOperator(LanceOperator):
         Args:
             asked: the fields that the requests of both operators have.
         """
-        raise NotImplementedError
-
-    def _record(self, table: Any, plan: Plan, run: str, about: Mapping[str, Any]) -> SavedPlan:
-        """Write the job's record and plan."""
         raise NotImplementedError
 
     def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
@@ -225,9 +221,6 @@ class PlanBackfillOperator(PlanOperator):
         )
         plan = plan_request(table.location, request, udf, own_inputs)
         return plan, plan.work.version if plan.shards else None
-
-    def _record(self, table: Table, plan: Plan, run: str, about: Mapping[str, Any]) -> SavedPlan:
-        return record_job(plan, table.location, run, ship_code=True, about=about)[1]
 
 
 def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from airflow_geneva.operators.plan import PlanOperator
 from airflow_geneva.plan.model import Plan, RefreshSpec
 from airflow_geneva.plan.request import RefreshRequest, check_sizing
 from airflow_geneva.plan.saved_plan import SavedPlan
-from airflow_geneva.run.refresh import plan, record_refresh
+from airflow_geneva.run.view import plan
 from airflow_geneva.view import View
-from airflow_geneva.views.definition import ViewDefinition
 
 
 class PlanRefreshOperator(PlanOperator):
@@ -75,11 +74,8 @@ class PlanRefreshOperator(PlanOperator):
         )
         return plan(table.location, definition, table.source().location, request), since
 
-    def _record(self, table: View, plan: Plan, run: str, about: Mapping[str, Any]) -> SavedPlan:
-        return record_refresh(plan, table.location, run, ship_code=True, about=about)
-
     def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
         work = saved.work
         assert isinstance(work, RefreshSpec)
-        source = ViewDefinition.from_json(work.query).source_table
+        source = work.definition.source_table
         return {**super()._summarize(plan, saved), "view": work.table_name, "source": source}

@@ -9,10 +9,9 @@ from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.job.folder import JobFolder, is_job_id
-from airflow_geneva.job.record import job_ids, read_job, read_jobs
+from airflow_geneva.job.progress import ShardStatus, in_parallel
 from airflow_geneva.job.result import DONE
-from airflow_geneva.job.shard_status import ShardStatus, in_parallel
-from airflow_geneva.job.status import Job
+from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
 from airflow_geneva.pages.access import CurrentUser
 from airflow_geneva.storage.location import TableLocation
 

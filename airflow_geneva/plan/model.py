@@ -112,7 +112,8 @@ class _JobSpec:
     codes: tuple[CodeArchive, ...] = ()
 
     @property
-    def udfs(self) -> tuple[UdfDefinition, ...]:
+    def udfs(self) -> dict[str, UdfDefinition]:
+        """The UDFs that the job runs, by column."""
         raise NotImplementedError
 
     @property
@@ -158,7 +159,7 @@ class _JobSpec:
 
     def describe(self) -> dict[str, Any]:
         """Return what the job's record says of it."""
-        udfs = {udf.name: udf.version for udf in self.udfs}
+        udfs = {udf.name: udf.version for udf in self.udfs.values()}
         return {
             "kind": self.kind,
             "table": self.table_name,
@@ -193,8 +194,8 @@ class BackfillSpec(_JobSpec):
         return UdfDefinition.from_json(self.udf)
 
     @property
-    def udfs(self) -> tuple[UdfDefinition, ...]:
-        return (self.definition,)
+    def udfs(self) -> dict[str, UdfDefinition]:
+        return {self.column: self.definition}
 
     @property
     def udf_name(self) -> str:
@@ -250,8 +251,8 @@ class RefreshSpec(_JobSpec):
         return ViewDefinition.from_json(self.query)
 
     @property
-    def udfs(self) -> tuple[UdfDefinition, ...]:
-        return tuple(column.udf for column in self.definition.columns if column.udf)
+    def udfs(self) -> dict[str, UdfDefinition]:
+        return {column.name: column.udf for column in self.definition.columns if column.udf}
 
     @property
     def identity(self) -> WorkIdentity:
@@ -341,7 +342,7 @@ class Plan:
     @property
     def rows_to_run(self) -> int:
         """Most rows that the UDF will run on: due rows that no checkpoint holds."""
-        return sum(work.rows_to_run for work in self.fragments if not work.staged)
+        return sum(shard.rows_to_run for shard in self.shards)
 
     @property
     def rows_held(self) -> tuple[int, int]:

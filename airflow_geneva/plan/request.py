@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from airflow_geneva.code_hash.hasher import deps_version
 from airflow_geneva.errors import InvalidInput
@@ -30,6 +30,23 @@ if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
 
 _SIZES = {f.name for f in fields(Sizing)}
+
+
+class SizingOptions(TypedDict, total=False):
+    """The sizes that a user may give; see :class:`airflow_geneva.plan.model.Sizing`."""
+
+    concurrency: int
+    intra_applier_concurrency: int
+    batch_size: int | None
+    checkpoint_size: int | None
+    min_checkpoint_size: int | None
+    max_checkpoint_size: int | None
+    checkpoint_interval: float
+    task_size: int | None
+    task_shuffle_diversity: int | None
+    shard_size: int | None
+    commit_granularity: int | None
+    task_memory_bytes: int
 
 
 @dataclass(frozen=True)

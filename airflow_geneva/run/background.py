@@ -5,20 +5,16 @@ from __future__ import annotations
 import concurrent.futures.thread
 import logging
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.record import read_job
 from airflow_geneva.job.result import BackfillResult
-from airflow_geneva.job.status import Job
+from airflow_geneva.job.status import Job, read_job
 from airflow_geneva.plan.model import Plan
-from airflow_geneva.run.backfill import PreparedBackfill, prepare_backfill, run_prepared
-from airflow_geneva.run.column_stages import Stopwatch
+from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.pipeline import PlannedJob, Stopwatch, run, start
 from airflow_geneva.storage.location import TableLocation
-
-if TYPE_CHECKING:
-    from airflow_geneva.udf import UDF
 
 logger = logging.getLogger("airflow_geneva.run")
 
@@ -30,18 +26,16 @@ class JobFuture:
 
     At the end of the program the process waits for its jobs, and logs that at once and every minute. Ctrl-C ends it;
     nothing is half-written then, and the next backfill continues from the checkpoints.
-
-    Args:
-        started: the started backfill.
     """
 
-    def __init__(self, started: PreparedBackfill) -> None:
-        self._started = started
+    def __init__(self, job: PlannedJob, run: Callable[[], BackfillResult]) -> None:
+        self._job = job
+        self._run = run
         self._outcome: concurrent.futures.Future[BackfillResult] = concurrent.futures.Future()
 
     @property
     def job_id(self) -> str:
-        return self._started.plan.work.job_id
+        return self._job.work.job_id
 
     def status(self) -> Job:
         """Read the current status of the job.
@@ -49,10 +43,10 @@ class JobFuture:
         Raises:
             InvalidInput: the record was removed meanwhile.
         """
-        location = self._started.location
-        job = read_job(JobFolder.of(location.checkpoints, self.job_id))
+        job = read_job(self._job.folder)
         if job is None:
-            raise InvalidInput(f"The record of job {self.job_id} in {location.uri} was removed while it was running.")
+            uri = self._job.location.uri
+            raise InvalidInput(f"The record of job {self.job_id} in {uri} was removed while it was running.")
         return job
 
     def done(self) -> bool:
@@ -79,28 +73,23 @@ class JobFuture:
             ) from error
 
     def __repr__(self) -> str:
-        work = self._started.plan.work
         state = "running" if not self.done() else "failed" if self._outcome.exception() else self.result().state
-        return f"JobFuture({work.target}, job_id={self.job_id!r}, {state})"
+        return f"JobFuture({self._job.work.target}, job_id={self.job_id!r}, {state})"
 
     def run(self) -> None:
         """Run the job in the calling thread."""
         try:
-            self._outcome.set_result(run_prepared(self._started))
+            self._outcome.set_result(self._run())
         except BaseException as error:
             self._outcome.set_exception(error)
             # The caller may never ask for the result, so log the error.
             logger.error("%s", error)
 
 
-def start_in_background(plan: Plan, location: TableLocation, udf: UDF, runner: str, watch: Stopwatch) -> JobFuture:
-    """Write a job's record and plan, and run it in a thread.
-
-    Raises:
-        JavaNotFound: there is no active session, and no Java to start one.
-        StorageError: the table's folder is read-only or unreachable.
-    """
-    future = JobFuture(prepare_backfill(plan, location, udf, runner, watch))
+def start_in_background(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch) -> JobFuture:
+    """Write a job's record and plan as :func:`~airflow_geneva.run.pipeline.start` does, and run it in a thread."""
+    job = start(plan, location, runner, watch)
+    future = JobFuture(job, partial(run, job, plan.shards, udfs, runner, watch))
     # Not a daemon: the process must not exit while native code writes, and a job that is started at the end of a script
     # should finish.
     worker = threading.Thread(target=future.run, name=f"geneva-{future.job_id}", daemon=False)

@@ -14,8 +14,8 @@ from airflow_geneva.checkpoint.view_snapshot import pack_snapshots, unpacked_sna
 from airflow_geneva.errors import DamagedRecord, StorageError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.outbox import jobs_in_outbox
-from airflow_geneva.job.record import job_ids, read_job, read_jobs
 from airflow_geneva.job.result import DONE, PARTIAL
+from airflow_geneva.job.status import job_ids, read_job, read_jobs
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.reusable_checkpoints import is_staged_complete
@@ -35,12 +35,6 @@ def reduce_old_jobs(checkpoints: Storage) -> None:
 
     These jobs are not reduced: the newest ones, open ones, those with commits to announce, and failed or dead ones
     until a later job for the same column or view is DONE. Each job is checked once.
-
-    Args:
-        checkpoints: the table's ``_checkpoints`` folder.
-
-    Raises:
-        StorageError: the store is unreachable or read-only.
     """
     state = _read_state(checkpoints)
     until, later = str(state.get("until", "")), [str(name) for name in state.get("later", ())]
@@ -52,11 +46,7 @@ def reduce_old_jobs(checkpoints: Storage) -> None:
 
 
 def busy_targets(checkpoints: Storage, but: str) -> set[str]:
-    """Return the ``target`` (column or view) of each open job of a table.
-
-    Args:
-        but: id of a job to ignore.
-    """
+    """Return the ``target`` (column or view) of each open job of a table, without the job ``but``."""
     later = set(map(str, _read_state(checkpoints).get("later", ())))
     names = job_ids(checkpoints)
     chosen = [name for at, name in enumerate(names) if name != but and (at < _KEPT_WHOLE or name in later)]
@@ -95,13 +85,9 @@ def _read_state(checkpoints: Storage) -> dict[str, Any]:
 
 
 def run_maintenance(location: TableLocation, work: JobSpec) -> None:
-    """Reduce old jobs and pack checkpoints of a table; a storage error is only logged, as the job has already ended.
+    """Reduce old jobs and pack checkpoints after a job; a storage error is only logged, as the job has already ended.
 
     After a kill the next job continues: a document is removed only after its replacement was read back.
-
-    Args:
-        location: the table or view.
-        work: the job that has just ended.
     """
     try:
         reduce_old_jobs(location.checkpoints)

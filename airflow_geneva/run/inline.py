@@ -1,34 +1,158 @@
-"""Run a shard in this process, with the same units of work as on Spark."""
+"""Compute a shard: prepare its UDFs, and run its units in this process; Spark's tasks do the same with their units."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Protocol
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
+import pyarrow as pa
+
+from airflow_geneva.apply.applier import Applier, RowWidths
+from airflow_geneva.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.apply.outcome import MappedBatch, RowFailure
+from airflow_geneva.apply.query_columns import QueryComputer
 from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
+from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.job.folder import APPLY_PROGRESS, JobFolder, progress_name
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
+from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.task_memory import return_large_buffers
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.units import RunUnit, Unit, UnitReport, whole_unit
+from airflow_geneva.run.column import ColumnTarget
+from airflow_geneva.run.units import RowCount, RunUnit, Target, Unit, UnitReport, run_unit, whole_unit
+from airflow_geneva.run.view import ViewTarget
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.udf.error_policy import Policy
+from airflow_geneva.udf import UDF, load_udf
+from airflow_geneva.udf.error_policy import Policy, rules_of
 from airflow_geneva.udf.shipping import UdfReference
 
+Computer: TypeAlias = tuple[Callable[[pa.RecordBatch], MappedBatch], Sequence[str] | Mapping[str, str]]
+"""A function that computes a batch, and the columns that the batch needs."""
 
-class Udfs(Protocol):
-    """The UDFs of a column or view: in this process, or as they are sent to the executors."""
+
+@dataclass(frozen=True)
+class Udfs:
+    """The UDFs of a job by the column that they compute: in this process, or as they are sent to the executors."""
+
+    by_column: tuple[tuple[str, UDF | UdfReference], ...]
+
+    @staticmethod
+    def of(udfs: Mapping[str, UDF]) -> Udfs:
+        return Udfs(tuple(udfs.items()))
+
+    @staticmethod
+    def planned(work: JobSpec) -> Udfs:
+        """Return the UDFs of a plan, in the planned versions.
+
+        Raises:
+            InvalidInput: the plan has a UDF without an import path.
+        """
+        for udf in work.udfs.values():
+            if udf.import_path is None:
+                raise InvalidInput(
+                    f"UDF {udf.name!r} has no import path, so no other process can load it. Move it to a module."
+                )
+        return Udfs(tuple((name, UdfReference(udf.import_path, udf.version)) for name, udf in work.udfs.items()))
 
     @property
-    def udf_references(self) -> tuple[UdfReference, ...]: ...
+    def references(self) -> tuple[UdfReference, ...]:
+        return tuple(udf if isinstance(udf, UdfReference) else UdfReference.of(udf) for _, udf in self.by_column)
 
-    def policy(self) -> Policy: ...
+    def sent(self) -> Udfs:
+        """The same UDFs as they are sent to the executors."""
+        names = (name for name, _ in self.by_column)
+        return Udfs(tuple(zip(names, self.references, strict=True)))
 
-    def prepare(self, location: TableLocation, work: JobSpec, before: Mapping[int, int]) -> tuple[RunUnit, SkipCount]:
-        """Prepare a task; return a function that runs a unit, and the counter of skipped rows."""
+    def here(self) -> dict[str, UDF]:
+        """The same UDFs, loaded in this process."""
+        return {name: udf.open() if isinstance(udf, UdfReference) else udf for name, udf in self.by_column}
+
+    def have_planned_version(self) -> bool:
+        """Whether this process has the planned code versions; InvalidInput if a UDF cannot be imported here."""
+        return all(load_udf(str(udf.import_path)).code_version == udf.version for udf in self.references)
+
+
+def joint_policy(udfs: Mapping[str, UDF]) -> Policy:
+    """Return the rules of all UDFs, one after another."""
+    return tuple(rule for udf in udfs.values() for rule in rules_of(udf.on_error)) or "fail"
+
+
+def open_target(location: TableLocation, work: JobSpec) -> Target:
+    """Open the column or view of a job; the classes say what is raised if it was removed or created again."""
+    return ViewTarget.at(location, work) if isinstance(work, RefreshSpec) else ColumnTarget.at(location, work)
+
+
+def prepare(location: TableLocation, work: JobSpec, udfs: Udfs, before: Mapping[int, int]) -> tuple[RunUnit, SkipCount]:
+    """Prepare a task; return a function that runs a unit, and the counter of skipped rows.
+
+    Args:
+        before: rows that the job skipped before, by rule.
+    """
+    loaded = udfs.here()
+    # Batch and checkpoint sizes are those of the first UDF.
+    first = next(iter(loaded.values()), None)
+    opened = {
+        name: udf if udf.on_error == "fail" and udf.timeout is None else UdfReference.of(udf)
+        for name, udf in loaded.items()
+    }
+    skipped, widths = SkipCount(joint_policy(loaded), work.rows, before), RowWidths()
+    target = open_target(location, work)
+
+    def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
+        counted = RowCount(on_rows)
+        with _computing(work, loaded, opened) as (compute, reads):
+            applier = Applier(target.source, target.store, target.job, work, first, compute, skipped, widths, counted)
+            applier.reads = reads
+            return run_unit(target, unit, applier, counted)
+
+    return run, skipped
+
+
+@contextmanager
+def _computing(
+    work: JobSpec, loaded: Mapping[str, UDF], opened: Mapping[str, UDF | UdfReference]
+) -> Iterator[Computer]:
+    if isinstance(work, RefreshSpec):
+        with QueryComputer(work.definition.columns, opened) as computer:
+            yield _QueryRows(computer, loaded), computer.projection
+    else:
+        with open_batch_mapper(opened[work.column], work.inputs) as mapper:
+            yield mapper, work.inputs
+
+
+class _QueryRows:
+    """Computes the view's columns of a batch as one struct array, which checkpoints store like a column."""
+
+    def __init__(self, computer: QueryComputer, udfs: Mapping[str, UDF]) -> None:
+        self.computer = computer
+        self.first_rule: dict[str, int] = {}
+        at = 0
+        for name, udf in udfs.items():
+            self.first_rule[name] = at
+            at += len(rules_of(udf.on_error))
+
+    def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
+        computed = self.computer(batch, keep_before=True)
+        rows = computed.rows
+        values = pa.StructArray.from_arrays([as_bytes(column) for column in rows.columns], rows.schema.names)
+        failures = tuple(sorted(self._failures(computed.mapped), key=lambda failure: failure.index))
+        if (error := computed.failure) is not None:
+            raise UdfError(str(error), error.row_index, values, failures, error.column) from error.__cause__
+        return MappedBatch(values, failures, batch.num_rows)
+
+    def _failures(self, mapped: Mapping[str, MappedBatch]) -> Iterator[RowFailure]:
+        seen: set[int] = set()
+        for name, outcome in mapped.items():
+            for failure in outcome.failures:
+                # A row is listed only for the first column that failed on it.
+                if failure.index not in seen:
+                    seen.add(failure.index)
+                    yield replace(failure, rule=failure.rule + self.first_rule[name], column=name)
 
 
 def apply_inline(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs) -> list[UnitReport]:
@@ -42,7 +166,7 @@ def apply_inline(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udf
     works = shard.to_apply
     if not works:
         return []
-    do, skipped = udfs.prepare(location, work, skipped_before(location, work))
+    do, skipped = prepare(location, work, udfs, skipped_before(location, work))
     reporter = open_reporter(location, work, shard)
     reporter.skipped = skipped.counted
     try:
@@ -65,15 +189,7 @@ def open_reporter(
 
 
 def run_units(do: RunUnit, units: Sequence[Unit], reporter: ProgressReporter, threads: int = 1) -> list[UnitReport]:
-    """Run units one after another, or several at a time in threads.
-
-    Args:
-        do: runs one unit, and reports rows as they are computed.
-        reporter: counts rows and fragments.
-
-    Raises:
-        UdfError: the error of the first unit that failed, raised after running units have ended.
-    """
+    """Run units one after another, or several at a time in threads; the first error is raised at their end."""
     return_large_buffers()
     if threads <= 1 or len(units) <= 1:
         reports = []

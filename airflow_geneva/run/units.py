@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_geneva.apply.applier import Applier, StepResult
-from airflow_geneva.checkpoint.records import StagedFragment
+from airflow_geneva.checkpoint.provenance import Failures
+from airflow_geneva.checkpoint.records import RowRuns, StagedFragment
 from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError
 from airflow_geneva.lance_io.fragments import live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import Sizing
+from airflow_geneva.plan.model import JobSpec, Sizing
 from airflow_geneva.plan.shard import FragmentWork, Shard
+from airflow_geneva.storage.files import Storage
 
 if TYPE_CHECKING:
     import lance
@@ -30,7 +33,6 @@ class Unit:
     """Work on one fragment within a task.
 
     Args:
-        work: the fragment.
         run: physical offsets that this unit computes.
         whole: whether it also stages the fragment's data file.
     """
@@ -46,13 +48,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitReport:
-    """The result of a unit.
-
-    Args:
-        fragment: fragment id.
-        rows_run: number of rows that the UDF ran on.
-        staged: whether the fragment's data file is staged.
-    """
+    """The result of a unit: the number of rows that the UDF ran on, and whether the data file is staged."""
 
     fragment: int
     rows_run: int
@@ -80,12 +76,7 @@ def whole_unit(work: FragmentWork) -> Unit:
 
 
 def split_into_tasks(works: Sequence[FragmentWork], sizing: Sizing, slots: int) -> list[tuple[Unit, ...]]:
-    """Group fragments into tasks of about ``task_size`` rows, and split fragments that are much larger.
-
-    Args:
-        works: fragments that need computing.
-        slots: number of tasks that run at the same time.
-    """
+    """Group fragments into tasks of about ``task_size`` rows for so many slots, and split much larger fragments."""
     if not works:
         return []
     rows = sum(len(work.missing) for work in works)
@@ -132,35 +123,69 @@ def _shuffled(works: Sequence[FragmentWork], diversity: int | None) -> list[Frag
     return [stretch[i] for i in range(length) for stretch in stretches if i < len(stretch)]
 
 
-class Target(Protocol):
+@dataclass(frozen=True)
+class Target(ABC):
     """A column or a view: where its rows are read, which staged files fit, and how a data file is laid out."""
 
-    @property
-    def source(self) -> lance.LanceDataset: ...
+    source: lance.LanceDataset
+    store: CheckpointStore
+    work: JobSpec
+    job: Storage
 
-    @property
-    def store(self) -> CheckpointStore: ...
+    def index(self, fragment: FragmentWork) -> CheckpointIndex:
+        places = [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
+        return CheckpointIndex(self.store, self.work.reuse_rules, places)
 
-    def index(self, fragment: FragmentWork) -> CheckpointIndex: ...
+    @abstractmethod
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+        """Return the fragment's staged data file if it can be made visible as it is."""
 
-    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None: ...
+    @abstractmethod
+    def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
+        """Return the fragment's computed rows that the store has."""
 
-    def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows: ...
+    @abstractmethod
+    def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
+        """Assemble the fragment's data file from what the store has.
 
-    def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment: ...
+        Raises:
+            BrokenFile: a checkpoint or staged file is damaged, or was removed meanwhile.
+        """
 
-    def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool: ...
+    @abstractmethod
+    def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
+        """Whether the computed rows alone make the data file, without values that the column has."""
 
-    def stream(self, steps: Iterator[StepResult], fragment: FragmentWork, live: Ranges) -> None: ...
+    @abstractmethod
+    def stream(self, steps: Iterator[StepResult], fragment: FragmentWork, live: Ranges) -> None:
+        """Write computed rows straight into the data file of a whole fragment."""
+
+    def record(
+        self,
+        fragment: FragmentWork,
+        file: str,
+        runs: RowRuns,
+        by_job: Mapping[str, int],
+        failed: Ranges,
+        **layout: Any,
+    ) -> StagedFragment:
+        """Write the fragment checkpoint of a finished data file; `layout` are its other fields."""
+        staged = StagedFragment(
+            file=file,
+            src_data_files=tuple(fragment.files.source_paths()),
+            deletion=fragment.files.deletion,
+            runs=runs,
+            by_job=tuple(sorted(by_job.items())),
+            failures=Failures.next(self.work.job_id, failed, self.work.tried(fragment)),
+            agreement=self.work.agreement,
+            **layout,
+        )
+        self.store[str(self.work.key(fragment))] = staged.to_batch()
+        return staged
 
 
 def run_unit(target: Target, unit: Unit, applier: Applier, counted: RowCount) -> UnitReport:
-    """Compute the missing rows of a unit; a unit that owns its fragment stages it too.
-
-    Raises:
-        UdfError: a UDF failed; rows computed before are checkpointed.
-        StorageError: a checkpoint or data file cannot be written.
-    """
+    """Compute the missing rows of a unit; a unit that owns its fragment stages it too."""
     fragment = unit.work
     live = live_offsets(target.source, fragment.files)
     index = target.index(fragment)
@@ -210,8 +235,6 @@ def stage_computed(
     """Stage a fragment from the rows that the store has; None if rows are missing.
 
     Args:
-        wanted: the rows that the fragment needs.
-        held: the rows that the store has of them.
         compute: computes missing rows into the store; None: do not compute.
 
     Raises:
@@ -242,11 +265,7 @@ def stage_computed(
 
 
 def remove_broken(store: CheckpointStore, broken: BrokenFile, keys: Iterable[str]) -> None:
-    """Remove the checkpoints that name a broken file, so that its rows count as missing; keep a replaced file's.
-
-    Args:
-        keys: keys of these checkpoints.
-    """
+    """Remove the checkpoints that name a broken file, so that its rows count as missing; keep a replaced file's."""
     if broken.__cause__ is not None:
         logger.warning("Cannot read %s; its rows count as missing: %s", broken.source, broken.__cause__)
         for key in keys:

@@ -18,7 +18,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.inline import Udfs, open_reporter, run_units
+from airflow_geneva.run.inline import Udfs, joint_policy, open_reporter, prepare, run_units
 from airflow_geneva.run.units import Unit, UnitReport, split_fragments, split_into_tasks, whole_unit
 from airflow_geneva.spark.session import open_session, ship_code
 from airflow_geneva.storage.files import Storage
@@ -82,7 +82,7 @@ def apply_on_spark(
     task_spec = TaskSpec(location, work, udfs, storage.folder(*attempt.split("/")), skipped_before(location, work))
     reporter = open_reporter(location, work, shard, every)
     logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, shard.rows_to_run, len(works), len(tasks))
-    limits: Policy = udfs.policy() if has_limits(work) else "fail"
+    limits: Policy = joint_policy(udfs.here()) if has_limits(work) else "fail"
     reports = _run_stage(context, task_spec, tasks, reporter, limits, 0)
     rest = [(whole_unit(item),) for item in split_fragments(tasks)]
     if rest:
@@ -97,7 +97,8 @@ def apply_on_spark(
 def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs) -> int:
     """Compute a shard on the active SparkSession, or on a new local one."""
     context = open_session(work.sizing.concurrency).sparkContext
-    ship_code(context, udfs.udf_references)
+    udfs = udfs.sent()
+    ship_code(context, udfs.references)
     return apply_on_spark(context, location, work, shard, udfs)
 
 
@@ -154,7 +155,7 @@ def _explain_worker_death(error: BaseException, work: JobSpec) -> BaseException:
         "The policy finds rows that kill the UDF's own process; what died is the worker or the executor around it, as "
         "when a container ends for its memory. Give a smaller batch_size, or Spark more memory, or let the UDF limit "
         "itself with resource.setrlimit, so that the row raises MemoryError."
-        if any(udf.on_error != "fail" for udf in work.udfs)
+        if any(udf.on_error != "fail" for udf in work.udfs.values())
         else 'With @udf(on_error="skip") the UDF runs in a process of its own, and the rows that kill it are found and '
         "listed; with less memory to a call, give a smaller batch_size, or Spark more memory."
     )
@@ -191,7 +192,7 @@ class _Partition:
         try:
             self._look_around("")
             _limit_visible_gpus()
-            do, skipped = task_spec.udfs.prepare(task_spec.location, task_spec.work, task_spec.skipped)
+            do, skipped = prepare(task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped)
             reporter.skipped = skipped.counted
             reports = run_units(do, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
             reporter.tick(force=True)

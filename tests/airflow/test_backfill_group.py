@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk import DAG, Param, task
 
 from airflow_geneva.assets import lance_asset
-from airflow_geneva.job.record import job_ids, read_jobs
+from airflow_geneva.job.status import job_ids, read_jobs
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.desk import ROWS, make_dag, texts

@@ -13,7 +13,7 @@ import lance
 import pytest
 
 from airflow_geneva.get_provider_info import get_provider_info
-from airflow_geneva.job.record import job_ids, read_jobs
+from airflow_geneva.job.status import job_ids, read_jobs
 from airflow_geneva.operators import _lance_task
 from airflow_geneva.operators._lance_task import Configuration
 from airflow_geneva.operators.plan import read_sizing

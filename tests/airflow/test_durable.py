@@ -20,7 +20,8 @@ from packaging.version import Version
 
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.stages import apply_in_process, planned_udfs
+from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from tests.airflow.conftest import Desk
@@ -69,7 +70,7 @@ class Yarn:
         storage, index = Storage(job), int(shard)
         saved = load_plan(storage, fingerprint)
         location = TableLocation(saved.work.table, saved.work.table_name, storage.options)
-        apply_in_process(location, saved.work, saved.load_shard(storage, index), planned_udfs(saved.work))
+        PlannedJob(location, saved).apply(saved.load_shard(storage, index), Udfs.planned(saved.work))
         told = {"shard": index, "fingerprint": fingerprint, "rows_run": 0, "fragments_staged": 1, "seconds": 0.1}
         JobFolder(storage, saved.work.job_id).write_shard("apply", fingerprint, index, told)
 

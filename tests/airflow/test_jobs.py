@@ -9,8 +9,7 @@ from airflow.sdk import DAG
 
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import Heartbeat
-from airflow_geneva.job.record import read_job
-from airflow_geneva.job.status import Job
+from airflow_geneva.job.status import Job, read_job
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.driving import Driver

@@ -10,7 +10,8 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.sdk import DAG
 
 from airflow_geneva.errors import CommitConflict, InvalidInput
-from airflow_geneva.operators import CommitOperator, commit
+from airflow_geneva.operators import CommitOperator
+from airflow_geneva.run.pipeline import PlannedJob
 from tests.airflow.conftest import Desk
 from tests.support.desk import make_dag
 from tests.support.driving import Driver
@@ -24,14 +25,14 @@ pytestmark = [
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Let the first commit fail."""
-    real, errors = commit.commit_stored_shard, [error]
+    real, errors = PlannedJob.commit, [error]
 
     def fail(*arguments: Any) -> Any:
         if errors:
             raise errors.pop()
         return real(*arguments)
 
-    monkeypatch.setattr(commit, "commit_stored_shard", fail)
+    monkeypatch.setattr(PlannedJob, "commit", fail)
 
 
 def test_a_commit_conflict_is_tried_again_soon(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import pytest
 import airflow_geneva
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
+from airflow_geneva.run.pipeline import PlannedJob, record_plan
 from airflow_geneva.spark.session import package_zip
 from tests.spark.spark_udfs import surroundings
 
@@ -129,10 +129,10 @@ def test_workers_without_the_package_compute_and_stage_and_the_caller_commits(
     table = airflow_geneva.connect(tmp_path / "db").create_table("numbers", data, max_rows_per_file=250)
     table.add_columns({"y": surroundings})
     plan = plan_request(table.location, BackfillRequest("y", sizing={"concurrency": 2}), surroundings, None)
-    plan, saved = record_job(plan, table.location, ship_code=True)
+    saved = record_plan(plan, table.location, ship_code=True)
     job = table.location.checkpoints.folder("jobs", plan.work.job_id)
     code = tmp_path / "code.zip"
-    code.write_bytes(job.read_bytes(plan.work.codes[0].zip))
+    code.write_bytes(job.read_bytes(saved.work.codes[0].zip))
     outcome = submit(master, bare_python, tmp_path, load_plan(job, saved.fingerprint), job.root, code)
     assert (outcome["rows_run"], outcome["fragments_staged"]) == (2_000, 8)
     shares = [int(share) for share in re.findall(r"\((\d+) %\)", str(outcome["log"]))]
@@ -140,7 +140,9 @@ def test_workers_without_the_package_compute_and_stage_and_the_caller_commits(
     assert len(shares) > 1, "progress shows while Spark works"
     assert shares[-1] == 100
     assert table.to_arrow().column("y").null_count == 2_000, "only the commit makes it visible"
-    result = finish_job(table.location, saved, [commit_shard(table.location, saved, saved.load_shard(job, 0))])
+    result = PlannedJob(table.location, saved).finish(
+        [PlannedJob(table.location, saved).commit(saved.load_shard(job, 0))]
+    )
     assert (result.state, result.rows_computed) == ("DONE", 2_000)
     values = table.to_arrow().column("y").to_pylist()
     assert [value["double"] for value in values] == [2 * x for x in range(2_000)]

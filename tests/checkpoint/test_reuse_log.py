@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva.plan.reusable_checkpoints import Mismatch
-from airflow_geneva.run.column_stages import record_job
-from airflow_geneva.run.column_target import ColumnUdf
-from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.pipeline import record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace, triple, tripled
@@ -42,9 +41,10 @@ def log(caplog: pytest.LogCaptureFixture) -> Log:
 
 def begin_backfill(table: Table, **arguments: Any) -> None:
     """Compute and stage a column, and leave it at that."""
-    plan, _ = record_job(table.plan_backfill("y", **arguments), table.location)
+    plan = table.plan_backfill("y", **arguments)
+    record_plan(plan, table.location)
     for shard in plan.shards:
-        apply_inline(table.location, plan.work, shard, ColumnUdf(triple))
+        apply_inline(table.location, plan.work, shard, Udfs.of({plan.work.column: triple}))
 
 
 def replace_inputs(table: Table, ids: list[int]) -> None:

@@ -30,9 +30,8 @@ from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.outbox import OutboxEntry, read_outbox, write_outbox
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
-from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
-from airflow_geneva.run.column_target import ColumnUdf
-from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.pipeline import PlannedJob, record_plan
 from airflow_geneva.table import Table
 from tests.support.broken_off import DAY, age, brittle, sturdy
 from tests.support.counting import Trace, double, doubled, triple, tripled
@@ -102,7 +101,7 @@ def failed(make_table: MakeTable, trace: Trace) -> Table:
 
 def start(table: Table, column: str = "y", **arguments: Any) -> SavedPlan:
     """A job that is planned, and nothing more."""
-    return record_job(table.plan_backfill(column, **arguments), table.location)[1]
+    return record_plan(table.plan_backfill(column, **arguments), table.location)
 
 
 def test_a_finished_job_leaves_nothing_once_it_is_old(table: Table, trace: Trace) -> None:
@@ -191,8 +190,8 @@ def test_a_queued_job_keeps_what_other_versions_and_jobs_computed_for_its_column
     assert not any(saved.work.job_id in name for name in removed.file_group(JOBS).names)
     job = JobFolder.of(failed.location.checkpoints, saved.work.job_id).storage
     shard = saved.load_shard(job, 0)
-    apply_inline(failed.location, saved.work, shard, ColumnUdf(sturdy))
-    result = finish_job(failed.location, saved, [commit_shard(failed.location, saved, shard)])
+    apply_inline(failed.location, saved.work, shard, Udfs.of({saved.work.column: sturdy}))
+    result = PlannedJob(failed.location, saved).finish([PlannedJob(failed.location, saved).commit(shard)])
     assert result.state == "DONE"
     assert result.rows_computed + result.rows_reused == 100
     assert result.rows_computed == len(trace) < 50
@@ -204,7 +203,7 @@ def test_a_shard_of_a_finished_run_can_be_cleared_until_its_plan_is_gone(failed:
         failed.backfill("y", udf=brittle, runner="inline", checkpoint_size=5)
     saved = start(failed, "y", udf=sturdy)
     folder = JobFolder.of(failed.location.checkpoints, saved.work.job_id)
-    folder.write_result("FAILED", finish_job(failed.location, saved, []).to_json(), "told to")
+    folder.write_result("FAILED", PlannedJob(failed.location, saved).finish([]).to_json(), "told to")
     then = time.time() - 8 * DAY
     for path in Path(failed.uri).rglob("*.lance"):
         os.utime(path, (then, then))
@@ -212,10 +211,10 @@ def test_a_shard_of_a_finished_run_can_be_cleared_until_its_plan_is_gone(failed:
     removed = clean(failed)
     assert removed.file_group(CHECKPOINTS).count == removed.file_group(STAGED).count == 0
     shard = load_plan(folder.storage, saved.fingerprint).load_shard(folder.storage, 0)
-    apply_inline(failed.location, saved.work, shard, ColumnUdf(sturdy))
-    assert commit_shard(failed.location, saved, shard).rows_reused > 50
+    apply_inline(failed.location, saved.work, shard, Udfs.of({saved.work.column: sturdy}))
+    assert PlannedJob(failed.location, saved).commit(shard).rows_reused > 50
     assert_right(failed, "y", tripled)
-    folder.write_result("DONE", finish_job(failed.location, saved, []).to_json())
+    folder.write_result("DONE", PlannedJob(failed.location, saved).finish([]).to_json())
     age(failed)
     clean(failed)
     with pytest.raises(InvalidInput, match=r"is gone\. Clear the plan task with its downstream tasks"):
@@ -313,10 +312,10 @@ def test_blobs_of_a_staged_file_go_with_it(make_table: MakeTable) -> None:
     saved = start(table, "b", udf=paint)
     shard = saved.load_shard(JobFolder.of(table.location.checkpoints, saved.work.job_id).storage, 0)
     before = files_of(table, "data")
-    apply_inline(table.location, saved.work, shard, ColumnUdf(paint))
+    apply_inline(table.location, saved.work, shard, Udfs.of({saved.work.column: paint}))
     staged = files_of(table, "data") - before
     assert len(staged) > 2
-    finish_job(table.location, saved, [])
+    PlannedJob(table.location, saved).finish([])
     age(table)
     assert set(clean(table).file_group(STAGED).names) == staged
     assert files_of(table, "data") == before
@@ -347,7 +346,7 @@ def test_half_written_files_go_when_nobody_can_be_writing_them(table: Table) -> 
     for document in Path(table.uri, "_checkpoints", "jobs", saved.work.job_id).iterdir():
         os.utime(document, (time.time() - 60 * DAY,) * 2)
     assert clean(table).file_group(TEMPORARY).count == 0, "an open job may be writing it"
-    finish_job(table.location, saved, [])
+    PlannedJob(table.location, saved).finish([])
     age(table)
     assert clean(table).file_group(TEMPORARY).count == 2
     assert not any(half.exists() for half in halves)
@@ -478,8 +477,8 @@ def test_a_job_that_starts_while_garbage_is_collected_keeps_what_it_found(failed
     trace.clear()
     job = JobFolder.of(failed.location.checkpoints, saved.work.job_id).storage
     shard = saved.load_shard(job, 0)
-    apply_inline(failed.location, saved.work, shard, ColumnUdf(sturdy))
-    assert commit_shard(failed.location, saved, shard).rows_reused > 50
+    apply_inline(failed.location, saved.work, shard, Udfs.of({saved.work.column: sturdy}))
+    assert PlannedJob(failed.location, saved).commit(shard).rows_reused > 50
     assert_right(failed, "y", tripled)
 
 
@@ -510,7 +509,7 @@ def test_checkpoints_that_vanish_from_a_planned_job_leave_rows_for_the_next_run(
     for checkpoint in Path(failed.uri, "_checkpoints").glob("udf-*/**/*.lance"):
         checkpoint.unlink()
     shard = saved.load_shard(JobFolder.of(failed.location.checkpoints, saved.work.job_id).storage, 0)
-    result = commit_shard(failed.location, saved, shard)
+    result = PlannedJob(failed.location, saved).commit(shard)
     assert result.rows_left == 100
     failed.backfill("y", udf=sturdy, runner="inline")
     assert_right(failed, "y", tripled)
@@ -657,13 +656,13 @@ def test_the_users_own_cleanup_in_the_middle_of_a_job_loses_nothing(
 ) -> None:
     saved = start(table)
     shard = saved.load_shard(JobFolder.of(table.location.checkpoints, saved.work.job_id).storage, 0)
-    apply_inline(table.location, saved.work, shard, ColumnUdf(triple))
+    apply_inline(table.location, saved.work, shard, Udfs.of({saved.work.column: triple}))
     staged = files_of(table, "data")
     table.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=delete_unverified)
     removed = staged - files_of(table, "data")
     assert len(removed) == (4 if delete_unverified else 0)
-    committed = commit_shard(table.location, saved, shard)
-    result = finish_job(table.location, saved, [committed])
+    committed = PlannedJob(table.location, saved).commit(shard)
+    result = PlannedJob(table.location, saved).finish([committed])
     if not delete_unverified:
         assert (result.state, result.rows_left) == ("DONE", 0)
         assert_exact(trace, range(100))

@@ -24,8 +24,8 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.column_stages import finish_job, record_job
 from airflow_geneva.run.housekeeping import reduce_old_jobs
+from airflow_geneva.run.pipeline import PlannedJob, record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace, double, triple, tripled
@@ -135,7 +135,7 @@ def test_a_job_that_ended_long_ago_is_its_record_only_and_its_tasks_say_so(table
     folder = JobFolder.of(table.location.checkpoints, first.job_id)
     fingerprint = folder.read("planned.json")["fingerprint"]
     before = connect(Path(table.uri).parent).job(first.job_id)
-    open_job = record_job(table.plan_backfill("z"), table.location)[1]
+    open_job = record_plan(table.plan_backfill("z"), table.location)
     marked = table.backfill("y", runner="inline", where="id = 5")
     write_outbox(table.location.checkpoints, open_job.work.outbox, OutboxEntry(marked.job_id, marked.version))
     for x in range(6, 12):
@@ -151,8 +151,8 @@ def test_a_job_that_ended_long_ago_is_its_record_only_and_its_tasks_say_so(table
 
 
 def test_a_failed_job_stays_until_a_later_one_has_made_up_for_it(table: Table, often: None) -> None:
-    failed = record_job(table.plan_backfill("y"), table.location)[1]
-    finish_job(table.location, failed, [])
+    failed = record_plan(table.plan_backfill("y"), table.location)
+    PlannedJob(table.location, failed).finish([])
     storage = JobFolder.of(table.location.checkpoints, failed.work.job_id).storage
     for _ in range(4):
         table.backfill("z", runner="inline", ignore_checkpoints=True, on_code_change="recompute", where="id < 3")

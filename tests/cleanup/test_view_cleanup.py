@@ -22,7 +22,7 @@ from airflow_geneva.commit.view_state import CommittedViewState, read_advance_no
 from airflow_geneva.database import Database
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.outbox import OUTBOX_OF_VIEW, OutboxEntry, read_outbox, write_outbox
-from airflow_geneva.run import refresh as run
+from airflow_geneva.run import view as run
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.view import View

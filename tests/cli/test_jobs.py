@@ -22,7 +22,8 @@ from airflow_geneva.errors import JobFailed
 from airflow_geneva.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run.background import start_in_background
-from airflow_geneva.run.column_stages import Stopwatch
+from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.pipeline import Stopwatch
 from airflow_geneva.table import Table
 from tests.support.counting import triple
 from tests.udfs_for_tests import views as udfs
@@ -87,7 +88,7 @@ def test_status_watches_a_job_until_it_has_ended(table: Table, db: str) -> None:
     function = udf(data_type=pa.int64(), version="1", name="gated")(gated)
     table.alter_columns({"y": function})
     plan = table.plan_backfill("y", udf=function, shard_size=1, batch_size=5)
-    future = start_in_background(plan, table.location, function, "inline", Stopwatch())
+    future = start_in_background(plan, table.location, Udfs.of({"y": function}), "inline", Stopwatch())
     reached.wait()
     try:
         running = run("status", db, future.job_id)

@@ -14,18 +14,17 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva.checkpoint.reuse import BrokenFile
-from airflow_geneva.commit import column as committing
 from airflow_geneva.errors import CommitConflict
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
-from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
-from airflow_geneva.run.column_target import ColumnTarget, ColumnUdf
-from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.column import ColumnTarget
+from airflow_geneva.run.inline import Udfs, apply_inline, prepare
+from airflow_geneva.run.pipeline import PlannedJob, record_plan
 from airflow_geneva.run.units import Unit, stage_computed
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, udf
-from tests.support.counting import Trace, double, doubled, label, labelled, leave_trace, triple, tripled
+from tests.support.counting import Trace, double, doubled, label, labelled, triple, tripled
 from tests.support.invariants import (
     assert_exact,
     assert_honest,
@@ -50,21 +49,21 @@ class Stations:
     @staticmethod
     def begin(table: Table, function: UDF = triple, **arguments: object) -> Stations:
         plan = table.plan_backfill("y", udf=function, **arguments)  # type: ignore[arg-type]
-        return Stations(table, *record_job(plan, table.location), function)
+        return Stations(table, plan, record_plan(plan, table.location), function)
 
     def apply(self) -> None:
         for shard in self.plan.shards:
-            apply_inline(self.table.location, self.plan.work, shard, ColumnUdf(self.function))
+            apply_inline(self.table.location, self.plan.work, shard, Udfs.of({self.plan.work.column: self.function}))
 
     def apply_without_staging(self) -> None:
         """As Spark does with a fragment that several tasks share: checkpoints only."""
-        run, _ = ColumnUdf(self.function).prepare(self.table.location, self.plan.work, {})
+        run, _ = prepare(self.table.location, self.plan.work, Udfs.of({self.plan.work.column: self.function}), {})
         for work in self.plan.fragments:
             run(Unit(work, work.due, False), lambda rows: None)
 
     def commit(self) -> BackfillResult:
-        results = [commit_shard(self.table.location, self.saved, shard) for shard in self.plan.shards]
-        return finish_job(self.table.location, self.saved, results)
+        results = [PlannedJob(self.table.location, self.saved).commit(shard) for shard in self.plan.shards]
+        return PlannedJob(self.table.location, self.saved).finish(results)
 
 
 @pytest.fixture
@@ -308,66 +307,6 @@ def test_inputs_replaced_in_place_before_the_commit_are_seen(make_table: MakeTab
     assert_right(table, "y", tripled, inputs=("a",))
 
 
-def test_inputs_replaced_in_place_during_the_commit_are_seen(
-    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After the staged files were compared with the table, and before they are in it."""
-    first, second = (udf(data_type=pa.int64(), version=v, name="in")(lambda x, v=v: x * int(v)) for v in ("1", "2"))
-    table = make_table(100)
-    table.add_columns({"a": first})
-    table.backfill("a", udf=first, runner="inline")
-    table.add_columns({"y": (triple, ["a"])})
-    job = Stations.begin(table)
-    job.apply()
-
-    def meanwhile(point: str) -> None:
-        if point == "commit.before":
-            patched.undo()
-            table.backfill("a", udf=second, where="id < 25", on_code_change="recompute", runner="inline")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(committing, "fault_point", meanwhile)
-        result = job.commit()
-    assert (result.state, result.rows_computed, result.rows_left) == ("PARTIAL", 75, 25)
-    assert result.notes == ("left for the next run: another writer replaced its inputs during the commit",)
-    table.backfill("y", runner="inline")
-    assert_right(table, "y", tripled, inputs=("a",))
-
-
-def test_a_staged_file_with_old_values_that_were_replaced_since_is_put_together_again(
-    table: Table, trace: Trace
-) -> None:
-    one, two, three = (udf(data_type=pa.int64(), version=v, name="y")(lambda x, v=v: x * int(v)) for v in "123")
-    table.backfill("y", udf=one, runner="inline")
-    Stations.begin(table, two, where="id >= 10", on_code_change="recompute").apply()
-    table.backfill("y", udf=three, runner="inline", on_code_change="recompute")
-    again = Stations.begin(table, two, where="id >= 10", on_code_change="recompute")
-    assert [fragment.staged for fragment in again.plan.fragments] == [False] * 4
-    again.apply()
-    result = again.commit()
-    assert (result.state, result.rows_computed, result.rows_reused) == ("DONE", 0, 90)
-    assert_right(table, "y", lambda x: 2 * x, where="id >= 10")
-    assert_right(table, "y", lambda x: 3 * x, where="id < 10")
-
-
-def test_rows_that_failed_in_a_job_that_never_committed_are_tried_again(table: Table, trace: Trace) -> None:
-    def failing(version: int) -> UDF:
-        def function(x: int) -> int:
-            leave_trace([x])
-            if x == 30 and version == 1:
-                raise ValueError("not yet")
-            return tripled(x)
-
-        return udf(data_type=pa.int64(), version="1", name="y", on_error="skip")(function)
-
-    Stations.begin(table, failing(1)).apply()
-    trace.clear()
-    result = table.backfill("y", udf=failing(2), runner="inline")
-    assert (result.state, result.rows_computed, result.rows_reused, result.rows_failed) == ("DONE", 1, 99, 0)
-    assert_exact(trace, [30])
-    assert_right(table, "y", tripled)
-
-
 def test_filter_columns_replaced_in_place_are_looked_at_again(make_table: MakeTable, trace: Trace) -> None:
     first, second = (udf(data_type=pa.int64(), version=v, name="in")(lambda x, v=v: x * int(v)) for v in ("1", "0"))
     table = make_table(100, per_fragment=50)
@@ -409,9 +348,9 @@ def test_a_plan_that_was_saved_is_enough_to_go_on_elsewhere(table: Table, trace:
     results = []
     for index in (1, 0):
         shard = saved.load_shard(storage, index)
-        apply_inline(table.location, saved.work, shard, ColumnUdf(triple))
-        results.append(commit_shard(table.location, saved, shard))
-    result = finish_job(table.location, saved, results)
+        apply_inline(table.location, saved.work, shard, Udfs.of({saved.work.column: triple}))
+        results.append(PlannedJob(table.location, saved).commit(shard))
+    result = PlannedJob(table.location, saved).finish(results)
     assert_honest(result, table, rows_run=100)
     assert_right(table, "y", tripled)
 
@@ -419,8 +358,8 @@ def test_a_plan_that_was_saved_is_enough_to_go_on_elsewhere(table: Table, trace:
 def test_a_shard_that_is_missing_fails_the_job_and_keeps_what_is_there(table: Table, trace: Trace) -> None:
     job = Stations.begin(table, shard_size=2)
     first = job.plan.shards[0]
-    apply_inline(table.location, job.plan.work, first, ColumnUdf(triple))
-    result = finish_job(table.location, job.saved, [commit_shard(table.location, job.saved, first)])
+    apply_inline(table.location, job.plan.work, first, Udfs.of({job.plan.work.column: triple}))
+    result = PlannedJob(table.location, job.saved).finish([PlannedJob(table.location, job.saved).commit(first)])
     assert (result.state, result.rows_computed, result.rows_left) == ("FAILED", 50, 50)
     assert_right(table, "y", tripled, where="id < 50")
 

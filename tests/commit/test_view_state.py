@@ -11,9 +11,11 @@ import pytest
 from airflow_geneva.commit import view_swap as swap
 from airflow_geneva.commit.view_state import newest_swap, write_intent
 from airflow_geneva.job.folder import new_job_id
+from airflow_geneva.lance_io import table_versions
 from airflow_geneva.plan.request import RefreshRequest
-from airflow_geneva.run import refresh as run
-from airflow_geneva.run import view_stages as swapping
+from airflow_geneva.run import view as run
+from airflow_geneva.run import view as swapping
+from airflow_geneva.run.pipeline import record_plan
 from airflow_geneva.view import View
 from tests.support.counting import Trace
 from tests.support.queries import Asked, Refresh, assert_equals_query, assert_nothing_to_refresh
@@ -25,7 +27,7 @@ def refresh(view: View, job_id: str) -> None:
     request = RefreshRequest(job_id)
     taken = Refresh(view)
     taken.made = run.plan(view.location, view.view_definition, view.source().location, request)
-    taken.saved = run.record_refresh(taken.made, view.location)
+    taken.saved = record_plan(taken.made, view.location)
     assert taken.apply().finish().state == "DONE"
 
 
@@ -79,7 +81,7 @@ def lose(view: View, others: Callable[[], Any], written_last: bool) -> Any:
             patched.undo()
 
     patched = pytest.MonkeyPatch()
-    patched.setattr(swap, "fault_point", interrupt)
+    patched.setattr(table_versions, "fault_point", interrupt)
     return taken.finish()
 
 
@@ -111,7 +113,7 @@ def test_a_swap_that_was_broken_off_after_its_commit_leaves_no_doubt_once_it_is_
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(swap, "fault_point", interrupt)
+        patched.setattr(table_versions, "fault_point", interrupt)
         with pytest.raises(KeyboardInterrupt):
             taken.finish()
     assert taken.finish().state == "DONE"

@@ -22,10 +22,10 @@ from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT
-from airflow_geneva.job.record import read_job
-from airflow_geneva.job.status import Job
+from airflow_geneva.job.status import Job, read_job
 from airflow_geneva.run.background import JobFuture, start_in_background
-from airflow_geneva.run.column_stages import Stopwatch
+from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.pipeline import Stopwatch
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
@@ -64,7 +64,7 @@ def gate() -> Iterator[Gate]:
 
 def start(table: Table, function: UDF, **sizing: int) -> JobFuture:
     plan = table.plan_backfill("y", udf=function, **sizing)
-    return start_in_background(plan, table.location, function, "inline", Stopwatch())
+    return start_in_background(plan, table.location, Udfs.of({"y": function}), "inline", Stopwatch())
 
 
 def test_a_job_can_be_watched_while_it_runs(make_table: MakeTable, tmp_path: Path, gate: Gate) -> None:
@@ -124,7 +124,7 @@ def test_the_shard_of_a_refresh_that_failed_is_told_from_those_that_are_done(
         view.refresh(runner="inline", shard_size=1)
     assert failed.value.result is not None
     job = connect(tmp_path / "db").job(failed.value.result.job_id)
-    assert [shard.stage for shard in job.shards] == ["applied", "applied", "failed", "left"]
+    assert [shard.stage for shard in job.shards] == ["verified", "verified", "failed", "left"]
     assert "not 22" in str(job.shards[2].error)
 
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_started_is_refused_by_the_call_itself(make_table: MakeTa
     plan = table.plan_backfill("y")
     Path(table.location.checkpoints.root).write_text("a file where the folder should be")
     with pytest.raises(OSError, match="_checkpoints"):
-        start_in_background(plan, table.location, triple, "inline", Stopwatch())
+        start_in_background(plan, table.location, Udfs.of({"y": triple}), "inline", Stopwatch())
 
 
 @pytest.mark.spark
@@ -142,7 +142,7 @@ def test_a_background_job_uses_the_spark_session_that_is_there(make_table: MakeT
     table = make_table(100, per_fragment=25)
     table.add_columns({"y": triple})
     settings = dict(spark.conf.getAll)
-    future = start_in_background(table.plan_backfill("y"), table.location, triple, "spark", Stopwatch())
+    future = start_in_background(table.plan_backfill("y"), table.location, Udfs.of({"y": triple}), "spark", Stopwatch())
     assert future.result().rows_computed == 100
     (shard,) = future.status().shards
     assert (shard.stage, shard.rows_committed, shard.fragments_ready) == ("committed", 100, 4)
@@ -154,7 +154,8 @@ import sys, time
 import pyarrow as pa
 from airflow_geneva import connect, udf
 from airflow_geneva.run.background import start_in_background
-from airflow_geneva.run.column_stages import Stopwatch
+from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.pipeline import Stopwatch
 
 @udf(data_type=pa.int64(), version="1")
 def slow(x: int) -> int:
@@ -163,7 +164,7 @@ def slow(x: int) -> int:
 
 table = connect(sys.argv[1]).open_table("docs")
 plan = table.plan_backfill("y", udf=slow, shard_size=1, intra_applier_concurrency=2)
-print(start_in_background(plan, table.location, slow, "inline", Stopwatch()).job_id)
+print(start_in_background(plan, table.location, Udfs.of({"y": slow}), "inline", Stopwatch()).job_id)
 """
 
 
@@ -313,8 +314,7 @@ def test_a_job_that_is_interrupted_is_on_record_as_failed(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("airflow_geneva.run.backfill._apply", interrupt)
-    monkeypatch.setattr("airflow_geneva.run.refresh.apply_shard", interrupt)
+    monkeypatch.setattr("airflow_geneva.run.pipeline.apply_inline", interrupt)
     with pytest.raises(KeyboardInterrupt):
         table.backfill("y", runner="inline") if kind == "backfill" else view.refresh(runner="inline")
     [job] = [job for job in db.jobs() if job.kind == kind]

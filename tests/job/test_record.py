@@ -16,9 +16,8 @@ from airflow_geneva.job.error_records import ErrorRecord, count_errors, read_err
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT, WAITING_TIMEOUT
 from airflow_geneva.job.progress import Progress, ProgressReporter
-from airflow_geneva.job.record import job_ids, read_job, read_jobs
 from airflow_geneva.job.result import BackfillResult, ShardResult
-from airflow_geneva.job.status import Job
+from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
 from airflow_geneva.storage.files import Storage
 
 PRINT = "f" * 64

@@ -17,9 +17,8 @@ from lance.fragment import DataFile
 import airflow_geneva
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_engine_error, is_failure
-from airflow_geneva.run.column_stages import record_job
-from airflow_geneva.run.column_target import ColumnUdf
-from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.pipeline import record_plan
 from airflow_geneva.watch.new_rows import committed_at
 from tests.support.counting import Trace, triple
 from tests.support.tables import MakeTable
@@ -68,9 +67,10 @@ def test_a_private_attribute_that_is_gone_stops_the_plan_and_has_nothing_compute
     table.backfill("y", runner="inline")
     table.lance.update({"id": "id"}, where="id < 3")
     table.add([{"id": 100, "x": 100}])
-    plan, _ = record_job(table.plan_backfill("y"), table.location)
+    plan = table.plan_backfill("y")
+    record_plan(plan, table.location)
     for shard in plan.shards:
-        apply_inline(table.location, plan.work, shard, ColumnUdf(triple))
+        apply_inline(table.location, plan.work, shard, Udfs.of({plan.work.column: triple}))
     hide(monkeypatch, name)
     asked = {"_ds": lambda: committed_at(table.lance, 1)}.get(name, lambda: table.plan_backfill("y"))
     with pytest.raises(AttributeError, match=name):

@@ -17,7 +17,7 @@ import pytest
 
 from airflow_geneva import connect, udf
 from airflow_geneva.errors import GenevaError, InvalidInput, JobFailed, StorageError
-from airflow_geneva.job.record import job_ids, read_jobs
+from airflow_geneva.job.status import job_ids, read_jobs
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, leave_trace, triple, triple_row
 from tests.support.invariants import assert_untouched

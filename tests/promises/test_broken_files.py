@@ -20,13 +20,12 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import Sizing
 from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.plan.shard import FragmentWork
-from airflow_geneva.run import refresh as refreshing
-from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
-from airflow_geneva.run.column_target import ColumnTarget, ColumnUdf
-from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run import view as refreshing
+from airflow_geneva.run.column import ColumnTarget
+from airflow_geneva.run.inline import Udfs, apply_inline, prepare
+from airflow_geneva.run.pipeline import PlannedJob, record_plan
 from airflow_geneva.run.units import Unit
-from airflow_geneva.run.view_stages import verify_shard
-from airflow_geneva.run.view_target import ViewTarget, ViewUdfs
+from airflow_geneva.run.view import ViewTarget
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
@@ -52,16 +51,17 @@ class Column:
         return self.table.location
 
     def plan(self) -> Column:
-        self.made, self.saved = record_job(self.table.plan_backfill("y", **SIZES), self.location)
+        self.made = self.table.plan_backfill("y", **SIZES)
+        self.saved = record_plan(self.made, self.location)
         return self
 
     def apply(self) -> None:
         for shard in self.made.shards:
-            apply_inline(self.location, self.made.work, shard, ColumnUdf(label))
+            apply_inline(self.location, self.made.work, shard, Udfs.of({self.made.work.column: label}))
 
     def checkpoint(self) -> None:
         """Compute all rows, and stage none: what a task leaves that is killed at its end."""
-        run, _ = ColumnUdf(label).prepare(self.location, self.made.work, {})
+        run, _ = prepare(self.location, self.made.work, Udfs.of({self.made.work.column: label}), {})
         for work in self.fragments():
             run(Unit(work, work.due, False), lambda rows: None)
 
@@ -69,8 +69,8 @@ class Column:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)
 
     def finish(self) -> Any:
-        results = [commit_shard(self.location, self.saved, shard) for shard in self.made.shards]
-        return finish_job(self.location, self.saved, results)
+        results = [PlannedJob(self.location, self.saved).commit(shard) for shard in self.made.shards]
+        return PlannedJob(self.location, self.saved).finish(results)
 
     def run(self) -> Any:
         return self.table.backfill("y", runner="inline", **SIZES)
@@ -100,21 +100,18 @@ class Refreshed:
     def plan(self) -> Refreshed:
         request = RefreshRequest(new_job_id(), sizing=Sizing(**SIZES))
         self.made = refreshing.plan(self.location, self.view.view_definition, self.view.source().location, request)
-        self.saved = refreshing.record_refresh(self.made, self.location)
+        self.saved = record_plan(self.made, self.location)
         return self
 
     def apply(self) -> None:
         definition = self.view.view_definition
         for shard in self.made.shards:
-            refreshing.apply_shard(
-                self.location, definition, refreshing.load_udfs(definition), self.made.work, shard, "inline"
-            )
+            apply_inline(self.location, self.made.work, shard, Udfs.of(refreshing.load_udfs(definition)))
 
     def checkpoint(self) -> None:
         work = self.made.work
         definition = self.view.view_definition
-        udfs = ViewUdfs.of(definition, refreshing.load_udfs(definition))
-        run, _ = udfs.prepare(self.location, work, {})
+        run, _ = prepare(self.location, work, Udfs.of(refreshing.load_udfs(definition)), {})
         for fragment in self.fragments():
             run(Unit(fragment, fragment.due, False), lambda rows: None)
 
@@ -122,10 +119,8 @@ class Refreshed:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)
 
     def finish(self) -> Any:
-        for shard in self.made.shards:
-            verify_shard(self.location, self.saved, shard)
-        assert self.made.swap is not None
-        return refreshing.finish_refresh(self.location, self.saved, self.made.swap, self.made.shards)
+        results = [PlannedJob(self.location, self.saved).commit(shard) for shard in self.made.shards]
+        return PlannedJob(self.location, self.saved).finish(results)
 
     def run(self) -> Any:
         return self.view.refresh(runner="inline", **SIZES)

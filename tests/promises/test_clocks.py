@@ -14,9 +14,9 @@ from airflow_geneva import connect
 from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, load_state, seen
 from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import CHECKPOINTS, Garbage
-from airflow_geneva.commit import column as shard
 from airflow_geneva.errors import JobFailed
-from airflow_geneva.run.column_stages import record_job
+from airflow_geneva.lance_io import table_versions
+from airflow_geneva.run.pipeline import record_plan
 from airflow_geneva.table import Table
 from tests.support.broken_off import age, brittle, sturdy
 from tests.support.counting import Trace, triple, tripled
@@ -51,7 +51,7 @@ def test_a_cleanup_on_a_machine_with_another_clock_leaves_a_job_at_work_alone(
         removed.append(shifted(monkeypatch, hours, lambda: clean(table, "1h")).count)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard, "fault_point", look_around)
+        patch.setattr(table_versions, "fault_point", look_around)
         result = table.backfill("y", runner="inline")
     assert removed == [0, 0]
     assert_honest(result, table)
@@ -71,7 +71,7 @@ def test_a_job_on_a_machine_with_another_clock_is_at_work_as_long_as_the_store_h
     nameless = Path(table.uri, "data", f"{'0' * 32}.lance")
     nameless.write_bytes(b"staged, and not named by a checkpoint yet")
     age(table)
-    saved = shifted(monkeypatch, hours, lambda: record_job(plan, table.location)[1])
+    saved = shifted(monkeypatch, hours, lambda: record_plan(plan, table.location))
     assert clean(table, "7d").file_group(CHECKPOINTS).count == 0
     assert nameless.exists()
     # What is left of a job that nobody works on any more goes, whatever time its clock has left behind.

@@ -21,9 +21,8 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.lance_io import conflicts
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
-from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
-from airflow_geneva.run.column_target import ColumnUdf
-from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.pipeline import PlannedJob, record_plan
 from airflow_geneva.table import Table
 from tests.support.counting import TRACE, Trace
 from tests.support.forge import forge
@@ -44,7 +43,7 @@ def apply_saved(database: str, job_id: str, fingerprint: str) -> None:
     storage = JobFolder.of(location.checkpoints, job_id).storage
     saved = load_plan(storage, fingerprint)
     for index in range(len(saved.shards)):
-        apply_inline(location, saved.work, saved.load_shard(storage, index), ColumnUdf(gated))
+        apply_inline(location, saved.work, saved.load_shard(storage, index), Udfs.of({saved.work.column: gated}))
 
 
 def commit_saved(database: str, job_id: str, fingerprint: str, out: str) -> None:
@@ -53,7 +52,8 @@ def commit_saved(database: str, job_id: str, fingerprint: str, out: str) -> None
     storage = JobFolder.of(location.checkpoints, job_id).storage
     saved = load_plan(storage, fingerprint)
     results = [
-        commit_shard(location, saved, saved.load_shard(storage, index)).to_json() for index in range(len(saved.shards))
+        PlannedJob(location, saved).commit(saved.load_shard(storage, index)).to_json()
+        for index in range(len(saved.shards))
     ]
     Path(out).write_text(json.dumps(results))
 
@@ -62,7 +62,7 @@ def finish_saved(database: str, job_id: str, fingerprint: str, shards: str) -> N
     """What a finish task does."""
     location = connect(database).location("docs")
     saved = load_plan(JobFolder.of(location.checkpoints, job_id).storage, fingerprint)
-    finish_job(location, saved, [ShardResult.from_json(found) for found in json.loads(Path(shards).read_text())])
+    PlannedJob(location, saved).finish([ShardResult.from_json(found) for found in json.loads(Path(shards).read_text())])
 
 
 def backfill(database: str, column: str, out: str, fault: str | None = None) -> None:
@@ -85,7 +85,7 @@ class Job:
     @staticmethod
     def begin(table: Table, folder: Path) -> Job:
         plan = table.plan_backfill("y", udf=gated, **{**SIZES, "shard_size": 2})
-        return Job(table, record_job(plan, table.location)[1], folder)
+        return Job(table, record_plan(plan, table.location), folder)
 
     @property
     def arguments(self) -> dict[str, str]:
@@ -104,7 +104,7 @@ class Job:
     def result(self, *names: str) -> BackfillResult:
         """The end of the job, by what its commit tasks returned."""
         found = [ShardResult.from_json(item) for name in names for item in json.loads((self.folder / name).read_text())]
-        return finish_job(self.table.location, self.saved, found)
+        return PlannedJob(self.table.location, self.saved).finish(found)
 
 
 TRACED: dict[str, str] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_geneva import connect
-from airflow_geneva.job.record import job_ids, read_jobs
+from airflow_geneva.job.status import job_ids, read_jobs
 from airflow_geneva.table import Table
 from tests.support.counting import TRACE, Trace, labelled
 from tests.support.counting import label as computed

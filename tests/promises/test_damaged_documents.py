@@ -16,15 +16,8 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import ShardResult
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.column_stages import record_job
-from airflow_geneva.run.refresh import record_refresh
-from airflow_geneva.run.stages import (
-    apply_in_process,
-    commit_stored_shard,
-    finish_stored_plan,
-    is_shard_ready,
-    planned_udfs,
-)
+from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.pipeline import PlannedJob, record_plan
 from airflow_geneva.storage.location import TableLocation
 from tests.support.counting import Trace
 from tests.support.tables import MakeTable
@@ -54,27 +47,27 @@ class Tasks:
 
     def plan(self) -> None:
         if isinstance(self.target, View):
-            saved = record_refresh(self.target.plan_refresh(**SIZES), self.location)
+            saved = record_plan(self.target.plan_refresh(**SIZES), self.location)
         else:
-            saved = record_job(self.target.plan_backfill("p", **SIZES), self.location, ship_code=True)[1]
+            saved = record_plan(self.target.plan_backfill("p", **SIZES), self.location, ship_code=True)
         self.job_id, self.fingerprint = saved.work.job_id, saved.fingerprint
 
     def apply(self) -> None:
         saved = load_plan(self.folder.storage, self.fingerprint)
         for index in range(len(saved.shards)):
             shard = saved.load_shard(self.folder.storage, index)
-            apply_in_process(self.location, saved.work, shard, planned_udfs(saved.work))
-            assert is_shard_ready(self.location, saved.work, shard)
+            PlannedJob(self.location, saved).apply(shard, Udfs.planned(saved.work))
+            assert PlannedJob(self.location, saved).is_staged(shard)
 
     def commit(self) -> None:
         saved = load_plan(self.folder.storage, self.fingerprint)
         for index in range(len(saved.shards)):
-            commit_stored_shard(self.location, saved, saved.load_shard(self.folder.storage, index))
+            PlannedJob(self.location, saved).commit(saved.load_shard(self.folder.storage, index))
 
     def finish(self) -> str:
         saved = load_plan(self.folder.storage, self.fingerprint)
         found = (ShardResult.read(self.folder, self.fingerprint, index) for index in range(len(saved.shards)))
-        return finish_stored_plan(self.location, saved, [shard for shard in found if shard is not None], {}).state
+        return PlannedJob(self.location, saved).finish([shard for shard in found if shard is not None], {}).state
 
     def go_on(self) -> None:
         self.apply()

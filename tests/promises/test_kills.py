@@ -60,13 +60,16 @@ ELSEWHERE = {
     "file.removed",
     "view.staged",
     "advance.written",
+    "ground.write",
     "swap.ground",
 }
 
 
 def test_every_fault_point_of_the_source_is_killed_at() -> None:
     sources = Path(airflow_geneva.__file__).parent.rglob("*.py")
-    named = {name for path in sources for name in re.findall(r'fault_point\("([^"]+)"\)', path.read_text())}
+    named = {
+        name for path in sources for name in re.findall(r'(?:fault_point\(|before=|after=)"([^"]+)"', path.read_text())
+    }
     assert named == set(POINTS) | set(OF_A_REFRESH) | ELSEWHERE
 
 

@@ -18,8 +18,8 @@ from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, JobFailed
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.record import read_job
 from airflow_geneva.job.result import BackfillResult
+from airflow_geneva.job.status import read_job
 from airflow_geneva.lance_io.version_stamp import newest_stamp, stamp_of
 from airflow_geneva.run.housekeeping import reduce_old_jobs
 from airflow_geneva.storage.files import Storage

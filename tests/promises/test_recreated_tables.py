@@ -13,13 +13,12 @@ import lance
 import pyarrow as pa
 import pytest
 
-import airflow_geneva.run.backfill
-import airflow_geneva.run.refresh  # noqa: F401  (every module with a fault point is there to be patched)
+import airflow_geneva.run.pipeline  # noqa: F401  (every module with a fault point is there to be patched)
 from airflow_geneva import connect
-from airflow_geneva.commit import column as shard
 from airflow_geneva.database import Database
 from airflow_geneva.errors import JobFailed, TableRemade
 from airflow_geneva.job.result import BackfillResult
+from airflow_geneva.lance_io import table_versions
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import double, doubled, triple
@@ -223,7 +222,7 @@ def test_a_commit_that_reached_the_new_table_is_taken_back_unless_others_have_bu
 
         match = "version 4 is a commit of this job, and others have committed since" if others else REMADE
         with monkeypatch.context() as patch:
-            patch.setattr(shard, "fault_point", meanwhile)
+            patch.setattr(table_versions, "fault_point", meanwhile)
             with pytest.raises(JobFailed, match=match):
                 old.backfill("y", runner="inline")
         new = db.open_table("docs")
@@ -233,27 +232,6 @@ def test_a_commit_that_reached_the_new_table_is_taken_back_unless_others_have_bu
         assert new.version == 5
         assert new.backfill("y", runner="inline").state == "DONE"
         assert_right(new, "y", doubled)
-
-
-def test_nothing_is_committed_to_a_table_that_is_made_again_while_staged_files_are_verified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    db = connect(tmp_path)
-    old = make_table(db, 0, triple)
-    write = shard.append_ledger
-    made: list[int] = []
-
-    def meanwhile(*arguments: Any) -> None:
-        if arguments[-1] and not made:
-            drop(db, "docs", 1)
-            made.append(make_table(db, 100, double).version)
-        write(*arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shard, "append_ledger", meanwhile)
-        with pytest.raises(JobFailed, match=REMADE):
-            old.backfill("y", runner="inline")
-    assert [db.open_table("docs").version] == made
 
 
 def test_what_others_commit_while_a_commit_is_taken_back_is_kept(
@@ -275,7 +253,7 @@ def test_what_others_commit_while_a_commit_is_taken_back_is_kept(
         return commit(uri, transaction, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard, "fault_point", meanwhile)
+        patch.setattr(table_versions, "fault_point", meanwhile)
         patch.setattr(lance.LanceDataset, "commit", staticmethod(after_others))
         with pytest.raises(JobFailed, match="version 4 is a commit of this job, and others have committed since"):
             old.backfill("y", runner="inline")

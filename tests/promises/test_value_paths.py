@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from airflow_geneva import connect, udf
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.plan.request import BackfillRequest
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.column_stages import record_job
-from airflow_geneva.run.column_target import ColumnUdf
-from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.pipeline import record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
 from airflow_geneva.view import View
@@ -91,12 +91,12 @@ def assembled(table: Table, same: UDF, place: Path) -> None:
 
 
 def staged_and_compacted(table: Table, same: UDF, place: Path) -> None:
-    plan, _ = table._plan(same, "y", {})
-    fingerprint = record_job(plan, table.location)[1].fingerprint
+    plan, _ = table._plan(BackfillRequest("y"), same)
+    fingerprint = record_plan(plan, table.location).fingerprint
     storage = JobFolder.of(table.location.checkpoints, plan.work.job_id).storage
     saved = load_plan(storage, fingerprint)
     for index in range(len(saved.shards)):
-        apply_inline(table.location, saved.work, saved.load_shard(storage, index), ColumnUdf(same))
+        apply_inline(table.location, saved.work, saved.load_shard(storage, index), Udfs.of({saved.work.column: same}))
     table.lance.optimize.compact_files()
     result = table.backfill("y", udf=same, runner="inline")
     assert result.rows_computed < ROWS

@@ -72,7 +72,7 @@ def test_a_refresh_that_dies_is_seen_whole_or_not_at_all_and_runs_no_row_again(
     assert_nothing_to_refresh(view, trace)
 
 
-@pytest.mark.parametrize("point", ["swap.ground", "swap.before", "swap.after", "mirror.write"])
+@pytest.mark.parametrize("point", ["ground.write", "swap.ground", "swap.before", "swap.after", "mirror.write"])
 def test_a_first_refresh_of_an_empty_view_that_dies_is_done_by_the_next(
     make_table: MakeTable, trace: Trace, point: str
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 from lance.fragment import write_fragments
 
 from airflow_geneva import connect
-from airflow_geneva.commit import view_swap as swap
+from airflow_geneva.lance_io import table_versions
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import TRACE, Trace
@@ -40,7 +40,7 @@ def at_the_worst_moment(monkeypatch: pytest.MonkeyPatch, what: Callable[[], Any]
             done.append(name)
             what()
 
-    monkeypatch.setattr(swap, "fault_point", interrupt)
+    monkeypatch.setattr(table_versions, "fault_point", interrupt)
 
 
 # Whatever is done to the view, and whether the swap may still be made on top of it.
@@ -95,22 +95,6 @@ def test_rows_that_others_change_between_two_refreshes_are_put_right_without_run
     assert "other writers changed the view's rows" in str(result.notes)
     assert_equals_query(view, table, Asked())
     assert (len(trace), view.lance.count_rows()) == (seen, 100)
-    assert_nothing_to_refresh(view, trace)
-
-
-def test_placeholders_that_were_compacted_with_rows_leave_with_the_next_refresh(
-    make_table: MakeTable, trace: Trace
-) -> None:
-    table = make_table(100)
-    view = Asked().make(table)
-    view.refresh(runner="inline")
-    insert(view, [3, 500], False)
-    view.lance.optimize.compact_files()
-    assert (len(view.lance.get_fragments()), view.lance.count_rows()) == (1, 102)
-    table.add([{"id": 100, "x": 100}])
-    view.refresh(runner="inline")
-    assert_equals_query(view, table, Asked())
-    assert view.lance.count_rows() == 101
     assert_nothing_to_refresh(view, trace)
 
 

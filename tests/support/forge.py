@@ -24,7 +24,7 @@ _PRELOAD = (
     "airflow_geneva.database",
     "airflow_geneva.table",
     "airflow_geneva.plan.request",
-    "airflow_geneva.run.backfill",
+    "airflow_geneva.run.pipeline",
     "airflow_geneva.cleanup",
     "tests.support.harness",
 )

@@ -24,10 +24,10 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.lance_io.fragments import columns_of, read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.request import BackfillRequest
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.column_stages import commit_shard, finish_job, record_job
-from airflow_geneva.run.column_target import ColumnUdf
-from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.pipeline import PlannedJob, record_plan
 from airflow_geneva.table import Table
 from tests.support.counting import TRACE, Trace
 from tests.support.forge import forge
@@ -301,19 +301,19 @@ def run_tasks(table: Table, job: Job, folder: Path, run: str) -> BackfillResult:
     location, states = table.location, States(folder / f"{run}.json")
     told = states.read()
     if "fingerprint" not in told:
-        plan, _ = table._plan(job.udf, "y", {**job.options, "job_id": run})
-        told = states.add("fingerprint", record_job(plan, location, run=run)[1].fingerprint)
+        plan, _ = table._plan(BackfillRequest.of("y", {**job.options, "job_id": run}), job.udf)
+        told = states.add("fingerprint", record_plan(plan, location, run=run).fingerprint)
     storage = JobFolder.of(location.checkpoints, run).storage
     saved = load_plan(storage, told["fingerprint"])
     for index in range(len(saved.shards)):
         if f"apply-{index}" not in told:
-            apply_inline(location, saved.work, saved.load_shard(storage, index), ColumnUdf(job.udf))
+            apply_inline(location, saved.work, saved.load_shard(storage, index), Udfs.of({saved.work.column: job.udf}))
             told = states.add(f"apply-{index}", True)
         if f"commit-{index}" not in told:
-            result = commit_shard(location, saved, saved.load_shard(storage, index))
+            result = PlannedJob(location, saved).commit(saved.load_shard(storage, index))
             told = states.add(f"commit-{index}", result.to_json())
     shards = [ShardResult.from_json(told[f"commit-{index}"]) for index in range(len(saved.shards))]
-    return finish_job(location, saved, shards)
+    return PlannedJob(location, saved).finish(shards)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ import pyarrow as pa
 from airflow_geneva import connect
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.plan.request import RefreshRequest
-from airflow_geneva.run import refresh as run
+from airflow_geneva.run import view as run
+from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.pipeline import PlannedJob, record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from airflow_geneva.views.row_order import shuffle_hashes
@@ -104,19 +106,19 @@ class Refresh:
     def plan(self) -> Refresh:
         request = RefreshRequest(new_job_id())
         self.made = run.plan(self.view.location, self.view.view_definition, self.view.source().location, request)
-        self.saved = run.record_refresh(self.made, self.view.location)
+        self.saved = record_plan(self.made, self.view.location)
         return self
 
     def apply(self) -> Refresh:
         definition = self.view.view_definition
         for shard in self.made.shards:
             functions = run.load_udfs(definition)
-            run.apply_shard(self.view.location, definition, functions, self.made.work, shard, "inline")
+            apply_inline(self.view.location, self.made.work, shard, Udfs.of(functions))
         return self
 
     def finish(self) -> Any:
-        assert self.made.swap is not None
-        return run.finish_refresh(self.view.location, self.saved, self.made.swap, self.made.shards)
+        job = PlannedJob(self.view.location, self.saved)
+        return job.finish([job.commit(shard) for shard in self.made.shards])
 
 
 # The points of a refresh with a passage of each.

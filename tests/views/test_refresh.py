@@ -16,7 +16,7 @@ from airflow_geneva import connect
 from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.errors import CodeChanged, InvalidInput, JobFailed
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.run import refresh as run
+from airflow_geneva.run import view as run
 from airflow_geneva.table import Table
 from airflow_geneva.udf import udf
 from airflow_geneva.view import View

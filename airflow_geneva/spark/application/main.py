@@ -70,7 +70,7 @@ def apply_submitted(
     from airflow_geneva.job.heartbeat import writing_heartbeats
     from airflow_geneva.lance_io.table_versions import reporting_remade
     from airflow_geneva.plan.saved_plan import load_plan
-    from airflow_geneva.run.stages import planned_udfs
+    from airflow_geneva.run.inline import Udfs
     from airflow_geneva.spark.tasks import apply_on_spark
     from airflow_geneva.storage.files import Storage
     from airflow_geneva.storage.location import TableLocation
@@ -78,7 +78,7 @@ def apply_submitted(
     job = Storage.at(job_uri, credentials)
     saved = load_plan(job, fingerprint)
     work = saved.work
-    udfs = planned_udfs(work)
+    udfs = Udfs.planned(work)
     location = TableLocation(work.table, work.table_name, job.options)
     every = {} if progress_seconds is None else {"every": progress_seconds}
     loaded = saved.load_shard(job, shard)

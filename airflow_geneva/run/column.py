@@ -1,0 +1,247 @@
+"""A column as the target of a job: where its rows are read, what fits, how its files are laid out and committed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.apply.applier import StepResult
+from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, seen
+from airflow_geneva.checkpoint.provenance import version_label
+from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, decode_runs, encode_runs, merge_runs
+from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows
+from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.commit.column import Candidate, ShardCommitter
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.folder import COMMITTING, JobFolder, progress_name
+from airflow_geneva.job.outbox import JOB_PROPERTY, find_commits
+from airflow_geneva.job.progress import ProgressReporter
+from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.filters import where_columns
+from airflow_geneva.lance_io.fragments import columns_of, field_ids, live_offsets, row_ids
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.model import BackfillSpec
+from airflow_geneva.plan.reusable_checkpoints import held_for_column, staged_for_column
+from airflow_geneva.plan.saved_plan import SavedPlan
+from airflow_geneva.plan.shard import FragmentWork, Shard
+from airflow_geneva.run.units import Target, staged_or_restaged
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.udf.definition import MIXED_VERSIONS_KEY
+from airflow_geneva.write.column_file import ColumnFileWriter, assemble
+
+logger = logging.getLogger("airflow_geneva.run")
+_MIXED = "mixed:"
+
+
+@dataclass(frozen=True)
+class ColumnTarget(Target):
+    """A column of a table, as all units of a backfill share it."""
+
+    work: BackfillSpec
+
+    @staticmethod
+    def at(location: TableLocation, work: BackfillSpec) -> ColumnTarget:
+        """Open the table, its checkpoints and the job's folder.
+
+        Raises:
+            InvalidInput: the table or its planned version does not exist any more.
+            TableRemade: the table was dropped and created again.
+        """
+        checkpoints = location.checkpoints
+        job = JobFolder.of(checkpoints, work.job_id).storage
+        try:
+            source = location.open(work.version)
+        except InvalidInput as error:
+            # If the whole table is unreachable or was created again, raise that error instead.
+            location.open()
+            work.read.look(location.options)
+            raise InvalidInput(
+                f"Version {work.version} of table {work.table_name!r}, on which column {work.column!r} was planned, "
+                "was cleaned up. Checkpoints are kept. Clear the plan task with its downstream tasks; outside of "
+                "Airflow, run the backfill again."
+            ) from error
+        work.read.check(source)
+        return ColumnTarget(source, CheckpointStore(checkpoints), work, job)
+
+    @property
+    def output_fields(self) -> tuple[int, ...]:
+        return field_ids(self.source, self.work.column)
+
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+        return staged_for_column(self.source, self.work, fragment, index, live)
+
+    def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
+        return held_for_column(self.source, self.work, fragment, index, wanted)
+
+    def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
+        live, limit = live_offsets(self.source, fragment.files), self.work.sizing.batch_bytes
+        parts = assemble(self.source, self.store, fragment.files, live, self.work.column, held.pieces, limit)
+        writer = ColumnFileWriter(self.source, self.work.column)
+        for part in parts:
+            writer.put(part)
+        offsets, ids = row_ids(self.source, fragment.id)
+        computed = held.computed
+        mask = computed.mask(offsets)
+        runs = merge_runs([encode_runs(offsets[mask], ids[mask])])
+        layout = self._layout(fragment, live, held.done & live)
+        taken = held.taken(self.work.udf_version)
+        return self.record(fragment, writer.finish(), runs, held.by_job, held.failed, **layout, taken=taken)
+
+    def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
+        return not fragment.files.output or (self.work.where is None and due == live)
+
+    def stream(self, steps: Iterator[StepResult], fragment: FragmentWork, live: Ranges) -> None:
+        writer = ColumnFileWriter(self.source, self.work.column)
+        data_type: pa.DataType = self.source.schema.field(self.work.column).type
+        runs: list[RowRuns] = []
+        looked_at: list[Ranges] = []
+        failed: list[Ranges] = []
+        position, rows, limit = 0, 0, self.work.sizing.batch_bytes
+        for step in steps:
+            if len(step.values) == step.end - position:
+                writer.put(step.values)
+            else:
+                writer.put_slots(step.values, decode_runs(step.runs)[0], position, step.end, limit)
+            runs.append(step.runs)
+            looked_at.append(step.looked_at)
+            failed.append(step.failed)
+            rows += len(step.values)
+            position = step.end
+        end = fragment.files.physical_rows
+        if position < end:
+            writer.put_slots(pa.nulls(0, data_type), np.empty(0, np.int64), position, end, limit)
+        layout = self._layout(fragment, live, Ranges.union(looked_at))
+        by_job = {self.work.job_id: rows}
+        self.record(fragment, writer.finish(), merge_runs(runs), by_job, Ranges.union(failed), **layout)
+
+    def _layout(self, fragment: FragmentWork, live: Ranges, looked_at: Ranges) -> dict[str, Any]:
+        return {
+            "output_field_ids": self.output_fields,
+            "output_files": fragment.files.output,
+            "live": live,
+            "physical_rows": fragment.files.physical_rows,
+            "looked_at": looked_at,
+        }
+
+
+@dataclass(frozen=True)
+class ColumnPublisher:
+    """Makes the staged rows of a column visible, shard by shard."""
+
+    location: TableLocation
+    saved: SavedPlan
+    work: BackfillSpec
+
+    def commit(self, shard: Shard) -> ShardResult:
+        """Commit a shard's staged fragments."""
+        work = self.work
+        target = ColumnTarget.at(self.location, work)
+        candidates: list[Candidate] = []
+        missing: list[tuple[int, str]] = []
+        for fragment in shard.fragments:
+            index = target.index(fragment)
+            staged = staged_or_restaged(target, fragment, index)
+            if staged is not None:
+                candidates.append(Candidate(fragment, staged))
+            elif index.staged_at(fragment.place) is not None:
+                missing.append((fragment.id, "its staged data file is gone or no longer fits"))
+            else:
+                missing.append((fragment.id, "not all of its rows are computed"))
+        filtered = where_columns(work.where, target.source.schema.names)
+        columns = columns_of(target.source, work.inputs, filtered, work.column)
+        committer = ShardCommitter(
+            self.location, work, columns, target.source, self.saved.fingerprint, len(self.saved.shards)
+        )
+        reporter = ProgressReporter(
+            shard.rows,
+            len(shard.fragments),
+            target.job,
+            progress_name(COMMITTING, shard.index),
+            rows_ready=sum(candidate.work.rows for candidate in candidates),
+            ready=len(candidates),
+        )
+        reporter.keep()
+        return committer.commit(shard, candidates, missing, reporter.set_committed)
+
+    def finish(self, committed: Sequence[ShardResult], missing: Sequence[int]) -> tuple[BackfillResult, bool]:
+        """Note mixed versions, and fold the column's ledgers."""
+        work, checkpoints = self.work, self.location.checkpoints
+        record_mixed_versions(self.location, work, committed, whole=not missing)
+        result = self.result(committed)
+        if not {version for shard in committed for version in shard.versions} <= set(result.commits):
+            work.written.look(self.location.options)
+        if result.commits:
+            append_ledger(checkpoints, work.field_id, work.job_id, [seen(result.version)])
+        return result, fold_ledgers(checkpoints, work.field_id)
+
+    def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
+        """Add up the committed shards and the job's commits."""
+        work, saved = self.work, self.saved
+        there = {result.shard: result for result in committed}
+        results = there.values()
+        left = sum(result.rows_left for result in results)
+        missing = sum(shard["rows"] for index, shard in enumerate(saved.shards) if index not in there)
+        reasons = sorted({reason for result in results for _, reason in result.left_reasons})
+        commits = tuple(find_commits(self.location.open(), work.version, [work.job_id]))
+        return BackfillResult(
+            job_id=work.job_id,
+            state=PARTIAL if left else DONE,
+            rows_computed=sum(result.rows_computed for result in results),
+            rows_reused=sum(result.rows_reused for result in results),
+            rows_skipped=saved.rows_skipped,
+            rows_failed=sum(result.rows_failed for result in results),
+            rows_left=left + missing,
+            version=max(commits, default=work.version),
+            from_version=work.version,
+            commits=commits,
+            notes=(*saved.notes, *(f"left for the next run: {reason}" for reason in reasons)),
+        )
+
+
+def record_mixed_versions(
+    location: TableLocation, work: BackfillSpec, shards: Sequence[ShardResult], whole: bool
+) -> None:
+    """Write, change or remove the note ``mixed:<version>,<version>``; usually there is nothing to change.
+
+    The note is for readers of the table; the column's ledgers say which rows have which version.
+
+    Args:
+        whole: whether all planned shards were committed.
+    """
+    import lance
+
+    if not shards:
+        return
+    taken = work.continue_from if any(shard.rows_taken for shard in shards) else ()
+    makers = sorted({version_label(maker) for maker in (*work.makers, *taken)})
+    left = not whole or any(shard.rows_left for shard in shards)
+    dataset = location.open()
+    field = next((field for field in dataset.lance_schema.fields() if field.id() == work.field_id), None)
+    if field is None:
+        return
+    noted = (dataset.schema.field(field.name()).metadata or {}).get(MIXED_VERSIONS_KEY.encode(), b"").decode()
+    wanted = noted
+    if makers:
+        wanted = _MIXED + ",".join([*makers, work.udf_version])
+    elif not (left or work.where or work.read_version):
+        wanted = ""
+    if wanted == noted:
+        return
+    operation = lance.LanceOperation
+    update = operation.UpdateMap({MIXED_VERSIONS_KEY: wanted or None}, False)
+    transaction = lance.Transaction(
+        read_version=dataset.version,
+        operation=operation.UpdateConfig(field_metadata_updates={work.field_id: update}),
+        transaction_properties={JOB_PROPERTY: work.job_id},
+    )
+    try:
+        with engine_errors():
+            work.written.commit_transaction(location.options, transaction, before="note.write", after="note.written")
+    except EngineError as error:
+        logger.warning("Cannot write the note %r to the metadata of column %s: %s", wanted, work.column, error)

@@ -1,0 +1,301 @@
+"""One way for a column and a view: record the plan, apply and commit its shards, finish.
+
+In a notebook :func:`run` takes all steps in one process; in Airflow each is a task of its own. A column commits every
+shard; a view only verifies it, and is swapped when the job finishes: their publishers say how.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Protocol
+
+from airflow_geneva.checkpoint.facts import append_ledger
+from airflow_geneva.errors import InvalidInput, JobFailed, StorageError, TableRemade
+from airflow_geneva.faults import fault_point
+from airflow_geneva.job.error_records import count_errors
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.heartbeat import writing_heartbeats
+from airflow_geneva.job.result import FAILED, PENDING, BackfillResult, ShardResult
+from airflow_geneva.lance_io.engine_errors import is_failure
+from airflow_geneva.lance_io.table_versions import reporting_remade
+from airflow_geneva.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan, RefreshSpec
+from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan, save_plan
+from airflow_geneva.plan.shard import Shard
+from airflow_geneva.run.column import ColumnPublisher
+from airflow_geneva.run.housekeeping import run_maintenance
+from airflow_geneva.run.inline import Udfs, apply_inline, open_target
+from airflow_geneva.run.units import is_shard_staged
+from airflow_geneva.run.view import ViewPublisher
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.udf.shipping import code_sha256, zip_code
+
+logger = logging.getLogger("airflow_geneva.run")
+
+RUNNERS = ("spark", "inline")
+
+
+class Publisher(Protocol):
+    """A column or a view: how its staged rows become visible."""
+
+    def commit(self, shard: Shard) -> ShardResult:
+        """Commit a shard of a column; verify a shard of a view. What was removed is staged again from checkpoints."""
+
+    def finish(self, committed: Sequence[ShardResult], missing: Sequence[int]) -> tuple[BackfillResult, bool]:
+        """Complete the job's work; return its result, and whether there are enough documents to pack.
+
+        Args:
+            missing: shards that are not committed: the job has failed.
+        """
+
+    def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
+        """Return the result if the job ends now; rows of other shards count as left."""
+
+
+class Stopwatch:
+    """Measures seconds by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def lap(self, stage: str) -> None:
+        now = time.monotonic()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
+        self._since = now
+
+
+def check_runner(runner: str) -> None:
+    """Reject an unknown runner before planning."""
+    if runner not in RUNNERS:
+        raise InvalidInput(f'There is no runner {runner!r}. Use runner="spark" or runner="inline".')
+
+
+def start(plan: Plan, location: TableLocation, runner: str, watch: Stopwatch) -> PlannedJob:
+    """Start the session if the job needs one, and record the plan.
+
+    Raises:
+        JavaNotFound: there is no active session, and no Java to start one.
+        StorageError: the table's folder is read-only or unreachable.
+    """
+    if runner == "spark" and any(shard.to_apply for shard in plan.shards):
+        from airflow_geneva.spark.session import open_session
+
+        watch.lap("plan")
+        open_session(plan.work.sizing.concurrency)
+        watch.lap("spark")
+    saved = record_plan(plan, location)
+    watch.lap("plan")
+    return PlannedJob(location, saved, plan.swap)
+
+
+def run(job: PlannedJob, shards: Iterable[Shard], udfs: Udfs, runner: str, watch: Stopwatch) -> BackfillResult:
+    """Apply and commit the shards of a job one after another, and finish it.
+
+    Raises:
+        JobFailed: something failed; ``.result`` says what was completed before.
+    """
+    folder, committed = job.folder, list[ShardResult]()
+    try:
+        for shard in shards:
+            with folder.recording_failure(job.saved.fingerprint, shard.index):
+                with writing_heartbeats(folder.storage, "apply"):
+                    job.apply(shard, udfs, runner)
+                watch.lap("apply")
+                with writing_heartbeats(folder.storage, "commit"):
+                    committed.append(job.commit(shard))
+                watch.lap("commit")
+        with writing_heartbeats(folder.storage, "finish") if committed else nullcontext():
+            result = job.finish(committed, watch.seconds)
+    except BaseException as error:
+        failed = job.fail(committed, error, watch.seconds)
+        if not is_failure(error):
+            raise
+        raise JobFailed(_failure_message(job.work, error), failed) from error
+    logger.info("%s", result)
+    return result
+
+
+def record_plan(
+    plan: Plan, location: TableLocation, run: str = "", ship_code: bool = False, about: Mapping[str, Any] | None = None
+) -> SavedPlan:
+    """Write a job's record and plan; from then on any process can carry the job out.
+
+    Args:
+        run: distinguishes two runs of one plan.
+        ship_code: store the UDFs' code beside the plan, for workers that do not have it.
+        about: more fields for the job record, e.g. the Airflow run.
+
+    Raises:
+        StorageError: the table's folder is read-only or unreachable.
+        TableRemade: the table was dropped and created again.
+    """
+    folder = JobFolder.of(location.checkpoints, plan.work.job_id)
+    if ship_code and plan.shards:
+        plan = plan.with_work(codes=_store_code(plan.work, folder.storage))
+    if plan.shards or (plan.swap and (plan.swap.gone or plan.swap.advances)):
+        plan = plan.with_work(tables=tuple(table.stamped(location.options) for table in plan.work.tables))
+    work = plan.work
+    folder.write_record(
+        {
+            **work.describe(),
+            "state": PENDING,
+            "rows_total": plan.rows_total,
+            "rows_pending": plan.rows_pending,
+            "shards": len(plan.shards),
+            "reasons": plan.reasons,
+            **(about or {}),
+        }
+    )
+    fault_point("plan.recorded")
+    alive = writing_heartbeats(folder.storage, "plan") if plan.shards else nullcontext()
+    with reporting_remade(work.tables, location.options), alive:
+        if isinstance(work, BackfillSpec):
+            append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
+        saved = save_plan(plan, folder.storage, run)
+        if plan.shards:
+            folder.write_planned(saved.fingerprint, [_sizes(shard) for shard in plan.shards])
+    fault_point("plan.saved")
+    _log_reused_checkpoints(plan)
+    return saved
+
+
+class PlannedJob:
+    """A job whose record and plan are written. Each step works in any process, and after a kill it can be repeated.
+
+    Args:
+        swap: the swap plan of a refresh, if this process has it already.
+    """
+
+    def __init__(self, location: TableLocation, saved: SavedPlan, swap: SwapPlan | None = None) -> None:
+        self.location = location
+        self.saved = saved
+        self.work = work = saved.work
+        self.folder = JobFolder.of(location.checkpoints, work.job_id)
+        self.publisher: Publisher = (
+            ViewPublisher(location, saved, work, swap)
+            if isinstance(work, RefreshSpec)
+            else ColumnPublisher(location, saved, work)
+        )
+
+    def apply(self, shard: Shard, udfs: Udfs, runner: str = "inline") -> int:
+        """Compute a shard and stage its rows; return the number of rows that the UDFs ran on.
+
+        Raises:
+            UdfError: a UDF failed; rows computed before are checkpointed.
+            TableRemade: a table was dropped and created again.
+        """
+        with reporting_remade(self.work.tables, self.location.options):
+            if runner == "spark" and shard.to_apply:
+                from airflow_geneva.spark.tasks import apply_in_session
+
+                return apply_in_session(self.location, self.work, shard, udfs)
+            return sum(report.rows_run for report in apply_inline(self.location, self.work, shard, udfs))
+
+    def is_staged(self, shard: Shard) -> bool:
+        """Whether a shard is computed and staged, so that only the commit is left."""
+        return is_shard_staged(open_target(self.location, self.work), shard)
+
+    def commit(self, shard: Shard) -> ShardResult:
+        """Commit a shard of a column, or verify a shard of a view, and write the result. Raises as `finish`."""
+        began = time.monotonic()
+        with reporting_remade(self.work.tables, self.location.options):
+            result = self.publisher.commit(shard)
+            result = replace(result, seconds=round(time.monotonic() - began, 3))
+            self.folder.write_shard("commit", self.saved.fingerprint, shard.index, result.to_json())
+        return result
+
+    def finish(self, committed: Iterable[ShardResult], seconds: Mapping[str, float] | None = None) -> BackfillResult:
+        """Complete the job, and record how it ended: FAILED if a shard is missing.
+
+        Args:
+            committed: the recorded results of the plan's shards.
+
+        Raises:
+            InvalidInput: the plan's documents were removed or changed.
+            CommitConflict: other writers kept changing the view until all retries were used.
+            TableRemade: a table was dropped and created again.
+        """
+        began = time.monotonic()
+        fault_point("finish.begin")
+        results = list(committed)
+        missing = sorted(set(range(len(self.saved.shards))) - {result.shard for result in results})
+        with reporting_remade(self.work.tables, self.location.options):
+            result, many_documents = self.publisher.finish(results, missing)
+            result = replace(result, state=FAILED) if missing else result
+            result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
+            self._write_end(result, self._missing_error(missing) if missing else None)
+            if many_documents and not missing:
+                run_maintenance(self.location, self.work)
+        fault_point("finish.end")
+        return result
+
+    def fail(
+        self, committed: Iterable[ShardResult], error: BaseException, seconds: Mapping[str, float]
+    ) -> BackfillResult:
+        """Record that the job failed, and which rows it committed before; other computed rows stay in checkpoints."""
+        result = replace(self.publisher.result(committed), state=FAILED).with_seconds(**seconds)
+        try:
+            self._write_end(result, str(error) or type(error).__name__)
+        except StorageError as unkept:
+            # The caller raises the original error.
+            logger.warning("Cannot record that job %s failed: %s", result.job_id, unkept)
+        return result
+
+    def _write_end(self, result: BackfillResult, error: str | None) -> None:
+        errors = count_errors(self.folder.storage) if self.saved.shards else 0
+        self.folder.write_result(result.state, result.to_json(), error, errors)
+
+    def _missing_error(self, missing: Sequence[int]) -> str:
+        error = f"{len(missing)} of {len(self.saved.shards)} shards were not committed: {missing[:20]}."
+        failed = self.folder.read_shard("failed", self.saved.fingerprint, missing[0])
+        return error if failed is None else f"{error} Shard {missing[0]}: {failed['error']}"
+
+
+def _failure_message(work: JobSpec, error: BaseException) -> str:
+    what = f"Refresh of view {work.target!r}" if isinstance(work, RefreshSpec) else f"Backfill of {work.target}"
+    # Of a table that was created again, no checkpoint is left.
+    kept = "\nComputed rows are kept in checkpoints; run it again to continue from there."
+    return f"{what} failed (job {work.job_id}): {error}{'' if isinstance(error, TableRemade) else kept}"
+
+
+def _store_code(work: JobSpec, job: Storage) -> tuple[CodeArchive, ...]:
+    """Store the UDFs' modules or packages beside the plan, each once, so that the whole run uses the planned code."""
+    modules = {udf.import_path.partition(":")[0]: udf.import_path for udf in work.udfs.values() if udf.import_path}
+    found = {}
+    for path in modules.values():
+        archive = zip_code(path)
+        if archive is not None:
+            digest = code_sha256(archive)
+            found[digest] = CodeArchive(f"code-{digest[:16]}.zip", digest)
+            job.write_bytes(found[digest].zip, archive)
+    return tuple(found.values())
+
+
+def _sizes(shard: Shard) -> dict[str, int]:
+    """Return the sizes of a shard for the job's record, before it runs."""
+    staged = [fragment.rows for fragment in shard.fragments if fragment.staged]
+    return {
+        "rows": shard.rows,
+        "fragments": len(shard.fragments),
+        "staged": len(staged),
+        "rows_staged": sum(staged),
+        "rows_held": shard.rows - sum(staged) - shard.rows_to_run,
+    }
+
+
+def _log_reused_checkpoints(plan: Plan) -> None:
+    """Log which checkpoints a job reuses, and which it cannot use."""
+    fragments, rows = plan.rows_held
+    target = plan.work.target
+    if fragments:
+        logger.info("Collected %s checkpointed fragments with %s rows for %s.", f"{fragments:,}", f"{rows:,}", target)
+    for mismatch in plan.mismatches.shown:
+        logger.warning("Checkpoint data files mismatch for %s, %s; it is not used.", target, mismatch)
+    if plan.mismatches.more:
+        more = f"{plan.mismatches.more:,}"
+        logger.warning("Checkpoint data files mismatch for %s in %s more fragments.", target, more)

@@ -1,0 +1,286 @@
+"""A view as the target of a job: where its rows are read, what fits, how its files are laid out and swapped in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.apply.applier import StepResult
+from airflow_geneva.checkpoint.provenance import PriorFailures
+from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, decode_runs, encode_runs, merge_runs
+from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
+from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.checkpoint.view_snapshot import save_snapshot
+from airflow_geneva.commit.view_state import CommittedViewState, newest_swap
+from airflow_geneva.commit.view_swap import mirror_swap, swap_rows, version_of_plan
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.result import DONE, FAILED, PARTIAL, BackfillResult, ShardResult
+from airflow_geneva.lance_io.arrays import convert_array
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.lance_io.table_versions import reporting_cleaned_up
+from airflow_geneva.plan.model import Plan, RefreshSpec
+from airflow_geneva.plan.refresh import plan_refresh
+from airflow_geneva.plan.request import RefreshRequest
+from airflow_geneva.plan.reusable_checkpoints import held_for_view, staged_for_view
+from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan
+from airflow_geneva.plan.shard import FragmentWork, Shard
+from airflow_geneva.run.housekeeping import has_many_snapshots
+from airflow_geneva.run.units import Target, remove_broken, staged_or_restaged
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.udf import UDF, load_stored_udf
+from airflow_geneva.views.definition import ViewDefinition
+from airflow_geneva.write.column_file import WINDOW_ROWS, CheckpointedRowsReader, fit_rows
+from airflow_geneva.write.view_file import ViewFileWriter, own_values, reorder_rows
+
+if TYPE_CHECKING:
+    import lance
+
+
+@dataclass(frozen=True)
+class ViewTarget(Target):
+    """A view, as all units of a refresh share it; `view` is its own dataset, `source` the one that it reads."""
+
+    work: RefreshSpec
+    view: lance.LanceDataset
+
+    @staticmethod
+    def at(location: TableLocation, work: RefreshSpec) -> ViewTarget:
+        """Open the source, the view, its checkpoints and the job's folder.
+
+        Raises:
+            InvalidInput: the source, the view, or the planned version of the source does not exist any more.
+            TableRemade: the source or the view was dropped and created again.
+        """
+        source = TableLocation(work.source, work.read.name, location.options).open(work.version)
+        work.read.check(source)
+        view = location.open()
+        work.written.check(view)
+        job = JobFolder.of(location.checkpoints, work.job_id).storage
+        return ViewTarget(source, CheckpointStore(location.checkpoints), work, job, view)
+
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+        return staged_for_view(self.view, self.work, fragment, index)
+
+    def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
+        return held_for_view(self.source, self.view, self.work, fragment, index, wanted)
+
+    def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
+        writer = ViewFileWriter(self.view, self.work.definition.explode, self.work.plain_blobs)
+        due = fragment.due.offsets()
+        runs: list[RowRuns] = []
+        limit = self.work.sizing.batch_bytes
+        reader = CheckpointedRowsReader(self.view, self.store, held.pieces, limit, own_values)
+        at = 0
+        while at < len(due):
+            start = int(due[at])
+            until = min(at + WINDOW_ROWS, len(due))
+            end = reader.end_of_window(start, int(due[until - 1]) + 1)
+            parts, rows = fit_rows(partial(reader.read, start), end - start)
+            offsets = np.concatenate([part.offsets for part, _ in parts])
+            order = np.argsort(offsets, kind="stable")
+            ids = np.concatenate([part.row_ids for part, _ in parts])[order]
+            kind = parts[0][1].type
+            values = pa.concat_arrays([convert_array(values, kind) for _, values in parts])
+            writer.put(values.take(pa.array(order)), ids)
+            runs.append(encode_runs(offsets[order], ids))
+            at = int(np.searchsorted(due, start + rows))
+        return self._record(fragment, writer, merge_runs(runs), held.by_job, held.failed)
+
+    def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
+        return True
+
+    def stream(self, steps: Iterator[StepResult], fragment: FragmentWork, live: Ranges) -> None:
+        writer = ViewFileWriter(self.view, self.work.definition.explode, self.work.plain_blobs)
+        runs: list[RowRuns] = []
+        failed: list[Ranges] = []
+        for step in steps:
+            if len(step.values):
+                writer.put(step.values, decode_runs(step.runs)[1])
+            runs.append(step.runs)
+            failed.append(step.failed)
+        computed = merge_runs(runs)
+        by_job = {self.work.job_id: int(computed[:, 2].sum())}
+        self._record(fragment, writer, computed, by_job, Ranges.union(failed))
+
+    def _record(
+        self,
+        fragment: FragmentWork,
+        writer: ViewFileWriter,
+        runs: RowRuns,
+        by_job: Mapping[str, int],
+        failed: Ranges,
+    ) -> StagedFragment:
+        return self.record(
+            fragment,
+            writer.finish(),
+            runs,
+            by_job,
+            failed,
+            output_field_ids=tuple(field.id() for field in self.view.lance_schema.fields()),
+            output_files=(),
+            live=fragment.due,
+            physical_rows=writer.rows,
+            looked_at=fragment.due,
+            dense=True,
+        )
+
+
+@dataclass(frozen=True)
+class _StagedRows:
+    """The staged rows of some shards: fragments with their staged files, and fragments that have none."""
+
+    pairs: tuple[tuple[FragmentWork, StagedFragment], ...]
+    missing: tuple[FragmentWork, ...]
+
+    @property
+    def rows_missing(self) -> int:
+        return sum(len(fragment.due) for fragment in self.missing)
+
+    def counts(self, job_id: str) -> dict[str, Any]:
+        """Count the rows that this job computed, that other jobs computed, and that failed."""
+        due = sum(len(fragment.due) for fragment, _ in self.pairs)
+        ours = sum(rows for _, pair in self.pairs for job, rows in pair.by_job if job == job_id)
+        failed = sum(len(pair.failures.all) for _, pair in self.pairs)
+        return {"rows_computed": ours - failed, "rows_reused": due - ours, "rows_failed": failed}
+
+    @property
+    def failed(self) -> dict[str, PriorFailures]:
+        return {work.files.signature: staged.failures.rows for work, staged in self.pairs if staged.failures.rows}
+
+
+class ViewPublisher:
+    """Verifies the shards of a refresh one by one, and swaps the view's rows at the end, all at once.
+
+    Args:
+        swap: the swap plan, if this process has it already.
+    """
+
+    def __init__(
+        self, location: TableLocation, saved: SavedPlan, work: RefreshSpec, swap: SwapPlan | None = None
+    ) -> None:
+        self.location = location
+        self.saved = saved
+        self.work = work
+        self._swap = swap
+        self._verified: dict[int, _StagedRows] = {}
+
+    def commit(self, shard: Shard) -> ShardResult:
+        """Check that all rows of a shard are staged; nothing becomes visible."""
+        staged = self._verified[shard.index] = self._verify(shard)
+        return ShardResult(
+            shard.index,
+            self.saved.fingerprint,
+            **staged.counts(self.work.job_id),
+            rows_left=staged.rows_missing,
+            fragments=len(staged.pairs),
+            left_reasons=tuple((fragment.id, "not all of its rows are computed") for fragment in staged.missing),
+            visible=False,
+        )
+
+    def finish(self, committed: Sequence[ShardResult], missing: Sequence[int]) -> tuple[BackfillResult, bool]:
+        """Swap the view's rows if all of them are staged; without a shard, leave the view as it is."""
+        if missing:
+            return self.result(committed), False
+        job = JobFolder.of(self.location.checkpoints, self.work.job_id).storage
+        result = self._swap_rows(job, self._swap or self.saved.load_swap(job))
+        mirror_swap(self.location)
+        return result, bool(self.saved.shards) and has_many_snapshots(self.location)
+
+    def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
+        """Say that nothing is visible."""
+        return BackfillResult(
+            self.work.job_id,
+            FAILED,
+            rows_skipped=self.saved.rows_skipped,
+            rows_left=sum(int(shard["rows"]) for shard in self.saved.shards),
+            version=self.work.written.version,
+            from_version=self.work.written.version,
+            notes=self.saved.notes,
+        )
+
+    def _swap_rows(self, job: Storage, swap: SwapPlan) -> BackfillResult:
+        view, work, saved = self.location, self.work, self.saved
+        # Also without shards, find out whether the source was created again.
+        _ = self._target
+        staged = self._all_staged(job)
+        dataset = view.open()
+        result = BackfillResult(work.job_id, DONE, rows_skipped=saved.rows_skipped, from_version=dataset.version)
+        # A try before this one may have been killed after its swap.
+        done = newest_swap(view, dataset).identity != swap.based_on
+        version, why = version_of_plan(dataset, saved.fingerprint) if done else None, ""
+        if version is None and staged.missing:
+            why = "not all of its rows are computed, or a staged file was removed"
+        elif version is None:
+            try:
+                files = self._files(swap, staged)
+            except BrokenFile as broken:
+                fragments = [fragment for fragment, pair in staged.pairs if pair.file == broken.source]
+                store = CheckpointStore(view.checkpoints)
+                remove_broken(store, broken, (str(work.key(fragment)) for fragment in fragments))
+                self._verified.clear()
+                return self._swap_rows(job, swap)
+            save = partial(save_snapshot, view.checkpoints, work.job_id, swap.snapshot_with(staged.failed))
+            version, why = swap_rows(view, work, saved.fingerprint, swap, files, save)
+        if why:
+            due = sum(len(fragment.due) for fragment, _ in staged.pairs) + staged.rows_missing
+            notes = (*saved.notes, f"left for the next run: {why}")
+            return replace(result, state=PARTIAL, rows_left=due, version=result.from_version, notes=notes)
+        return replace(
+            result,
+            **staged.counts(work.job_id),
+            version=version or result.from_version,
+            commits=(version,) if version else (),
+            notes=saved.notes,
+        )
+
+    def _files(self, swap: SwapPlan, staged: _StagedRows) -> list[tuple[str, int]]:
+        """Return names and row counts of the files to swap in: the staged ones, or new ones in the view's order."""
+        if swap.shuffle_seed is None and swap.max_rows_per_fragment is None:
+            return [(pair.file, pair.physical_rows) for _, pair in staged.pairs if pair.physical_rows]
+        fragments, limit = [pair for _, pair in staged.pairs], self.work.sizing.batch_bytes
+        return reorder_rows(self.location.open(), fragments, swap.shuffle_seed, swap.max_rows_per_fragment, limit)
+
+    def _all_staged(self, job: Storage) -> _StagedRows:
+        """Return the staged rows of all shards; this process may have verified some already."""
+        for index in range(len(self.saved.shards)):
+            if index not in self._verified:
+                self._verified[index] = self._verify(self.saved.load_shard(job, index))
+        shards = [self._verified[index] for index in range(len(self.saved.shards))]
+        return _StagedRows(
+            tuple(pair for staged in shards for pair in staged.pairs),
+            tuple(fragment for staged in shards for fragment in staged.missing),
+        )
+
+    def _verify(self, shard: Shard) -> _StagedRows:
+        """Find the staged rows, and restage from checkpoints what was removed."""
+        target = self._target
+        found = [
+            (fragment, staged_or_restaged(target, fragment, target.index(fragment))) for fragment in shard.fragments
+        ]
+        return _StagedRows(
+            tuple((fragment, staged) for fragment, staged in found if staged is not None),
+            tuple(fragment for fragment, staged in found if staged is None),
+        )
+
+    @cached_property
+    def _target(self) -> ViewTarget:
+        return ViewTarget.at(self.location, self.work)
+
+
+def load_udfs(definition: ViewDefinition) -> dict[str, UDF]:
+    """Import the UDFs of a view, by column; InvalidInput if one cannot be imported here."""
+    return {column.name: load_stored_udf(str(column.udf.import_path)) for column in definition.columns if column.udf}
+
+
+def plan(view: TableLocation, definition: ViewDefinition, source: TableLocation, request: RefreshRequest) -> Plan:
+    """Plan a refresh; writes nothing. Raises as :func:`airflow_geneva.plan.refresh.plan_refresh`."""
+    udfs = load_udfs(definition)
+    dataset = view.open()
+    with reporting_cleaned_up(view, dataset):
+        return plan_refresh(view, definition, source, udfs, CommittedViewState(view, dataset), request)
