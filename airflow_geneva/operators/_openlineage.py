@@ -103,8 +103,7 @@ def lineage_of(plan: LoadedPlan, result: BackfillResult) -> Any:
     except ImportError:
         return None
     work = plan.saved.work
-    uri = work.source if isinstance(work, RefreshSpec) else work.table
-    source = TableLocation(uri, uri, plan.location.options)
+    source = TableLocation(work.read.uri, work.read.name, plan.location.options)
     read, written = source.open(work.version), plan.location.open()
     namespace, name = dataset_name(source.uri)
 

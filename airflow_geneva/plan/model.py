@@ -235,14 +235,12 @@ class RefreshSpec(_JobSpec):
     """The specification of a job that refreshes a view.
 
     Args:
-        source: normalized URI of the table to read.
         query: the view's definition with the planned code versions, as JSON text.
         plain_blobs: whether staged files hold blobs as plain bytes, so that they can be read back.
     """
 
     kind: ClassVar[str] = "refresh"
 
-    source: str
     query: str
     plain_blobs: bool = False
 

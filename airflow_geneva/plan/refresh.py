@@ -208,7 +208,6 @@ def _work(
         sizing=request.sizing,
         ignore_checkpoints=request.ignore_checkpoints or checkpoints_ignored(),
         agreement=md5(version),
-        source=source.uri,
         plain_blobs=(definition.shuffle_seed is not None or request.max_rows_per_fragment is not None)
         and any(is_blob(field) for field in view_state.dataset.schema),
         query=replace(definition, columns=tuple(_as_planned(c, udfs) for c in definition.columns)).to_json(),

@@ -57,7 +57,7 @@ class ViewTarget(Target):
             InvalidInput: the source, the view, or the planned version of the source does not exist any more.
             TableRemade: the source or the view was dropped and created again.
         """
-        source = TableLocation(work.source, work.read.name, location.options).open(work.version)
+        source = TableLocation(work.read.uri, work.read.name, location.options).open(work.version)
         work.read.check(source)
         view = location.open()
         work.written.check(view)
