@@ -260,7 +260,8 @@ def test_a_standalone_master_takes_no_python_program_in_cluster_mode(
     ("connection", "told"),
     [
         (None, "'spark_default' does not exist"),
-        ("spark://local[2]", "'spark_default' cannot be read"),
+        ("spark://local[2", "'spark_default' cannot be read"),
+        ("spark://local[2]", "'spark_default'"),  # Python 3.10 reads it, as the host 2
         ('{"conn_type": "spark"}', "'spark_default' has no host"),
         ('{"conn_type": "http", "host": "master"}', "the Spark master 'http://master', which Spark does not know"),
     ],
