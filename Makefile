@@ -5,11 +5,13 @@ VENV := .venv$(AIRFLOW:%=-%)$(LOWEST:%=-lowest)$(PYLANCE:%=-pylance-%)$(VERSION:
 LOCK := requirements/$(if $(LOWEST),lowest,$(if $(AIRFLOW),airflow-$(AIRFLOW),dev)).txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# One more than the cores of a small machine: tests that start an Airflow or a Spark of their own mostly wait for it.
+WORKERS ?= 3
 LOWEST_ALLOWED := sed -n '/^dependencies = \[/,/^]/s/^ *"\([^>]*\)>=\([^",]*\).*/\1==\2/p'
 export QUERY
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-ui test test-fast lint format bench docs soak clean lock always
+.PHONY: help install demo demo-ui test test-fast mutants lint format bench docs soak clean lock always
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,13 +30,16 @@ demo-ui: install ## Open the Airflow UI on what the demo left
 	@$(BIN)/python -m dags_examples.demo --ui
 
 test: install ## Run all tests but the long ones; elsewhere: AIRFLOW=3.1, PYTHON=3.13, LOWEST=1, PYLANCE=latest
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-fast: install ## Run the tests that need no Spark, no Airflow and no killing
 	@$(BIN)/python -m pytest -m "not spark and not airflow and not crash and not slow and not soak"
 
 soak: install ## Run all tests with many more examples, and kill for GENEVA_SOAK_SECONDS (1800); takes hours
 	@GENEVA_SOAK=1 $(BIN)/python -m pytest -m ""
+
+mutants: install ## Remove guards of the engine one at a time: a test must notice each; only some files: FILES="commit/ plan/"
+	@$(BIN)/python -m tests.mutants $(FILES)
 
 lint: install ## Check format, lint and types
 	@$(BIN)/ruff format --check .

@@ -72,6 +72,18 @@ settings.register_profile(
 settings.load_profile("soak" if os.environ.get("GENEVA_SOAK") == "1" else "quick")
 
 
+# The files that take longest, in this order, so that none of them begins when the other workers are done.
+LONGEST = (
+    "test_operating.py", "test_views_on_a_scheduler.py", "test_demo.py", "test_refresh_group.py", "test_bench_smoke.py",
+    "test_kill.py", "test_standalone.py", "test_backfill_group.py", "test_cleanup.py", "test_view_state_machine.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
 @pytest.fixture(autouse=True)
 def _java_where_needed(request: pytest.FixtureRequest) -> None:
     if any(request.node.get_closest_marker(name) for name in ("spark", "crash", "airflow")):
