@@ -156,10 +156,11 @@ def test_only_facts_that_can_never_match_are_dropped(tmp_path: Path) -> None:
 
 def test_nothing_is_dropped_when_the_history_cannot_be_read_or_little_is_gained(tmp_path: Path) -> None:
     checkpoints = Storage.at(str(tmp_path))
-    append_ledger(checkpoints, 7, "a", [value(f"there {at}", 1) for at in range(9)] + [value("gone", 1)])
+    old = [value(f"there {at}", 1) for at in range(9)]
+    append_ledger(checkpoints, 7, "a", [*old, value("gone", 1), value("recent", 8)])
     assert prune_state(checkpoints, 7, [8], lambda inputs: None) == 0
     assert prune_state(checkpoints, 7, [8], lambda inputs: {f"there {at}" for at in range(9)}) == 0
-    assert len(facts_of(checkpoints)) == 10
+    assert len(facts_of(checkpoints)) == 11
 
 
 def test_nothing_is_dropped_when_a_ledger_cannot_be_read_any_more(

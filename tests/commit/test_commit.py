@@ -16,6 +16,7 @@ import pytest
 from airflow_geneva.checkpoint.reuse import BrokenFile
 from airflow_geneva.errors import CommitConflict
 from airflow_geneva.job.result import BackfillResult
+from airflow_geneva.lance_io import table_versions
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.run.column import ColumnTarget
@@ -24,7 +25,7 @@ from airflow_geneva.run.pipeline import PlannedJob, record_plan
 from airflow_geneva.run.units import Unit, stage_computed
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, udf
-from tests.support.counting import Trace, double, doubled, label, labelled, triple, tripled
+from tests.support.counting import Trace, double, doubled, label, labelled, leave_trace, triple, tripled
 from tests.support.invariants import (
     assert_exact,
     assert_honest,
@@ -305,6 +306,66 @@ def test_inputs_replaced_in_place_before_the_commit_are_seen(make_table: MakeTab
     assert (result.state, result.rows_computed, result.rows_left) == ("PARTIAL", 75, 25)
     table.backfill("y", runner="inline")
     assert_right(table, "y", tripled, inputs=("a",))
+
+
+def test_inputs_replaced_in_place_during_the_commit_are_seen(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the staged files were compared with the table, and before they are in it."""
+    first, second = (udf(data_type=pa.int64(), version=v, name="in")(lambda x, v=v: x * int(v)) for v in ("1", "2"))
+    table = make_table(100)
+    table.add_columns({"a": first})
+    table.backfill("a", udf=first, runner="inline")
+    table.add_columns({"y": (triple, ["a"])})
+    job = Stations.begin(table)
+    job.apply()
+
+    def meanwhile(point: str) -> None:
+        if point == "commit.before":
+            patched.undo()
+            table.backfill("a", udf=second, where="id < 25", on_code_change="recompute", runner="inline")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_versions, "fault_point", meanwhile)
+        result = job.commit()
+    assert (result.state, result.rows_computed, result.rows_left) == ("PARTIAL", 75, 25)
+    assert result.notes == ("left for the next run: another writer replaced its inputs during the commit",)
+    table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled, inputs=("a",))
+
+
+def test_a_staged_file_with_old_values_that_were_replaced_since_is_put_together_again(
+    table: Table, trace: Trace
+) -> None:
+    one, two, three = (udf(data_type=pa.int64(), version=v, name="y")(lambda x, v=v: x * int(v)) for v in "123")
+    table.backfill("y", udf=one, runner="inline")
+    Stations.begin(table, two, where="id >= 10", on_code_change="recompute").apply()
+    table.backfill("y", udf=three, runner="inline", on_code_change="recompute")
+    again = Stations.begin(table, two, where="id >= 10", on_code_change="recompute")
+    assert [fragment.staged for fragment in again.plan.fragments] == [False] * 4
+    again.apply()
+    result = again.commit()
+    assert (result.state, result.rows_computed, result.rows_reused) == ("DONE", 0, 90)
+    assert_right(table, "y", lambda x: 2 * x, where="id >= 10")
+    assert_right(table, "y", lambda x: 3 * x, where="id < 10")
+
+
+def test_rows_that_failed_in_a_job_that_never_committed_are_tried_again(table: Table, trace: Trace) -> None:
+    def failing(version: int) -> UDF:
+        def function(x: int) -> int:
+            leave_trace([x])
+            if x == 30 and version == 1:
+                raise ValueError("not yet")
+            return tripled(x)
+
+        return udf(data_type=pa.int64(), version="1", name="y", on_error="skip")(function)
+
+    Stations.begin(table, failing(1)).apply()
+    trace.clear()
+    result = table.backfill("y", udf=failing(2), runner="inline")
+    assert (result.state, result.rows_computed, result.rows_reused, result.rows_failed) == ("DONE", 1, 99, 0)
+    assert_exact(trace, [30])
+    assert_right(table, "y", tripled)
 
 
 def test_filter_columns_replaced_in_place_are_looked_at_again(make_table: MakeTable, trace: Trace) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import airflow_geneva.run.pipeline  # noqa: F401  (every module with a fault point is there to be patched)
 from airflow_geneva import connect
+from airflow_geneva.commit import column
 from airflow_geneva.database import Database
 from airflow_geneva.errors import JobFailed, TableRemade
 from airflow_geneva.job.result import BackfillResult
@@ -232,6 +233,27 @@ def test_a_commit_that_reached_the_new_table_is_taken_back_unless_others_have_bu
         assert new.version == 5
         assert new.backfill("y", runner="inline").state == "DONE"
         assert_right(new, "y", doubled)
+
+
+def test_nothing_is_committed_to_a_table_that_is_made_again_while_staged_files_are_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = connect(tmp_path)
+    old = make_table(db, 0, triple)
+    write = column.append_ledger
+    made: list[int] = []
+
+    def meanwhile(*arguments: Any) -> None:
+        if arguments[-1] and not made:
+            drop(db, "docs", 1)
+            made.append(make_table(db, 100, double).version)
+        write(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(column, "append_ledger", meanwhile)
+        with pytest.raises(JobFailed, match=REMADE):
+            old.backfill("y", runner="inline")
+    assert [db.open_table("docs").version] == made
 
 
 def test_what_others_commit_while_a_commit_is_taken_back_is_kept(

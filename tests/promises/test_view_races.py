@@ -98,6 +98,22 @@ def test_rows_that_others_change_between_two_refreshes_are_put_right_without_run
     assert_nothing_to_refresh(view, trace)
 
 
+def test_placeholders_that_were_compacted_with_rows_leave_with_the_next_refresh(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    table = make_table(100)
+    view = Asked().make(table)
+    view.refresh(runner="inline")
+    insert(view, [3, 500], False)
+    view.lance.optimize.compact_files()
+    assert (len(view.lance.get_fragments()), view.lance.count_rows()) == (1, 102)
+    table.add([{"id": 100, "x": 100}])
+    view.refresh(runner="inline")
+    assert_equals_query(view, table, Asked())
+    assert view.lance.count_rows() == 101
+    assert_nothing_to_refresh(view, trace)
+
+
 def test_a_column_that_others_added_and_filled_is_kept_and_costs_nothing(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(100)
     view = Asked().make(table)

@@ -11,6 +11,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+from lance.fragment import write_fragments
 
 from airflow_geneva import connect, udf
 from airflow_geneva.errors import CodeChanged
@@ -278,6 +279,28 @@ def test_range_checkpoints_survive_drop_and_re_add(make_table: MakeTable, trace:
     result = table.backfill("y", udf=breaks, runner="inline")
     assert_right(table, "y", tripled)
     assert (result.rows_reused, result.rows_computed) == (20, 20)
+
+
+def test_range_checkpoints_of_another_type_are_not_used(make_table: MakeTable, trace: Trace) -> None:
+    def fails_at_last(x):  # type: ignore[no-untyped-def]
+        leave_trace([x])
+        if x == 30 and len(trace) < 32:
+            raise RuntimeError("not yet")
+        return tripled(x)
+
+    table = make_table(40, per_fragment=40)
+    as_integers, as_floats = (
+        udf(data_type=kind, version="1", name="f")(fails_at_last) for kind in (pa.int64(), pa.float64())
+    )
+    table.add_columns({"y": as_integers})
+    with pytest.raises(Exception, match="not yet"):
+        table.backfill("y", udf=as_integers, runner="inline", checkpoint_size=5)
+    table.lance.drop_columns(["y"])
+    table.add_columns({"y": as_floats})
+    leave_trace([-1])
+    result = table.backfill("y", udf=as_floats, runner="inline")
+    assert_right(table, "y", tripled)
+    assert (result.rows_reused, result.rows_computed) == (0, 40)
 
 
 def test_a_re_added_column_of_another_type_is_computed_in_that_type(make_table: MakeTable) -> None:
@@ -556,11 +579,14 @@ def test_two_compactions_without_a_plan_in_between_cost_nothing(make_table: Make
     assert_exact(trace, [500])
 
 
-def test_a_row_updated_between_two_compactions_is_not_taken_for_computed(make_table: MakeTable, trace: Trace) -> None:
+@pytest.mark.parametrize(("where", "left"), [(None, []), ("id <> 7", [7])], ids=["whole fragments", "single rows"])
+def test_a_row_updated_between_two_compactions_is_not_taken_for_computed(
+    make_table: MakeTable, trace: Trace, where: str | None, left: list[int]
+) -> None:
     """It lives on under its row id, so whoever follows ids alone believes its old value."""
     table = make_table(100)
     table.add_columns({"y": triple})
-    table.backfill("y", runner="inline")
+    table.backfill("y", runner="inline", where=where)
     table.lance.optimize.compact_files(target_rows_per_fragment=50)
     table.lance.update({"x": "x + 1000"}, where="id IN (3, 4)")
     table.lance.optimize.compact_files()
@@ -568,7 +594,7 @@ def test_a_row_updated_between_two_compactions_is_not_taken_for_computed(make_ta
     trace.clear()
     table.backfill("y", runner="inline")
     assert_right(table, "y", tripled)
-    assert_exact(trace, [1003, 1004, 500])
+    assert_exact(trace, [1003, 1004, 500, *left])
 
 
 def test_a_checkpoint_of_a_row_that_was_updated_before_a_compaction_is_not_used(
@@ -643,6 +669,25 @@ def test_values_that_others_wrote_into_the_column_are_computed_again(make_table:
     table.backfill("y", runner="inline")
     assert_right(table, "y", tripled)
     assert_exact(trace, [30])
+
+
+def test_values_that_others_wrote_into_a_compacted_fragment_are_computed_again(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    table = make_table(100)
+    table.add_columns({"y": triple})
+    table.backfill("y", runner="inline")
+    table.lance.optimize.compact_files(target_rows_per_fragment=50)
+    dataset = table.lance
+    fragment, _ = dataset.get_fragments()
+    (theirs,) = write_fragments(pa.table({"y": pa.array([-1] * 50, pa.int64())}), dataset, mode="append")
+    group = lance.LanceOperation.DataReplacementGroup(fragment.fragment_id, theirs.files[0])
+    replaced = lance.Transaction(dataset.version, lance.LanceOperation.DataReplacement([group]))
+    lance.LanceDataset.commit(dataset.uri, replaced)
+    trace.clear()
+    table.backfill("y", runner="inline")
+    assert_right(table, "y", tripled)
+    assert_exact(trace, range(50))
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -733,7 +778,8 @@ def test_a_re_added_column_that_gets_the_field_id_of_a_dropped_one_starts_empty(
     first = field_id()
     table.backfill("y", runner="inline")
     table.lance.optimize.compact_files(target_rows_per_fragment=20)
-    table.add([{"id": 500, "x": 500}])
+    # Its value was NULL, as all values of an empty column are.
+    table.add([{"id": 500, "x": None}])
     table.backfill("y", runner="inline")
     table.lance.drop_columns(["y"])
     table.add_columns({"y": double})
@@ -743,10 +789,10 @@ def test_a_re_added_column_that_gets_the_field_id_of_a_dropped_one_starts_empty(
     table.backfill("y", runner="inline")
     assert_right(table, "y", doubled)
     table.lance.drop_columns(["y"])
-    table.add_columns({"y": triple})
+    table.add_columns({"y": of_version("5", 5)})
     assert field_id() == first
-    table.backfill("y", runner="inline")
-    assert_right(table, "y", tripled)
+    table.backfill("y", udf=of_version("5", 5), runner="inline")
+    assert_right(table, "y", lambda x: None if x is None else 5 * x)
 
 
 def test_checkpoints_are_found_through_several_compactions_whatever_else_was_computed(
