@@ -1,0 +1,409 @@
+"""The guards that `make mutants` removes, and the tests that must fail then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One guard of the engine.
+
+    Args:
+        why: what goes wrong without it.
+        code: text that is in the package exactly once.
+        without: the same text without the guard.
+        tests: what to run, as pytest takes it, below ``tests/``; takes seconds.
+    """
+
+    why: str
+    code: str
+    without: str
+    tests: tuple[str, ...]
+
+    def file(self, package: Path) -> Path:
+        """The module of a package that has the code.
+
+        Raises:
+            LookupError: none has it, or more than one, or one twice.
+        """
+        found = [path for path in sorted(package.rglob("*.py")) if self.code in _read(path)]
+        if len(found) != 1 or _read(found[0]).count(self.code) != 1:
+            raise LookupError(f"found in {[path.name for path in found]}, once is right: {self.code}")
+        return found[0]
+
+
+@cache
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+COMMIT = "commit/test_commit.py::"
+RACES = "promises/test_view_races.py::"
+REMADE = "promises/test_recreated_tables.py::"
+STATE = "commit/test_view_state.py::"
+FACTS = "checkpoint/test_facts.py::"
+STORE = "checkpoint/test_store.py::"
+BACKFILL = "run/test_backfill.py::"
+SKIPPED = "apply/test_skipped_rows.py::"
+CLEANUP = "cleanup/test_cleanup.py::"
+
+GUARDS = [
+    # Commit: what is committed fits the newest version.
+    Guard(
+        "Values of inputs that another writer replaced in place would become visible.",
+        "if now.inputs != planned.inputs or now.physical_rows != planned.physical_rows:",
+        "if now.physical_rows != planned.physical_rows:",
+        (COMMIT + "test_inputs_replaced_in_place_before_the_commit_are_seen",),
+    ),
+    Guard(
+        "Rows that a restore brought back would become visible without a value.",
+        "if staged.deletion != files.deletion and not staged.live.contains(live):",
+        "if False:",
+        (COMMIT + "test_rows_that_a_restore_brings_back_are_not_left_empty",),
+    ),
+    Guard(
+        "A staged file of a dropped column would fill the column that has its name now.",
+        "if staged.output_field_ids != output_fields or staged.output_files != files.output:",
+        "if staged.output_files != files.output:",
+        (BACKFILL + "test_a_re_added_column_of_another_type_is_computed_in_that_type",),
+    ),
+    Guard(
+        "A staged file with old values that were replaced since would count as ready.",
+        "if staged.output_field_ids != output_fields or staged.output_files != files.output:",
+        "if staged.output_field_ids != output_fields:",
+        (COMMIT + "test_a_staged_file_with_old_values_that_were_replaced_since_is_put_together_again",),
+    ),
+    Guard(
+        "A staged file without all due rows would be committed.",
+        "or not settled.contains(due):",
+        "or False:",
+        (COMMIT + "test_rows_that_failed_in_a_job_that_never_committed_are_tried_again",),
+    ),
+    Guard(
+        "A staged file that is gone or damaged would be committed.",
+        "return LanceFile.of_table(dataset, staged.file).count_rows() == staged.physical_rows",
+        "return True",
+        (COMMIT + "test_a_damaged_staged_file_is_never_committed",),
+    ),
+    Guard(
+        "Inputs that were replaced between the check and the commit would not be noticed: Lance reports no conflict.",
+        "if now is not None and now.signature == expected:",
+        "if True:",
+        (COMMIT + "test_inputs_replaced_in_place_during_the_commit_are_seen",),
+    ),
+    Guard(
+        "A conflict with another writer would fail the job at once.",
+        "if is_conflict(error):",
+        "if False:",
+        (COMMIT + "test_a_table_that_never_rests_ends_in_a_conflict_and_loses_nothing",),
+    ),
+    Guard(
+        "The first conflict with another writer would be the last.",
+        "tries = max_retries() + 1",
+        "tries = 1",
+        (COMMIT + "test_a_table_that_never_rests_ends_in_a_conflict_and_loses_nothing",),
+    ),
+    Guard(
+        "Rows that were deleted between plan and commit would count as left.",
+        "if self._looked_up <= _MOST_LOOKED_UP and",
+        "if False and",
+        ("promises/test_concurrency.py::test_rows_that_are_deleted_meanwhile_are_not_left",),
+    ),
+    Guard(
+        "A fact would say that all live rows are computed although a filter left some out.",
+        "return candidate.staged.deletion if settled.contains(candidate.staged.live) else None",
+        "return candidate.staged.deletion",
+        (BACKFILL + "test_where_computes_what_it_selects_and_keeps_the_rest",),
+    ),
+    Guard(
+        "A filter whose column was replaced during the commit would not be evaluated again.",
+        "signature = candidate.work.files.where_signature(output)",
+        "signature = now.where_signature(output)",
+        (COMMIT + "test_filter_columns_replaced_in_place_are_looked_at_again",),
+    ),
+    Guard(
+        "A job would commit to a table that was created again under the same name.",
+        "self.look(options)\n        fault_point(before)",
+        "fault_point(before)",
+        (REMADE + "test_nothing_is_committed_to_a_table_that_is_made_again_while_staged_files_are_verified",),
+    ),
+    Guard(
+        "A commit that reached a table that was created again would stay there.",
+        "if not self._is_current(options):\n            self._take_back(",
+        "if False:\n            self._take_back(",
+        (REMADE + "test_a_commit_that_reached_the_new_table_is_taken_back_unless_others_have_built_on_it",),
+    ),
+    Guard(
+        "A table that was created again would pass for the planned one once it has as many versions.",
+        'return self.commit in ("", now.commit)',
+        "return True",
+        (REMADE + "test_a_commit_that_reached_the_new_table_is_taken_back_unless_others_have_built_on_it",),
+    ),
+    Guard(
+        "Undoing a commit would undo the commits of others that came in between.",
+        "if undone == version + 1:",
+        "if True:",
+        (REMADE + "test_what_others_commit_while_a_commit_is_taken_back_is_kept",),
+    ),
+    Guard(
+        "A job of which a shard was not committed would end as DONE.",
+        "result = replace(result, state=FAILED) if missing else result",
+        "pass",
+        (COMMIT + "test_a_shard_that_is_missing_fails_the_job_and_keeps_what_is_there",),
+    ),
+    # Swap: a view shows a whole refresh, once.
+    Guard(
+        "A refresh would put rows into a view that another refresh or writer changed after planning.",
+        "if newest.identity != swap.based_on:",
+        "if False:",
+        (STATE + "test_a_refresh_that_lost_a_race_leaves_no_doubt_about_the_winner",),
+    ),
+    Guard(
+        "Two refreshes at once would both add their rows: Lance commits two swaps that share no fragment.",
+        "updated_fragments=updated + anchor,",
+        "updated_fragments=updated,",
+        (RACES + "test_of_two_refreshes_that_swap_at_once_one_wins",),
+    ),
+    Guard(
+        "Two first refreshes of an empty view at once would both add their rows.",
+        "if wanted and not dataset.get_fragments():",
+        "if False:",
+        (RACES + "test_of_two_refreshes_that_swap_at_once_one_wins",),
+    ),
+    Guard(
+        "A refresh that loses against another one would fail instead of looking again.",
+        "if not is_conflict(error):",
+        "if True:",
+        (RACES + "test_of_two_refreshes_that_swap_at_once_one_wins",),
+    ),
+    Guard(
+        "A swap that an earlier try committed would be told as lost.",
+        "if commit.properties.get(PLAN) == plan:",
+        "if False:",
+        (STATE + "test_a_swap_that_lies_far_back_is_not_done_again",),
+    ),
+    Guard(
+        "Rows that are not set would stay in a view that others compacted.",
+        'conditions += [f"NOT coalesce({IS_SET}, false)"] if unset[at] else []',
+        "pass",
+        (RACES + "test_placeholders_that_were_compacted_with_rows_leave_with_the_next_refresh",),
+    ),
+    Guard(
+        "What others did between the planned version and the swap would not be noticed.",
+        "since = int(commit.properties[LOOKED_AT]) + 1 if swap else 0",
+        "since = commit.version if swap else 0",
+        (RACES + "test_what_happens_to_a_view_just_before_its_swap_is_seen_by_this_refresh_or_the_next",),
+    ),
+    Guard(
+        "The schema metadata would be believed although a later swap may have been committed.",
+        "if not job_id or read_intents(location) - {snapshot}:",
+        "if not job_id:",
+        (STATE + "test_of_a_job_that_swapped_twice_the_metadata_is_not_taken_for_the_second_swap",),
+    ),
+    Guard(
+        "A swap would leave no record of what it is about to do.",
+        "write_intent(location, snapshot)\n",
+        "pass\n",
+        (STATE + "test_of_a_job_that_swapped_twice_the_metadata_is_not_taken_for_the_second_swap",),
+    ),
+    Guard(
+        "A swap that never happened would make the view's state unknown for all time.",
+        "drop_intents(location, begun)",
+        "pass",
+        (STATE + "test_a_swap_that_was_begun_and_not_done_is_forgotten_with_the_next",),
+    ),
+    Guard(
+        "A view would be swapped although rows of a shard are missing.",
+        "if version is None and staged.missing:",
+        "if False:",
+        ("promises/test_broken_files.py", "views/test_refresh.py"),
+    ),
+    # Facts: what counts as computed.
+    Guard(
+        "Rows that were live under another deletion file would count as computed.",
+        "return self.rows is None or self.live_under == deletion",
+        "return self.rows is None or self.live_under is not None",
+        (FACTS + "test_rows_that_were_all_alive_under_one_deletion_file_are_not_all_under_another",),
+    ),
+    Guard(
+        "A reader whose ledgers were folded and removed after it listed them would miss their facts.",
+        "if missed <= (now := set(store.list_keys()) if missed else set()):",
+        "now: set[str] = set()\n        if True:",
+        (FACTS + "test_who_listed_ledgers_that_are_then_folded_and_removed_reads_the_fold",),
+    ),
+    Guard(
+        "Facts would be lost with a fold that is damaged: its ledgers go too early.",
+        "store.remove(state.folded)",
+        "store.remove(state.folded.union(state.ledgers))",
+        (FACTS + "test_a_fold_that_is_damaged_leaves_the_ledgers_it_was_made_of",),
+    ),
+    Guard(
+        "Facts of ledgers that cannot be read now would be lost with the next pruning.",
+        "return 0\n    if not batches",
+        "continue\n    if not batches",
+        ("cli/test_checkpoints.py::test_nothing_is_dropped_when_a_ledger_cannot_be_read_any_more",),
+    ),
+    Guard(
+        "Facts would be dropped although the versions that they match could not be read.",
+        "if signatures is None:\n        return 0",
+        "if signatures is None:\n        signatures = set()",
+        ("cli/test_checkpoints.py::test_nothing_is_dropped_when_the_history_cannot_be_read_or_little_is_gained",),
+    ),
+    Guard(
+        "A fragment would keep its facts after its inputs were replaced.",
+        "return md5(repr((self.inputs, tuple(output))))",
+        "return md5(repr(tuple(output)))",
+        (BACKFILL + "test_inputs_replaced_in_place_are_computed_again",),
+    ),
+    Guard(
+        "A row that was updated between two compactions would count as computed.",
+        "kept = living.mask(ids.view(np.int64))",
+        "kept = np.ones(len(ids), np.bool_)",
+        (BACKFILL + "test_a_row_updated_between_two_compactions_is_not_taken_for_computed",),
+    ),
+    Guard(
+        "Values that another writer put into a compacted fragment would count as computed.",
+        "return None if found is None or (same_output and found.made.output != fragment.output) else found",
+        "return found",
+        (BACKFILL + "test_values_that_others_wrote_into_a_compacted_fragment_are_computed_again",),
+    ),
+    Guard(
+        "A row that an update moved and changed would count as computed.",
+        "alike &= same_values(old, new)",
+        "pass",
+        ("promises/test_exactness.py::test_only_rows_that_changed_by_value_are_run",),
+    ),
+    Guard(
+        "0.0 that becomes -0.0 would count as unchanged, and NaN as changed each time.",
+        "(ours.view(bits) == theirs.view(bits)) | (np.isnan(ours) & np.isnan(theirs))",
+        "ours == theirs",
+        ("plan/test_value_diff.py",),
+    ),
+    Guard(
+        "Values of other code would be left or overwritten without a decision of the user.",
+        'if at_stake and on_code_change == "error":',
+        "if False:",
+        (BACKFILL + "test_changed_code_stops_and_names_versions_and_rows",),
+    ),
+    # Checkpoints: what is reused is what was computed, for these rows, by this code.
+    Guard(
+        "A flipped bit in a checkpoint would become a value.",
+        "(whole and sums[name] is not None and sums[name] != _column(column))",
+        "False",
+        (STORE + "test_a_flipped_bit_is_no_other_value",),
+    ),
+    Guard(
+        "A checkpoint that another job replaced while it is read would give values of other rows.",
+        "if not np.array_equal(batch.column(ROW_ID).to_numpy(zero_copy_only=False), piece.row_ids):",
+        "if False:",
+        (COMMIT + "test_checkpoints_replaced_by_another_job_while_they_are_read_are_not_mixed_up",),
+    ),
+    Guard(
+        "Checkpoints of another output type or other deps would be reused.",
+        "if content is None or content.agreement != reuse_rules.agreement:",
+        "if content is None:",
+        (BACKFILL + "test_range_checkpoints_of_another_type_are_not_used",),
+    ),
+    Guard(
+        "A checkpoint of a row that was updated before a compaction would be reused.",
+        "Ranges.from_offsets(offsets[among(ids, o.row_ids)]))\n                    for o",
+        "Ranges.of(0, files.physical_rows))\n                    for o",
+        (BACKFILL + "test_a_checkpoint_of_a_row_that_was_updated_before_a_compaction_is_not_used",),
+    ),
+    Guard(
+        "Rows that failed in an earlier job would never run again.",
+        "return failures.all - failures.standing(self.job_id, tried)",
+        "return Ranges.empty()",
+        (SKIPPED + "test_failed_rows_are_tried_in_three_runs_and_then_only_listed",),
+    ),
+    Guard(
+        "The checkpoints of a file that another job replaced meanwhile would be removed.",
+        "if broken.__cause__ is not None:",
+        "if True:",
+        (COMMIT + "test_checkpoints_replaced_by_another_job_while_they_are_read_are_not_mixed_up",),
+    ),
+    Guard(
+        "A file that a full disk cut short would be named by a checkpoint.",
+        "whole = file.read() == _LAST_BYTES",
+        "whole = True",
+        ("promises/test_disk_failures.py::test_a_full_disk_is_said_and_what_was_computed_before_is_kept",),
+    ),
+    Guard(
+        "Documents would be removed although the pack that replaces them cannot be read.",
+        "if packs.add(values):",
+        "if packs.add(values) or True:",
+        (STORE + "test_documents_stay_when_their_pack_cannot_be_read_back",),
+    ),
+    Guard(
+        "A plan that was changed after planning would be carried out.",
+        "if sha256(data) != digest:",
+        "if False:",
+        ("plan/test_saved_plan.py",),
+    ),
+    Guard(
+        "A swap plan would be carried out with a snapshot that was changed after planning.",
+        'unchanged = sha256(job.read_bytes(snapshot_file(key))) == document["snapshot_sha256"]',
+        "unchanged = job.exists(snapshot_file(key))",
+        ("plan/test_saved_plan.py::test_a_swap_plan_with_the_snapshot_of_another_one_is_refused",),
+    ),
+    Guard(
+        "A worker that has other code than planned would compute with it.",
+        "if udf.code_version != self.version:\n            raise",
+        "if False:\n            raise",
+        ("apply/test_isolation.py::test_other_code_under_the_same_name_is_refused",),
+    ),
+    Guard(
+        "A job would skip more rows than its error policy allows.",
+        "if message is not None:",
+        "if False:",
+        (SKIPPED + "test_more_skipped_rows_than_allowed_end_the_job_and_keep_what_was_computed",),
+    ),
+    # Files: nothing that is in use goes, nothing leaves its folder, no secret is kept.
+    Guard(
+        "A name in a plan would lead to a file outside of its folder.",
+        'if name.startswith("/") or ".." in name.split("/") or "\\\\" in name:',
+        "if False:",
+        ("storage/test_storage.py::test_a_document_cannot_leave_its_folder",),
+    ),
+    Guard(
+        "A reader would find half of a document that is being written.",
+        "os.replace(temporary, target)",
+        "Path(target).write_bytes(data)",
+        ("storage/test_storage.py::test_a_document_that_is_being_read_is_not_written_over",),
+    ),
+    Guard(
+        "A password in an error message would stay in the job's record.",
+        'document["error"] = None if error is None else mask_secrets(error)',
+        'document["error"] = error',
+        ("storage/test_storage.py::test_what_a_job_keeps_of_its_failure_names_no_credentials",),
+    ),
+    Guard(
+        "The files of a job whose machine has another clock would be removed while it works.",
+        "if found.open or (found.ended is None and is_touched(name)):",
+        "if found.open:",
+        (
+            "promises/test_clocks.py::test_a_job_on_a_machine_with_another_clock_is_at_work_as_long_as_the_store_hears_of_it",
+        ),
+    ),
+    Guard(
+        "Checkpoints that the plan of a recent job uses would be removed.",
+        "if places[group] not in planned for file",
+        "for file",
+        (CLEANUP + "test_old_checkpoints_that_the_plan_of_a_recent_job_names_stay",),
+    ),
+    Guard(
+        "A job that starts while garbage is removed would lose the checkpoints that it found.",
+        'batch if not self._used(file.name.split("/")[1]))',
+        "batch)",
+        (CLEANUP + "test_a_job_that_starts_while_garbage_is_collected_keeps_what_it_found",),
+    ),
+    Guard(
+        "A file that was committed while garbage is removed would be deleted.",
+        "loose = without_referenced(dataset, names, since=self.garbage.version)",
+        "loose = set(names)",
+        (CLEANUP + "test_a_file_that_another_writer_commits_while_garbage_is_collected_stays",),
+    ),
+]
