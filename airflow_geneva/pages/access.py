@@ -1,4 +1,4 @@
-"""Authorization: what the user of a request may see.
+"""What the user of a request may see, and the databases that Airflow knows.
 
 A user who may read a DAG's task instances may see the jobs of that DAG. A user may see a table, and its jobs that no
 DAG started, if the user may read the Airflow connection of its database, or the task instances of a DAG that names the
@@ -7,51 +7,47 @@ table as an asset.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from airflow_geneva.database import Database
+from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.job.status import Job
 from airflow_geneva.operators._airflow_internals import (
     dags_of_assets,
     may_read_connection,
     may_read_dag,
+    stored_connections,
     user_dependency,
 )
+from airflow_geneva.storage.timeouts import with_short_timeouts
+from airflow_geneva.storage.uri import is_local, without_credentials
 
 _SCHEME = "lance://"
+_VARIABLE = "AIRFLOW_CONN_"
 _KEPT_SECONDS = 5.0
 
 
 class CurrentUser:
-    """The user of one request; caches the answers of Airflow's auth manager.
+    """The user of one request; keeps the answers of Airflow's auth manager for as long.
 
     Args:
         user: the user that Airflow's auth manager returned for the token.
     """
 
     def __init__(self, user: Any) -> None:
-        self._user = user
-        self._dags: dict[str, bool] = {}
-        self._connections: dict[str, bool] = {}
-
-    def may_read_dag(self, dag_id: str) -> bool:
-        """Whether the user may read a DAG's task instances."""
-        if dag_id not in self._dags:
-            self._dags[dag_id] = may_read_dag(self._user, dag_id)
-        return self._dags[dag_id]
-
-    def may_read_connection(self, conn_id: str) -> bool:
-        """Whether the user may read an Airflow connection, and so everything in its database."""
-        if conn_id not in self._connections:
-            self._connections[conn_id] = may_read_connection(self._user, conn_id)
-        return self._connections[conn_id]
+        self.may_read_dag = cache(partial(may_read_dag, user))
+        # Who may read a connection may see everything in its database.
+        self.may_read_connection = cache(partial(may_read_connection, user))
 
     def may_see_table(self, conn_id: str, table: str) -> bool:
-        """Whether the user may see a table or view."""
         return self.may_read_connection(conn_id) or self._uses(conn_id, table)
 
     def may_see_database(self, conn_id: str) -> bool:
@@ -61,14 +57,14 @@ class CurrentUser:
         return any(self._uses(conn_id, table) for owner, table in dags_by_table() if owner == conn_id)
 
     def may_see_job(self, conn_id: str | None, job: Job) -> bool:
-        """Whether the user may see a job.
-
-        Args:
-            conn_id: the connection of its database; None if no connection names it.
-        """
+        """Whether the user may see a job of a connection's database; None if no connection names the database."""
         if job.airflow is not None:
             return self.may_read_dag(job.airflow.dag_id)
         return conn_id is not None and self.may_see_table(conn_id, job.table)
+
+    def visible_tables(self, database: Database, conn_id: str) -> list[str]:
+        """Return the names of the tables and views that the user may see, sorted."""
+        return [name for name in database.table_names() if self.may_see_table(conn_id, name)]
 
     def _uses(self, conn_id: str, table: str) -> bool:
         return any(map(self.may_read_dag, sorted(dags_by_table().get((conn_id, table), ()))))
@@ -100,3 +96,83 @@ def viewer(request: Request, user: Annotated[Any, Depends(user_dependency())]) -
 
 
 ViewerDep = Annotated[CurrentUser, Depends(viewer)]
+
+
+@dataclass(frozen=True)
+class KnownDatabase:
+    """A database as the overview lists it.
+
+    Args:
+        conn_id: its Airflow connection.
+        place: its URI if the viewer may read the connection, else None.
+        error: why the connection cannot be used, or None.
+    """
+
+    conn_id: str
+    place: str | None = None
+    error: str | None = None
+
+
+def list_databases(viewer: CurrentUser) -> list[KnownDatabase]:
+    """List the databases of which a viewer may see something, sorted; no database is opened.
+
+    A connection is known if it is stored in Airflow, if the API server has it in its environment, or if a DAG
+    names one of its tables as an asset.
+    """
+    stored = stored_connections(LanceHook.conn_type)
+    given = {name.removeprefix(_VARIABLE).lower() for name in os.environ if name.startswith(_VARIABLE)}
+    named = {conn_id for conn_id, _ in dags_by_table()}
+    return [
+        _describe(conn_id, viewer)
+        for conn_id in sorted(stored | given | named)
+        # A connection in the environment may have any type; one that a DAG names is a database.
+        if viewer.may_see_database(conn_id) and (conn_id in stored | named or _is_lance(conn_id))
+    ]
+
+
+def _is_lance(conn_id: str) -> bool:
+    try:
+        return LanceHook(conn_id).is_lance
+    except Exception:  # its type is unknown if it cannot be read
+        return False
+
+
+def _describe(conn_id: str, viewer: CurrentUser) -> KnownDatabase:
+    try:
+        return KnownDatabase(conn_id, place_of(open_database(conn_id), conn_id, viewer))
+    except Exception as error:  # list the other databases even if one fails
+        return KnownDatabase(conn_id, error=str(error) if viewer.may_read_connection(conn_id) else "cannot be opened")
+
+
+def place_of(database: Database, conn_id: str, viewer: CurrentUser) -> str | None:
+    """Return a database's URI without credentials; None if the viewer may not read its connection."""
+    return without_credentials(database.uri) if viewer.may_read_connection(conn_id) else None
+
+
+def missing_folder(database: Database) -> str | None:
+    """Return the folder of a local database that does not exist on the API server's machine; None if it exists."""
+    return database.uri if is_local(database.uri) and not os.path.isdir(database.uri) else None
+
+
+def open_database(conn_id: str, uri: str | None = None) -> Database:
+    """Open the database of an Airflow connection with short timeouts; Airflow masks its secrets from now on.
+
+    Args:
+        uri: another database to use with the connection's storage options.
+
+    Raises:
+        InvalidInput: there is no such connection, or it has another type.
+    """
+    hook = LanceHook(conn_id)
+    if not hook.is_lance:
+        raise InvalidInput(f"Airflow connection {conn_id!r} is not of type {LanceHook.conn_type!r}.")
+    database = hook.get_database(uri)
+    return replace(database, options=with_short_timeouts(database.uri, database.options))
+
+
+def open_existing_database(conn_id: str) -> Database:
+    """Open a database like `open_database`; a local folder that does not exist is a StorageError."""
+    database = open_database(conn_id)
+    if missing_folder(database) is not None:
+        raise StorageError(f"There is no folder {database.uri} on the machine of the API server.")
+    return database

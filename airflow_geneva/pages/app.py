@@ -19,19 +19,25 @@ from starlette.responses import Response
 from airflow_geneva.database import Database
 from airflow_geneva.errors import DamagedRecord, GenevaError, mask_secrets
 from airflow_geneva.operators._airflow_internals import user_dependency
-from airflow_geneva.pages.access import ViewerDep
-from airflow_geneva.pages.databases import (
+from airflow_geneva.pages.access import (
+    ViewerDep,
     list_databases,
     missing_folder,
     open_database,
     open_existing_database,
     place_of,
-    visible_tables,
 )
-from airflow_geneva.pages.jobs import JobDetails, find_job, list_errors, list_jobs
+from airflow_geneva.pages.jobs import (
+    JobDetails,
+    PlannedJob,
+    find_job,
+    job_of_task,
+    jobs_of_run,
+    list_errors,
+    list_jobs,
+)
 from airflow_geneva.pages.render import HEADERS, STATIC, page
 from airflow_geneva.pages.tables import count_freshness, describe_table
-from airflow_geneva.pages.tasks import PlannedJob, job_of_task, jobs_of_run
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.timeouts import StoreThreads
 
@@ -117,16 +123,10 @@ def _store_of(values: Mapping[str, Any]) -> Hashable:
 def task_place(
     request: Request, viewer: ViewerDep, dag_id: str, run_id: str, task_id: str, map_index: str = "-1"
 ) -> TaskPlace:
-    """Return the task that the query names.
-
-    Args:
-        map_index: for a task that is not mapped, the UI passes the name of the placeholder.
-
-    Raises:
-        HTTPException: 403 if the viewer may not read the DAG's task instances.
-    """
+    """Return the task that the query names; 403 if the viewer may not read the DAG's task instances."""
     if not viewer.may_read_dag(dag_id):
         raise HTTPException(403)
+    # For a task that is not mapped, the UI passes the name of the placeholder.
     index = int(map_index) if map_index.isdecimal() and len(map_index) < 10 else -1
     # Airflow 3.1 does not encode run ids in the query, where a plus sign means a blank. Run ids have no blanks.
     run_id = run_id.replace(" ", "+")
@@ -142,13 +142,7 @@ def task_place(
 
 
 def table_place(viewer: ViewerDep, conn_id: str, table: str) -> tuple[Database, TableLocation]:
-    """Return the table that the path names, and its database.
-
-    Raises:
-        HTTPException: 404 if the viewer may not see it.
-        InvalidInput: the name is not valid.
-        StorageError: the database does not exist.
-    """
+    """Return the table that the path names, and its database; 404 if the viewer may not see it."""
     if not viewer.may_see_table(conn_id, table):
         raise HTTPException(404)
     database = open_existing_database(conn_id)
@@ -156,13 +150,7 @@ def table_place(viewer: ViewerDep, conn_id: str, table: str) -> tuple[Database, 
 
 
 def job_place(viewer: ViewerDep, conn_id: str, table: str, job_id: str) -> JobPlace:
-    """Return the job that the path names.
-
-    Raises:
-        HTTPException: 404 if the viewer may not see anything of its database.
-        InvalidInput: the name is not valid.
-        StorageError: the database does not exist.
-    """
+    """Return the job that the path names; 404 if the viewer may not see anything of its database."""
     if not viewer.may_see_database(conn_id):
         raise HTTPException(404)
     path = "/".join(quote(part, safe="") for part in ("databases", conn_id, "tables", table, "jobs", job_id))
@@ -221,7 +209,7 @@ def show_database(request: Request, viewer: ViewerDep, conn_id: str, before: str
         conn_id=conn_id,
         place=place_of(database, conn_id, viewer),
         missing=missing_folder(database),
-        tables=visible_tables(database, conn_id, viewer),
+        tables=viewer.visible_tables(database, conn_id),
         listed=list_jobs(database, conn_id, viewer, before),
         before=before,
     )

@@ -1,9 +1,11 @@
-"""Read jobs for the pages."""
+"""Read jobs for the pages, and find the job that an Airflow task works for."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
@@ -12,8 +14,10 @@ from airflow_geneva.job.folder import JobFolder, is_job_id
 from airflow_geneva.job.progress import ShardStatus, in_parallel
 from airflow_geneva.job.result import DONE
 from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
-from airflow_geneva.pages.access import CurrentUser
+from airflow_geneva.operators._airflow_internals import xcoms_of_run
+from airflow_geneva.pages.access import CurrentUser, open_database
 from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.uri import check_name, normalize_uri
 
 JOBS_A_PAGE = 100
 _READ_FOR_ONE = 10
@@ -22,6 +26,8 @@ SHARDS_SHOWN = 50
 ERRORS_A_PAGE = 25
 _MOST_ERRORS = 1_000
 _MOST_COMMITS = 100
+# Not imported from the operators: that would load large parts of Airflow and Spark into the API server.
+_SUMMARY = "summary"
 
 
 @dataclass(frozen=True)
@@ -45,17 +51,9 @@ def list_jobs(
     table: str | None = None,
     most: int = JOBS_A_PAGE,
 ) -> JobsPage:
-    """List the newest jobs of a database that a viewer may see.
+    """List the newest jobs of a database that a viewer may see, with ids smaller than `before`.
 
     Reads at most ten times as many jobs as it returns; a page that is short because of that still has `older`.
-
-    Args:
-        before: only jobs with smaller ids.
-        table: only jobs of this table.
-        most: maximum number of jobs.
-
-    Raises:
-        InvalidInput: ``before`` is not a job id, or ``table`` is not a table name.
     """
     if before is not None and not is_job_id(before):
         raise InvalidInput(f"{before!r} is not a job id.")
@@ -123,11 +121,7 @@ def _shares(rows: int, committed: int, ready: int, checkpointed: int) -> Shares:
 
 
 def find_job(location: TableLocation, job_id: str) -> JobDetails | None:
-    """Read a job of a table with its shards; None if there is no such job.
-
-    Raises:
-        InvalidInput: it is not a job id.
-    """
+    """Read a job of a table with its shards; None if there is no such job."""
     job = read_job(JobFolder.of(location.checkpoints, job_id))
     if job is None:
         return None
@@ -156,14 +150,76 @@ class ErrorsPage:
 
 
 def list_errors(location: TableLocation, job_id: str, page: int) -> ErrorsPage:
-    """Return one page of a job's error records, newest first.
-
-    Args:
-        page: 1-based page number; a number beyond the last page gives the last page.
-    """
+    """Return one page of a job's error records, newest first; a number beyond the last page gives the last page."""
     records = read_errors(location.checkpoints, job_id, most=_MOST_ERRORS)
     pages = max(-(-len(records) // ERRORS_A_PAGE), 1)
     page = min(max(page, 1), pages)
     kinds = Counter(record.exception for record in records).most_common(5)
     chosen = records[(page - 1) * ERRORS_A_PAGE : page * ERRORS_A_PAGE]
     return ErrorsPage(tuple(chosen), page, pages, len(records), tuple(kinds))
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job that a task of a DAG run planned.
+
+    Args:
+        task_id, map_index: the plan task.
+        lance_conn_id: the connection it used.
+        table: the table or view.
+        job_id: the job.
+        plan_uri: URI of its plan.
+    """
+
+    task_id: str
+    map_index: int
+    lance_conn_id: str
+    table: str
+    job_id: str
+    plan_uri: str
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """The task groups around the plan task."""
+        return tuple(self.task_id.split(".")[:-1])
+
+    @staticmethod
+    def read(task_id: str, map_index: int, summary: Any) -> PlannedJob | None:
+        """Parse the summary that a plan task pushed; None if it is something else."""
+        names = ("lance_conn_id", "table", "job_id", "plan_uri")
+        if not isinstance(summary, Mapping) or not all(isinstance(summary.get(name), str) for name in names):
+            return None
+        return PlannedJob(task_id, map_index, *(summary[name] for name in names))
+
+    def locate(self) -> tuple[TableLocation, bool]:
+        """Return the location of the job's table, and whether it is in the connection's database."""
+        inside = f"/{check_name(self.table, 'table')}.lance/_checkpoints/jobs/{self.job_id}/"
+        place, found, _ = self.plan_uri.rpartition(inside)
+        if not found or not is_job_id(self.job_id):
+            raise InvalidInput(f"{self.plan_uri!r} is not the plan of a job.")
+        database = open_database(self.lance_conn_id)
+        own = database.uri == normalize_uri(place)
+        if not own:
+            database = open_database(self.lance_conn_id, place)
+        return database.location(self.table), own
+
+
+def jobs_of_run(dag_id: str, run_id: str) -> list[PlannedJob]:
+    """Return the jobs that the plan tasks of a DAG run planned."""
+    found = (PlannedJob.read(*row) for row in xcoms_of_run(dag_id, run_id, _SUMMARY))
+    return [planned for planned in found if planned is not None]
+
+
+def job_of_task(jobs: Sequence[PlannedJob], task_id: str, map_index: int) -> PlannedJob | None:
+    """Return the job that a task works for: its own plan's, else that of the innermost task group around it.
+
+    None if there is no such job, or more than one.
+    """
+    own = [job for job in jobs if job.task_id == task_id and job.map_index == map_index]
+    if own:
+        return own[0]
+    groups = tuple(task_id.split(".")[:-1])
+    around = [job for job in jobs if job.group == groups[: len(job.group)]]
+    innermost = max((len(job.group) for job in around), default=0)
+    chosen = [job for job in around if len(job.group) == innermost]
+    return chosen[0] if len(chosen) == 1 else None

@@ -1,11 +1,15 @@
-"""Read tables and views for the pages."""
+"""Read tables and views for the pages, and count what is due in them."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.database import Database
@@ -13,11 +17,10 @@ from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
 from airflow_geneva.job.status import Job
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.pages.access import CurrentUser
-from airflow_geneva.pages.counting import CountCache
-from airflow_geneva.pages.databases import visible_tables
 from airflow_geneva.pages.jobs import list_jobs
 from airflow_geneva.plan.freshness import Freshness, column_freshness, view_freshness
 from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.timeouts import StoreThreads
 from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.udf.definition import stored_definition
 from airflow_geneva.views.definition import SYSTEM_COLUMNS, ViewDefinition, is_view
@@ -25,8 +28,75 @@ from airflow_geneva.views.definition import SYSTEM_COLUMNS, ViewDefinition, is_v
 if TYPE_CHECKING:
     import lance
 
-_COUNTS = CountCache()
+_T = TypeVar("_T")
+_Key = tuple[Hashable, Hashable]
+
 _JOBS_OF_COLUMNS = 25
+_AT_ONCE = 2
+_MOST_ASKED = 8
+_KEPT_SECONDS = 5.0
+
+
+class CountCache:
+    """Runs counts in threads, a few at a time per store, so that a store that hangs blocks no other.
+
+    Results are cached for a few seconds, so that a page that polls for several counts gets each of them.
+
+    Args:
+        at_once: maximum number of threads per store.
+    """
+
+    def __init__(self, at_once: int = _AT_ONCE) -> None:
+        self._threads = StoreThreads("geneva-count", at_once)
+        self._lock = threading.Lock()
+        self._asked: dict[_Key, Future[Any]] = {}
+        self._ended: dict[_Key, float] = {}
+
+    def get(self, store: Hashable, name: Hashable, count: Callable[[], _T], until: float) -> _T | None:
+        """Return the result of a count, or raise its exception; None if it is not ready in time: then ask again.
+
+        Args:
+            store: key of the store that the count reads.
+            name: key of the count; requests for the same key share one thread.
+            until: deadline of the wait, by ``time.monotonic``.
+        """
+        future = self._start((store, name), count)
+        if future is None:
+            return None
+        try:
+            found: _T = future.result(max(until - time.monotonic(), 0.0))
+        except NotYet:
+            if not future.done():
+                return None
+            raise
+        return found
+
+    def _start(self, key: _Key, count: Callable[[], _T]) -> Future[_T] | None:
+        now = time.monotonic()
+        with self._lock:
+            for old, ended in list(self._ended.items()):
+                if now - ended > _KEPT_SECONDS:
+                    del self._ended[old], self._asked[old]
+            if key not in self._asked:
+                if sum(one[0] == key[0] and one not in self._ended for one in self._asked) >= _MOST_ASKED:
+                    # A table that changes constantly gives new keys faster than the counts finish.
+                    return None
+                self._asked[key] = self._threads.submit(key[0], lambda: self._make(key, count))
+            return self._asked[key]
+
+    def _make(self, key: _Key, count: Callable[[], _T]) -> _T:
+        try:
+            found = count()
+        except BaseException:
+            with self._lock:
+                del self._asked[key]
+            raise
+        with self._lock:
+            self._ended[key] = time.monotonic()
+        return found
+
+
+_COUNTS = CountCache()
 
 
 @dataclass(frozen=True)
@@ -63,8 +133,9 @@ class TableDetails:
         name: its name.
         version: its newest version.
         rows, fragments: its size.
-        definition: for a view of this package, its query; else None.
         columns: its columns, without the system columns of a view.
+        dataset: the open table.
+        definition: for a view of this package, its query; else None.
         own: for a view, the view itself; else None.
         error: what is wrong with its definition, or None.
     """
@@ -73,8 +144,9 @@ class TableDetails:
     version: int
     rows: int
     fragments: int
-    definition: ViewDefinition | None
     columns: tuple[ColumnRow, ...]
+    dataset: lance.LanceDataset = field(repr=False)
+    definition: ViewDefinition | None = None
     own: ColumnRow | None = None
     error: str | None = None
 
@@ -89,37 +161,34 @@ class TableDetails:
 def describe_table(location: TableLocation) -> TableDetails:
     """Describe a table from its manifest.
 
-    Raises:
-        InvalidInput: there is no such table.
-        StorageError: the store does not answer, or the table is damaged.
+    Unlike pylance, distinguishes a store that does not answer (StorageError) from a table that does not exist.
     """
-    return _describe(location.name, _open(location))
-
-
-def _open(location: TableLocation) -> lance.LanceDataset:
-    """Open the table; unlike pylance, distinguish a store that does not answer from a table that does not exist."""
+    name = location.name
     if not location.exists():
-        raise InvalidInput(f"There is no table {location.name!r} at {location.uri}.")
+        raise InvalidInput(f"There is no table {name!r} at {location.uri}.")
     try:
-        return location.open()
+        dataset = location.open()
     except InvalidInput as error:
         raise StorageError(str(error)) from error
-
-
-def _describe(name: str, dataset: lance.LanceDataset) -> TableDetails:
-    fragments = int(dataset.stats.dataset_stats()["num_fragments"])
-    size = (name, int(dataset.version), int(dataset.count_rows()), fragments)
+    described = partial(
+        TableDetails,
+        name=name,
+        version=int(dataset.version),
+        rows=int(dataset.count_rows()),
+        fragments=int(dataset.stats.dataset_stats()["num_fragments"]),
+        dataset=dataset,
+    )
     if not is_view(dataset.schema.metadata):
-        return TableDetails(*size, None, tuple(_column(dataset, field.name) for field in dataset.schema))
-    kept = [field for field in dataset.schema if field.name not in SYSTEM_COLUMNS]
+        return described(columns=tuple(_column(dataset, part.name) for part in dataset.schema))
+    kept = [part for part in dataset.schema if part.name not in SYSTEM_COLUMNS]
     try:
         definition = ViewDefinition.read(dataset.schema.metadata, name)
     except GenevaError as error:
-        plain = tuple(ColumnRow(field.name, str(field.type), None) for field in kept)
-        return TableDetails(*size, None, plain, error=str(error))
+        plain = tuple(ColumnRow(part.name, str(part.type), None) for part in kept)
+        return described(columns=plain, error=str(error))
     said = {column.name: column.describe() for column in definition.columns}
-    columns = tuple(ColumnRow(field.name, str(field.type), said.get(field.name)) for field in kept)
-    return TableDetails(*size, definition, columns, ColumnRow(name, "", _query(definition)))
+    columns = tuple(ColumnRow(part.name, str(part.type), said.get(part.name)) for part in kept)
+    return described(columns=columns, definition=definition, own=ColumnRow(name, "", _query(definition)))
 
 
 def _column(dataset: lance.LanceDataset, name: str) -> ColumnRow:
@@ -160,27 +229,18 @@ class FreshnessView:
 def count_freshness(
     database: Database, conn_id: str, location: TableLocation, viewer: CurrentUser, seconds: float
 ) -> FreshnessView:
-    """Count pending rows within a time limit; ask again for unfinished counts.
-
-    Args:
-        conn_id: the connection of the database.
-        seconds: time limit.
-
-    Raises:
-        InvalidInput: there is no such table.
-        StorageError: the store does not answer, or the table is damaged.
-    """
+    """Count pending rows within a time limit; ask again for unfinished counts."""
     until = time.monotonic() + seconds
-    dataset = _open(location)
-    described = _describe(location.name, dataset)
+    described = describe_table(location)
+    dataset = described.dataset
     newest = _newest_jobs(database, conn_id, viewer, location.name, _JOBS_OF_COLUMNS)
     if described.own is not None:
-        shown = [_with_view(location, int(dataset.version), described.own, until)]
+        shown = [_with_view(location, described.version, described.own, until)]
     else:
         computed = [column for column in described.columns if column.what is not None]
         shown = [_with_column(location, dataset, column, until) for column in computed]
     shown = [replace(item, job=newest.get(item.name)) for item in shown]
-    views = _views_of(database, conn_id, location, int(dataset.version), viewer, until)
+    views = _views_of(database, conn_id, location, described.version, viewer, until)
     whole = views is not None and not any(item.counting for item in (*shown, *views))
     return FreshnessView(tuple(shown), tuple(views or ()), not whole)
 
@@ -227,7 +287,7 @@ def _views_of(
     if found is None:
         return None
     views = []
-    for name in visible_tables(database, conn_id, viewer):
+    for name in viewer.visible_tables(database, conn_id):
         if name in found:
             place = database.location(name)
             newest = _newest_jobs(database, conn_id, viewer, name, 1)

@@ -24,7 +24,7 @@ from airflow_geneva.errors import JobFailed
 from airflow_geneva.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.pages.app import app
-from airflow_geneva.pages.counting import CountCache
+from airflow_geneva.pages.tables import CountCache
 from airflow_geneva.task_groups import RefreshTaskGroup
 from airflow_geneva.udf.definition import UDF_KEY
 from tests.airflow.conftest import Desk
