@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-_INTEGRATION = "Lance"
+
+def _modules(*paths: str) -> list[dict[str, Any]]:
+    return [{"integration-name": "Lance", "python-modules": [f"airflow_geneva.{path}" for path in paths]}]
+
+
+def _option(default: str, example: str, description: str) -> dict[str, str]:
+    return {
+        "description": description,
+        "version_added": "0.1.0",
+        "type": "integer",
+        "example": example,
+        "default": default,
+    }
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -17,36 +29,21 @@ def get_provider_info() -> dict[str, Any]:
         "name": "Geneva",
         "description": "Keeps computed columns and materialized views of Lance tables up to date on Spark.",
         "integrations": [
-            {
-                "integration-name": _INTEGRATION,
-                "external-doc-url": "https://lance.org/",
-                "tags": ["software"],
-            }
+            {"integration-name": "Lance", "external-doc-url": "https://lance.org/", "tags": ["software"]},
         ],
-        "operators": [
-            {
-                "integration-name": _INTEGRATION,
-                "python-modules": [
-                    "airflow_geneva.operators.apply",
-                    "airflow_geneva.operators.cleanup",
-                    "airflow_geneva.operators.columns",
-                    "airflow_geneva.operators.commit",
-                    "airflow_geneva.operators.finish",
-                    "airflow_geneva.operators.plan",
-                    "airflow_geneva.operators.plan_refresh",
-                    "airflow_geneva.operators.views",
-                ],
-            },
-        ],
-        "sensors": [
-            {"integration-name": _INTEGRATION, "python-modules": ["airflow_geneva.sensors.new_fragments"]},
-        ],
-        "triggers": [
-            {"integration-name": _INTEGRATION, "python-modules": ["airflow_geneva.triggers.new_fragments"]},
-        ],
-        "hooks": [
-            {"integration-name": _INTEGRATION, "python-modules": ["airflow_geneva.hooks.lance"]},
-        ],
+        "operators": _modules(
+            "operators.apply",
+            "operators.cleanup",
+            "operators.columns",
+            "operators.commit",
+            "operators.finish",
+            "operators.plan",
+            "operators.plan_refresh",
+            "operators.views",
+        ),
+        "sensors": _modules("sensors.new_fragments"),
+        "triggers": _modules("triggers.new_fragments"),
+        "hooks": _modules("hooks.lance"),
         "asset-uris": [
             {
                 "schemes": ["lance"],
@@ -64,49 +61,33 @@ def get_provider_info() -> dict[str, Any]:
                     "Read by each task when it starts, on its worker."
                 ),
                 "options": {
-                    "inline_below_rows": {
-                        "description": (
-                            "A shard with fewer rows to run is computed in its ``apply`` task, without Spark. "
-                            "A task's own ``inline_below_rows`` overrides it; with 0 every shard goes to Spark."
-                        ),
-                        "version_added": "0.1.0",
-                        "type": "integer",
-                        "example": "1000",
-                        "default": "0",
-                    },
-                    "concurrency": {
-                        "description": (
-                            "Task slots that one spark-submit requests from the cluster. "
-                            "A task's own ``concurrency`` overrides it."
-                        ),
-                        "version_added": "0.1.0",
-                        "type": "integer",
-                        "example": "32",
-                        "default": "8",
-                    },
-                    "version_conflict_max_retries": {
-                        "description": (
-                            "How often a task retries a commit that conflicts with other writers, before it fails. "
-                            "The environment variable ``GENEVA_VERSION_CONFLICT_MAX_RETRIES`` overrides it, and also "
-                            "applies without Airflow."
-                        ),
-                        "version_added": "0.1.0",
-                        "type": "integer",
-                        "example": "30",
-                        "default": "10",
-                    },
-                    "task_memory_bytes": {
-                        "description": (
-                            "Bytes of rows that a task slot holds at a time. It limits what the task reads, computes, "
-                            "assembles and buffers for a checkpoint. The plan task stores it in the plan. "
-                            "The environment variable ``GENEVA_TASK_MEMORY_BYTES`` overrides it, and also applies "
-                            "without Airflow."
-                        ),
-                        "version_added": "0.1.0",
-                        "type": "integer",
-                        "example": "67108864",
-                        "default": "134217728",
-                    },
+                    "inline_below_rows": _option(
+                        "0",
+                        "1000",
+                        "A shard with fewer rows to run is computed in its ``apply`` task, without Spark. "
+                        "A task's own ``inline_below_rows`` overrides it; with 0 every shard goes to Spark.",
+                    ),
+                    "concurrency": _option(
+                        "8",
+                        "32",
+                        "Task slots that one spark-submit requests from the cluster. "
+                        "A task's own ``concurrency`` overrides it.",
+                    ),
+                    "version_conflict_max_retries": _option(
+                        "10",
+                        "30",
+                        "How often a task retries a commit that conflicts with other writers, before it fails. "
+                        "The environment variable ``GENEVA_VERSION_CONFLICT_MAX_RETRIES`` overrides it, and also "
+                        "applies without Airflow.",
+                    ),
+                    "task_memory_bytes": _option(
+                        "134217728",
+                        "67108864",
+                        "Bytes of rows that a task slot holds at a time. It limits what the task reads, computes, "
+                        "assembles and buffers for a checkpoint. The plan task stores it in the plan. "
+                        "The environment variable ``GENEVA_TASK_MEMORY_BYTES`` overrides it, and also applies "
+                        "without Airflow.",
+                    ),
                 },
             },
         },

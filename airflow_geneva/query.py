@@ -5,22 +5,36 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from airflow_geneva.apply.query_columns import QueryComputer, take_rows
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.arrays import check_storable, single_batch
+from airflow_geneva.lance_io.filters import check_where, freeze_where, volatile_functions, where_columns
 from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.udf import UDF
+from airflow_geneva.views.definition import (
+    IS_SET,
+    ViewDefinition,
+    explode_rows,
+    exploded_schema,
+    is_view,
+    source_columns,
+    visible_columns,
+)
+from airflow_geneva.views.placeholders import DATA_STORAGE_VERSION, create_view
+from airflow_geneva.views.resolve import QuerySpec, ResolvedColumns, check_expression, resolve_columns
+from airflow_geneva.views.row_order import select_row_ids
 
 if TYPE_CHECKING:
     import lance
-    import pyarrow as pa
 
     from airflow_geneva.database import Database
     from airflow_geneva.table import Table
     from airflow_geneva.view import View
-    from airflow_geneva.views.definition import ViewDefinition
-    from airflow_geneva.views.resolve import QuerySpec, ResolvedColumns
 
 ROWS_PER_FRAGMENT = 1_048_576
 _READ_ROWS = 4_096
@@ -58,7 +72,7 @@ class Query:
     added: tuple[tuple[str, QuerySpec], ...] = ()
     shuffle_seed: int | None = None
     max_rows: int | None = None
-    skipped_rows: int = field(default=0)
+    skipped_rows: int = 0
     exploded: str | None = None
 
     def where(self, sql: str) -> Query:
@@ -146,13 +160,6 @@ class Query:
             InvalidInput: the query does not fit the table.
             UdfError: a UDF failed on a row.
         """
-        import pyarrow as pa
-
-        from airflow_geneva.apply.query_columns import QueryComputer, take_rows
-        from airflow_geneva.lance_io.arrays import single_batch
-        from airflow_geneva.lance_io.filters import freeze_where
-        from airflow_geneva.views.definition import explode_rows
-        from airflow_geneva.views.row_order import select_row_ids
 
         dataset = self.table.lance
         where = freeze_where(self._filter(dataset))
@@ -208,8 +215,6 @@ class Query:
         """
         from airflow_geneva.database import Database
         from airflow_geneva.view import View
-        from airflow_geneva.views.placeholders import create_view
-        from airflow_geneva.views.row_order import select_row_ids
 
         chosen, called = _one_of("db", db, "conn", conn), _one_of("name", name, "view_name", view_name)
         if called is None:
@@ -235,9 +240,6 @@ class Query:
 
     def _filter(self, dataset: lance.LanceDataset) -> str | None:
         """Return the whole filter; of a view, only computed rows pass it."""
-        from airflow_geneva.lance_io.filters import check_where
-        from airflow_geneva.views.definition import IS_SET, is_view
-        from airflow_geneva.views.resolve import check_expression
 
         conditions = [check_expression(condition, "The filter") for condition in self.conditions]
         for condition in conditions:
@@ -246,8 +248,6 @@ class Query:
         return whole[0] if len(whole) == 1 else " AND ".join(f"({part})" for part in whole) or None
 
     def _outputs(self, dataset: lance.LanceDataset) -> ResolvedColumns:
-        from airflow_geneva.views.definition import exploded_schema, visible_columns
-        from airflow_geneva.views.resolve import resolve_columns
 
         every = ((name, f"`{name}`") for name in visible_columns(dataset.schema))
         first = tuple(every) if self.selected is None else self.selected
@@ -262,10 +262,6 @@ class Query:
         return replace(outputs, schema=exploded_schema(outputs.schema, self.exploded))
 
     def _definition(self, dataset: lance.LanceDataset, outputs: ResolvedColumns) -> ViewDefinition:
-        from airflow_geneva.lance_io.arrays import check_storable
-        from airflow_geneva.lance_io.filters import where_columns
-        from airflow_geneva.views.definition import ViewDefinition, source_columns
-        from airflow_geneva.views.placeholders import DATA_STORAGE_VERSION
 
         where = self._filter(dataset)
         check_storable(outputs.schema, DATA_STORAGE_VERSION, f"a view of table {self.table.name!r}")
@@ -298,7 +294,6 @@ class Query:
 
 
 def _check_repeatable(sql: str) -> None:
-    from airflow_geneva.lance_io.filters import volatile_functions
 
     found = volatile_functions(sql)
     if found:

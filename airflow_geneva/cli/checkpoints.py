@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
@@ -35,11 +35,7 @@ class CheckpointSummary:
     """The checkpoints below one prefix: one UDF version, one column, one filter.
 
     Args:
-        prefix: the key prefix.
-        udf, version, column: parsed from the prefix.
         where: hash of the filter; None without a filter.
-        fragments: number of fragment checkpoints.
-        ranges: number of range checkpoints.
         size_bytes: size of the checkpoints, without staged data files.
         newest: time of the newest checkpoint, in seconds since the epoch.
     """
@@ -52,19 +48,11 @@ class CheckpointSummary:
     fragments: int = 0
     ranges: int = 0
     size_bytes: int = 0
-    newest: float = field(default=0.0)
+    newest: float = 0.0
 
 
 def list_checkpoints(checkpoints: Storage, column: str | None = None) -> list[CheckpointSummary]:
-    """Count the checkpoints of a table by prefix, newest first.
-
-    Args:
-        checkpoints: the table's ``_checkpoints`` folder.
-        column: list the checkpoints of this column only.
-
-    Raises:
-        StorageError: the folder cannot be listed.
-    """
+    """Count the checkpoints of a table, or of one of its columns, by prefix, newest first."""
     found: dict[str, CheckpointSummary] = {}
     for entry in checkpoints.list_entries():
         if not entry.name.startswith("udf-"):

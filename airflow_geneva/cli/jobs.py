@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -87,16 +88,17 @@ def status(
     """Show a job: its row counts, its times, and the progress of each shard."""
     with errors_as_messages():
         db, (job_id,) = open_database_argument(arguments, conn_id, "JOB")
+        states = _follow(db, job_id, watch)
         if as_json:
-            _print_json_status(db, job_id, watch)
+            for job in states:
+                # With --watch one document per line.
+                typer.echo(json.dumps(job.to_json(), indent=None if watch else 2))
             return
         console = open_console()
-        job = db.job(job_id)
+        job = next(states)
         if watch and job.open:
             with Live(_render_job(job), console=console, auto_refresh=False) as live:
-                while job.open:
-                    time.sleep(_WATCH_SECONDS)
-                    job = db.job(job_id)
+                for job in states:
                     live.update(_render_job(job), refresh=True)
         else:
             console.print(_render_job(job))
@@ -191,18 +193,14 @@ def plan(
         )
 
 
-def _print_json_status(db: Database, job_id: str, watch: bool) -> None:
-    """Print one indented document, or with ``--watch`` one document per line."""
+def _follow(db: Database, job_id: str, watch: bool) -> Iterator[Job]:
+    """Read a job, and with ``watch`` again until it has ended."""
     job = db.job(job_id)
-    if not watch:
-        print_json(job.to_json())
-        return
-    while True:
-        typer.echo(json.dumps(job.to_json()))
-        if not job.open:
-            return
+    yield job
+    while watch and job.open:
         time.sleep(_WATCH_SECONDS)
         job = db.job(job_id)
+        yield job
 
 
 def _render_job(job: Job) -> RenderableType:

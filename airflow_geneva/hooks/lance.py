@@ -144,12 +144,17 @@ class LanceHook(BaseHook):
 
     def _missing(self) -> InvalidInput:
         variable = f"AIRFLOW_CONN_{self.lance_conn_id.upper()}"
-        found = "cannot be read" if variable in os.environ else "does not exist"
-        return InvalidInput(
-            f"Airflow connection {self.lance_conn_id!r} {found}. Define it in the UI, or in the environment: "
-            f'{variable}=\'{{"conn_type": "lance", "host": "s3://bucket/database", '
-            '"extra": {"storage_options": {"aws_region": "eu-west-1"}}}\''
+        return missing_connection(
+            self.lance_conn_id,
+            f'Define it in the UI, or in the environment: {variable}=\'{{"conn_type": "lance", '
+            '"host": "s3://bucket/database", "extra": {"storage_options": {"aws_region": "eu-west-1"}}}\'',
         )
+
+
+def missing_connection(conn_id: str, remedy: str) -> InvalidInput:
+    """Describe a connection that Airflow does not find; one in the environment is there, and cannot be parsed."""
+    what = "cannot be read" if f"AIRFLOW_CONN_{conn_id.upper()}" in os.environ else "does not exist"
+    return InvalidInput(f"Airflow connection {conn_id!r} {what}. {remedy}")
 
 
 def _uri_of(connection: Connection, extra: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
-from airflow.configuration import conf
+from airflow.providers.common.compat.sdk import conf
 from airflow.sdk import BaseOperatorLink
 
 if TYPE_CHECKING:

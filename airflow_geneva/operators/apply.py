@@ -14,6 +14,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowFailExc
 from airflow.sdk import BaseHook, Context
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.hooks.lance import missing_connection
 from airflow_geneva.job.folder import shard_name
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.links.job import JobLink
@@ -209,9 +210,7 @@ class ApplyOperator(SparkSubmitOperator):
         try:
             found = BaseHook.get_connection(self._conn_id)
         except AirflowNotFoundException as error:
-            variable = f"AIRFLOW_CONN_{self._conn_id.upper()}"
-            what = "cannot be read" if variable in os.environ else "does not exist"
-            raise InvalidInput(f"Airflow connection {self._conn_id!r} {what}. {HOW_TO_CONNECT}") from error
+            raise missing_connection(self._conn_id, HOW_TO_CONNECT) from error
         if not found.host and found.conn_type not in ("yarn", "local"):
             raise InvalidInput(f"Airflow connection {self._conn_id!r} has no host. {HOW_TO_CONNECT}")
         return resolved_connection(super()._get_hook())

@@ -10,16 +10,10 @@ from airflow_geneva.storage.uri import check_name
 
 @dataclass(frozen=True)
 class WaitCondition:
-    """The condition that a sensor or trigger waits for.
+    """The condition; :class:`airflow_geneva.triggers.NewFragmentsTrigger` describes the fields.
 
-    Args:
-        table: a table of the database.
-        since: `"view:<name>"`, `"column:<name>"`, or a version as text; None for the last seen version.
-        changed_rows: also count rows that were updated or deleted.
-        min_new_rows: wait for at least this many rows that count.
-        min_new_fragments: wait for at least this many fragments with such rows.
-        quiet_period: wait until the table has had no new version for this many seconds.
-        max_wait: ignore the last three conditions once a row has waited this many seconds.
+    Raises:
+        InvalidInput: a value is not valid; the table is not read for that.
     """
 
     table: str
@@ -31,11 +25,6 @@ class WaitCondition:
     max_wait: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the values without reading the table.
-
-        Raises:
-            InvalidInput: a value is not valid.
-        """
         kind, name = self.parsed
         if kind not in ("", "version", "view", "column") or (kind and not name):
             raise InvalidInput(

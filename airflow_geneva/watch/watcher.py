@@ -105,28 +105,21 @@ def newest_versions(database: Database, wanted: WaitCondition) -> NewestVersions
 
 
 def observe(database: Database, wanted: WaitCondition, seen: VersionStamp | None, now: datetime) -> Observation:
-    """Find out what is new in a table.
-
-    Args:
-        seen: the last seen version, used if `wanted.since` is None.
+    """Find out what is new in a table, since the last seen version if `wanted.since` is None.
 
     Raises:
         Exception: anything; see :func:`is_permanent`.
     """
     with panics_as_errors(f"Table {wanted.table} in {database.uri}"):
-        return _look(database, wanted, seen, now)
+        if newest_stamp(_place(database), wanted.table) is None:
+            return Observation(False, None, None, None, f"Table {wanted.table} does not exist yet.")
+        table = Table(database.location(wanted.table))
+        dataset = table.lance
+        with reporting_cleaned_up(table.location, dataset):
+            return _look(database, table, dataset, wanted, seen, now)
 
 
-def _look(database: Database, wanted: WaitCondition, seen: VersionStamp | None, now: datetime) -> Observation:
-    if newest_stamp(_place(database), wanted.table) is None:
-        return Observation(False, None, None, None, f"Table {wanted.table} does not exist yet.")
-    table = Table(database.location(wanted.table))
-    dataset = table.lance
-    with reporting_cleaned_up(table.location, dataset):
-        return _look_at(database, table, dataset, wanted, seen, now)
-
-
-def _look_at(
+def _look(
     database: Database,
     table: Table,
     dataset: lance.LanceDataset,
@@ -265,11 +258,7 @@ class TableWatcher:
         self._event: dict[str, Any] | None = None
 
     def step(self, database: Database, now: datetime) -> Observation | None:
-        """Check the table if it may have something new; None if nothing changed.
-
-        Raises:
-            Exception: anything; see :func:`is_permanent`.
-        """
+        """Check the table if it may have something new; None if nothing changed. Raises as :func:`observe`."""
         stamps = newest_versions(database, self.wanted)
         if stamps == self.settled or (stamps == self._waiting_at and not (self._again and self._again <= now)):
             return None
