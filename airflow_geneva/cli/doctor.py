@@ -28,13 +28,7 @@ OLDEST_PYTHON = (3, 10)
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check.
-
-    Attributes:
-        check: What was checked.
-        found: What was found, in words.
-        mend: The command that fixes the problem; None if there is no problem.
-    """
+    """The result of one check; `mend` is the command that fixes a problem."""
 
     check: str
     found: str
@@ -47,11 +41,7 @@ class CheckResult:
 
 
 def run_checks(folder: Path) -> list[CheckResult]:
-    """Run all checks.
-
-    Args:
-        folder: A folder that Airflow must be able to write to; it need not exist, and is not created.
-    """
+    """Run all checks; Airflow must be able to write to the folder, which need not exist and is not created."""
     return [
         check_python(sys.version_info[:3]),
         check_java(),

@@ -27,12 +27,7 @@ class JobLink(BaseOperatorLink):
     name = "Geneva job"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """Return the URL of a task's job; the same for all tries.
-
-        Args:
-            operator: the task.
-            ti_key: the task instance.
-        """
+        """Return the URL of a task's job; the same for all tries."""
         task = {
             "dag_id": ti_key.dag_id,
             "run_id": ti_key.run_id,

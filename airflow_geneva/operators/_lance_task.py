@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTas
 from airflow.sdk import BaseOperator
 
 from airflow_geneva.database import Database
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.job.folder import JobFolder
@@ -175,6 +176,15 @@ class LanceOperator(BaseOperator):
         stop_task()
 
 
+@contextmanager
+def failing_at_once(*kinds: type[GenevaError]) -> Iterator[None]:
+    """Fail the task without a retry on an error of these kinds."""
+    try:
+        yield
+    except kinds as error:
+        raise AirflowFailException(str(error)) from error
+
+
 def open_database(lance_conn_id: str, database: str | None) -> Database:
     """Open the database that templated fields name."""
     return LanceHook(required_text("lance_conn_id", lance_conn_id)).get_database(optional_text(database))
@@ -192,13 +202,7 @@ def stop_task() -> None:
 
 @dataclass(frozen=True)
 class LoadedPlan:
-    """A stored plan that a later task has read.
-
-    Args:
-        location: its table.
-        folder: its job's folder.
-        saved: the plan without its fragments.
-    """
+    """A stored plan, without its fragments, that a later task has read."""
 
     location: TableLocation
     folder: JobFolder
@@ -239,11 +243,7 @@ class LoadedPlan:
 
 
 def check_shard(shard: Any) -> Mapping[str, Any]:
-    """Check the plan task's output for one shard.
-
-    Raises:
-        AirflowFailException: it is not such an output, for example because the plan task was cleared.
-    """
+    """Refuse what is not the plan task's output for one shard, for example because the plan task was cleared."""
     if not isinstance(shard, Mapping) or not {"plan_uri", "fingerprint", "shard"} <= shard.keys():
         raise AirflowFailException(
             f"shard is {shard!r:.200}, which no plan task returned. Give one entry of the plan's output: "

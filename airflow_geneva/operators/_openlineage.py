@@ -23,14 +23,7 @@ IDENTITY, TRANSFORMATION, FILTER = "IDENTITY", "TRANSFORMATION", "FILTER"
 
 @dataclass(frozen=True)
 class ColumnSource:
-    """The lineage of one column.
-
-    Args:
-        column: the written column of the table or view.
-        inputs: its source columns.
-        how: `IDENTITY` or `TRANSFORMATION`.
-        by: description of what computes it.
-    """
+    """The lineage of one written column: its source columns, `IDENTITY` or `TRANSFORMATION`, and what computes it."""
 
     column: str
     inputs: tuple[str, ...]
@@ -39,11 +32,7 @@ class ColumnSource:
 
 
 def dataset_name(uri: str) -> tuple[str, str]:
-    """Return namespace and name of a table, by OpenLineage's naming rules for files and objects.
-
-    Args:
-        uri: the table's folder.
-    """
+    """Return namespace and name of a table's folder, by OpenLineage's naming rules for files and objects."""
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
         return "file", parts.path

@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
 
 from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import Garbage, add_up, parse_ttl
 from airflow_geneva.errors import GenevaError, InvalidInput
-from airflow_geneva.operators._lance_task import LanceOperator, optional_text, parse_bool, required_text
+from airflow_geneva.operators._lance_task import (
+    LanceOperator,
+    failing_at_once,
+    optional_text,
+    parse_bool,
+    required_text,
+)
 
 
 class CleanupCheckpointsOperator(LanceOperator):
@@ -54,10 +59,8 @@ class CleanupCheckpointsOperator(LanceOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         dry = parse_bool("dry_run", self.only_tell)
-        try:
+        with failing_at_once(InvalidInput):
             ttl = parse_ttl(self.ttl if isinstance(self.ttl, timedelta) else required_text("ttl", self.ttl))
-        except InvalidInput as error:
-            raise AirflowFailException(str(error)) from error
         database = self.open_database()
         name = optional_text(self.table)
         found: list[Garbage] = []

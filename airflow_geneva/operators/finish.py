@@ -18,7 +18,14 @@ from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.lance_io.version_stamp import VersionStamp, stamp_of
 from airflow_geneva.links.job import JobLink
-from airflow_geneva.operators._lance_task import Configuration, LanceOperator, LoadedPlan, is_template, required_text
+from airflow_geneva.operators._lance_task import (
+    Configuration,
+    LanceOperator,
+    LoadedPlan,
+    failing_at_once,
+    is_template,
+    required_text,
+)
 from airflow_geneva.operators._openlineage import lineage_of
 from airflow_geneva.operators.plan import SUMMARY
 from airflow_geneva.plan.model import RefreshSpec
@@ -63,18 +70,14 @@ class FinishOperator(LanceOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         summary = self._summary(context)
         retries = conflict_retries(Configuration.read().version_conflict_max_retries)
-        try:
+        with failing_at_once(InvalidInput):
             plan = LoadedPlan.of(self.open_database(), summary)
-        except InvalidInput as error:
-            raise AirflowFailException(str(error)) from error
         indexes = range(len(plan.saved.shards))
         committed = [ShardResult.read(plan.folder, plan.fingerprint, index) for index in indexes]
         there = [shard for shard in committed if shard is not None]
-        with writing_heartbeats(plan.folder.storage, "finish") if plan.saved.shards else nullcontext(), retries:
-            try:
-                result = PlannedJob(plan.location, plan.saved).finish(there, _seconds(plan, summary, there))
-            except InvalidInput as error:
-                raise AirflowFailException(str(error)) from error
+        alive = writing_heartbeats(plan.folder.storage, "finish") if plan.saved.shards else nullcontext()
+        with alive, retries, failing_at_once(InvalidInput):
+            result = PlannedJob(plan.location, plan.saved).finish(there, _seconds(plan, summary, there))
         self._finished = (plan, result)
         self.log.info("%s: %s", plan.target, result)
         missing = [index for index in indexes if committed[index] is None]

@@ -9,7 +9,6 @@ from dataclasses import fields
 from datetime import datetime, timezone
 from typing import Any
 
-from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
 
 from airflow_geneva.errors import CodeChanged
@@ -22,6 +21,7 @@ from airflow_geneva.operators._lance_task import (
     Configuration,
     LanceOperator,
     check_import_path,
+    failing_at_once,
     optional_float,
     optional_int,
     optional_text,
@@ -89,10 +89,8 @@ class PlanOperator(LanceOperator):
             "job_id": _job_id_of(context, table.location.checkpoints),
             "sizing": read_sizing(self.sizing, configured),
         }
-        try:
+        with failing_at_once(CodeChanged):
             plan, since = self._plan(table, context, asked)
-        except CodeChanged as error:
-            raise AirflowFailException(str(error)) from error
         saved = record_plan(plan, table.location, ship_code=True, **_about_run(context))
         work = saved.work
         if since is not None:

@@ -36,11 +36,7 @@ _KEPT_SECONDS = 5.0
 
 
 class CurrentUser:
-    """The user of one request; keeps the answers of Airflow's auth manager for as long.
-
-    Args:
-        user: the user that Airflow's auth manager returned for the token.
-    """
+    """The user of one request, as Airflow's auth manager knows it; keeps the manager's answers."""
 
     def __init__(self, user: Any) -> None:
         self.may_read_dag = cache(partial(may_read_dag, user))
@@ -100,13 +96,7 @@ ViewerDep = Annotated[CurrentUser, Depends(viewer)]
 
 @dataclass(frozen=True)
 class KnownDatabase:
-    """A database as the overview lists it.
-
-    Args:
-        conn_id: its Airflow connection.
-        place: its URI if the viewer may read the connection, else None.
-        error: why the connection cannot be used, or None.
-    """
+    """A database as the overview lists it; its place is shown only to who may read the connection."""
 
     conn_id: str
     place: str | None = None
@@ -155,14 +145,7 @@ def missing_folder(database: Database) -> str | None:
 
 
 def open_database(conn_id: str, uri: str | None = None) -> Database:
-    """Open the database of an Airflow connection with short timeouts; Airflow masks its secrets from now on.
-
-    Args:
-        uri: another database to use with the connection's storage options.
-
-    Raises:
-        InvalidInput: there is no such connection, or it has another type.
-    """
+    """Open the database of an Airflow connection, or another one, with short timeouts; Airflow masks its secrets."""
     hook = LanceHook(conn_id)
     if not hook.is_lance:
         raise InvalidInput(f"Airflow connection {conn_id!r} is not of type {LanceHook.conn_type!r}.")

@@ -62,13 +62,9 @@ PageNumber = Annotated[int, Query(ge=1, le=10_000)]
 
 @dataclass(frozen=True)
 class JobPlace:
-    """The location of a job and the URL of its page.
+    """The location of a job, and path and query of its page below the pages' root.
 
-    Args:
-        conn_id: the connection of its database; None if its task used another database.
-        location: its table.
-        job_id: the job.
-        path, query: path and query of its page, below the pages' root.
+    `conn_id` is None if the job's task used another database than the connection's.
     """
 
     conn_id: str | None
@@ -85,13 +81,7 @@ class JobPlace:
 
 @dataclass(frozen=True)
 class TaskPlace:
-    """A task instance, and the jobs of its DAG run.
-
-    Args:
-        dag_id, run_id, task_id: the task instance.
-        jobs: all jobs of the run.
-        job: the job that the task works for, or None.
-    """
+    """A task instance, all jobs of its DAG run, and the job that it works for, if there is one."""
 
     dag_id: str
     run_id: str

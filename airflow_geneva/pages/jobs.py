@@ -32,12 +32,7 @@ _SUMMARY = "summary"
 
 @dataclass(frozen=True)
 class JobsPage:
-    """One page of jobs, newest first.
-
-    Args:
-        jobs: those that the viewer may see.
-        older: the id before which the next page starts; None if there are no older jobs.
-    """
+    """One page of jobs, newest first; `older` is the id before which the next page starts."""
 
     jobs: tuple[Job, ...]
     older: str | None
@@ -79,13 +74,7 @@ def list_jobs(
 
 @dataclass(frozen=True)
 class JobDetails:
-    """The data of a job's page.
-
-    Args:
-        job: the job.
-        shards: the shards to show; failed and running ones are chosen first.
-        commits: the newest table versions that it wrote, oldest first.
-    """
+    """The data of a job's page: some of its shards, and the newest table versions that it wrote, oldest first."""
 
     job: Job
     shards: tuple[ShardStatus, ...]
@@ -136,7 +125,6 @@ class ErrorsPage:
     """A page of a job's failed rows.
 
     Args:
-        records: the records of this page.
         page, pages: 1-based page number, and number of pages.
         read: number of records that were read; not all are read if there are very many.
         kinds: the most frequent exceptions with their counts, most frequent first.
@@ -161,15 +149,7 @@ def list_errors(location: TableLocation, job_id: str, page: int) -> ErrorsPage:
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A job that a task of a DAG run planned.
-
-    Args:
-        task_id, map_index: the plan task.
-        lance_conn_id: the connection it used.
-        table: the table or view.
-        job_id: the job.
-        plan_uri: URI of its plan.
-    """
+    """A job that a plan task of a DAG run planned, for a table or view."""
 
     task_id: str
     map_index: int

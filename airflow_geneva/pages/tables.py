@@ -104,7 +104,6 @@ class ColumnRow:
     """A column or view as a row of a table's page.
 
     Args:
-        name: its name.
         type: the column's Arrow type; "" for a view.
         what: description of what computes it; None for a plain data column.
         standing: its freshness; None while it is being counted, and for plain data.
@@ -130,11 +129,7 @@ class TableDetails:
     """The data of a table's or view's page.
 
     Args:
-        name: its name.
-        version: its newest version.
-        rows, fragments: its size.
         columns: its columns, without the system columns of a view.
-        dataset: the open table.
         definition: for a view of this package, its query; else None.
         own: for a view, the view itself; else None.
         error: what is wrong with its definition, or None.
@@ -213,13 +208,7 @@ def _query(definition: ViewDefinition) -> str:
 
 @dataclass(frozen=True)
 class FreshnessView:
-    """The freshness of a table's columns, or of a view, and of its views.
-
-    Args:
-        columns: its computed columns; for a view, the view itself.
-        views: the views of which it is the source.
-        counting: whether some counts are not finished.
-    """
+    """The freshness of a table's computed columns, or of a view itself, and of the views of which it is the source."""
 
     columns: tuple[ColumnRow, ...]
     views: tuple[ColumnRow, ...]

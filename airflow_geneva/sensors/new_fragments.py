@@ -13,6 +13,7 @@ from airflow.sdk import BaseSensorOperator, Context, PokeReturnValue
 from airflow_geneva.assets import seconds
 from airflow_geneva.errors import InvalidInput, mask_secrets
 from airflow_geneva.operators._lance_task import (
+    failing_at_once,
     open_database,
     optional_int,
     optional_text,
@@ -63,13 +64,7 @@ class NewFragmentsSensor(BaseSensorOperator):
     """
 
     template_fields: Sequence[str] = (
-        "table",
-        "since",
-        "changed_rows",
-        "min_new_rows",
-        "min_new_fragments",
-        "lance_conn_id",
-        "database",
+        *("table", "since", "changed_rows", "min_new_rows", "min_new_fragments", "lance_conn_id", "database"),
     )
 
     def __init__(
@@ -140,7 +135,7 @@ class NewFragmentsSensor(BaseSensorOperator):
         stop_task()
 
     def _wanted(self) -> WaitCondition:
-        try:
+        with failing_at_once(InvalidInput):
             return WaitCondition(
                 table=required_text("table", self.table),
                 since=required_text("since", self.since),
@@ -150,16 +145,12 @@ class NewFragmentsSensor(BaseSensorOperator):
                 quiet_period=seconds(self.quiet_period),
                 max_wait=seconds(self.max_wait),
             )
-        except InvalidInput as error:
-            raise AirflowFailException(str(error)) from error
 
     def _trigger(self) -> NewFragmentsTrigger:
         database = optional_text(self.database)
-        try:
-            # Reject a URI with credentials here, before Airflow stores the trigger's arguments in its database.
+        # Reject a URI with credentials here, before Airflow stores the trigger's arguments in its database.
+        with failing_at_once(InvalidInput):
             database = database and normalize_uri(database)
-        except InvalidInput as error:
-            raise AirflowFailException(str(error)) from error
         return NewFragmentsTrigger(
             **asdict(self._wanted()),
             lance_conn_id=required_text("lance_conn_id", self.lance_conn_id),

@@ -48,12 +48,7 @@ _TRANSIENT = (OSError, ValueError, RuntimeError)
 
 @dataclass(frozen=True)
 class NewestVersions:
-    """The newest versions of a table and, if one is watched, of a view.
-
-    Args:
-        table: None if the table does not exist.
-        view: None if the view does not exist, or none is watched.
-    """
+    """The newest versions of a table and, if one is watched, of a view; None if it does not exist."""
 
     table: VersionStamp | None
     view: VersionStamp | None = None
@@ -87,7 +82,7 @@ class Observation:
         event: the event to send; None to wait longer.
         seen: the version that was checked.
         again: when to check again even if the table does not change; None for never.
-        told: a description for the log.
+        told: for the log.
     """
 
     pending: bool
@@ -245,9 +240,7 @@ def _since(wanted: WaitCondition, seen: VersionStamp | None) -> str:
 class TableWatcher:
     """Checks a table repeatedly, and opens it only if it may have something new.
 
-    Args:
-        wanted: the condition to wait for.
-        settled: the versions up to which everything was reported; None at the beginning.
+    `settled` are the versions up to which everything was reported.
     """
 
     def __init__(self, wanted: WaitCondition, settled: NewestVersions | None = None) -> None:
