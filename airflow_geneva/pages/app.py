@@ -267,16 +267,12 @@ def _find(viewer: ViewerDep, place: JobPlace) -> JobDetails:
     return shown
 
 
-@app.exception_handler(HttpError)
-def show_http_error(request: Request, error: HttpError) -> Response:
-    """Answer with an error page that does not repeat the request."""
-    return page(request, "error.html", error.status_code, status=error.status_code, title=None, message=None)
-
-
 @app.exception_handler(RequestValidationError)
-def show_bad_url(request: Request, error: RequestValidationError) -> Response:
-    """Answer 404 for a malformed URL."""
-    return page(request, "error.html", 404, status=404, title=None, message=None)
+@app.exception_handler(HttpError)
+def show_http_error(request: Request, error: HttpError | RequestValidationError) -> Response:
+    """Answer with an error page that does not repeat the request; 404 for a malformed URL."""
+    status = error.status_code if isinstance(error, HttpError) else 404
+    return page(request, "error.html", status, status=status, title=None, message=None)
 
 
 @app.exception_handler(OSError)

@@ -51,10 +51,7 @@ class NewFragmentsTrigger(BaseEventTrigger):
         lance_conn_id: the Airflow connection of the database; the triggerer reads it.
         database: another URI to use with that connection's storage options.
         since: `"view:<name>"`, `"column:<name>"`, or a version; None for the version that the trigger saw last.
-        changed_rows: also count rows that were updated or deleted.
-        min_new_rows, min_new_fragments: wait for at least this many.
-        quiet_period: wait until the table has had no new version for this many seconds.
-        max_wait: ignore the last three conditions once a row has waited this many seconds.
+        changed_rows, min_new_rows, min_new_fragments, quiet_period, max_wait: as for `NewFragmentsSensor`, in seconds.
         poll_interval: seconds between two polls of the table's version.
         asset: name of the watched asset. Without it, two assets with equal triggers share one trigger, which then
             cannot store what it saw.

@@ -10,7 +10,7 @@ from airflow_geneva.storage.uri import check_name
 
 @dataclass(frozen=True)
 class WaitCondition:
-    """The condition; :class:`airflow_geneva.triggers.NewFragmentsTrigger` describes the fields.
+    """The condition; :class:`airflow_geneva.sensors.NewFragmentsSensor` describes the fields.
 
     Raises:
         InvalidInput: a value is not valid; the table is not read for that.

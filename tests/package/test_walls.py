@@ -210,6 +210,14 @@ def test_only_the_airflow_side_imports_airflow() -> None:
     assert not wrong, complain(wrong)
 
 
+def test_what_is_private_in_airflow_is_imported_in_one_module() -> None:
+    private = re.compile(r"airflow\.(_shared|api_fastapi|models|utils|sdk\._shared|sdk\.execution_time)\b")
+    home = f"{NAME}.operators._airflow_internals"
+    wrong = [found for found in IMPORTS if private.match(found.imported) and found.importer != home]
+    assert not wrong, complain(wrong)
+    assert any(private.match(found.imported) for found in IMPORTS)
+
+
 def test_only_spark_imports_pyspark() -> None:
     wrong = [
         found for found in IMPORTS if outside(found) in ("pyspark", "py4j") and place_of(found.importer) != "spark"
