@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -128,6 +128,7 @@ def _reason(
     return ""
 
 
+@dataclass
 class ShardCommitter:
     """Commits the staged fragments of one shard.
 
@@ -137,29 +138,19 @@ class ShardCommitter:
         shards: number of shards of the plan.
     """
 
-    def __init__(
-        self,
-        location: TableLocation,
-        work: BackfillSpec,
-        columns: Columns,
-        planned: lance.LanceDataset,
-        fingerprint: str,
-        shards: int,
-    ) -> None:
-        self.location = location
-        self.checkpoints = location.checkpoints
-        self.work = work
-        self.columns = columns
-        self.planned = planned
-        self.fingerprint = fingerprint
-        self.shards = shards
-        self._done: list[Candidate] = []
-        self._left: list[tuple[int, int, str]] = []
-        self._versions: list[int] = []
-        self._by_others = 0
-        self._gone: list[tuple[Candidate, Ranges]] = []
-        self._looked_up = 0
-        self._warned = 0
+    location: TableLocation
+    work: BackfillSpec
+    columns: Columns
+    planned: lance.LanceDataset
+    fingerprint: str
+    shards: int
+    _done: list[Candidate] = field(default_factory=list)
+    _left: list[tuple[int, int, str]] = field(default_factory=list)
+    _versions: list[int] = field(default_factory=list)
+    _by_others: int = 0
+    _gone: list[tuple[Candidate, Ranges]] = field(default_factory=list)
+    _looked_up: int = 0
+    _warned: int = 0
 
     def commit(
         self,
@@ -226,9 +217,12 @@ class ShardCommitter:
             for p, rows in c.outcome(self.work.udf_version).items()
             if rows and p.failures and rows & c.staged.failures.all
         ]  # fmt: skip
-        append_ledger(self.checkpoints, self.work.field_id, self.work.job_id, facts)
+        self._learn(facts)
         self._done.extend(repeated)
         return [candidate for candidate in candidates if candidate not in repeated]
+
+    def _learn(self, facts: Sequence[Fact]) -> None:
+        append_ledger(self.location.checkpoints, self.work.field_id, self.work.job_id, facts)
 
     def _commit_group(self, group: Sequence[Candidate]) -> None:
         for _ in commit_tries(f"table {self.work.table_name!r}", f"commit column {self.work.column!r}"):
@@ -259,7 +253,7 @@ class ShardCommitter:
         """Return the candidates for which another job has committed values of the same UDF version meanwhile."""
         if not left:
             return []
-        state = load_state(self.checkpoints, self.work.field_id)
+        state = load_state(self.location.checkpoints, self.work.field_id)
         found = []
         for candidate in left:
             now = manifest.get(candidate.work.id)
@@ -287,7 +281,9 @@ class ShardCommitter:
             for c in verdict.fitting
         ]
         # Write the facts first: if the commit fails, they name files outside the table and match nothing.
-        append_ledger(self.checkpoints, self.work.field_id, self.work.job_id, self._facts(dataset, manifest, verdict))
+        append_ledger(
+            self.location.checkpoints, self.work.field_id, self.work.job_id, self._facts(dataset, manifest, verdict)
+        )
         transaction = lance.Transaction(
             read_version=dataset.version,
             operation=operation.DataReplacement(groups),

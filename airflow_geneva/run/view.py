@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +154,7 @@ class _StagedRows:
         return {work.files.signature: staged.failures.rows for work, staged in self.pairs if staged.failures.rows}
 
 
+@dataclass
 class ViewPublisher:
     """Verifies the shards of a refresh one by one, and swaps the view's rows at the end, all at once.
 
@@ -161,14 +162,11 @@ class ViewPublisher:
         swap: the swap plan, if this process has it already.
     """
 
-    def __init__(
-        self, location: TableLocation, saved: SavedPlan, work: RefreshSpec, swap: SwapPlan | None = None
-    ) -> None:
-        self.location = location
-        self.saved = saved
-        self.work = work
-        self._swap = swap
-        self._verified: dict[int, _StagedRows] = {}
+    location: TableLocation
+    saved: SavedPlan
+    work: RefreshSpec
+    swap: SwapPlan | None = None
+    _verified: dict[int, _StagedRows] = field(default_factory=dict)
 
     def commit(self, shard: Shard) -> ShardResult:
         """Check that all rows of a shard are staged; nothing becomes visible."""
@@ -188,7 +186,7 @@ class ViewPublisher:
         if missing:
             return self.result(committed), False
         job = JobFolder.of(self.location.checkpoints, self.work.job_id).storage
-        result = self._swap_rows(job, self._swap or self.saved.load_swap(job))
+        result = self._swap_rows(job, self.swap or self.saved.load_swap(job))
         mirror_swap(self.location)
         return result, bool(self.saved.shards) and has_many_snapshots(self.location)
 
