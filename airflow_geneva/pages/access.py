@@ -58,10 +58,6 @@ class CurrentUser:
             return self.may_read_dag(job.airflow.dag_id)
         return conn_id is not None and self.may_see_table(conn_id, job.table)
 
-    def visible_tables(self, database: Database, conn_id: str) -> list[str]:
-        """Return the names of the tables and views that the user may see, sorted."""
-        return [name for name in database.table_names() if self.may_see_table(conn_id, name)]
-
     def _uses(self, conn_id: str, table: str) -> bool:
         return any(map(self.may_read_dag, sorted(dags_by_table().get((conn_id, table), ()))))
 
@@ -129,19 +125,9 @@ def _is_lance(conn_id: str) -> bool:
 
 def _describe(conn_id: str, viewer: CurrentUser) -> KnownDatabase:
     try:
-        return KnownDatabase(conn_id, place_of(open_database(conn_id), conn_id, viewer))
+        return KnownDatabase(conn_id, VisibleDatabase(conn_id, viewer, open_database(conn_id)).place)
     except Exception as error:  # list the other databases even if one fails
         return KnownDatabase(conn_id, error=str(error) if viewer.may_read_connection(conn_id) else "cannot be opened")
-
-
-def place_of(database: Database, conn_id: str, viewer: CurrentUser) -> str | None:
-    """Return a database's URI without credentials; None if the viewer may not read its connection."""
-    return without_credentials(database.uri) if viewer.may_read_connection(conn_id) else None
-
-
-def missing_folder(database: Database) -> str | None:
-    """Return the folder of a local database that does not exist on the API server's machine; None if it exists."""
-    return database.uri if is_local(database.uri) and not os.path.isdir(database.uri) else None
 
 
 def open_database(conn_id: str, uri: str | None = None) -> Database:
@@ -153,9 +139,36 @@ def open_database(conn_id: str, uri: str | None = None) -> Database:
     return replace(database, options=with_short_timeouts(database.uri, database.options))
 
 
-def open_existing_database(conn_id: str) -> Database:
-    """Open a database like `open_database`; a local folder that does not exist is a StorageError."""
-    database = open_database(conn_id)
-    if missing_folder(database) is not None:
-        raise StorageError(f"There is no folder {database.uri} on the machine of the API server.")
-    return database
+@dataclass(frozen=True)
+class VisibleDatabase:
+    """The database of an Airflow connection, as a user sees it."""
+
+    conn_id: str
+    viewer: CurrentUser
+    database: Database
+
+    @staticmethod
+    def open(conn_id: str, viewer: CurrentUser) -> VisibleDatabase:
+        """Open a database like `open_database`; a local folder that does not exist is a StorageError."""
+        opened = VisibleDatabase(conn_id, viewer, open_database(conn_id))
+        if opened.missing is not None:
+            raise StorageError(f"There is no folder {opened.missing} on the machine of the API server.")
+        return opened
+
+    @property
+    def place(self) -> str | None:
+        """The URI without credentials; None if the viewer may not read the connection."""
+        return without_credentials(self.database.uri) if self.viewer.may_read_connection(self.conn_id) else None
+
+    @property
+    def missing(self) -> str | None:
+        """The folder of a local database that does not exist on the API server's machine; None if it exists."""
+        uri = self.database.uri
+        return uri if is_local(uri) and not os.path.isdir(uri) else None
+
+    def may_see(self, table: str) -> bool:
+        return self.viewer.may_see_table(self.conn_id, table)
+
+    def tables(self) -> list[str]:
+        """Return the names of the tables and views that the viewer may see, sorted."""
+        return [name for name in self.database.table_names() if self.may_see(name)]

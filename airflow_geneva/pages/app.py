@@ -16,16 +16,13 @@ from fastapi.responses import FileResponse, HTMLResponse
 from starlette.exceptions import HTTPException as HttpError
 from starlette.responses import Response
 
-from airflow_geneva.database import Database
 from airflow_geneva.errors import DamagedRecord, GenevaError, mask_secrets
 from airflow_geneva.operators._airflow_internals import user_dependency
 from airflow_geneva.pages.access import (
     ViewerDep,
+    VisibleDatabase,
     list_databases,
-    missing_folder,
     open_database,
-    open_existing_database,
-    place_of,
 )
 from airflow_geneva.pages.jobs import (
     JobDetails,
@@ -131,12 +128,12 @@ def task_place(
     return TaskPlace(dag_id, run_id, task_id, jobs, place)
 
 
-def table_place(viewer: ViewerDep, conn_id: str, table: str) -> tuple[Database, TableLocation]:
+def table_place(viewer: ViewerDep, conn_id: str, table: str) -> tuple[VisibleDatabase, TableLocation]:
     """Return the table that the path names, and its database; 404 if the viewer may not see it."""
     if not viewer.may_see_table(conn_id, table):
         raise HTTPException(404)
-    database = open_existing_database(conn_id)
-    return database, database.location(table)
+    opened = VisibleDatabase.open(conn_id, viewer)
+    return opened, opened.database.location(table)
 
 
 def job_place(viewer: ViewerDep, conn_id: str, table: str, job_id: str) -> JobPlace:
@@ -144,11 +141,11 @@ def job_place(viewer: ViewerDep, conn_id: str, table: str, job_id: str) -> JobPl
     if not viewer.may_see_database(conn_id):
         raise HTTPException(404)
     path = "/".join(quote(part, safe="") for part in ("databases", conn_id, "tables", table, "jobs", job_id))
-    return JobPlace(conn_id, open_existing_database(conn_id).location(table), job_id, path)
+    return JobPlace(conn_id, VisibleDatabase.open(conn_id, viewer).database.location(table), job_id, path)
 
 
 TaskDep = Annotated[TaskPlace, Depends(in_own_threads(task_place))]
-TableDep = Annotated[tuple[Database, TableLocation], Depends(in_own_threads(table_place))]
+TableDep = Annotated[tuple[VisibleDatabase, TableLocation], Depends(in_own_threads(table_place))]
 JobDep = Annotated[JobPlace, Depends(in_own_threads(job_place))]
 
 
@@ -192,15 +189,15 @@ def show_database(request: Request, viewer: ViewerDep, conn_id: str, before: str
     """Show a database: its tables and its newest jobs."""
     if not viewer.may_see_database(conn_id):
         raise HTTPException(404)
-    database = open_database(conn_id)
+    opened = VisibleDatabase(conn_id, viewer, open_database(conn_id))
     return page(
         request,
         "database.html",
         conn_id=conn_id,
-        place=place_of(database, conn_id, viewer),
-        missing=missing_folder(database),
-        tables=viewer.visible_tables(database, conn_id),
-        listed=list_jobs(database, conn_id, viewer, before),
+        place=opened.place,
+        missing=opened.missing,
+        tables=opened.tables(),
+        listed=list_jobs(opened, before),
         before=before,
     )
 
@@ -209,10 +206,10 @@ def show_database(request: Request, viewer: ViewerDep, conn_id: str, before: str
 @in_own_threads
 def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
     """Show a table or view; the page then loads the freshness of its columns."""
-    database, location = place
+    opened, location = place
     described = describe_table(location)
-    source = described.source_in(database)
-    linked = source is not None and viewer.may_see_table(conn_id, source)
+    source = described.source_in(opened.database)
+    linked = source is not None and opened.may_see(source)
     return page(request, "table.html", conn_id=conn_id, table=described, source=source if linked else None)
 
 
@@ -220,8 +217,8 @@ def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDe
 @in_own_threads
 def show_freshness(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
     """Send the freshness of a table's columns and of its views, as far as it is known within two seconds."""
-    database, location = place
-    found = count_freshness(database, conn_id, location, viewer, _COUNT_SECONDS)
+    opened, location = place
+    found = count_freshness(opened, location, _COUNT_SECONDS)
     return page(request, "_standing.html", conn_id=conn_id, table=location.name, standing=found)
 
 

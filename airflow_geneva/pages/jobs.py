@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.job.folder import JobFolder, is_job_id
@@ -15,7 +14,7 @@ from airflow_geneva.job.progress import ShardStatus, in_parallel
 from airflow_geneva.job.result import DONE
 from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
 from airflow_geneva.operators._airflow_internals import xcoms_of_run
-from airflow_geneva.pages.access import CurrentUser, open_database
+from airflow_geneva.pages.access import VisibleDatabase, open_database
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import check_name, normalize_uri
 
@@ -39,9 +38,7 @@ class JobsPage:
 
 
 def list_jobs(
-    database: Database,
-    conn_id: str,
-    viewer: CurrentUser,
+    opened: VisibleDatabase,
     before: str | None = None,
     table: str | None = None,
     most: int = JOBS_A_PAGE,
@@ -52,6 +49,7 @@ def list_jobs(
     """
     if before is not None and not is_job_id(before):
         raise InvalidInput(f"{before!r} is not a job id.")
+    database = opened.database
     names = database.table_names() if table is None else [table]
     places = {name: database.location(name).checkpoints for name in names}
     local = all(place.local for place in places.values())
@@ -66,7 +64,7 @@ def list_jobs(
             job for name in names for job in read_jobs(places[name], [at for at, owner in chunk if owner == name])
         ]  # fmt: skip
         jobs.sort(key=lambda job: job.id, reverse=True)
-        found += [job for job in jobs if viewer.may_see_job(conn_id, job)]
+        found += [job for job in jobs if opened.viewer.may_see_job(opened.conn_id, job)]
     if len(found) > most:
         return JobsPage(tuple(found[:most]), found[most - 1].id)
     return JobsPage(tuple(found), ids[looked_at - 1][0] if looked_at < len(ids) else None)

@@ -16,7 +16,7 @@ from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
 from airflow_geneva.job.status import Job
 from airflow_geneva.lance_io.engine_errors import is_failure
-from airflow_geneva.pages.access import CurrentUser
+from airflow_geneva.pages.access import VisibleDatabase
 from airflow_geneva.pages.jobs import list_jobs
 from airflow_geneva.plan.freshness import Freshness, column_freshness, view_freshness
 from airflow_geneva.storage.location import TableLocation
@@ -215,21 +215,19 @@ class FreshnessView:
     counting: bool
 
 
-def count_freshness(
-    database: Database, conn_id: str, location: TableLocation, viewer: CurrentUser, seconds: float
-) -> FreshnessView:
+def count_freshness(opened: VisibleDatabase, location: TableLocation, seconds: float) -> FreshnessView:
     """Count pending rows within a time limit; ask again for unfinished counts."""
     until = time.monotonic() + seconds
     described = describe_table(location)
     dataset = described.dataset
-    newest = _newest_jobs(database, conn_id, viewer, location.name, _JOBS_OF_COLUMNS)
+    newest = _newest_jobs(opened, location.name, _JOBS_OF_COLUMNS)
     if described.own is not None:
         shown = [_with_view(location, described.version, described.own, until)]
     else:
         computed = [column for column in described.columns if column.what is not None]
         shown = [_with_column(location, dataset, column, until) for column in computed]
     shown = [replace(item, job=newest.get(item.name)) for item in shown]
-    views = _views_of(database, conn_id, location, described.version, viewer, until)
+    views = _views_of(opened, location, described.version, until)
     whole = views is not None and not any(item.counting for item in (*shown, *views))
     return FreshnessView(tuple(shown), tuple(views or ()), not whole)
 
@@ -267,19 +265,17 @@ def _counted(
         return replace(item, error=str(error) or type(error).__name__)
 
 
-def _views_of(
-    database: Database, conn_id: str, location: TableLocation, version: int, viewer: CurrentUser, until: float
-) -> list[ColumnRow] | None:
+def _views_of(opened: VisibleDatabase, location: TableLocation, version: int, until: float) -> list[ColumnRow] | None:
     """Return the views of a table; None until the search of the database has finished."""
     search = (location.name, "views")
-    found = _COUNTS.get(location.database_uri, search, lambda: _find_views(database, location.name), until)
+    found = _COUNTS.get(location.database_uri, search, lambda: _find_views(opened.database, location.name), until)
     if found is None:
         return None
     views = []
-    for name in viewer.visible_tables(database, conn_id):
+    for name in opened.tables():
         if name in found:
-            place = database.location(name)
-            newest = _newest_jobs(database, conn_id, viewer, name, 1)
+            place = opened.database.location(name)
+            newest = _newest_jobs(opened, name, 1)
             views.append(replace(_with_view(place, version, found[name], until), job=newest.get(name)))
     return views
 
@@ -299,9 +295,9 @@ def _find_views(database: Database, source: str) -> dict[str, ColumnRow]:
     return found
 
 
-def _newest_jobs(database: Database, conn_id: str, viewer: CurrentUser, table: str, most: int) -> Mapping[str, Job]:
+def _newest_jobs(opened: VisibleDatabase, table: str, most: int) -> Mapping[str, Job]:
     """Return the newest visible job of each column of a table, or of a view under its own name."""
     newest: dict[str, Job] = {}
-    for job in list_jobs(database, conn_id, viewer, table=table, most=most).jobs:
+    for job in list_jobs(opened, table=table, most=most).jobs:
         newest.setdefault(job.view or job.column or "", job)
     return newest
