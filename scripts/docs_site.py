@@ -92,12 +92,11 @@ class PlainDocstrings(griffe.Extension):
         unpacked = _UNPACKED.fullmatch(str(last.annotation))
         if unpacked:
             holder = cls.modules_collection[cls.resolve(unpacked[1])]
-            found = [
-                griffe.Parameter(
-                    name, annotation=field.annotation, kind=griffe.ParameterKind.keyword_only, default="None"
-                )
-                for name, field in holder.attributes.items()
-            ]
+            found = []
+            for name, field in holder.attributes.items():
+                default = "None" if "None" in str(field.annotation) else "..."
+                kind = griffe.ParameterKind.keyword_only
+                found.append(griffe.Parameter(name, annotation=field.annotation, kind=kind, default=default))
         else:
             bases = [base for base in cls.resolved_bases if isinstance(base, griffe.Class)]
             holder = next((base for base in bases if base.path.startswith("airflow_geneva.")), None)
