@@ -69,7 +69,7 @@ def _describe(command: Any, name: str) -> Iterator[str]:
 class PlainDocstrings(griffe.Extension):
     """Removes Sphinx roles from docstrings, and shows each parameter by itself, wherever it is written down.
 
-    A class whose `__init__` ends with `**shared: Unpack[Fields]` shows the fields, and one that ends with `**kwargs`
+    What ends with `**shared: Unpack[Fields]` shows the fields, and a class whose `__init__` ends with `**kwargs` shows
     those of its base class. What has no description of its own has that of the field of `Sizing`.
     """
 
@@ -78,47 +78,46 @@ class PlainDocstrings(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         _make_plain(obj)
-        if isinstance(obj, griffe.Class):
-            self._complete(obj)
+        self._complete(obj)
 
-    def _complete(self, cls: griffe.Class) -> None:
-        init = cls.members.get("__init__")
-        if cls.path in self._done or not isinstance(init, griffe.Function):
+    def _complete(self, obj: griffe.Object) -> None:
+        function = obj.members.get("__init__") if isinstance(obj, griffe.Class) else obj
+        if obj.path in self._done or not isinstance(function, griffe.Function) or obj.docstring is None:
             return
-        self._done.add(cls.path)
-        last = list(init.parameters)[-1]
-        if last.kind is not griffe.ParameterKind.var_keyword:
+        self._done.add(obj.path)
+        own = function.parameters
+        last = list(own)[-1] if len(own) else None
+        if last is None or last.kind is not griffe.ParameterKind.var_keyword:
             return
         unpacked = _UNPACKED.fullmatch(str(last.annotation))
         if unpacked:
-            holder = cls.modules_collection[cls.resolve(unpacked[1])]
+            holder = obj.modules_collection[obj.resolve(unpacked[1])]
             found = []
             for name, field in holder.attributes.items():
                 default = "None" if "None" in str(field.annotation) else "..."
                 kind = griffe.ParameterKind.keyword_only
                 found.append(griffe.Parameter(name, annotation=field.annotation, kind=kind, default=default))
         else:
-            bases = [base for base in cls.resolved_bases if isinstance(base, griffe.Class)]
+            bases = obj.resolved_bases if isinstance(obj, griffe.Class) else []
             holder = next((base for base in bases if base.path.startswith("airflow_geneva.")), None)
             if holder is None:
                 return
             self._complete(holder)
             found = [one for one in holder.parameters if one.kind is griffe.ParameterKind.keyword_only]
-        sizing = cls.modules_collection["airflow_geneva.plan.model.Sizing"]
+        sizing = obj.modules_collection["airflow_geneva.plan.model.Sizing"]
         for one in (sizing, holder):
             _make_plain(one)
         about = {**_described(sizing), **_described(holder)}
-        del init.parameters[last.name]
-        added = [parameter for parameter in found if parameter.name not in init.parameters]
+        del own[last.name]
+        added = [parameter for parameter in found if parameter.name not in own]
         for parameter in added:
             if hasattr(Sizing, parameter.name):
                 parameter.default = repr(getattr(Sizing(), parameter.name))
-            init.parameters.add(parameter)
+            own.add(parameter)
         if not unpacked:
-            init.parameters.add(last)
-        assert cls.docstring is not None
+            own.add(last)
         lines = [line for parameter in added for line in about[parameter.name]]
-        cls.docstring.value = "\n".join(_insert(cls.docstring.value.splitlines(), lines, last.name, bool(unpacked)))
+        obj.docstring.value = "\n".join(_insert(obj.docstring.value.splitlines(), lines, last.name, bool(unpacked)))
 
 
 def _make_plain(obj: griffe.Object) -> None:
