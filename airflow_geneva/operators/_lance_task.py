@@ -17,13 +17,11 @@ from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.hooks.lance import LanceHook
-from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.lance_io.conflicts import max_retries
 from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY
 from airflow_geneva.operators._airflow_internals import default_retry_policy
-from airflow_geneva.plan.model import RefreshSpec
-from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
-from airflow_geneva.plan.shard import Shard
+from airflow_geneva.plan.saved_plan import load_plan
+from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF, load_udf
@@ -200,46 +198,19 @@ def stop_task() -> None:
         raise SystemExit("Airflow stopped the task. Nothing is half-written; the next try continues from here.")
 
 
-@dataclass(frozen=True)
-class LoadedPlan:
-    """A stored plan, without its fragments, that a later task has read."""
+def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
+    """Read the plan that an XCom names, without its fragments, and check its fingerprint.
 
-    location: TableLocation
-    folder: JobFolder
-    saved: SavedPlan
-
-    @staticmethod
-    def of(database: Database, reference: Mapping[str, Any]) -> LoadedPlan:
-        """Read the plan that an XCom names, and check its fingerprint.
-
-        Raises:
-            InvalidInput: the plan was removed or changed, or is stored beside another table than its own.
-        """
-        uri, _, _ = str(reference["plan_uri"]).rpartition("/")
-        storage = Storage(uri, database.options)
-        saved = load_plan(storage, reference["fingerprint"])
-        location = TableLocation(saved.work.table, saved.work.table_name, database.options)
-        folder = JobFolder.of(location.checkpoints, saved.work.job_id)
-        if folder.storage.root != storage.root:
-            raise InvalidInput(f"The plan in {uri} is for another table, {saved.work.table}. Clear the plan task.")
-        return LoadedPlan(location, folder, saved)
-
-    def load_shard(self, index: int) -> Shard:
-        return self.saved.load_shard(self.folder.storage, index)
-
-    @property
-    def fingerprint(self) -> str:
-        return self.saved.fingerprint
-
-    @property
-    def target(self) -> str:
-        """The column or view, for log lines."""
-        return self.saved.work.target
-
-    @property
-    def is_refresh(self) -> bool:
-        """Whether the plan is for a view, which is swapped once at the end, not for a column."""
-        return isinstance(self.saved.work, RefreshSpec)
+    Raises:
+        InvalidInput: the plan was removed or changed, or is stored beside another table than its own.
+    """
+    uri, _, _ = str(reference["plan_uri"]).rpartition("/")
+    storage = Storage(uri, database.options)
+    saved = load_plan(storage, reference["fingerprint"])
+    job = PlannedJob(TableLocation(saved.work.table, saved.work.table_name, database.options), saved)
+    if job.folder.storage.root != storage.root:
+        raise InvalidInput(f"The plan in {uri} is for another table, {saved.work.table}. Clear the plan task.")
+    return job
 
 
 def check_shard(shard: Any) -> Mapping[str, Any]:

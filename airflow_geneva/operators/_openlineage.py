@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from airflow_geneva.checkpoint.provenance import version_label
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.lance_io.filters import where_columns
-from airflow_geneva.operators._lance_task import LoadedPlan
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
+from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.views.definition import ViewDefinition
 
@@ -78,7 +78,7 @@ def _describe_udf(name: str, version: str) -> str:
     return f"UDF {name}, version {version_label(version)}"
 
 
-def lineage_of(plan: LoadedPlan, result: BackfillResult) -> Any:
+def lineage_of(job: PlannedJob, result: BackfillResult) -> Any:
     """Return the `OperatorLineage` of a finished job; None if the OpenLineage provider is not installed."""
     try:
         from airflow.providers.openlineage.extractors import OperatorLineage
@@ -91,9 +91,9 @@ def lineage_of(plan: LoadedPlan, result: BackfillResult) -> Any:
         )
     except ImportError:
         return None
-    work = plan.saved.work
-    source = TableLocation(work.read.uri, work.read.name, plan.location.options)
-    read, written = source.open(work.version), plan.location.open()
+    work = job.work
+    source = TableLocation(work.read.uri, work.read.name, job.location.options)
+    read, written = source.open(work.version), job.location.open()
     namespace, name = dataset_name(source.uri)
 
     def inputs(columns: tuple[str, ...], kind: str, how: str, by: str) -> list[Any]:
@@ -117,7 +117,7 @@ def lineage_of(plan: LoadedPlan, result: BackfillResult) -> Any:
     )
     rows = result.rows_computed + result.rows_reused
     statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=rows)
-    out_namespace, out_name = dataset_name(plan.location.uri)
+    out_namespace, out_name = dataset_name(job.location.uri)
     return OperatorLineage(
         inputs=[InputDataset(namespace, name, facets=facets(read))],
         outputs=[

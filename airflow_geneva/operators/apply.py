@@ -29,8 +29,8 @@ from airflow_geneva.operators._airflow_internals import (
 )
 from airflow_geneva.operators._lance_task import (
     Configuration,
-    LoadedPlan,
     check_shard,
+    load_job,
     open_database,
     optional_int,
     required_text,
@@ -111,31 +111,30 @@ class ApplyOperator(SparkSubmitOperator):
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         configured = Configuration.read()
         reference = check_shard(self.shard)
-        plan = LoadedPlan.of(open_database(self.lance_conn_id, self.database), reference)
-        shard = plan.load_shard(reference["shard"])
+        job = load_job(open_database(self.lance_conn_id, self.database), reference)
+        shard = job.saved.load_shard(job.folder.storage, reference["shard"])
         # While the application waits for the cluster, no driver writes heartbeats.
         with (
-            writing_heartbeats(plan.folder.storage, "apply"),
-            plan.folder.recording_failure(plan.fingerprint, shard.index),
+            writing_heartbeats(job.folder.storage, "apply"),
+            job.folder.recording_failure(job.saved.fingerprint, shard.index),
         ):
-            how = self._compute(plan, shard, context, configured)
-        done = plan.folder.read_shard("apply", plan.fingerprint, shard.index)
+            how = self._compute(job, shard, context, configured)
+        done = job.folder.read_shard("apply", job.saved.fingerprint, shard.index)
         if done is None:
             raise AirflowException(
-                f"Spark ended well, and wrote no result in {plan.folder.storage.root}. If the table is on a local "
+                f"Spark ended well, and wrote no result in {job.folder.storage.root}. If the table is on a local "
                 "disk, all of Spark must run on this machine; use an object store otherwise. Then clear the plan task "
                 "with its downstream tasks."
             )
-        self.log.info("Shard %s of %s: %s rows computed %s.", shard.index, plan.target, done["rows_run"], how)
+        self.log.info("Shard %s of %s: %s rows computed %s.", shard.index, job.work.target, done["rows_run"], how)
         return done
 
-    def _compute(self, plan: LoadedPlan, shard: Shard, context: Context, configured: Configuration) -> str:
+    def _compute(self, job: PlannedJob, shard: Shard, context: Context, configured: Configuration) -> str:
         """Compute the shard; return in words how."""
-        work = plan.saved.work
-        again = plan.folder.read_shard("apply", plan.fingerprint, shard.index) is not None
-        job = PlannedJob(plan.location, plan.saved)
+        work = job.work
+        again = job.folder.read_shard("apply", job.saved.fingerprint, shard.index) is not None
         if not shard.to_apply or (again and job.is_staged(shard)):
-            _write_result(plan, shard, rows_run=0, seconds=0.0)
+            _write_result(job, shard, rows_run=0, seconds=0.0)
             return "(all of it was staged, no Spark started)"
         given = optional_int("inline_below_rows", self.inline_below_rows)
         if shard.rows_to_run < (configured.inline_below_rows if given is None else given):
@@ -144,35 +143,35 @@ class ApplyOperator(SparkSubmitOperator):
             if udfs.have_planned_version():
                 began = time.monotonic()
                 rows = job.apply(shard, udfs)
-                _write_result(plan, shard, rows, time.monotonic() - began)
+                _write_result(job, shard, rows, time.monotonic() - began)
                 return "in this task"
         # Airflow keeps the id of a submitted application even when the task is cleared. A `durable` task would take an
         # old one that ended well for the current one.
-        scope_reconnection(self, plan.fingerprint)
+        scope_reconnection(self, job.saved.fingerprint)
         if again:  # it ended well, and its staged files were removed
             self.durable = False
         self._scratch = Scratch.make(work.job_id, shard.index)
         try:
-            self._submit(plan, shard, self._scratch, context)
+            self._submit(job, shard, self._scratch, context)
         finally:
             self._scratch.remove()
         return "on Spark"
 
-    def _submit(self, plan: LoadedPlan, shard: Shard, scratch: Scratch, context: Context) -> None:
-        work = plan.saved.work
+    def _submit(self, job: PlannedJob, shard: Shard, scratch: Scratch, context: Context) -> None:
+        work = job.work
         self.application = str(APPLICATION)
         self.application_args = [
-            "--job", plan.folder.storage.root,
-            "--fingerprint", plan.fingerprint,
+            "--job", job.folder.storage.root,
+            "--fingerprint", job.saved.fingerprint,
             "--shard", str(shard.index),
-            "--result", plan.folder.storage.path(shard_name("apply", plan.fingerprint, shard.index)),
+            "--result", job.folder.storage.path(shard_name("apply", job.saved.fingerprint, shard.index)),
         ]  # fmt: skip
-        self.py_files = ",".join([*([self.py_files] if self.py_files else []), *_code(plan, scratch)])
+        self.py_files = ",".join([*([self.py_files] if self.py_files else []), *_code(job, scratch)])
         given = self.render_template(self.env_vars, context) or {}
         self._conn_id = required_text("spark_conn_id", self.spark_conn_id)
         connection = self._check_connection()
         master = SparkMaster.parse(connection["master"], self._conn_id).limited(work.sizing.concurrency)
-        options = dict(plan.location.options)
+        options = dict(job.location.options)
         if connection["deploy_mode"] == "cluster":
             _check_cluster(master, self.lance_conn_id, options, given)
         # The base class would add them to the worker's whole environment, or write them on the command line. Here they
@@ -192,7 +191,7 @@ class ApplyOperator(SparkSubmitOperator):
             if not starts:
                 raise
             reason = "\n".join(lines[starts[-1] :]).removeprefix(_ERROR_LINE)
-            raise AirflowException(f"Computing shard {shard.index} of {plan.target} failed: {reason}") from None
+            raise AirflowException(f"Computing shard {shard.index} of {job.work.target} failed: {reason}") from None
 
     def _get_hook(self) -> SparkSubmitHook:
         # The base class calls this after it has added the OpenLineage settings to `conf`.
@@ -258,28 +257,28 @@ class ApplyOperator(SparkSubmitOperator):
             self._scratch.remove()
 
 
-def _write_result(plan: LoadedPlan, shard: Shard, rows_run: int, seconds: float) -> None:
+def _write_result(job: PlannedJob, shard: Shard, rows_run: int, seconds: float) -> None:
     document = {
         "shard": shard.index,
-        "fingerprint": plan.fingerprint,
+        "fingerprint": job.saved.fingerprint,
         "rows_run": rows_run,
         "fragments_staged": len(shard.to_apply),
         "seconds": round(seconds, 3),
     }
-    plan.folder.write_shard("apply", plan.fingerprint, shard.index, document)
+    job.folder.write_shard("apply", job.saved.fingerprint, shard.index, document)
 
 
-def _code(plan: LoadedPlan, scratch: Scratch) -> list[str]:
+def _code(job: PlannedJob, scratch: Scratch) -> list[str]:
     """Write this package and the UDFs' code as local archives; check that the UDFs' code is the planned code."""
     archives = [scratch.write("airflow_geneva.zip", package_zip())]
-    for code in plan.saved.work.codes:
+    for code in job.work.codes:
         try:
-            data = plan.folder.storage.read_bytes(code.zip)
+            data = job.folder.storage.read_bytes(code.zip)
         except FileNotFoundError:
             data = b""
         if code_sha256(data) != code.sha256:
             raise AirflowFailException(
-                f"The code {plan.folder.storage.path(code.zip)} was removed, or is not the planned code (its SHA-256 "
+                f"The code {job.folder.storage.path(code.zip)} was removed, or is not the planned code (its SHA-256 "
                 "differs). Clear the plan task with its downstream tasks."
             )
         archives.append(scratch.write(code.zip, data))

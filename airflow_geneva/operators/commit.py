@@ -10,8 +10,7 @@ from airflow.sdk import Context
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.links.job import JobLink
-from airflow_geneva.operators._lance_task import Configuration, LanceOperator, LoadedPlan, check_shard
-from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.operators._lance_task import Configuration, LanceOperator, check_shard, load_job
 
 _REASONS_TOLD = 5
 
@@ -39,15 +38,15 @@ class CommitOperator(LanceOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         configured = Configuration.read()
         shard = check_shard(self.shard)
-        plan = LoadedPlan.of(self.open_database(), shard)
-        failure = plan.folder.recording_failure(plan.fingerprint, shard["shard"])
+        job = load_job(self.open_database(), shard)
+        failure = job.folder.recording_failure(job.saved.fingerprint, shard["shard"])
         retries = conflict_retries(configured.version_conflict_max_retries)
-        with writing_heartbeats(plan.folder.storage, "commit"), failure, retries:
-            result = PlannedJob(plan.location, plan.saved).commit(plan.load_shard(shard["shard"]))
+        with writing_heartbeats(job.folder.storage, "commit"), failure, retries:
+            result = job.commit(job.saved.load_shard(job.folder.storage, shard["shard"]))
         state = "visible" if result.visible else "verified"
         self.log.info(
             "Shard %s of %s: %s fragments %s, %s rows computed, %s from checkpoints, %s left.",
-            result.shard, plan.target, result.fragments, state,
+            result.shard, job.work.target, result.fragments, state,
             result.rows_computed, result.rows_reused, result.rows_left,
         )  # fmt: skip
         shown = result.left_reasons[:_REASONS_TOLD]

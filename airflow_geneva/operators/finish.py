@@ -21,9 +21,9 @@ from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (
     Configuration,
     LanceOperator,
-    LoadedPlan,
     failing_at_once,
     is_template,
+    load_job,
     required_text,
 )
 from airflow_geneva.operators._openlineage import lineage_of
@@ -61,7 +61,7 @@ class FinishOperator(LanceOperator):
         super().__init__(**{"trigger_rule": "all_done", "max_active_tis_per_dag": 1, **kwargs})
         self.plan_task_id = plan_task_id
         self.table = table
-        self._finished: tuple[LoadedPlan, BackfillResult] | None = None
+        self._finished: tuple[PlannedJob, BackfillResult] | None = None
         # The asset of a template is known only at run time; an alias can stand for any asset.
         templated = is_template(table) or is_template(self.lance_conn_id)
         self._alias = AssetAlias(f"{self.dag_id}/{self.task_id}") if templated else None
@@ -71,26 +71,27 @@ class FinishOperator(LanceOperator):
         summary = self._summary(context)
         retries = conflict_retries(Configuration.read().version_conflict_max_retries)
         with failing_at_once(InvalidInput):
-            plan = LoadedPlan.of(self.open_database(), summary)
-        indexes = range(len(plan.saved.shards))
-        committed = [ShardResult.read(plan.folder, plan.fingerprint, index) for index in indexes]
+            job = load_job(self.open_database(), summary)
+        indexes = range(len(job.saved.shards))
+        committed = [ShardResult.read(job.folder, job.saved.fingerprint, index) for index in indexes]
         there = [shard for shard in committed if shard is not None]
-        alive = writing_heartbeats(plan.folder.storage, "finish") if plan.saved.shards else nullcontext()
+        alive = writing_heartbeats(job.folder.storage, "finish") if job.saved.shards else nullcontext()
         with alive, retries, failing_at_once(InvalidInput):
-            result = PlannedJob(plan.location, plan.saved).finish(there, _seconds(plan, summary, there))
-        self._finished = (plan, result)
-        self.log.info("%s: %s", plan.target, result)
+            result = job.finish(there, _seconds(job, summary, there))
+        self._finished = (job, result)
+        of_view = isinstance(job.work, RefreshSpec)
+        self.log.info("%s: %s", job.work.target, result)
         missing = [index for index in indexes if committed[index] is None]
         if missing:
             raise AirflowFailException(
                 f"{len(missing)} of {len(indexes)} shards of the plan were not committed: {missing[:20]}. "
-                f"{_KEPT_OF_VIEW if plan.is_refresh else _KEPT_OF_COLUMN} Clear the failed shards with their "
+                f"{_KEPT_OF_VIEW if of_view else _KEPT_OF_COLUMN} Clear the failed shards with their "
                 "downstream tasks."
             )
         if result.state == PARTIAL:
-            message = _LEFT_OF_VIEW if plan.is_refresh else _LEFT_OF_COLUMN
+            message = _LEFT_OF_VIEW if of_view else _LEFT_OF_COLUMN
             self.log.warning(message, result.rows_left, "; ".join(result.notes))
-        event = self._announce(plan, result, context)
+        event = self._announce(job, result, context)
         return {**result.to_json(), "commits": list(result.commits), "notes": list(result.notes), "event": event}
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
@@ -117,23 +118,23 @@ class FinishOperator(LanceOperator):
             )
         return summary
 
-    def _announce(self, plan: LoadedPlan, result: BackfillResult, context: Context) -> dict[str, Any] | None:
+    def _announce(self, job: PlannedJob, result: BackfillResult, context: Context) -> dict[str, Any] | None:
         """Send one event for all unannounced commits, of this job and earlier jobs."""
-        work = plan.saved.work
+        work = job.work
         column = None if isinstance(work, RefreshSpec) else work.column
         asset = lance_asset(required_text("table", self.table), required_text("lance_conn_id", self.lance_conn_id))
-        checkpoints = plan.location.checkpoints
-        dataset = plan.location.open()
+        checkpoints = job.location.checkpoints
+        dataset = job.location.open()
         marks = read_outbox(checkpoints, work.outbox)
         jobs = {mark.job_id: mark for mark in marks}
-        if not plan.is_refresh:
+        if not isinstance(work, RefreshSpec):
             jobs.setdefault(work.job_id, OutboxEntry(work.job_id, work.version))
 
         def is_ours(version: int, commit: str | None) -> bool:
             # The asset also has events of a table that was created again, or of another database on the connection.
             if version > dataset.version:
                 return False
-            stamp = _stamp(plan, version)
+            stamp = _stamp(job, version)
             return commit is None or stamp is None or stamp.commit == commit
 
         announced = announced_version(asset, column, is_ours, job_start_time(min(jobs, default=work.job_id)))
@@ -153,7 +154,7 @@ class FinishOperator(LanceOperator):
             "column": column,
             "from_version": first if announced is None else announced,
             "to_version": max(commits),
-            "commit": None if (stamp := _stamp(plan, max(commits))) is None else stamp.commit,
+            "commit": None if (stamp := _stamp(job, max(commits))) is None else stamp.commit,
             "job_id": work.job_id,
             "state": result.state,
             "rows_computed": result.rows_computed,
@@ -170,15 +171,15 @@ class FinishOperator(LanceOperator):
         return event
 
 
-def _stamp(plan: LoadedPlan, version: int) -> VersionStamp | None:
-    location = plan.location
+def _stamp(job: PlannedJob, version: int) -> VersionStamp | None:
+    location = job.location
     return stamp_of(Storage(location.database_uri, location.options), location.name, version)
 
 
-def _seconds(plan: LoadedPlan, summary: Mapping[str, Any], committed: Sequence[ShardResult]) -> dict[str, float]:
+def _seconds(job: PlannedJob, summary: Mapping[str, Any], committed: Sequence[ShardResult]) -> dict[str, float]:
     """Return the seconds of planning, of all spark-submits and of all commits, without waiting times."""
-    shards = range(len(plan.saved.shards))
-    applied = [plan.folder.read_shard("apply", plan.fingerprint, index) for index in shards]
+    shards = range(len(job.saved.shards))
+    applied = [job.folder.read_shard("apply", job.saved.fingerprint, index) for index in shards]
     spent = sum(float(document.get("seconds", 0.0)) for document in applied if document is not None)
     return {
         "plan": float(summary.get("seconds", 0.0)),

@@ -26,7 +26,7 @@ from airflow_geneva.pages.access import (
 )
 from airflow_geneva.pages.jobs import (
     JobDetails,
-    PlannedJob,
+    JobOfRun,
     find_job,
     job_of_task,
     jobs_of_run,
@@ -83,7 +83,7 @@ class TaskPlace:
     dag_id: str
     run_id: str
     task_id: str
-    jobs: tuple[PlannedJob, ...]
+    jobs: tuple[JobOfRun, ...]
     job: JobPlace | None
 
 

@@ -146,7 +146,7 @@ def list_errors(location: TableLocation, job_id: str, page: int) -> ErrorsPage:
 
 
 @dataclass(frozen=True)
-class PlannedJob:
+class JobOfRun:
     """A job that a plan task of a DAG run planned, for a table or view."""
 
     task_id: str
@@ -162,12 +162,12 @@ class PlannedJob:
         return tuple(self.task_id.split(".")[:-1])
 
     @staticmethod
-    def read(task_id: str, map_index: int, summary: Any) -> PlannedJob | None:
+    def read(task_id: str, map_index: int, summary: Any) -> JobOfRun | None:
         """Parse the summary that a plan task pushed; None if it is something else."""
         names = ("lance_conn_id", "table", "job_id", "plan_uri")
         if not isinstance(summary, Mapping) or not all(isinstance(summary.get(name), str) for name in names):
             return None
-        return PlannedJob(task_id, map_index, *(summary[name] for name in names))
+        return JobOfRun(task_id, map_index, *(summary[name] for name in names))
 
     def locate(self) -> tuple[TableLocation, bool]:
         """Return the location of the job's table, and whether it is in the connection's database."""
@@ -182,13 +182,13 @@ class PlannedJob:
         return database.location(self.table), own
 
 
-def jobs_of_run(dag_id: str, run_id: str) -> list[PlannedJob]:
+def jobs_of_run(dag_id: str, run_id: str) -> list[JobOfRun]:
     """Return the jobs that the plan tasks of a DAG run planned."""
-    found = (PlannedJob.read(*row) for row in xcoms_of_run(dag_id, run_id, _SUMMARY))
+    found = (JobOfRun.read(*row) for row in xcoms_of_run(dag_id, run_id, _SUMMARY))
     return [planned for planned in found if planned is not None]
 
 
-def job_of_task(jobs: Sequence[PlannedJob], task_id: str, map_index: int) -> PlannedJob | None:
+def job_of_task(jobs: Sequence[JobOfRun], task_id: str, map_index: int) -> JobOfRun | None:
     """Return the job that a task works for: its own plan's, else that of the innermost task group around it.
 
     None if there is no such job, or more than one.
