@@ -204,8 +204,8 @@ class ViewPublisher:
 
     def _swap_rows(self, job: Storage, swap: SwapPlan) -> BackfillResult:
         view, work, saved = self.location, self.work, self.saved
-        # Also without shards, find out whether the source was created again.
-        _ = self._target
+        # The source may have been created again after its rows were read.
+        work.read.look(view.options)
         staged = self._all_staged(job)
         dataset = view.open()
         result = BackfillResult(work.job_id, DONE, rows_skipped=saved.rows_skipped, from_version=dataset.version)

@@ -35,7 +35,7 @@ def private_attributes() -> set[str]:
         if isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.endswith("__")
-        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "os"))
     }
 
 
