@@ -259,7 +259,12 @@ def choose(dice: Random, families: list[str], depth: int) -> list[pa.Array]:
     for family in families:
         for _ in range(_TRIES):
             kind = make_type(dice, family, depth)
-            values = make_array(dice, kind, ROWS)
+            try:
+                values = make_array(dice, kind, ROWS)
+            except pa.ArrowNotImplementedError as error:
+                # Before version 25, pyarrow makes no dictionary of large texts from a list.
+                EXCLUDED.setdefault(f"{family}: {kind}"[:70], str(error)[:130])
+                continue
             reason = storable(values)
             if reason is None:
                 chosen.append(values)
