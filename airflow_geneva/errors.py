@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_geneva.apply.outcome import RowFailure
+    from airflow_geneva.apply.udf_call import RowFailure
     from airflow_geneva.job.result import BackfillResult
 
 

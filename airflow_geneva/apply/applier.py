@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.apply.outcome import MappedBatch
 from airflow_geneva.apply.reader import ReadSize, RowBatch, fixed_width, read_rows, windows
 from airflow_geneva.apply.skipped_rows import ErrorLog, SkipCount, fatal_failure
+from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.records import RowRuns, decode_runs, encode_runs, merge_runs, range_batch
 from airflow_geneva.checkpoint.store import CheckpointStore
@@ -45,7 +45,6 @@ class StepResult:
     Args:
         start, end: physical offsets that the step covers.
         runs: rows that the UDF ran on, in run-length form, because plain arrays would be a task's largest object.
-        values: their values.
         looked_at: all rows of the step that were due, including rows that the filter did not select.
         failed: rows that failed under a `Skip` rule; their value is NULL.
     """
@@ -102,11 +101,9 @@ class _PendingCheckpoint:
 
 @dataclass
 class CheckpointSizer:
-    """Adapts the number of rows per step to the measured speed, within bounds.
+    """Adapts the number of rows per step, which shall take so many seconds, to the measured speed.
 
-    Args:
-        seconds: target duration of a step.
-        least, most: bounds in rows; equal bounds turn adaptation off.
+    Equal bounds turn adaptation off.
     """
 
     seconds: float
@@ -119,13 +116,7 @@ class CheckpointSizer:
 
     @staticmethod
     def of(checkpoint_size: int | None, least: int | None, most: int | None, interval: float) -> CheckpointSizer:
-        """Make the sizer of a task.
-
-        Args:
-            checkpoint_size: most rows of a checkpoint; also caps a larger ``most``.
-            least, most: ``min_checkpoint_size`` and ``max_checkpoint_size``.
-            interval: seconds between checkpoints.
-        """
+        """Make the sizer of a task; ``checkpoint_size`` also caps a larger ``most``."""
         caps = [size for size in (checkpoint_size, most) if size is not None]
         cap = min(caps) if caps else None
         floor = least or 1
@@ -156,8 +147,6 @@ class Applier:
     """Runs one UDF over fragments of one table version.
 
     Args:
-        dataset: the table at ``work.version``.
-        job: the job's folder, for error records.
         udf: the loaded UDF, for its sizes, or None.
         widths: row widths that earlier units of the task measured.
         on_rows: called with the number of rows after every step, for progress.
@@ -212,7 +201,7 @@ class Applier:
         pending = _PendingCheckpoint(self.store, self.work, fragment, ErrorLog(self.work, fragment, self.job))
         try:
             for rows in self._read(fragment, live, run):
-                for step in self._steps(fragment, rows, run, pending):
+                for step in self._steps(rows, run, pending):
                     pending.add(step)
                     fault_point("apply.step")
                     yield step
@@ -237,9 +226,7 @@ class Applier:
         for window in windows(run):
             yield from read_rows(self.dataset, fragment.files, live, window, self.reads, self.work.where, size)
 
-    def _steps(
-        self, fragment: FragmentWork, rows: RowBatch, run: Ranges, pending: _PendingCheckpoint
-    ) -> Iterator[StepResult]:
+    def _steps(self, rows: RowBatch, run: Ranges, pending: _PendingCheckpoint) -> Iterator[StepResult]:
         due = None if rows.gapless_within(run) else run.mask(rows.offsets)
         chosen = due
         if rows.selected is not None:
@@ -254,7 +241,7 @@ class Applier:
             else:
                 until = count if taken >= len(picked) else int(picked[taken - 1]) + 1
             end = rows.end if until == count else int(rows.offsets[until])
-            yield self._step(fragment, rows, slice(at, until), (start, end), due, chosen, pending)
+            yield self._step(rows, slice(at, until), (start, end), due, chosen, pending)
             at, start = until, end
 
     def _step_rows(self, pending: _PendingCheckpoint) -> int:
@@ -269,7 +256,6 @@ class Applier:
 
     def _step(
         self,
-        fragment: FragmentWork,
         rows: RowBatch,
         part: slice,
         span: tuple[int, int],
@@ -289,7 +275,7 @@ class Applier:
         try:
             mapped = self.mapper(batch)
         except UdfError as error:
-            raise self._explained(fragment, error, span, offsets, ids, pending) from error
+            raise self._explained(error, span, offsets, ids, pending) from error
         self.sizer.record(len(offsets), time.monotonic() - began)
         self.fitting.record(len(offsets), mapped.values.nbytes)
         self.on_rows(len(offsets))
@@ -297,7 +283,7 @@ class Applier:
         step = StepResult(span[0], span[1], encode_runs(offsets, ids), mapped.values, looked_at, failed)
         if mapped.failures:
             # Do not count rows that failed in an earlier job again: a limit would then fail every later job.
-            before = Ranges.union(again for _, again in self.work.tried(fragment)).mask(offsets)
+            before = Ranges.union(again for _, again in self.work.tried(pending.fragment)).mask(offsets)
             first = [failure for failure in mapped.failures if not before[failure.index]]
             try:
                 self.skipped.add(Counter(failure.rule for failure in first))
@@ -307,15 +293,10 @@ class Applier:
         return step
 
     def _explained(
-        self,
-        fragment: FragmentWork,
-        error: UdfError,
-        span: tuple[int, int],
-        offsets: Offsets,
-        ids: RowIds,
-        pending: _PendingCheckpoint,
+        self, error: UdfError, span: tuple[int, int], offsets: Offsets, ids: RowIds, pending: _PendingCheckpoint
     ) -> UdfError:
         """Name the failing row in the error, and keep the step's rows before it."""
+        fragment = pending.fragment
         whole = f"fragment {fragment.id}{' of its source' if isinstance(self.work, RefreshSpec) else ''}"
         if error.row_index is None:
             where = f"rows {span[0]} to {span[1]} of {whole}"

@@ -23,6 +23,9 @@ class OutputMismatch(TypeError):
         self.row_index = row_index
 
 
+_DOES_NOT_FIT = (pa.ArrowException, OutputMismatch, TypeError, ValueError, OverflowError, AttributeError)
+
+
 def array_from_values(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
     """Convert one Python or NumPy value per row; None becomes NULL, and so does a struct field that a dict lacks.
 
@@ -31,11 +34,11 @@ def array_from_values(values: Sequence[Any], data_type: pa.DataType) -> pa.Array
     """
     try:
         return _convert(values, data_type)
-    except (pa.ArrowException, OutputMismatch, TypeError, ValueError, OverflowError, AttributeError) as error:
+    except _DOES_NOT_FIT as error:
         for row, value in enumerate(values):
             try:
                 _convert([value], data_type)
-            except (pa.ArrowException, OutputMismatch, TypeError, ValueError, OverflowError, AttributeError) as alone:
+            except _DOES_NOT_FIT as alone:
                 raise OutputMismatch(str(alone), row) from alone
         raise OutputMismatch(str(error)) from error
 
@@ -142,9 +145,8 @@ def _check_lossless(values: Any, data_type: pa.DataType) -> None:
                 raise OutputMismatch(f"a {kind.__name__} is not {data_type}")
     elif is_list(data_type):
         if _needs_check(data_type.value_type):
-            _check_lossless(
-                list(chain.from_iterable(value for value in values if value is not None)), data_type.value_type
-            )
+            items = chain.from_iterable(value for value in values if value is not None)
+            _check_lossless(list(items), data_type.value_type)
     elif pa.types.is_struct(data_type):
         rows = [value for value in values if isinstance(value, dict)]
         names = {field.name for field in data_type}

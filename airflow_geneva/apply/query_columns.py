@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.isolation.runner import BatchMapper, open_batch_mapper
-from airflow_geneva.apply.outcome import MappedBatch
+from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.errors import UdfError
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.blobs import is_blob
@@ -61,15 +61,10 @@ class QueryComputer:
         self._stack.close()
 
     def __call__(self, batch: pa.RecordBatch, keep_before: bool = False) -> QueryRows:
-        """Compute a batch.
+        """Compute a batch, the result of a scan with this projection and row ids: Lance cannot scan constants alone.
 
-        Args:
-            batch: result of a scan with ``columns=self.projection`` and row ids (Lance cannot scan constants alone).
-            keep_before: if a row fails the job, do not raise, but compute all columns of the rows before it.
-
-        Raises:
-            UdfError: a row fails; see `BatchMapper`. With ``keep_before``, the first row fails, or the results of the
-                rows before the failing row are not known.
+        If a row fails the job, raise its `UdfError`, see `BatchMapper`. With ``keep_before``, compute all columns of
+        the rows before it instead, unless there are none or their results are not known.
         """
         done: dict[str, pa.Array] = {}
         mapped: dict[str, MappedBatch] = {}
@@ -124,11 +119,9 @@ def _projection(
 
 
 def take_rows(dataset: lance.LanceDataset, row_ids: RowIdArray, projection: Mapping[str, str]) -> pa.RecordBatch:
-    """Read existing rows in the order of their ids.
+    """Read existing rows, no id twice, in the order of their ids; blobs are read as bytes.
 
-    Args:
-        row_ids: ids of existing rows, no id twice.
-        projection: by alias, an SQL expression or a quoted column; blobs are read as bytes.
+    ``projection`` gives an SQL expression or a quoted column by alias.
     """
     with_id = {**projection, "_rowid": "_rowid"}
     blobs = {f"`{field.name}`" for field in dataset.schema if is_blob(field)}

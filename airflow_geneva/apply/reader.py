@@ -33,8 +33,6 @@ class RowBatch:
     Args:
         start, end: the physical offsets that the batch covers; rows missing between them are deleted.
         offsets: physical offsets of the rows.
-        row_ids: their row ids.
-        columns: the requested columns.
         selected: for each row, whether the filter selects it; None without a filter.
     """
 
@@ -53,12 +51,7 @@ class RowBatch:
 
 @dataclass
 class ReadSize:
-    """How many rows to read at once.
-
-    Args:
-        fitting: estimates how many rows fit into the bytes of a batch, from the rows read so far.
-        most: most rows of a batch.
-    """
+    """How many rows to read at once: as many as fit, to judge by the rows read so far, but at most so many."""
 
     fitting: RowsPerBudget
     most: int = _READ_ROWS
@@ -72,9 +65,7 @@ class ReadSize:
     ) -> ReadSize:
         """Estimate from the types of the columns; file sizes say little, because files are compressed.
 
-        Args:
-            columns: as `read_rows` takes them.
-            batch_size: rows per UDF call, if the user set it.
+        ``batch_size`` is the number of rows per UDF call, if the user set it.
         """
         names = [text.strip("`") for text in columns.values()] if isinstance(columns, Mapping) else columns
         known = all(name in dataset.schema.names for name in names)
@@ -113,9 +104,6 @@ def read_rows(
             or quoted columns.
         where: filter to evaluate for each row; it does not remove rows.
         size: adapts to the bytes that were read.
-
-    Raises:
-        StorageError: the fragment holds fewer rows than its metadata says.
     """
     start, end = window
     before = len(live.within(0, start))

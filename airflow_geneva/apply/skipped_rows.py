@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from airflow_geneva.apply.outcome import RowFailure
+from airflow_geneva.apply.udf_call import RowFailure
 from airflow_geneva.errors import UdfError
 from airflow_geneva.job.error_records import ErrorRecord, read_errors, write_errors
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
@@ -22,11 +22,9 @@ from airflow_geneva.udf.error_policy import Policy, Skip, rules_of
 
 
 class SkipCount:
-    """Counts the rows that a job skipped, by rule; the threads of a task share it.
+    """Counts the rows that a job of so many rows skipped, by rule; the threads of a task share it.
 
-    Args:
-        job_rows: rows of the job, for limits given as a fraction.
-        before: number of rows skipped by earlier tries and other shards.
+    ``before`` counts the rows that earlier tries and other shards skipped.
     """
 
     def __init__(self, policy: Policy, job_rows: int, before: Mapping[int, int] | None = None) -> None:
@@ -146,11 +144,7 @@ def has_limits(work: JobSpec) -> bool:
 
 
 def exceeded_limit(policy: Policy, counts: Mapping[int, int], job_rows: int) -> str | None:
-    """Return a message about the first exceeded limit of a `Skip` rule, or None.
-
-    Args:
-        counts: number of skipped rows, by the position of the rule.
-    """
+    """Return a message about the first exceeded limit of a `Skip` rule, or None; counts are by position of the rule."""
     for at, rule in enumerate(rules_of(policy)):
         found = counts.get(at, 0)
         if not isinstance(rule, Skip) or not found:

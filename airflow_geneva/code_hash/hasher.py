@@ -65,11 +65,7 @@ def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf") -> st
 
 
 def deps_version(deps: Iterable[Any], name: str = "udf") -> str:
-    """Hash only the `deps` of a UDF; "" if there are none.
-
-    Raises:
-        InvalidInput: a dependency has no stable hash, or its source is not available.
-    """
+    """Hash only the `deps` of a UDF; "" if there are none."""
     hasher = _Hasher(tolerant=True)
     given = tuple(deps)
     try:

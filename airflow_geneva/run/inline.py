@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from airflow_geneva.apply.applier import Applier, RowWidths
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.apply.outcome import MappedBatch, RowFailure
+from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.apply.query_columns import QueryComputer
 from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
 from airflow_geneva.errors import InvalidInput, UdfError

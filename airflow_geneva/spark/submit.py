@@ -45,10 +45,8 @@ class SparkMaster:
     """Where Spark runs.
 
     Args:
-        url: the master URL for spark-submit.
         kind: ``local``, ``spark`` (standalone), ``yarn``, ``k8s`` or ``local-cluster``.
-        slots: cores of a local master; None for the others.
-        failures: number of failures allowed per local task; None for the others.
+        slots, failures: cores of a local master, and failures that it allows per task; None for the others.
     """
 
     url: str
@@ -94,8 +92,7 @@ class Resources:
 
     Args:
         concurrency: task slots.
-        num_cpus, num_gpus: CPUs and GPUs that one call of the UDF needs; several calls share a GPU if below 1.
-        memory: bytes that one call needs.
+        num_cpus, num_gpus, memory: what one call of the UDF needs; several calls share a GPU if below 1.
         executor_cores: cores per executor, if the DAG author set them.
     """
 
@@ -158,12 +155,9 @@ class Resources:
 def driver_environment(
     environ: Mapping[str, str], master: SparkMaster, options: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of spark-submit and its driver, according to an allow-list.
+    """Return the environment of spark-submit and its driver: what an allow-list keeps of the worker's, and the given.
 
-    Args:
-        environ: the worker's environment.
-        options: the storage options; the machine's cloud identity is passed on if they hold no credentials.
-        given: variables that the DAG author adds.
+    The machine's cloud identity is kept if the storage options hold no credentials.
     """
     prefixes = _KEPT_PREFIXES if secret_values(options) else _KEPT_PREFIXES + _IDENTITY_PREFIXES
     kept = {name: value for name, value in environ.items() if name in _KEPT or name.startswith(prefixes)}
@@ -177,11 +171,7 @@ def driver_environment(
 
 
 def find_spark_submit(binary: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with spark-submit on its PATH; the folder of this Python is added in front if needed.
-
-    Raises:
-        InvalidInput: spark-submit is not found.
-    """
+    """Return the environment with spark-submit on its PATH; the folder of this Python is added in front if needed."""
     if shutil.which(binary, path=environment["PATH"]):
         return dict(environment)
     beside = str(Path(sys.executable).parent)

@@ -39,9 +39,7 @@ _STOP = "stop.json"
 class TaskSpec:
     """All that a Spark task needs, credentials too; sent to executors inside the serialized task, never as a file.
 
-    Args:
-        progress: folder of the tasks' progress files.
-        skipped: rows that the job skipped before, by rule.
+    ``progress`` is the folder of the tasks' progress files; ``skipped`` counts rows skipped before the stage, by rule.
     """
 
     location: TableLocation
@@ -71,8 +69,7 @@ def apply_on_spark(
 ) -> int:
     """Compute and stage a shard on a cluster; return the number of rows that the UDF ran on.
 
-    Raises:
-        UdfError: the UDF failed; rows computed before are checkpointed.
+    If the UDF fails, rows computed before are checkpointed.
     """
     works = shard.to_apply
     slots = min(work.sizing.concurrency, context.defaultParallelism) * work.sizing.intra_applier_concurrency

@@ -42,13 +42,7 @@ def _store_errors(task: str, advice: str = "") -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file of a folder.
-
-    Args:
-        name: path relative to the folder that was listed.
-        size_bytes: size in bytes.
-        modified: modification time in seconds since the epoch, by the store's clock.
-    """
+    """One file: its path relative to the folder that was listed, and its time in seconds by the store's clock."""
 
     name: str
     size_bytes: int
@@ -80,12 +74,7 @@ def _session(root: str, options: tuple[tuple[str, str], ...], pid: int) -> Lance
 
 @dataclass(frozen=True)
 class Storage:
-    """A folder on a local disk or an object store, with the credentials to reach it.
-
-    Args:
-        root: normalized URI of the folder.
-        options: storage options as sorted pairs.
-    """
+    """A folder on a local disk or an object store, with the credentials to reach it as sorted pairs."""
 
     root: str
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -108,10 +97,10 @@ class Storage:
         return is_local(self.root)
 
     def path(self, name: str) -> str:
-        """Return the URI of a file below this folder; reject a name that leads outside."""
+        """Return the URI of a file below this folder, or of the folder for ""; reject a name that leads outside."""
         if name.startswith("/") or ".." in name.split("/") or "\\" in name:
             raise InvalidInput(f"{name!r} would be outside {self.root}. A name must stay inside its folder.")
-        return join(self.root, name)
+        return join(self.root, name) if name else self.root
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write one file atomically; `StorageError` if the store is unreachable, full or read-only."""
@@ -152,12 +141,7 @@ class Storage:
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[str]:
-        """Translate the errors of reading a file; give its URI.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            StorageError: the store is unreachable or denies access.
-        """
+        """Give the URI of a file to read; `FileNotFoundError` if it does not exist, `StorageError` for other errors."""
         source = self.path(name)
         try:
             yield source
@@ -184,9 +168,8 @@ class Storage:
         """Return the names of all files below a folder, relative to this one, without half-written files."""
         if self.local:
             # os.walk lists 100,000 files ten times faster than the session does.
-            top = self.path(folder) if folder else self.root
             cut = len(self.root) + 1
-            found = [f"{base}/{file}"[cut:] for base, _, files in os.walk(top) for file in files]
+            found = [f"{base}/{file}"[cut:] for base, _, files in os.walk(self.path(folder)) for file in files]
         else:
             with _store_errors(f"list {join(self.root, folder)}"):
                 found = self.session.list(folder or None)
@@ -195,22 +178,15 @@ class Storage:
     def list_entries(self, folder: str = "", half_written: bool = False) -> list[FileEntry]:
         """Return all files below a folder with sizes and times, named relative to this one; skip links.
 
-        On an object store the folder must be inside a Lance table; the whole table is listed.
-
-        Args:
-            half_written: include the temporary files of unfinished writes.
-
-        Raises:
-            StorageError: the store is unreachable or denies access, or the folder is not inside a table.
+        On an object store the folder must be inside a Lance table, else a `StorageError` says so; all of it is listed.
         """
         found = self._local_entries(folder) if self.local else self._remote_entries(folder)
         return [entry for entry in found if half_written or not entry.half_written]
 
     def _local_entries(self, folder: str) -> Iterator[FileEntry]:
-        top = self.path(folder) if folder else self.root
         cut = len(self.root) + 1
-        folders = [top]
-        with _store_errors(f"list {top}"):
+        folders = [self.path(folder)]
+        with _store_errors(f"list {folders[0]}"):
             while folders:
                 try:
                     inside = list(os.scandir(folders.pop()))
@@ -252,7 +228,7 @@ class Storage:
         """Return the names of the folders and of the files directly in a folder."""
         if self.local:
             try:
-                entries = list(os.scandir(self.path(folder) if folder else self.root))
+                entries = list(os.scandir(self.path(folder)))
             except (FileNotFoundError, NotADirectoryError):
                 return [], []
             folders = [entry.name for entry in entries if entry.is_dir()]

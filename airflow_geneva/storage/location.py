@@ -38,13 +38,7 @@ _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 
 @dataclass(frozen=True)
 class TableLocation:
-    """A Lance table and the credentials to reach it.
-
-    Args:
-        uri: normalized URI of its folder.
-        name: the table's name in its database.
-        options: storage options as sorted pairs.
-    """
+    """A Lance table, and the credentials to reach it as sorted pairs."""
 
     uri: str
     name: str
@@ -69,11 +63,7 @@ class TableLocation:
         return bool(Storage(self.uri, self.options).list_folder("_versions")[1])
 
     def open(self, version: int | None = None) -> lance.LanceDataset:
-        """Open the newest version, or the given one.
-
-        Raises:
-            InvalidInput: there is no such table or version.
-        """
+        """Open the newest version, or the given one; `InvalidInput` if there is no such table or version."""
         import lance
 
         def closed(error: BaseException) -> InvalidInput:
@@ -88,13 +78,9 @@ class TableLocation:
 
 
 def read_storage_options(given: Any) -> dict[str, str]:
-    """Parse storage options from a connection's extra field.
+    """Parse storage options from a connection's extra field: a JSON object, or its text; None and "" mean no options.
 
-    Args:
-        given: a JSON object, or its text; None and "" mean no options. Booleans and numbers become strings.
-
-    Raises:
-        InvalidInput: it is something else; the message does not repeat it, because it may hold a secret.
+    Booleans and numbers become strings. `InvalidInput` does not repeat what else is given: it may hold a secret.
     """
     if given is None or given == "":
         return {}

@@ -22,25 +22,13 @@ _MOST_FOR_A_STORE = 8
 
 
 def with_short_timeouts(uri: str, options: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Return storage options with short timeouts; timeouts that the user set are kept.
-
-    Args:
-        uri: a normalized URI of the store.
-        options: storage options as sorted pairs.
-    """
+    """Return storage options with short timeouts; timeouts that the user set are kept."""
     return options if is_local(uri) else tuple(sorted({**_SHORT_TIMEOUTS, **dict(options)}.items()))
 
 
 @contextmanager
 def panics_as_errors(what: str) -> Iterator[None]:
-    """Turn a panic in pylance's native code into an error that `except Exception` catches.
-
-    Args:
-        what: what cannot be read, for the message.
-
-    Raises:
-        StorageError: in place of a panic.
-    """
+    """Turn a panic in pylance's native code into a `StorageError`, which `except Exception` catches."""
     try:
         yield
     except BaseException as error:
@@ -50,13 +38,9 @@ def panics_as_errors(what: str) -> Iterator[None]:
 
 
 class StoreThreads:
-    """Threads for calls that may hang: a few per store, so that a store that never answers blocks no other.
+    """Threads for calls that may hang: at most a few per store, so that a store that never answers blocks no other.
 
     They are daemon threads, so that a server that stops does not wait for them, and end when there is nothing to do.
-
-    Args:
-        name: name of the threads.
-        most: maximum number of threads per store; further calls wait for a free one.
     """
 
     def __init__(self, name: str, most: int = _MOST_FOR_A_STORE) -> None:
@@ -91,11 +75,7 @@ class StoreThreads:
                 self._waiting[store] = deque(entry for entry in waiting if entry[0] is not future)
 
     def submit(self, store: Hashable, call: Callable[[], _T]) -> Future[_T]:
-        """Queue a call; it runs when its store has a free thread.
-
-        Args:
-            store: key of the store that the call reads.
-        """
+        """Queue a call; it runs when its store has a free thread."""
         future: Future[_T] = Future()
         context = contextvars.copy_context()
         with self._lock:

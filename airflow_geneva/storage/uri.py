@@ -15,9 +15,7 @@ _NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")
 
 
 def normalize_uri(uri: str | os.PathLike[str]) -> str:
-    """Normalize a location: object-store URIs without a trailing slash, local paths absolute.
-
-    Two spellings of one location must give the same checkpoint key.
+    """Normalize a location, so that two spellings give one checkpoint key: no trailing slash, local paths absolute.
 
     Raises:
         InvalidInput: it is empty, not a URI, or holds credentials, which would show up in messages and logs.
@@ -27,15 +25,10 @@ def normalize_uri(uri: str | os.PathLike[str]) -> str:
         raise InvalidInput("An empty database or table URI was given. Give a path or a URI such as s3://bucket/db.")
     if text.startswith("file://"):
         text = text[len("file://") :]
-    if _SCHEME.match(text):
-        _check_uri(text)
-        return text.rstrip("/")
-    return os.path.realpath(os.path.expanduser(text))
-
-
-def _check_uri(uri: str) -> None:
+    if not _SCHEME.match(text):
+        return os.path.realpath(os.path.expanduser(text))
     try:
-        parts = urlsplit(uri)
+        parts = urlsplit(text)
     except ValueError:
         raise InvalidInput("The URI that was given is malformed. Give one such as s3://bucket/db.") from None
     user = parts.netloc.rpartition("@")[0]
@@ -45,6 +38,7 @@ def _check_uri(uri: str) -> None:
             f"A URI of scheme {parts.scheme!r} was given that holds a user, a password or a query. It would appear in "
             "logs and plans. Leave them out, and give credentials as storage_options."
         )
+    return text.rstrip("/")
 
 
 def without_credentials(uri: str) -> str:
@@ -68,11 +62,7 @@ def join(uri: str, *parts: str) -> str:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return a table or view name unchanged if it stays inside its folder.
-
-    Raises:
-        InvalidInput: the name is empty, hidden, or holds a path separator or ``..``.
-    """
+    """Return a table or view name unchanged; `InvalidInput` if it would lead outside its folder or is hidden."""
     if not isinstance(name, str) or not is_name(name):
         raise InvalidInput(
             f"{name!r} is not a {what} name. Use letters, digits, '_', '-' and '.' (no '/', no '..', at most 200 "

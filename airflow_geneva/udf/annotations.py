@@ -56,11 +56,7 @@ _ACCEPTS: dict[Any, Any] = {
 
 
 def output_type(signature: Signature, data_type: pa.DataType | None, name: str) -> pa.DataType:
-    """Return the Arrow type of a UDF's output: `data_type`, or the type that the return annotation determines.
-
-    Raises:
-        InvalidInput: neither is given, or they contradict each other.
-    """
+    """Return `data_type`, or the type that the return annotation determines; `InvalidInput` if they contradict."""
     if data_type is None:
         found = _type_of(signature.result)
         if found is not None:
@@ -181,12 +177,7 @@ def _accepts_list(annotation: Any, origin: Any, data_type: pa.DataType) -> bool:
 def check_inputs(udf: UDF, schema: pa.Schema, input_columns: Sequence[str] | None, table_name: str) -> None:
     """Check that a table has the UDF's input columns, with types that its annotations allow.
 
-    Args:
-        input_columns: columns the UDF is given, in the order of its parameters; None: the UDF's own, which for a
-            record-batch UDF may be all columns of the table.
-
-    Raises:
-        InvalidInput: the number of columns is wrong, a column is missing, or a column has the wrong type.
+    ``input_columns`` are in the order of its parameters; None: the UDF's own, or all columns for a record-batch UDF.
     """
     columns = udf.resolve_inputs(input_columns)
     if columns is None:

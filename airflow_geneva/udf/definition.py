@@ -26,13 +26,9 @@ _RESERVED = {"_distance", "_score"}
 
 
 def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) -> tuple[UdfDefinition, UDF]:
-    """Return the definition of a column that a UDF computes.
+    """Return the definition of a column that a UDF computes, and the UDF.
 
-    Args:
-        spec: a UDF, or a UDF with the columns for its parameters.
-
-    Raises:
-        InvalidInput: it is not a UDF, an input is missing or has the wrong type, or the column would be its own input.
+    `InvalidInput` if it is not a UDF, an input is missing or has the wrong type, or the column would be its own input.
     """
     udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
     inputs = [inputs] if isinstance(inputs, str) else inputs
@@ -50,8 +46,7 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
 def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSpec], storage_version: str) -> pa.Schema:
     """Return new computed columns as Arrow fields that hold their definitions.
 
-    Raises:
-        InvalidInput: a column exists already, pylance cannot store its type, or see `define_column`.
+    `InvalidInput` if a column exists already, pylance cannot store its type, or see `define_column`.
     """
     import pyarrow as pa
 

@@ -106,13 +106,9 @@ def matching_rules_of(rules: Rules, exception: type[Exception]) -> tuple[int, ..
 
 
 def deciding_rule(rules: Rules, fits: tuple[int, ...], calls: int | None) -> int | None:
-    """Return the position of the rule to apply; None: the job fails.
+    """Return the position of the first of the matching rules to apply after so many calls; None: the job fails.
 
-    A `Retry` applies until its attempts are used up; then the next matching rule applies.
-
-    Args:
-        fits: positions of the matching rules.
-        calls: number of calls of the row or batch so far; None: do not call it again.
+    A `Retry` applies until its attempts are used up, and never if there shall be no more calls (None).
     """
     for at in fits:
         rule = rules[at]

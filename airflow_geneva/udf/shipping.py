@@ -101,10 +101,7 @@ def _read(path: Path, import_path: str) -> bytes:
 class UdfReference:
     """Refers to a UDF in another process: by its import path, or as a pickle if it has none.
 
-    Args:
-        import_path: the path that the other process imports, or None.
-        version: the planned code version; the imported UDF must have it.
-        pickled: the pickled UDF, if it was defined in the caller's process and has no import path.
+    The imported UDF must have the planned code version.
     """
 
     import_path: str | None

@@ -54,8 +54,7 @@ class Signature:
 def read_signature(func: Any, name: str) -> Signature:
     """Read the signature of a function, or of `__call__` of a class or instance.
 
-    Raises:
-        InvalidInput: the annotations mix forms or name a Table or ChunkedArray, or a parameter cannot take a column.
+    `InvalidInput` if the annotations mix forms or name a Table or ChunkedArray, or a parameter cannot take a column.
     """
     has_own_call = isinstance(func, type) or isinstance(type(func).__call__, types.FunctionType)
     function = func.__call__ if has_own_call else func

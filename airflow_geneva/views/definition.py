@@ -38,14 +38,13 @@ Kind = Literal["column", "sql", "udf"]
 
 @dataclass(frozen=True)
 class OutputColumn:
-    """One column of a query.
+    """One column of a query: a column of the source, an SQL expression over the source's columns, or a UDF.
 
     Args:
-        kind: a column of the source, an SQL expression over the source's columns, or a UDF.
         type: its Arrow type as text.
         expression: the source column's name, or the SQL; None for a UDF.
-        udf: the UDF and its inputs; None otherwise. An input is an earlier column of the query with that name, or
-            else a column of the source.
+        udf: the UDF and its inputs, or None. An input is an earlier column of the query with that name, or else a
+            column of the source.
     """
 
     name: str
@@ -84,13 +83,7 @@ class OutputColumn:
 
 @dataclass(frozen=True)
 class SourceColumn:
-    """A column of the source that a query reads, as of the view's creation.
-
-    Args:
-        name: what it was called.
-        fields: field ids of the column and its nested fields.
-        type: its Arrow type as text.
-    """
+    """A column of the source that a query reads, with its name, nested field ids and type at the view's creation."""
 
     name: str
     fields: tuple[int, ...]
@@ -102,16 +95,13 @@ class ViewDefinition:
     """The query of a materialized view: all that a refresh needs, without code and credentials.
 
     Args:
-        source_table: name of the source table or view.
-        source_database: normalized URI of its database.
+        source_database: normalized URI of the source's database.
         source_version: version of the source when the view was created.
         stable_row_ids: whether the source has them; without them the view can be refreshed to `source_version` only.
         where: the whole SQL filter, which includes ``__is_set`` if the source is a view; or None.
         columns: the columns, in order, without the two system columns.
         all_columns: whether the query selected all columns of the source.
         shuffle_seed: seed of the shuffled order, see `airflow_geneva.views.row_order`; None: by row id.
-        limit: maximum number of rows, or None.
-        offset: rows skipped first.
         explode: the list column whose elements become rows, or None.
         reads: every source column that the filter or a column reads; for the filter and SQL expressions, every column
             that they mention, so possibly too many but never too few.

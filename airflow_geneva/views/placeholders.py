@@ -38,11 +38,7 @@ def create_view(
 
     Args:
         schema: the view's own columns, nullable, with the schema metadata.
-        row_ids: ids of the source's rows, in the view's order.
-        source_version: the source version that `row_ids` were read from.
-
-    Raises:
-        InvalidInput: the table exists already.
+        row_ids: ids of the source's rows at its version `source_version`, in the view's order.
     """
     import lance
     from lance.fragment import write_fragments

@@ -33,7 +33,6 @@ class ResolvedColumns:
     """The columns of a query on one version of its source.
 
     Args:
-        columns: the columns, in order.
         schema: their Arrow fields, all nullable; blob columns as blobs.
         udfs: the loaded UDFs, by the column that they compute.
         reads: names of the source columns that the query's columns read.
@@ -46,16 +45,10 @@ class ResolvedColumns:
 
 
 def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tuple[str, Any]]) -> ResolvedColumns:
-    """Check a query's columns and find their types.
+    """Check a query's columns, given by name and `QuerySpec`, and find their types.
 
     An input of a UDF is an earlier column of the query with that name, else the source's column. SQL expressions read
     the source's columns only.
-
-    Args:
-        specs: names and `QuerySpec`s, in order.
-
-    Raises:
-        InvalidInput: names the requested column, the existing columns, and what to do.
     """
     visible = visible_columns(dataset.schema)
     names = [name for name, _ in specs]

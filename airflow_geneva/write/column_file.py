@@ -37,12 +37,7 @@ _NONE = Ranges.empty()
 
 
 def to_physical_layout(values: pa.Array, offsets: Offsets, start: int, end: int) -> pa.Array:
-    """Lay values out physically: one slot per offset of ``[start, end)``, NULL where there is no value.
-
-    Args:
-        values: one per offset.
-        offsets: ascending physical offsets within ``[start, end)``.
-    """
+    """Lay out values at ascending physical offsets: one slot per offset of ``[start, end)``, NULL without a value."""
     if len(offsets) == end - start:
         return values
     at = np.full(end - start, -1, np.int64)
@@ -67,11 +62,9 @@ class ColumnFileWriter:
         self._file.put(pa.record_batch([values], schema=self.schema))
 
     def put_slots(self, values: pa.Array, offsets: Offsets, start: int, end: int, limit: int) -> None:
-        """Append the slots of ``[start, end)``: values at the given offsets, NULL elsewhere.
+        """Append the slots of ``[start, end)``: values at ascending physical offsets, NULL elsewhere.
 
-        Args:
-            values, offsets: as in `to_physical_layout`.
-            limit: most bytes per batch; NULL slots of some types take memory too.
+        NULL slots of some types take memory too, so the slots are written in batches of at most ``limit`` bytes.
         """
         most = RowsPerBudget(limit, fixed_width(self.schema.field(0).type) or _OFFSET_BYTES).rows
         for low in range(start, end, most):
@@ -89,14 +82,13 @@ def assemble(
     pieces: tuple[CheckpointedRows, ...],
     limit: int,
 ) -> Iterator[pa.Array]:
-    """Yield the values of the whole fragment in physical layout.
+    """Yield the values of the whole fragment in physical layout, at most ``limit`` bytes at once.
 
     Rows in a piece get its value, other live rows keep their old value, and deleted rows are NULL.
 
     Args:
         dataset: the table at the version to read old values from.
         pieces: computed rows, no row twice.
-        limit: most bytes of values to hold at once.
 
     Raises:
         BrokenFile: the file of a piece is damaged or missing.
@@ -153,7 +145,7 @@ def fit_rows(make: Callable[[int], Made], rows: int) -> tuple[Made, int]:
     """Call `make` with as many rows as fit; return its result and the number of rows.
 
     Args:
-        make: takes a number of rows; raises `BatchTooLarge` if several rows do not fit.
+        make: raises `BatchTooLarge` if several rows do not fit.
         rows: how many rows fit if they are as wide as the rows before them.
     """
     while True:
@@ -199,12 +191,11 @@ class FileWidths:
 
 
 class CheckpointedRowsReader:
-    """Reads the pieces of one fragment in windows of physical offsets.
+    """Reads the pieces of one fragment in windows of physical offsets and of at most ``limit`` bytes.
 
     Args:
         dataset: the table or view whose staged data files hold some of the pieces.
         pieces: computed rows, no row twice.
-        limit: most bytes of a window.
         values: takes the values out of the rows of a staged data file.
     """
 
@@ -225,13 +216,7 @@ class CheckpointedRowsReader:
         self._fitting = FileWidths(len(self._pieces), limit)
 
     def end_of_window(self, start: int, end: int, others: Ranges = _NONE, width: float = 0.0) -> int:
-        """Return the end of a window from ``start`` so that its rows fit.
-
-        Args:
-            end: latest end of the window.
-            others: further rows of the window, from another source.
-            width: bytes of each of these.
-        """
+        """Return the end of a window from ``start`` so that its rows fit, and ``others``, rows of this width."""
         parts = [*self._parts(start, end), (len(self._pieces), others.within(start, end).offsets())]
         if not sum(len(part) for _, part in parts):
             return end
@@ -242,12 +227,7 @@ class CheckpointedRowsReader:
         return end if fitting == len(order) else int(offsets[order[fitting]])
 
     def read(self, start: int, count: int) -> list[tuple[CheckpointedRows, pa.Array]]:
-        """Read the parts of the pieces that lie in a window, with their values.
-
-        Raises:
-            BrokenFile: the file of a piece is damaged or missing.
-            BatchTooLarge: there are several rows and they do not fit.
-        """
+        """Read the parts of the pieces that lie in a window, with their values; `BatchTooLarge` if they do not fit."""
         left, found = byte_limit(self._fitting.limit, count), []
         for number, _ in self._parts(start, start + count):
             piece = self._pieces[number]

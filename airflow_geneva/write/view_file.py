@@ -30,11 +30,10 @@ def reorder_rows(
     most: int | None,
     limit: int,
 ) -> list[tuple[str, int]]:
-    """Rewrite staged rows; return the name and the row count of each new file.
+    """Rewrite staged rows, ``most`` rows per file; return the name and the row count of each new file.
 
     Args:
         shuffle_seed: seed of the hash that the rows are sorted by; None: keep the order.
-        most: rows per file; None: one file.
         limit: most bytes of rows to hold at once.
 
     Raises:
@@ -78,12 +77,7 @@ def _rows(
     widths: FileWidths,
     count: int,
 ) -> pa.StructArray:
-    """Read the first rows of a window.
-
-    Args:
-        firsts: position of each file's first row among all staged rows.
-        window: positions of the rows among all staged rows.
-    """
+    """Read the first rows of a window; ``firsts`` are the positions of each file's first row among all staged rows."""
     window = window[:count]
     left = byte_limit(widths.limit, count)
     sorting = np.argsort(window, kind="stable")
@@ -109,8 +103,7 @@ class ViewFileWriter:
 
     Args:
         explode: the list column whose elements become separate rows, or None.
-        plain: write blobs as plain bytes, so that they can be read back: in a blob column, a data file holds only
-            references.
+        plain: write blobs as plain bytes, so that they can be read back: a blob column holds only references.
     """
 
     def __init__(self, view: lance.LanceDataset, explode: str | None = None, plain: bool = False) -> None:
@@ -125,12 +118,7 @@ class ViewFileWriter:
         self.finish = self._file.finish
 
     def put(self, values: pa.StructArray, ids: RowIds) -> None:
-        """Append rows.
-
-        Args:
-            values: the view's own columns, one struct per row.
-            ids: row ids of the source rows.
-        """
+        """Append rows: the view's own columns as one struct per row, and the row ids of the source rows."""
         rows = pa.record_batch([pa.array(ids.view("int64")), *values.flatten()], names=["", *values.type.names])
         if self.explode is not None:
             rows = explode_rows(rows, self.explode)

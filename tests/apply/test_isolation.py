@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from airflow_geneva import UdfCrashed
 from airflow_geneva.apply.isolation.process import POOL
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.apply.outcome import MappedBatch
+from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.udf import UDF, load_udf, udf
 from airflow_geneva.udf.error_policy import Retry, Skip

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from airflow_geneva.apply.isolation.process import Chunk, WorkerLost
-from airflow_geneva.apply.outcome import BatchResults, CallFailure, MappedBatch
+from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch
 from airflow_geneva.udf.error_policy import Retry, Skip, deciding_rule, pause_before
 
 # A call that kills its process costs a new process, other calls cost little: many pieces are better than many cuts.
@@ -37,12 +37,7 @@ def _skip_or_fail(results: BatchResults, row: int, rule: int | None, trouble: Ca
 
 @dataclass(frozen=True)
 class _Span:
-    """Rows of one call.
-
-    Args:
-        start, stop: the rows, end exclusive.
-        troubles: for the last piece of a failed call, the number of failed calls when it was cut.
-    """
+    """Rows of one call; of the last piece of a failed call, also the number of failed calls when it was cut."""
 
     start: int
     stop: int

@@ -27,7 +27,7 @@ from airflow_geneva.apply.isolation.worker import (
     send,
     values_from_bytes,
 )
-from airflow_geneva.apply.outcome import CallFailure
+from airflow_geneva.apply.udf_call import CallFailure
 from airflow_geneva.udf.shipping import UdfReference
 
 _BOOT = """
@@ -87,11 +87,8 @@ class WorkerKey:
 class WorkerProcess:
     """A worker process that runs one UDF, with this process's import path, working directory and environment.
 
-    Args:
-        when_gone: called, in a separate thread, after the worker exited or was killed.
-
-    Raises:
-        UdfSetupFailed: the UDF cannot be set up in it.
+    ``when_gone`` is called, in a separate thread, after the worker exited or was killed. `UdfSetupFailed` says why the
+    UDF cannot be set up in it.
     """
 
     def __init__(self, worker_key: WorkerKey, when_gone: Callable[[WorkerProcess], None]) -> None:
@@ -127,8 +124,7 @@ class WorkerProcess:
     def map(self, start: int, stop: int, data_type: pa.DataType, timeout: float | None) -> Iterator[Chunk]:
         """Map rows of the batch; end early after a failed row that the caller has to decide about.
 
-        Raises:
-            WorkerLost: the worker died, or was killed because a call took longer than ``timeout`` seconds.
+        `WorkerLost` if the worker died, or was killed because a call took longer than ``timeout`` seconds.
         """
         self._order({"order": "map", "start": start, "stop": stop})
         while not self.at_rest:
@@ -249,11 +245,7 @@ class WorkerProcess:
         return began + timeout - time.monotonic() if began else timeout
 
     def _lost(self, overdue: float | None = None) -> WorkerLost:
-        """Make sure that the worker is dead, and report what it was running.
-
-        Args:
-            overdue: the timeout, if the worker is killed because a call exceeded it; else None.
-        """
+        """Make sure that the worker is dead, and report what it was running when it exceeded the timeout or died."""
         now = time.monotonic()
         if overdue is None:
             self.reaper.join(_DEATH_SECONDS)

@@ -11,8 +11,7 @@ import pyarrow as pa
 from airflow_geneva.apply.arrow_output import OutputMismatch
 from airflow_geneva.apply.isolation.narrow import Narrowing, RowByRow
 from airflow_geneva.apply.isolation.process import POOL, Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
-from airflow_geneva.apply.outcome import BatchResults, CallFailure, MappedBatch
-from airflow_geneva.apply.udf_call import Mapper, call_failure_of
+from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of
 from airflow_geneva.errors import UdfCrashed, UdfError
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf.error_policy import matching_rules_of, rules_of

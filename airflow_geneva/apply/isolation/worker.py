@@ -28,8 +28,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_values
-from airflow_geneva.apply.outcome import CallFailure
-from airflow_geneva.apply.udf_call import Mapper, call_failure_of
+from airflow_geneva.apply.udf_call import CallFailure, Mapper, call_failure_of
 from airflow_geneva.errors import GenevaError, UdfError
 from airflow_geneva.lance_io.arrays import convert_array, to_storage
 from airflow_geneva.udf import UDF

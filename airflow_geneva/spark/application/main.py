@@ -60,13 +60,7 @@ def apply_submitted(
     credentials: Mapping[str, str],
     progress_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Compute one shard of a stored plan; the code of its UDFs is in ``py_files``.
-
-    Raises:
-        InvalidInput: the plan was removed, or its fingerprint differs.
-        UdfError: the UDF failed; rows computed before are checkpointed.
-        TableRemade: a table was dropped and created again.
-    """
+    """Compute one shard of a stored plan; after an error, rows computed before are checkpointed."""
     from airflow_geneva.job.heartbeat import writing_heartbeats
     from airflow_geneva.lance_io.table_versions import reporting_remade
     from airflow_geneva.plan.saved_plan import load_plan
