@@ -18,7 +18,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from airflow_geneva.code_hash.syntax import SourceFile, assigned_outside, free_names, significant_fields
+from airflow_geneva.code_hash.syntax import Definition, SourceFile, assigned_outside, free_names, significant_fields
 from airflow_geneva.code_hash.values import (
     cells_of,
     dotted_name,
@@ -228,7 +228,7 @@ class _Hasher:
         self._feed(")")
 
     def _references(
-        self, node: ast.AST, cells: dict[str, Any], namespace: dict[str, Any], source: SourceFile, label: str
+        self, node: Definition, cells: dict[str, Any], namespace: dict[str, Any], source: SourceFile, label: str
     ) -> None:
         module = namespace.get("__name__", "")
         state = assigned_outside(node) | (source.changed_globals - cells.keys())
@@ -297,7 +297,7 @@ class _Hasher:
         self._open_containers.pop()
 
 
-def _only_definition(nodes: list[ast.AST], label: str) -> ast.AST:
+def _only_definition(nodes: list[Definition], label: str) -> Definition:
     if not nodes:
         raise InvalidInput(f"the source of {label} is no longer where it was when it was imported")
     digests = set()

@@ -9,10 +9,13 @@ import ast
 import functools
 import linecache
 import types
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 from airflow_geneva.errors import InvalidInput
+
+_Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Definition: TypeAlias = _Function | ast.ClassDef
 
 
 class SourceFile:
@@ -49,31 +52,27 @@ class SourceFile:
         except SyntaxError as error:
             raise InvalidInput(f"the source of {label} cannot be parsed: {error}") from error
 
-    def functions(self, function: types.FunctionType) -> list[ast.AST]:
+    def functions(self, function: types.FunctionType) -> list[Definition]:
         """Return the nodes at the function's position in the source: one, or several lambdas on one line."""
         code = function.__code__
-        kinds = ast.Lambda if code.co_name == "<lambda>" else (ast.FunctionDef, ast.AsyncFunctionDef)
         return [
             node
             for node in ast.walk(self.tree)
-            if isinstance(node, kinds)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            and isinstance(node, ast.Lambda) == (code.co_name == "<lambda>")
             and getattr(node, "name", code.co_name) == code.co_name
             and min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]) == code.co_firstlineno
         ]
 
-    def classes(self, cls: type, method_lines: list[int]) -> list[ast.AST]:
+    def classes(self, cls: type, method_lines: list[int]) -> list[Definition]:
         """Return the definitions of a class by its qualified name; of several, those with one of its methods."""
-        found: list[ast.AST] = []
-        for name, node in _classes(self.tree, ""):
-            inside = any(node.lineno <= line <= (node.end_lineno or node.lineno) for line in method_lines)
-            if name == cls.__qualname__ and (inside or not method_lines):
-                found.append(node)
-        return found
+        named = [node for name, node in _classes(self.tree, "") if name == cls.__qualname__]
+        if not method_lines:
+            return [*named]
+        return [n for n in named if any(n.lineno <= line <= (n.end_lineno or n.lineno) for line in method_lines)]
 
 
-@functools.lru_cache(maxsize=16)
-def _parse(text: str) -> SourceFile:
-    return SourceFile(text)
+_parse = functools.lru_cache(maxsize=16)(SourceFile)
 
 
 def _classes(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
@@ -127,17 +126,14 @@ def _merge_strings(parts: list[ast.expr]) -> Iterator[ast.expr]:
         yield ast.Constant(text)
 
 
-def free_names(definition: ast.AST) -> set[str]:
+def free_names(definition: Definition) -> set[str]:
     """Return the free names of a function, lambda or class, without those of its annotations and decorators."""
     scope = _Scope()
-    if isinstance(definition, ast.ClassDef):
-        scope.class_(definition)
-    elif isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-        scope.function(definition)
+    scope.define(definition)
     return scope.used | scope.nested
 
 
-def assigned_outside(definition: ast.AST) -> set[str]:
+def assigned_outside(definition: Definition) -> set[str]:
     """Return the names that a function declares `nonlocal`."""
     return {name for node in ast.walk(definition) if isinstance(node, ast.Nonlocal) for name in node.names}
 
@@ -152,27 +148,29 @@ class _Scope(ast.NodeVisitor):
         self.outer: set[str] = set()
         self.enclosing_scope = enclosing_scope
 
-    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
-        for default in [*node.args.defaults, *node.args.kw_defaults]:
-            if default is not None:
-                self.visit(default)
+    def define(self, node: Definition) -> None:
+        """Visit a definition without its decorators and annotations."""
+        outside: Sequence[ast.AST | None]
+        inside: Sequence[ast.AST]
+        local: set[str] = set()
+        if isinstance(node, ast.ClassDef):
+            outside, inside = [*node.bases, *node.keywords], node.body
+        else:
+            outside = [*node.args.defaults, *node.args.kw_defaults]
+            inside = node.body if isinstance(node.body, list) else [node.body]
+            local = {parameter.name for parameter in getattr(node, "type_params", [])}
+            local |= {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
         inner = _Scope()
-        inner.bound.update(parameter.name for parameter in getattr(node, "type_params", []))
-        for argument in ast.walk(node.args):
-            if isinstance(argument, ast.arg):
-                inner.bound.add(argument.arg)
-        for statement in node.body if isinstance(node.body, list) else [node.body]:
-            inner.visit(statement)
-        self.nested |= inner._free(inner.used | inner.nested)
-
-    def class_(self, node: ast.ClassDef) -> None:
-        for outside in [*node.bases, *node.keywords]:
-            self.visit(outside)
-        inner = _Scope()
-        for statement in node.body:
-            inner.visit(statement)
+        inner.bound |= local
+        for part in filter(None, outside):
+            self.visit(part)
+        for part in inside:
+            inner.visit(part)
         # A method does not see the names of its class body.
-        self.nested |= inner._free(inner.used) | inner.nested
+        hidden = inner.nested if isinstance(node, ast.ClassDef) else inner._free(inner.nested)
+        self.nested |= inner._free(inner.used) | hidden
+
+    visit_Lambda = define
 
     def _free(self, names: set[str]) -> set[str]:
         return (names - self.bound) | (names & self.outer)
@@ -186,22 +184,13 @@ class _Scope(ast.NodeVisitor):
 
     visit_Nonlocal = visit_Global
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
         self.bound.add(node.name)
         for decorator in node.decorator_list:
             self.visit(decorator)
-        self.function(node)
+        self.define(node)
 
-    visit_AsyncFunctionDef = visit_FunctionDef
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        self.function(node)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self.bound.add(node.name)
-        for decorator in node.decorator_list:
-            self.visit(decorator)
-        self.class_(node)
+    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
 
     def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
         self.visit(node.generators[0].iter)
@@ -227,18 +216,10 @@ class _Scope(ast.NodeVisitor):
     def visit_alias(self, node: ast.alias) -> None:
         self.bound.add((node.asname or node.name).split(".")[0])
 
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        self._bind(node, node.name)
-
-    def visit_MatchAs(self, node: ast.MatchAs | ast.MatchStar) -> None:
-        self._bind(node, node.name)
-
-    visit_MatchStar = visit_MatchAs
-
-    def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
-        self._bind(node, node.rest)
-
-    def _bind(self, node: ast.AST, name: str | None) -> None:
+    def visit_ExceptHandler(self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar | ast.MatchMapping) -> None:
+        name = node.rest if isinstance(node, ast.MatchMapping) else node.name
         if name is not None:
             self.bound.add(name)
         self.generic_visit(node)
+
+    visit_MatchAs = visit_MatchStar = visit_MatchMapping = visit_ExceptHandler

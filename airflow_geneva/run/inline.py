@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from airflow_geneva.apply.applier import Applier, RowWidths
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
-from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.apply.query_columns import QueryComputer
 from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
+from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.job.folder import APPLY_PROGRESS, JobFolder, progress_name
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
