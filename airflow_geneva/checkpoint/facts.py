@@ -11,6 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -198,12 +199,12 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
                 continue
             try:
                 batch = store[key]
-                covers = json.loads((batch.schema.metadata or {}).get(b"covers", b"[]"))
+                covers = _covered_by(batch)
                 read[key] = list(_read(batch))
             except (KeyError, ValueError):
                 missed.add(key)
                 continue
-            covered.update(covers)
+            covered |= covers
         # A ledger that another job folded and removed after the listing is in a newer fold: list and read again.
         if missed <= (now := set(store.list_keys()) if missed else set()):
             break
@@ -275,12 +276,13 @@ def _not_folded(store: CheckpointStore) -> list[str]:
     covered: set[str] = set()
     for key in _by_age(keys):
         if key.startswith("fold.") and key not in covered:
-            try:
-                metadata = store.read(key, ["at"]).schema.metadata or {}
-            except KeyError:
-                continue
-            covered.update(json.loads(metadata.get(b"covers", b"[]")))
+            with suppress(KeyError):
+                covered |= _covered_by(store.read(key, ["at"]))
     return [key for key in keys if key not in covered]
+
+
+def _covered_by(fold: pa.RecordBatch) -> set[str]:
+    return set(json.loads((fold.schema.metadata or {}).get(b"covers", b"[]")))
 
 
 def _batch(facts: Sequence[Fact], metadata: dict[str, str]) -> pa.RecordBatch:
@@ -308,12 +310,9 @@ def covered_documents(checkpoints: Storage, field_id: int, folds: Sequence[str])
     for key in folds:
         if key in covered:
             continue
-        try:
-            # Read the fold completely: documents may be removed only if the fold can replace them.
-            metadata = store[key].schema.metadata or {}
-        except KeyError:
-            continue
-        covered.update(set(json.loads(metadata.get(b"covers", b"[]"))) - {key})
+        # Read the fold completely: documents may be removed only if the fold can replace them.
+        with suppress(KeyError):
+            covered |= _covered_by(store[key]) - {key}
     return covered
 
 

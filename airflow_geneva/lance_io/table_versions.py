@@ -1,28 +1,91 @@
-"""Which table and which version a job reads: open it, and check that the table was not dropped and created again."""
+"""Which table and which version a job reads: open it, and recognize a table that was dropped and created again.
+
+Such a table starts at version 1, and Lance commits to any table that it finds at the URI.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, cast
 
 from airflow_geneva.errors import InvalidInput, StorageError, TableRemade
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_engine_error, is_failure
-from airflow_geneva.lance_io.fragments import FragmentFiles, row_ids
-from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.lance_io.version_stamp import newest_stamp, stamp_of
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 
 if TYPE_CHECKING:
     import lance
 
-
 StorageOptions = tuple[tuple[str, str], ...]
 _CLEANED_UP = "cleaned up"
+_MANIFEST = re.compile(r"(\d+)\.manifest")
+_LAST = 2**64 - 1
+"""Lance names manifests by this number minus the version, so that the newest sorts first; older tables count up."""
+_START = 64
+"""Bytes to read: a manifest begins with its transaction, which begins with a unique id."""
+
+
+@dataclass(frozen=True)
+class VersionStamp:
+    """Identifies one version of one table.
+
+    Args:
+        commit: hash of the commit; it differs from that of the same version of a table that was created again.
+        files: ends of the names of some data files, if the table was opened: while one of these files exists, it is
+            still the same table, even if the version was cleaned up. None if the table was not opened.
+        highest_fragment_id: its highest fragment id, -1 for none; a table that is created again starts from 0.
+    """
+
+    version: int
+    commit: str
+    files: tuple[str, ...] | None = field(default=None, compare=False)
+    highest_fragment_id: int = field(default=-1, compare=False)
+
+
+def newest_stamp(database: Storage, table: str) -> VersionStamp | None:
+    """Return the newest version of a table; None if there is no such table.
+
+    Costs one listing and one read of 64 bytes, for any size of the table.
+    """
+    versions = _versions(database, table)
+    if not versions:
+        return None
+    newest = max(versions)
+    try:
+        return VersionStamp(newest, _commit(database, versions[newest]))
+    except FileNotFoundError:  # dropped meanwhile
+        return None
+
+
+def stamp_of(database: Storage, table: str, version: int) -> VersionStamp | None:
+    """Return a version of a table; None if it does not exist or was cleaned up."""
+    for name in (f"{_LAST - version:020}.manifest", f"{version}.manifest"):
+        with suppress(FileNotFoundError):
+            return VersionStamp(version, _commit(database, f"{_folder(table)}/{name}"))
+    return None
+
+
+def _folder(table: str) -> str:
+    return f"{table}.lance/_versions"
+
+
+def _versions(database: Storage, table: str) -> dict[int, str]:
+    folder = _folder(table)
+    found = {}
+    for name in database.list_folder(folder)[1]:
+        if number := _MANIFEST.fullmatch(name):
+            version = int(number[1])
+            found[_LAST - version if len(number[1]) == 20 else version] = f"{folder}/{name}"
+    return found
+
+
+def _commit(database: Storage, name: str) -> str:
+    return sha256(database.read_start(name, _START)).hexdigest()[:16]
 
 
 def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:
@@ -71,30 +134,6 @@ def reporting_cleaned_up(location: TableLocation, dataset: lance.LanceDataset) -
             f"Version {dataset.version} of table {location.name!r} was cleaned up while it was being read. Nothing was "
             "started: run again, and the newest version is read."
         ) from error
-
-
-class RowsAtVersion:
-    """Finds rows that existed at the requested version."""
-
-    def __init__(self, dataset: lance.LanceDataset, version: int | None) -> None:
-        self.dataset = dataset
-        self.version = dataset.version if version is None else version
-
-    def among(self, files: FragmentFiles, rows: Ranges) -> Ranges:
-        """Return the rows of a fragment among the given ones that existed at the version."""
-        if self.version >= self.dataset.version:
-            return rows
-        if self._physical_rows.get(files.id) == files.physical_rows:
-            return rows
-        if not self.dataset.has_stable_row_ids:
-            return Ranges.empty()
-        return rows & Ranges.from_offsets(row_ids(self.dataset, files.id, created_by=self.version)[0])
-
-    @cached_property
-    def _physical_rows(self) -> dict[int, int]:
-        """Number of physical rows of each fragment at that version."""
-        then = open_version(self.dataset, self.version)
-        return {fragment.fragment_id: fragment.metadata.physical_rows for fragment in then.get_fragments()}
 
 
 @dataclass(frozen=True)

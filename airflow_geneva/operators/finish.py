@@ -16,7 +16,7 @@ from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.outbox import OutboxEntry, find_commits, read_outbox, remove_from_outbox
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.lance_io.conflicts import conflict_retries
-from airflow_geneva.lance_io.version_stamp import VersionStamp, stamp_of
+from airflow_geneva.lance_io.table_versions import VersionStamp, stamp_of
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (
     Configuration,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.facts import ColumnState, Fact, load_state, looked_at
@@ -17,9 +18,10 @@ from airflow_geneva.lance_io.fragments import (
     columns_of,
     garbage_collector_off,
     live_offsets,
+    row_ids,
 )
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.lance_io.table_versions import RowsAtVersion
+from airflow_geneva.lance_io.table_versions import open_version
 from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.model import BackfillSpec, Plan, ReasonCount
 from airflow_geneva.plan.reusable_checkpoints import (
@@ -95,11 +97,11 @@ class _Planner:
         others = sorted(state.other_inputs(columns.inputs_text))
         previous = [ComputedRows.from_inputs(dataset, columns.output, state, inputs) for inputs in others]
         self.computed = ComputedRows(dataset, columns, (*work.inputs, work.column), self.state, previous)
+        self.read_version = dataset.version if work.read_version is None else work.read_version
         self.given_up = 0
         self.mixed: dict[str, int] = {}
         self.rows_by_other_version: dict[str, int] = {}
         self.where_hash = md5(work.where or "")
-        self.then = RowsAtVersion(dataset, work.read_version)
 
     def plan(self, store: CheckpointStore) -> Plan:
         dues = [due for files in self.computed.manifest.values() if (due := self._due(files)) is not None]
@@ -168,7 +170,7 @@ class _Planner:
             self._add_given_up(given_up)
             self.reason_counts.add(self._why_not(), rows - given_up)
             return None
-        due = self.then.among(files, due)
+        due = self._existed(files, due)
         if not due:
             self._add_given_up(given_up)
             self.reason_counts.add(LEFT_OUT, rows - given_up)
@@ -191,6 +193,21 @@ class _Planner:
         if rows:
             self.given_up += rows
             self.reason_counts.add(GIVEN_UP, rows)
+
+    def _existed(self, files: FragmentFiles, rows: Ranges) -> Ranges:
+        """Return those of a fragment's rows that existed at the version that the user requested."""
+        if self.read_version >= self.dataset.version:
+            return rows
+        if self._physical_rows_then.get(files.id) == files.physical_rows:
+            return rows
+        if not self.dataset.has_stable_row_ids:
+            return Ranges.empty()
+        return rows & Ranges.from_offsets(row_ids(self.dataset, files.id, created_by=self.read_version)[0])
+
+    @cached_property
+    def _physical_rows_then(self) -> dict[int, int]:
+        then = open_version(self.dataset, self.read_version)
+        return {fragment.fragment_id: fragment.metadata.physical_rows for fragment in then.get_fragments()}
 
     def _looked_at(self, files: FragmentFiles) -> Ranges:
         """Return the rows for which an earlier job evaluated this filter."""

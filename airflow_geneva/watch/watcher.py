@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, InvalidInput
-from airflow_geneva.lance_io.table_versions import reporting_cleaned_up
-from airflow_geneva.lance_io.version_stamp import VersionStamp, newest_stamp, stamp_of
+from airflow_geneva.lance_io.table_versions import VersionStamp, newest_stamp, reporting_cleaned_up, stamp_of
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.timeouts import panics_as_errors, with_short_timeouts
 from airflow_geneva.storage.uri import without_credentials

@@ -6,7 +6,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from airflow_geneva.lance_io.version_stamp import newest_stamp, stamp_of
+from airflow_geneva.lance_io.table_versions import newest_stamp, stamp_of
 from airflow_geneva.storage.files import Storage
 
 

@@ -20,7 +20,7 @@ from airflow_geneva.errors import GenevaError, JobFailed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.job.status import read_job
-from airflow_geneva.lance_io.version_stamp import newest_stamp, stamp_of
+from airflow_geneva.lance_io.table_versions import newest_stamp, stamp_of
 from airflow_geneva.run.housekeeping import reduce_old_jobs
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.view import View
