@@ -110,7 +110,7 @@ def _write(
             reader, dataset, mode="append", max_rows_per_file=1 << 31, max_bytes_per_file=1 << 60
         )  # fmt: skip
         file.set_result(str(meta.files[0].path))
-    except BaseException as error:
+    except BaseException as error:  # of any kind: the writer raises it in its own thread
         file.set_exception(error)
     finally:
         room.release()

@@ -35,7 +35,7 @@ def engine_errors(convert: Callable[[BaseException], Exception] = to_engine_erro
     """Convert pylance's exceptions in this block; other exceptions pass unchanged."""
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # a panic of pylance is no Exception
         if not is_engine_error(error):
             raise
         raise convert(error) from error

@@ -159,7 +159,7 @@ class History:
         """Return physical offsets and row ids of a fragment's live rows at a version.
 
         Raises:
-            LookupError: the older version was cleaned up.
+            EngineError: the older version was cleaned up.
         """
         if (fragment_id, version) not in self._rows:
             with self._reading(version):
@@ -172,15 +172,13 @@ class History:
         try:
             with self._reading(version):
                 row = open_fragment(self._at(version), fragment.id).scanner(columns=names, limit=1).to_table()
-        except LookupError:
+        except EngineError:
             return []
         return list(dict.fromkeys(int(row[name][0].as_py()) for name in names if len(row)))
 
     def _reading(self, version: int) -> AbstractContextManager[None]:
-        """Convert pylance's errors about older versions, which a plan can do without, to a ``LookupError``."""
-        if version == self.dataset.version:
-            return nullcontext()
-        return engine_errors(lambda error: LookupError(f"version {version} cannot be read: {error}"))
+        """Convert pylance's errors about older versions, which a plan can do without, to an `EngineError`."""
+        return nullcontext() if version == self.dataset.version else engine_errors()
 
     def _at(self, version: int) -> lance.LanceDataset:
         if version == self.dataset.version:
@@ -198,7 +196,7 @@ class History:
         every generation are followed.
 
         Raises:
-            LookupError: a version before a compaction was cleaned up.
+            EngineError: a version before a compaction was cleaned up.
         """
         queue: list[tuple[FragmentFiles, RowIds | None]] = [(fragment, None)]
         while queue:

@@ -125,8 +125,8 @@ def reporting_cleaned_up(location: TableLocation, dataset: lance.LanceDataset) -
     """If a read in this block fails because the version was cleaned up meanwhile, raise an error that says so."""
     try:
         yield
-    except BaseException as error:
-        if not isinstance(error, (InvalidInput, LookupError)) and not is_engine_error(error):
+    except BaseException as error:  # a panic of pylance is no Exception
+        if not isinstance(error, (InvalidInput, EngineError)) and not is_engine_error(error):
             raise
         if version_exists(location.open(), dataset.version):
             raise
@@ -246,7 +246,7 @@ def reporting_remade(tables: Sequence[PlannedTable], options: StorageOptions) ->
     """If the block fails and a table was dropped and created again, raise that instead of Lance's various errors."""
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # a panic of pylance is no Exception
         if isinstance(error, TableRemade) or not is_failure(error):
             raise
         for table in tables:

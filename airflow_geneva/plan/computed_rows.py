@@ -293,7 +293,7 @@ class ComputedRows:
         try:
             for origin in self._history.origins(lineage, files, passed_over, same_output):
                 found.append(origin)
-        except LookupError:
+        except EngineError:
             self._note_gap()
         return found
 
