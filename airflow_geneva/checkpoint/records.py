@@ -22,6 +22,8 @@ VALUE, OFFSET, ROW_ID = "value", "_offset", "_rowid"
 
 _RUN = pa.struct([("offset", pa.uint32()), ("row_id", pa.uint64()), ("length", pa.uint32())])
 _PLACES_A_RUN = 128
+_PLAIN = ("file", "deletion", "physical_rows", "agreement", "dense")
+_AS_JSON = ("src_data_files", "output_field_ids", "output_files", "by_job")
 _SPAN = pa.struct([("start", pa.uint32()), ("end", pa.uint32())])
 
 
@@ -112,19 +114,10 @@ class StagedFragment:
         return decode_runs(self.runs)[1]
 
     def to_batch(self) -> pa.RecordBatch:
-        head = {
-            "file": self.file,
-            "src_data_files": json.dumps(self.src_data_files),
-            "output_field_ids": json.dumps(self.output_field_ids),
-            "output_files": json.dumps(self.output_files),
-            "deletion": self.deletion,
-            "physical_rows": self.physical_rows,
-            "by_job": json.dumps(self.by_job),
-            "failures": self.failures.dumps(),
-            "taken": json.dumps([[version, rows.to_json()] for version, rows in self.taken]),
-            "agreement": self.agreement,
-            "dense": self.dense,
-        }
+        head = {name: getattr(self, name) for name in _PLAIN}
+        head |= {name: json.dumps(getattr(self, name)) for name in _AS_JSON}
+        head["failures"] = self.failures.dumps()
+        head["taken"] = json.dumps([[version, rows.to_json()] for version, rows in self.taken])
         columns = {name: pa.array([value]) for name, value in head.items()}
         stretches, bits = pack_runs(self.runs)
         columns["rows"] = _one_list(_RUN, stretches.T)
@@ -146,21 +139,18 @@ class StagedFragment:
             Ranges.from_bounds(*_from_list(column).T) if column.null_count == 0 else computed
             for column in (batch.column("live"), batch.column("looked_at"))
         )
+        files, fields, outputs, jobs = (json.loads(row[name]) for name in _AS_JSON)
         return StagedFragment(
-            file=row["file"],
-            src_data_files=tuple(json.loads(row["src_data_files"])),
-            output_field_ids=tuple(json.loads(row["output_field_ids"])),
-            output_files=tuple((int(a), int(b), str(c)) for a, b, c in json.loads(row["output_files"])),
-            deletion=row["deletion"],
+            **{name: row[name] for name in _PLAIN},
+            src_data_files=tuple(files),
+            output_field_ids=tuple(fields),
+            output_files=tuple((int(a), int(b), str(c)) for a, b, c in outputs),
+            by_job=tuple((str(job), int(rows)) for job, rows in jobs),
             live=live,
-            physical_rows=row["physical_rows"],
             runs=runs,
             looked_at=looked_at,
-            by_job=tuple((str(job), int(rows)) for job, rows in json.loads(row["by_job"])),
             failures=Failures.loads(row["failures"]),
             taken=tuple((str(version), Ranges.from_json(rows)) for version, rows in json.loads(row["taken"])),
-            agreement=row["agreement"],
-            dense=row["dense"],
         )
 
 
