@@ -27,8 +27,6 @@ from airflow_geneva.storage.files import Storage
 
 _FOLD_AFTER = 16
 _SEEN_KEPT = 8
-
-
 _WORTH_IT = 0.25
 Present = Callable[[set[str]], Collection[str] | None]
 """Takes the inputs that facts name; returns all signatures that versions of the table have or may have again."""

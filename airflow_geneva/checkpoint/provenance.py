@@ -109,8 +109,6 @@ class Failures:
 
 
 NO_FAILURES = Failures("", ())
-
-
 _Key = TypeVar("_Key")
 
 

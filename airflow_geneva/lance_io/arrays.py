@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -15,13 +15,9 @@ from airflow_geneva.lance_io.arrow_types import storage_type
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+RowData: TypeAlias = "pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]"
 
 _ROWS_PER_FILE = 1 << 20
-
-
-RowData: TypeAlias = "pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]"
 _NOWHERE = -1
 
 
@@ -114,8 +110,6 @@ class _Retyped:
 
 def as_table(data: RowData, schema: pa.Schema | None, rows_per_file: int | None = None) -> pa.Table:
     """Return rows as an Arrow table that pylance can write."""
-    import pyarrow as pa
-
     if isinstance(data, pa.Table):
         rows = data
     elif isinstance(data, pa.RecordBatch):

@@ -10,14 +10,13 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     import lance
-    import pyarrow as pa
 
 BLOB = "lance.blob.v2"
 _KEY = b"lance-encoding:blob"
-
 
 _Batches: TypeAlias = "SimpleQueue[pa.RecordBatch | Exception | None]"
 
@@ -41,7 +40,6 @@ def blob_field(name: str) -> pa.Field:
 def as_blobs(values: Any) -> pa.Array:
     """Convert bytes to an array of Lance's blob type; the older kind of blob column holds plain bytes."""
     import lance
-    import pyarrow as pa
 
     if not isinstance(values, pa.Array):
         return lance.blob_array(list(values))
@@ -57,8 +55,6 @@ def as_blobs(values: Any) -> pa.Array:
 
 def as_bytes(values: pa.Array) -> pa.Array:
     """Return an array that any Lance file can hold: blobs as bytes, other types unchanged."""
-    import pyarrow.compute as pc
-
     return pc.struct_field(values.storage, "data") if is_blob_type(values.type) else values
 
 

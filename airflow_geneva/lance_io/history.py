@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import lance
 
 _MOST_AT_ONCE = 16
-
-
 _MOST_VERSIONS = 1_000
 _MOST_ASKED = 64
 FragmentFilter = Callable[[FragmentFiles], bool]

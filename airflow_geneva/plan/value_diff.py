@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import lance
 
 _BATCH_ROWS = 65_536
-
-
 Mask = npt.NDArray[np.bool_]
 
 
