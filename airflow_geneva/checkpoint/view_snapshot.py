@@ -72,12 +72,7 @@ class Snapshot:
 
 
 _SCHEMA = pa.schema(
-    [
-        ("signature", pa.string()),
-        ("what", pa.string()),
-        ("deletion", pa.string()),
-        ("bounds", pa.list_(pa.int64())),
-    ]
+    [("signature", pa.string()), ("what", pa.string()), ("deletion", pa.string()), ("bounds", pa.list_(pa.int64()))]
 )
 
 

@@ -87,8 +87,7 @@ def map_leaves(data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType
 def storage_type(data_type: pa.DataType) -> pa.DataType:
     """Return a type in which every extension type is replaced by its storage type."""
     return map_leaves(
-        data_type,
-        lambda found: storage_type(found.storage_type) if isinstance(found, pa.BaseExtensionType) else found,
+        data_type, lambda found: storage_type(found.storage_type) if isinstance(found, pa.BaseExtensionType) else found
     )
 
 

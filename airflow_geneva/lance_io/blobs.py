@@ -85,11 +85,7 @@ class BlobFileWriter:
 
 
 def _write(
-    dataset: lance.LanceDataset,
-    schema: pa.Schema,
-    batches: _Batches,
-    room: threading.Semaphore,
-    file: Future[str],
+    dataset: lance.LanceDataset, schema: pa.Schema, batches: _Batches, room: threading.Semaphore, file: Future[str]
 ) -> None:
     from lance.fragment import write_fragments
 

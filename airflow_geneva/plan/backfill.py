@@ -82,12 +82,7 @@ def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Backf
 
 class _Planner:
     def __init__(
-        self,
-        dataset: lance.LanceDataset,
-        work: BackfillSpec,
-        columns: Columns,
-        state: ColumnState,
-        wanted: DueRules,
+        self, dataset: lance.LanceDataset, work: BackfillSpec, columns: Columns, state: ColumnState, wanted: DueRules
     ) -> None:
         self.dataset = dataset
         self.work = work

@@ -266,11 +266,7 @@ class RefreshSpec(_JobSpec):
         return OUTBOX_OF_VIEW
 
     def describe(self) -> dict[str, Any]:
-        return {
-            **super().describe(),
-            "view": self.table_name,
-            "source": self.definition.source_table,
-        }
+        return {**super().describe(), "view": self.table_name, "source": self.definition.source_table}
 
 
 JobSpec: TypeAlias = BackfillSpec | RefreshSpec

@@ -21,12 +21,7 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.plan.model import Plan, ReasonCount, RefreshSpec
 from airflow_geneva.plan.request import RefreshRequest, checkpoints_ignored
-from airflow_geneva.plan.reusable_checkpoints import (
-    Mismatches,
-    find_mismatches,
-    held_for_view,
-    staged_for_view,
-)
+from airflow_geneva.plan.reusable_checkpoints import Mismatches, find_mismatches, held_for_view, staged_for_view
 from airflow_geneva.plan.row_status import check_view_code_change
 from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.plan.shard import FragmentWork, cut_shards
