@@ -163,10 +163,7 @@ class ColumnState:
         return found
 
     def is_complete(self, signature: str, deletion: str, version: str) -> bool:
-        """Whether every live row of a fragment is known to be done, without reading data.
-
-        A row is done if the version computed it, or if it failed in the maximum number of runs.
-        """
+        """Whether every live row is computed by a version, or failed in the maximum number of runs, by facts alone."""
         wanted = Provenance(version).what
         return any(fact.what == wanted and fact.covers(deletion) for fact in self.facts.get(signature, ()))
 
@@ -182,10 +179,7 @@ def state_store(checkpoints: Storage, field_id: int) -> CheckpointStore:
 
 
 def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
-    """Read and combine all ledgers of a column.
-
-    Damaged ledgers count as absent: rows may be computed again, and results stay correct.
-    """
+    """Read and combine all ledgers of a column; damaged ones count as absent, which only computes rows again."""
     store = state_store(checkpoints, field_id)
     keys = set(store.list_keys())
     while True:
@@ -298,11 +292,7 @@ def _read(batch: pa.RecordBatch) -> Iterator[Fact]:
 
 
 def covered_documents(checkpoints: Storage, field_id: int, folds: Sequence[str]) -> set[str]:
-    """Return the ledgers and folds that one of the given folds covers; unreadable folds do not count.
-
-    Args:
-        folds: keys of folds, newest first.
-    """
+    """Return what the given folds (keys, newest first) cover; unreadable folds do not count."""
     store = state_store(checkpoints, field_id)
     covered: set[str] = set()
     for key in folds:

@@ -23,12 +23,7 @@ def key_part(name: str) -> str:
 
 @dataclass(frozen=True)
 class WorkIdentity:
-    """Identifies a piece of work, apart from its fragments; equal identities share checkpoints.
-
-    Args:
-        where: the frozen filter text, or None.
-        uri: normalized URI of the table.
-    """
+    """Identifies a piece of work, apart from its fragments; equal identities share checkpoints."""
 
     udf: str
     version: str

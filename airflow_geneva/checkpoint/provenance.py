@@ -65,11 +65,7 @@ def prior_failures_of(known: dict[Provenance, Ranges], version: str) -> PriorFai
 
 @dataclass(frozen=True)
 class Failures:
-    """Rows that failed in a job.
-
-    Args:
-        rows: physical offsets, by the number of runs in which they failed, including this job.
-    """
+    """Rows that failed in a job, by the number of runs in which they failed, including this job."""
 
     job_id: str
     rows: PriorFailures

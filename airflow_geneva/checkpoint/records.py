@@ -30,11 +30,7 @@ _SPAN = pa.struct([("start", pa.uint32()), ("end", pa.uint32())])
 def range_batch(
     values: pa.Array, offsets: Offsets, ids: RowIds, looked_at: Ranges, failures: Failures, agreement: str = ""
 ) -> pa.RecordBatch:
-    """Build the content of a range checkpoint.
-
-    Args:
-        looked_at: every row that the range covers, including rows that the filter did not select.
-    """
+    """Build a range checkpoint; `looked_at` also has the rows in the range that the filter did not select."""
     values = as_bytes(values)
     metadata = {"looked_at": json.dumps(looked_at.to_json()), "failures": failures.dumps(), "agreement": agreement}
     fields = [pa.field(VALUE, values.type), pa.field(OFFSET, pa.uint32()), pa.field(ROW_ID, pa.uint64())]
@@ -216,10 +212,7 @@ def merge_runs(groups: Sequence[RowRuns]) -> RowRuns:
 
 
 def pack_runs(runs: RowRuns) -> tuple[RowRuns, bytes]:
-    """Pack runs for storage: replace many close runs by a few longer spans and a bitmap of the offsets in them.
-
-    Without it, a checkpoint of every second row would take 16 bytes per row.
-    """
+    """Pack runs, of 16 bytes each, for storage: close ones become a few longer spans and a bitmap of their offsets."""
     if len(runs) == 0:
         return runs, b""
     shift = runs[:, 1] - runs[:, 0]

@@ -62,11 +62,7 @@ class ReuseRules:
 
 
 class BrokenFile(StorageError):
-    """A checkpoint or staged data file cannot be read: it is damaged or missing, or another job replaced it.
-
-    Attributes:
-        source: key of the checkpoint, or name of the data file.
-    """
+    """A checkpoint (`source` is its key) or data file (its name) is damaged or missing, or another job replaced it."""
 
     def __init__(self, source: str) -> None:
         super().__init__(f"{source} is damaged or missing. Run again: the rows in it are computed again.")
@@ -125,11 +121,7 @@ class CheckpointedRows:
 
 @dataclass(frozen=True)
 class ReusableRows:
-    """All usable rows that the store has for one fragment.
-
-    Args:
-        looked_at: rows of the fragment for which the filter is already evaluated.
-    """
+    """All usable rows that the store has for one fragment, and all for which the filter is already evaluated."""
 
     pieces: tuple[CheckpointedRows, ...]
     looked_at: Ranges
@@ -166,11 +158,7 @@ class ReusableRows:
 
 
 class CheckpointIndex:
-    """The checkpoint keys that a job may reuse, listed once, by fragment.
-
-    Args:
-        places: the (srcfiles, fragment id) pairs to list; None: all, which takes longer.
-    """
+    """The checkpoint keys that a job may reuse, by fragment; listed once, faster for given (srcfiles, id) places."""
 
     def __init__(
         self, store: CheckpointStore, reuse_rules: ReuseRules, places: Iterable[tuple[str, int]] | None = None

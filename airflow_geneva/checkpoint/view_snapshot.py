@@ -25,11 +25,7 @@ from airflow_geneva.storage.files import Storage
 
 @dataclass(frozen=True, eq=False)
 class SourceFragment:
-    """One fragment of the source, as a view reflects it.
-
-    Args:
-        failed: the rows among them on which a UDF failed, by the number of runs.
-    """
+    """One fragment of the source, as a view reflects it; `failed` has rows by the number of runs that failed."""
 
     signature: str
     deletion: str

@@ -42,10 +42,7 @@ def copy_sliced_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def cut_for_files(table: pa.Table, rows_per_file: int | None) -> pa.Table:
-    """Split a table into batches that end where pylance starts a new file.
-
-    pylance cannot write a batch that it has to slice itself.
-    """
+    """Split a table where pylance starts a new file: it cannot write a batch that it has to slice itself."""
     size = rows_per_file or _ROWS_PER_FILE
     parts = (table.slice(start, size) for start in range(0, len(table), size))
     batches = [copy_sliced_columns(batch) for part in parts for batch in part.to_batches()]

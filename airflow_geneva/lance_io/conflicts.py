@@ -48,10 +48,7 @@ def commit_tries(changed: str, commit: str) -> Iterator[int]:
 
 
 def max_retries() -> int:
-    """Return how often to retry a commit.
-
-    ``GENEVA_VERSION_CONFLICT_MAX_RETRIES`` wins over `conflict_retries`.
-    """
+    """Return how often to retry a commit: ``GENEVA_VERSION_CONFLICT_MAX_RETRIES``, or else `conflict_retries`."""
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return _retries.get()

@@ -49,10 +49,7 @@ def is_engine_error(error: BaseException) -> bool:
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Whether the store is unavailable now, so that pylance's exception says nothing about the file.
-
-    For example, a permission is missing, too many files are open, or an object store is down or refuses requests.
-    """
+    """Whether the store is unavailable or refuses requests, so that pylance's exception says nothing about the file."""
     return _UNAVAILABLE.search(str(error)) is not None
 
 

@@ -37,11 +37,7 @@ _RANDOM_FUNCTIONS = {"random", "rand", "uuid"}
 
 
 def freeze_where(where: str | None, at: datetime | None = None) -> str | None:
-    """Replace functions of the current time by the time of the run, so that every task evaluates the same filter.
-
-    Args:
-        at: the DAG run's ``run_after``; None: now. UTC.
-    """
+    """Replace functions of the current time by `at` (UTC; None: now), so that all tasks evaluate the same filter."""
     if where is None or not where.strip():
         return None
     moment = (at or datetime.now(timezone.utc)).astimezone(timezone.utc)

@@ -240,11 +240,7 @@ def live_offsets(dataset: lance.LanceDataset, fragment: FragmentFiles) -> Ranges
 def row_ids(
     dataset: lance.LanceDataset, fragment_id: int, created_by: int | None = None
 ) -> tuple[Offsets, RowIds]:  # fmt: skip
-    """Return physical offsets and row ids of a fragment's live rows, in physical order.
-
-    Args:
-        created_by: only rows that existed at this version; None: all.
-    """
+    """Return offsets and row ids, in physical order, of a fragment's live rows or of those created by a version."""
     existed = None if created_by is None else f"_row_created_at_version <= {created_by}"
     fragment = open_fragment(dataset, fragment_id)
     table = fragment.scanner(columns=[], filter=existed, with_row_address=True, with_row_id=True).to_table()

@@ -91,11 +91,7 @@ def files_written(operation: Any) -> list[lance.fragment.DataFile]:
 
 @dataclass(frozen=True)
 class Compaction:
-    """One fragment that a compaction wrote.
-
-    Args:
-        alone: whether it got all of their rows.
-    """
+    """One fragment that a compaction wrote; if it is `alone`, it got all rows of the fragments that it replaced."""
 
     made: FragmentFiles
     replaced: tuple[FragmentFiles, ...]
@@ -105,21 +101,13 @@ class Compaction:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The compactions that made fragments.
-
-    Args:
-        complete: whether the history could be read as far back as requested.
-    """
+    """The compactions that made fragments; `complete` if the history could be read as far back as requested."""
 
     parents: dict[Key, Compaction]
     complete: bool
 
     def made_by(self, fragment: FragmentFiles, same_output: bool = False) -> Compaction | None:
-        """Return the compaction that made a fragment, if its inputs are unchanged since.
-
-        Args:
-            same_output: the output must be unchanged too; required by callers that rely on old output values.
-        """
+        """Return the compaction that made a fragment, if its inputs, or also its output, are unchanged since."""
         found = self.parents.get(_key(fragment)) if self.parents else None
         return None if found is None or (same_output and found.made.output != fragment.output) else found
 
@@ -154,11 +142,7 @@ class History:
     _versions: dict[int, lance.LanceDataset] = field(default_factory=dict)
 
     def rows(self, fragment_id: int, version: int) -> tuple[Offsets, RowIds]:
-        """Return physical offsets and row ids of a fragment's live rows at a version.
-
-        Raises:
-            EngineError: the older version was cleaned up.
-        """
+        """Return offsets and ids of a fragment's live rows; `EngineError` if the version was cleaned up."""
         if (fragment_id, version) not in self._rows:
             with self._reading(version):
                 self._rows[fragment_id, version] = row_ids(self._at(version), fragment_id)
@@ -229,11 +213,7 @@ def _key(fragment: FragmentFiles) -> Key:
 
 
 class _Waiting:
-    """Fragments whose origin is not known yet, each with a version that has it.
-
-    Args:
-        same_output: whether the writer of the output's files also determines the origin.
-    """
+    """Fragments whose origin is not known yet, each with a version that has it."""
 
     def __init__(self, same_output: bool) -> None:
         self.same_output = same_output

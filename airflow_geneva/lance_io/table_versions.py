@@ -48,10 +48,7 @@ class VersionStamp:
 
 
 def newest_stamp(database: Storage, table: str) -> VersionStamp | None:
-    """Return the newest version of a table; None if there is no such table.
-
-    Costs one listing and one read of 64 bytes, for any size of the table.
-    """
+    """Return the newest version of a table, or None; costs one listing and one read of 64 bytes, for any size."""
     versions = _versions(database, table)
     if not versions:
         return None

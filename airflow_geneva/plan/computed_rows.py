@@ -73,11 +73,7 @@ class ComputedRows:
     def from_inputs(
         dataset: lance.LanceDataset, output: tuple[int, ...], state: ColumnState, inputs: str
     ) -> ComputedRows:  # fmt: skip
-        """Find the rows of a column that were computed from given inputs, which may have been dropped since.
-
-        Args:
-            inputs: field ids of the inputs, as facts name them.
-        """
+        """Find the rows of a column that were computed from inputs, given by field ids, which may have been dropped."""
         names = {column.id(): column.name() for column in dataset.lance_schema.fields()}
         ids = [int(part) for part in inputs.split(",")]
         # Data files still name the fields of a dropped column.
@@ -86,11 +82,7 @@ class ComputedRows:
         return ComputedRows(dataset, Columns(fields, (), output), wanted, state.about(inputs))
 
     def resolve(self, files: FragmentFiles, live: Ranges, settled: Ranges | None = None) -> dict[Provenance, Ranges]:
-        """Return the rows that the UDF ran on, by provenance; compare values only of rows without facts.
-
-        Args:
-            settled: live offsets that need no provenance.
-        """
+        """Return the rows that the UDF ran on, by provenance; those that are `settled` need none."""
         if not files.output:
             # A column without a file holds no values. Facts may be about a dropped column whose field id Lance gave to
             # this one after compaction had removed the last file with the dropped column.
@@ -160,11 +152,7 @@ class ComputedRows:
     def ancestors(
         self, fragments: Sequence[FragmentFiles], index: CheckpointIndex, version: str
     ) -> dict[int, tuple[Ancestor, ...]]:
-        """Find the fragments with checkpoints that the given fragments were compacted from.
-
-        Args:
-            version: the current UDF version; ancestors whose rows it all computed are skipped.
-        """
+        """Find the fragments with checkpoints that fragments were compacted from; skip those that are complete."""
 
         def computed(parent: FragmentFiles) -> bool:
             return self.state.is_complete(parent.signature, parent.deletion, version)

@@ -39,12 +39,7 @@ def staged_fits(
     output_fields: tuple[int, ...],
     settled: Ranges,
 ) -> bool:
-    """Whether a commit may replace a fragment's column with a staged data file.
-
-    Args:
-        settled: rows of the file that need no further work, see
-            :meth:`airflow_geneva.checkpoint.reuse.ReuseRules.done_rows`.
-    """
+    """Whether a commit may replace a fragment's column with a staged file, of which some rows are settled."""
     if staged.output_field_ids != output_fields or staged.output_files != files.output:
         return False
     if staged.physical_rows != files.physical_rows or not settled.contains(due):

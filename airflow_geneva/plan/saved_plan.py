@@ -43,11 +43,7 @@ class SwapPlan:
     shuffle_seed: int | None = None
 
     def snapshot_with(self, failed: Mapping[str, PriorFailures]) -> Snapshot:
-        """Return the snapshot with the rows that failed in this refresh.
-
-        Args:
-            failed: by fragment signature, the failed rows by the number of runs.
-        """
+        """Return the snapshot with the rows that failed in this refresh, by fragment signature."""
         fragments = tuple(
             replace(fragment, failed=(*fragment.failed, *failed.get(fragment.signature, ())))
             for fragment in self.snapshot.fragments
@@ -73,11 +69,7 @@ class SwapPlan:
 
     @staticmethod
     def load(job: Storage, name: str, data: bytes) -> SwapPlan:
-        """Read a swap plan.
-
-        Args:
-            data: the document's content, whose digest the caller has checked.
-        """
+        """Read a swap plan from a document whose digest the caller has checked."""
         document = json.loads(data)
         key = document["snapshot"]
         try:
@@ -137,11 +129,7 @@ class SavedPlan:
 
 
 def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
-    """Write a plan into its job's folder.
-
-    Args:
-        run: identifies the run, so that two runs of equal plans have different fingerprints.
-    """
+    """Write a plan into its job's folder; `run` gives equal plans of two runs different fingerprints."""
     entries = []
     for shard in plan.shards:
         data = shard.dump()

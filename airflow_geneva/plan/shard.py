@@ -126,11 +126,7 @@ class Shard:
 
 
 def cut_shards(works: Sequence[FragmentWork], shard_size: int | None) -> tuple[Shard, ...]:
-    """Group fragments into shards.
-
-    Args:
-        shard_size: fragments per shard; None: as few shards as possible, because each costs a spark-submit.
-    """
+    """Group fragments into shards, as few as possible unless a size is given: each costs a spark-submit."""
     ordered = sorted(works, key=lambda work: work.id)
     size = shard_size
     if size is None:

@@ -29,11 +29,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class ReferenceVersion:
-    """An earlier version of the table at which the facts were complete.
-
-    Args:
-        names: names of the inputs and, last, the output at that version.
-    """
+    """An earlier version at which the facts were complete, and what it called the inputs and, last, the output."""
 
     dataset: lance.LanceDataset
     manifest: Mapping[int, FragmentFiles]
