@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -45,18 +45,6 @@ FAILED, GIVEN_UP = "failed before", f"failed in {MOST_RUNS} runs"
 NOT_ASKED = "not asked for"
 
 
-@dataclass
-class _ReasonCounts:
-    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def add(self, reason: str, rows: int) -> None:
-        fragments, total = self.counts.get(reason, (0, 0))
-        self.counts[reason] = (fragments + 1, total + rows)
-
-    def freeze(self) -> tuple[ReasonCount, ...]:
-        return tuple(ReasonCount(reason, *count) for reason, count in self.counts.items())
-
-
 @dataclass(frozen=True)
 class _Due:
     """The due rows of a fragment, before the planner looks for checkpoints."""
@@ -88,20 +76,21 @@ class _Planner:
         self.work = work
         self.state = state.about(columns.inputs_text)
         self.wanted = wanted
-        self.reason_counts = _ReasonCounts()
+        self.fragments: Counter[str] = Counter()
+        self.rows: Counter[str] = Counter()
         others = sorted(state.other_inputs(columns.inputs_text))
         previous = [ComputedRows.from_inputs(dataset, columns.output, state, inputs) for inputs in others]
         self.computed = ComputedRows(dataset, columns, (*work.inputs, work.column), self.state, previous)
         self.read_version = dataset.version if work.read_version is None else work.read_version
         self.given_up = 0
-        self.mixed: dict[str, int] = {}
-        self.rows_by_other_version: dict[str, int] = {}
+        self.mixed: Counter[str] = Counter()
+        self.rows_by_other_version: Counter[str] = Counter()
         self.where_hash = md5(work.where or "")
 
     def plan(self, store: CheckpointStore) -> Plan:
         dues = [due for files in self.computed.manifest.values() if (due := self._due(files)) is not None]
         selected = self._selected(dues)
-        check_code_change(self.work, self.rows_by_other_version, self.wanted.on_code_change)
+        check_code_change(self.work, +self.rows_by_other_version, self.wanted.on_code_change)
         index = CheckpointIndex(store, self.work.reuse_rules) if selected else None
         works = self._with_checkpoints(selected, index)
         self.computed.notes.extend(continue_from_notes(self.dataset, store, self.work, works))
@@ -119,8 +108,8 @@ class _Planner:
             work=replace(self.work, rows=sum(work.rows for work in works), makers=tuple(sorted(self.mixed))),
             shards=cut_shards(works, self.work.sizing.shard_size),
             rows_total=sum(files.live_rows for files in self.computed.manifest.values()),
-            reason_counts=self.reason_counts.freeze(),
-            rows_by_other_version=tuple(sorted((Counter(self.rows_by_other_version) + Counter(self.mixed)).items())),
+            reason_counts=tuple(ReasonCount(reason, n, self.rows[reason]) for reason, n in self.fragments.items()),
+            rows_by_other_version=tuple(sorted((self.rows_by_other_version + self.mixed).items())),
             learned=tuple(self.computed.learned),
             notes=tuple(self.computed.notes),
             mismatches=find_mismatches(index, works),
@@ -130,7 +119,7 @@ class _Planner:
         """Compare one fragment with the facts; None if nothing is due."""
         version, rows = self.work.udf_version, files.live_rows
         if rows == 0:
-            self.reason_counts.add(EMPTY, 0)
+            self._count(EMPTY, 0)
             return None
         if not self.state.facts and not self.computed.previous and self.wanted == DueRules(self.wanted.on_code_change):
             if self.work.where is None and self.work.read_version is None:
@@ -139,7 +128,7 @@ class _Planner:
         elif not self.wanted.errors_only and self.state.is_complete(files.signature, files.deletion, version):
             given_up = self.computed.given_up(files, version)
             self._add_given_up(given_up)
-            self.reason_counts.add(FRESH, rows - given_up)
+            self._count(FRESH, rows - given_up)
             return None
         live = live_offsets(self.dataset, files)
         looked_at = self._looked_at(files)
@@ -148,13 +137,13 @@ class _Planner:
         due, given_up = found.due, len(found.given_up)
         taken = by_code_version({p: there for p, there in known.items() if p.made_by not in ("", version)}, live - due)
         for maker, stays in taken.items():
-            self.mixed[maker] = self.mixed.get(maker, 0) + len(stays)
+            self.mixed[maker] += len(stays)
         own = known.get(Provenance(version), Ranges.empty())
         if (own | found.given_up).contains(live) and files.signature in self.state.facts:
             self.computed.learn(files, Provenance(version), own, all_live=True)
         for maker, accepted in found.accepted.items():
-            self._count_other_version(maker, accepted - taken.get(maker, Ranges.empty()))
-            self.mixed.setdefault(maker, 0)
+            self.rows_by_other_version[maker] += len(accepted - taken.get(maker, Ranges.empty()))
+            self.mixed[maker] += 0
             if self.work.where is None and self.work.read_version is None:
                 self.computed.learn(files, Provenance(version, maker), accepted, all_live=False)
                 # A commit changes the fragment's signature, and writes facts only for the rows in `known`.
@@ -163,12 +152,12 @@ class _Planner:
         due = due - (looked_at - failed_rows(known))
         if not due:
             self._add_given_up(given_up)
-            self.reason_counts.add(self._why_not(), rows - given_up)
+            self._count(self._why_not(), rows - given_up)
             return None
         due = self._existed(files, due)
         if not due:
             self._add_given_up(given_up)
-            self.reason_counts.add(LEFT_OUT, rows - given_up)
+            self._count(LEFT_OUT, rows - given_up)
             return None
         return _Due(files, live, known, due, self._why(found, due, known), len(due), given_up)
 
@@ -184,10 +173,14 @@ class _Planner:
             return f"{FRESH} or {NOT_ASKED}"
         return FRESH if self.work.where is None else f"{FRESH} or {NOT_SELECTED}"
 
+    def _count(self, reason: str, rows: int) -> None:
+        self.fragments[reason] += 1
+        self.rows[reason] += rows
+
     def _add_given_up(self, rows: int) -> None:
         if rows:
             self.given_up += rows
-            self.reason_counts.add(GIVEN_UP, rows)
+            self._count(GIVEN_UP, rows)
 
     def _existed(self, files: FragmentFiles, rows: Ranges) -> Ranges:
         """Return those of a fragment's rows that existed at the version that the user requested."""
@@ -211,10 +204,6 @@ class _Planner:
         signature = files.where_signature()
         return self.state.looked_at(signature, self.where_hash, self.work.udf_version, files.physical_rows)
 
-    def _count_other_version(self, version: str, rows: Ranges) -> None:
-        if rows:
-            self.rows_by_other_version[version] = self.rows_by_other_version.get(version, 0) + len(rows)
-
     def _selected(self, dues: list[_Due]) -> list[_Due]:
         """Evaluate the filter on the candidates, and drop fragments in which it selects none."""
         selected = None
@@ -225,12 +214,12 @@ class _Planner:
             chosen = due.due if selected is None else due.due & selected.get(due.files.id, Ranges.empty())
             if not self.wanted.recompute_mixed:
                 for maker, rows in by_code_version(due.known, chosen).items():
-                    self._count_other_version(maker, rows)
+                    self.rows_by_other_version[maker] += len(rows)
             if chosen:
                 kept.append(due if len(chosen) == due.rows else replace(due, rows=len(chosen)))
                 continue
             self._add_given_up(due.given_up)
-            self.reason_counts.add(NOT_SELECTED, due.files.live_rows - due.given_up)
+            self._count(NOT_SELECTED, due.files.live_rows - due.given_up)
             if self.work.read_version is None and not self.wanted.errors_only and not self.wanted.recompute_mixed:
                 what = looked_at(self.where_hash, self.work.udf_version)
                 signature = due.files.where_signature()
@@ -243,10 +232,10 @@ class _Planner:
             return works
         ancestors = self.computed.ancestors([due.files for due in dues], index, self.work.udf_version)
         for due in dues:
-            self.reason_counts.add(due.reason, due.rows)
+            self._count(due.reason, due.rows)
             self._add_given_up(due.given_up)
             if rest := due.files.live_rows - due.rows - due.given_up:
-                self.reason_counts.add(f"{NOT_SELECTED} or {FRESH}" if self.work.where else self._why_not(), rest)
+                self._count(f"{NOT_SELECTED} or {FRESH}" if self.work.where else self._why_not(), rest)
             older, kept = ancestors.get(due.files.id, ()), tuple(due.known.items())
             work = FragmentWork(due.files, due.reason, due.due, due.due, due.rows, False, older, kept)
             if older or work.place in index:

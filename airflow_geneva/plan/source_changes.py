@@ -77,7 +77,8 @@ def compare_source(dataset: lance.LanceDataset, names: tuple[str, ...], snapshot
         if files.live_rows == 0:
             continue
         then = before.get(files.signature)
-        if then is not None and then.deletion == files.deletion and not _tried_again(then.failed):
+        again = then is not None and any(runs < MOST_RUNS and rows for runs, rows in then.failed)
+        if then is not None and then.deletion == files.deletion and not again:
             kept.add(files.signature)
             found.fragments.append(then)
             found.given_up += sum(len(rows) for _, rows in then.failed)
@@ -131,10 +132,6 @@ def _ids_before_compaction(
     parents = [parent for parent in compaction.replaced if parent.live_rows]
     parts = [ids for p in parents if (ids := _ids_before_compaction(p, computed_rows, before)) is not None]
     return Ranges.union(parts) if len(parts) == len(parents) else None
-
-
-def _tried_again(failed: PriorFailures) -> bool:
-    return any(runs < MOST_RUNS and rows for runs, rows in failed)
 
 
 def fragments_of_rows(dataset: lance.LanceDataset, names: tuple[str, ...], wanted: Ranges) -> Iterator[ChangedFragment]:
