@@ -124,6 +124,15 @@ def failed_rows(known: Mapping[Provenance, Ranges]) -> Ranges:
     return rows_that(known, lambda provenance: provenance.failures > 0)
 
 
+def by_code_version(known: Mapping[Provenance, Ranges], among: Ranges) -> dict[str, Ranges]:
+    """Return the rows that hold a value, by the version whose code computed it."""
+    found: dict[str, Ranges] = {}
+    for provenance, rows in known.items():
+        if not provenance.failures and (there := rows & among):
+            add_rows(found, [(provenance.maker, there)])
+    return found
+
+
 def version_label(version: str) -> str:
     """Format the version that made a value for the user; it may name other inputs that the value was computed from."""
     name, _, inputs = version.partition("/")

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.facts import ColumnState, Fact, load_state, looked_at
-from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, failed_rows
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, by_code_version, failed_rows
 from airflow_geneva.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.lance_io.filters import check_where, selected_offsets, where_columns
@@ -31,7 +31,7 @@ from airflow_geneva.plan.reusable_checkpoints import (
     held_for_column,
     staged_for_column,
 )
-from airflow_geneva.plan.row_status import DueRules, RowStatus, by_code_version, check_code_change, classify_rows
+from airflow_geneva.plan.row_status import DueRules, RowStatus, check_code_change, classify_rows
 from airflow_geneva.plan.shard import FragmentWork, cut_shards
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import md5

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from airflow_geneva.checkpoint.facts import ColumnState, Fact, seen
-from airflow_geneva.checkpoint.provenance import Provenance, add_rows
+from airflow_geneva.checkpoint.provenance import Provenance, add_rows, by_code_version
 from airflow_geneva.checkpoint.reuse import Ancestor, CheckpointIndex
 from airflow_geneva.job.outbox import find_commits
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
@@ -95,12 +95,8 @@ class ComputedRows:
 
     def as_previous(self, files: FragmentFiles, unknown: Ranges) -> dict[Provenance, Ranges]:
         """Return the rows that hold a value, by a provenance that names the inputs, for a column with other inputs."""
-        known = self.resolve(self.manifest[files.id], unknown)
-        return {
-            Provenance(f"{p.maker}/{self.columns.inputs_text}"): rows & unknown
-            for p, rows in known.items()
-            if not p.failures and rows & unknown
-        }
+        found = by_code_version(self.resolve(self.manifest[files.id], unknown), unknown)
+        return {Provenance(f"{maker}/{self.columns.inputs_text}"): rows for maker, rows in found.items()}
 
     def rows(self, files: FragmentFiles) -> tuple[Offsets, RowIds]:
         """Return physical offsets and row ids of a fragment's live rows."""

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.facts import load_state
-from airflow_geneva.checkpoint.provenance import MOST_RUNS, failed_rows, rows_that
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, by_code_version, failed_rows, rows_that
 from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.lance_io.fragments import FragmentFiles, columns_of, field_ids, garbage_collector_off, live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.refresh import ViewState, choose_rows
-from airflow_geneva.plan.row_status import by_code_version
 from airflow_geneva.plan.source_changes import VIEW_VERSION, compare_source
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.views.definition import ViewDefinition

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, failed_rows, rows_that, version_label
+from airflow_geneva.checkpoint.provenance import (
+    MOST_RUNS,
+    Provenance,
+    by_code_version,
+    failed_rows,
+    rows_that,
+    version_label,
+)
 from airflow_geneva.errors import CodeChanged
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec
@@ -70,15 +77,6 @@ def classify_rows(
         return RowStatus(mixed, done - mixed, others, {}, given_up)
     due = live - done - given_up - Ranges.union(left_alone.values())
     return RowStatus(due, done, others, left_alone, given_up)
-
-
-def by_code_version(known: Mapping[Provenance, Ranges], among: Ranges) -> dict[str, Ranges]:
-    """Return the rows that hold a value, by the version whose code computed it."""
-    found: dict[str, Ranges] = {}
-    for provenance, rows in known.items():
-        if not provenance.failures and (there := rows & among):
-            add_rows(found, [(provenance.maker, there)])
-    return found
 
 
 def _is_done(provenance: Provenance, version: str, continue_from: tuple[str, ...], strict: bool) -> bool:
