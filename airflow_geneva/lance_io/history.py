@@ -189,22 +189,18 @@ class History:
                 continue
             if alive is None:
                 alive = self.rows(fragment.id, self.dataset.version)[1]
-            living = _id_set(alive)
+            living = Ranges.from_offsets(alive)
             for parent in parents:
                 offsets, ids = self.rows(parent.id, compaction.version - 1)
-                kept = living.mask(ids.view(np.int64))
+                kept = living.mask(ids)
                 yield Origin(parent, offsets[kept], ids[kept])
                 queue.append((parent, ids[kept]))
 
 
 def among(ids: RowIds, wanted: RowIds) -> npt.NDArray[np.bool_]:
     """Return for each row id whether it is in `wanted`."""
-    return _id_set(wanted).mask(ids.view(np.int64))
-
-
-def _id_set(ids: RowIds) -> Ranges:
     # Row ids form long runs, which are much faster to compare than single ids.
-    return Ranges.from_offsets(ids.view(np.int64))
+    return Ranges.from_offsets(wanted).mask(ids)
 
 
 def _key(fragment: FragmentFiles) -> Key:

@@ -148,8 +148,9 @@ class Ranges:
         before = np.concatenate(([0], np.cumsum(lengths)[:-1]))
         return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(self.starts - before, lengths)
 
-    def mask(self, offsets: Offsets) -> npt.NDArray[np.bool_]:
-        """Return for each given offset whether it is in the set."""
+    def mask(self, offsets: Offsets | RowIds) -> npt.NDArray[np.bool_]:
+        """Return for each given offset or row id whether it is in the set."""
+        offsets = offsets.view(np.int64)
         if not self:
             return np.zeros(len(offsets), np.bool_)
         if len(self.starts) == 1:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from airflow_geneva.checkpoint.facts import ColumnState
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, PriorFailures, prior_failures_of, rows_that
 from airflow_geneva.checkpoint.reuse import RowIdLookup
@@ -45,7 +43,7 @@ class ChangedFragment:
         if rows == self.live or not rows:
             return self.ids if rows else rows
         offsets, ids = self.look_up()
-        return Ranges.from_offsets(ids[rows.mask(offsets)].view(np.int64))
+        return Ranges.from_offsets(ids[rows.mask(offsets)])
 
 
 @dataclass
@@ -110,7 +108,7 @@ def _changed(
     ids, live = _ids_before_compaction(files, computed_rows, before), Ranges.of(0, files.physical_rows)
     if ids is None:
         offsets, row_ids = computed_rows.rows(files)
-        ids = Ranges.from_offsets(row_ids.view(np.int64))
+        ids = Ranges.from_offsets(row_ids)
         live = Ranges.from_offsets(offsets) if files.deletion else live
     known = computed_rows.resolve(files, live)
     tried = tuple((runs, rows & live) for runs, rows in prior_failures_of(known, VIEW_VERSION))
@@ -140,7 +138,7 @@ def fragments_of_rows(dataset: lance.LanceDataset, names: tuple[str, ...], wante
         if files.live_rows:
             offsets, ids = found = row_ids(dataset, files.id)
             live = Ranges.from_offsets(offsets)
-            rows = Ranges.from_offsets(offsets[wanted.mask(ids.view(np.int64))])
+            rows = Ranges.from_offsets(offsets[wanted.mask(ids)])
             if rows:
-                every = Ranges.from_offsets(ids.view(np.int64))
+                every = Ranges.from_offsets(ids)
                 yield ChangedFragment(files, live, every, rows, (), lambda found=found: found)  # type: ignore[misc]

@@ -88,7 +88,7 @@ def new_rows_for_view(
         # Without rows that only run again because they failed.
         news = fragment.rows - Ranges.union(rows for _, rows in fragment.tried)
         offsets, ids = fragment.look_up()
-        came = Ranges.from_offsets(offsets[~before.mask(ids.view(np.int64))]) & news
+        came = Ranges.from_offsets(offsets[~before.mask(ids)]) & news
         new += len(came)
         if changed_rows:
             changed += len(news) - len(came)

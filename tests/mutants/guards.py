@@ -260,7 +260,7 @@ GUARDS = [
     ),
     Guard(
         "A row that was updated between two compactions would count as computed.",
-        "kept = living.mask(ids.view(np.int64))",
+        "kept = living.mask(ids)",
         "kept = np.ones(len(ids), np.bool_)",
         (BACKFILL + "test_a_row_updated_between_two_compactions_is_not_taken_for_computed",),
     ),
