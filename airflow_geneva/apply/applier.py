@@ -20,7 +20,7 @@ from airflow_geneva.checkpoint.records import RowRuns, decode_runs, encode_runs,
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError, UdfError
 from airflow_geneva.faults import fault_point
-from airflow_geneva.lance_io.arrays import single_batch
+from airflow_geneva.lance_io.arrays import rows_where, single_batch
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.plan.model import BackfillSpec, JobSpec, RefreshSpec
@@ -270,7 +270,7 @@ class Applier:
             looked_at = Ranges.from_offsets(offsets[due[part]])
         if chosen is not None and not (mask := chosen[part]).all():
             offsets, ids = offsets[mask], ids[mask]
-            batch = single_batch(pa.Table.from_batches([batch]).filter(pa.array(mask)))
+            batch = single_batch(rows_where(pa.Table.from_batches([batch]), pa.array(mask)))
         began = time.monotonic()
         try:
             mapped = self.mapper(batch)

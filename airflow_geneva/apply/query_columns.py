@@ -13,7 +13,7 @@ import pyarrow as pa
 from airflow_geneva.apply.isolation.runner import BatchMapper, open_batch_mapper
 from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.errors import UdfError
-from airflow_geneva.lance_io.arrays import single_batch
+from airflow_geneva.lance_io.arrays import rows_at, single_batch
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf.shipping import UdfReference
@@ -144,5 +144,5 @@ def _one_batch(table: pa.Table, row_ids: RowIdArray) -> pa.RecordBatch:
         raise KeyError(f"{len(row_ids) - len(found)} of {len(row_ids)} rows are not in this version of the table")
     if not np.array_equal(found, row_ids):
         order = np.argsort(found, kind="stable")
-        table = table.take(order[np.searchsorted(found, row_ids, sorter=order)])
+        table = rows_at(table, pa.array(order[np.searchsorted(found, row_ids, sorter=order)]))
     return single_batch(table)

@@ -16,6 +16,7 @@ from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
 from airflow_geneva.checkpoint.packs import FULL_BYTES, MOST_PACKS, Packs, from_bytes, to_bytes
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.faults import fault_point
+from airflow_geneva.lance_io.arrays import rows_at
 from airflow_geneva.lance_io.data_file import FileWriter, LanceFile
 from airflow_geneva.lance_io.row_ranges import Offsets
 from airflow_geneva.storage.files import Storage
@@ -174,7 +175,7 @@ def _select_rows(key: str, batch: pa.RecordBatch, columns: Sequence[str], rows: 
         return batch
     if len(rows) and rows.max() >= batch.num_rows:
         raise KeyError(key)
-    return batch.take(pa.array(rows))
+    return rows_at(batch, pa.array(rows))
 
 
 def with_checksums(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -39,6 +39,41 @@ def copy_if_sliced(values: pa.Array) -> pa.Array:
 def copy_sliced_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Apply `copy_if_sliced` to every column of a batch."""
     return pa.record_batch([copy_if_sliced(column) for column in batch.columns], schema=batch.schema)
+
+
+Rows = TypeVar("Rows", pa.Array, pa.RecordBatch, pa.Table)
+
+
+def rows_at(values: Rows, positions: pa.Array) -> Rows:
+    """Return the rows at positions; NULL where a position is NULL.
+
+    Every value is taken and filtered here: out of a slice of fixed-size lists that hold fixed-size lists, pyarrow takes
+    the values of other rows (seen with 21 and 26).
+    """
+    return _without_slices(values).take(positions)
+
+
+def rows_where(values: Rows, mask: pa.Array) -> Rows:
+    """Return the rows whose mask is true."""
+    return _without_slices(values).filter(mask)
+
+
+def _without_slices(values: Rows) -> Rows:
+    if isinstance(values, pa.Array):
+        return copy_if_sliced(values) if _holds_nested_fixed_lists(values.type) else values
+    if not any(_holds_nested_fixed_lists(field.type) for field in values.schema):
+        return values
+    if isinstance(values, pa.RecordBatch):
+        return pa.record_batch([_without_slices(column) for column in values.columns], schema=values.schema)
+    batches = [_without_slices(batch) for batch in values.to_batches()]
+    return pa.Table.from_batches(batches, schema=values.schema)
+
+
+def _holds_nested_fixed_lists(data_type: pa.DataType) -> bool:
+    stored = storage_type(data_type)
+    if pt.is_fixed_size_list(stored) and pt.is_fixed_size_list(stored.value_type):
+        return True
+    return any(_holds_nested_fixed_lists(stored.field(at).type) for at in range(stored.num_fields))
 
 
 def cut_for_files(table: pa.Table, rows_per_file: int | None) -> pa.Table:

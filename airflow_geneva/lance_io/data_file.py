@@ -16,7 +16,7 @@ import pyarrow.types as pt
 
 from airflow_geneva.errors import StorageError
 from airflow_geneva.faults import fault_point
-from airflow_geneva.lance_io.arrays import copy_sliced_columns, single_batch, why_not_storable
+from airflow_geneva.lance_io.arrays import copy_sliced_columns, rows_at, single_batch, why_not_storable
 from airflow_geneva.lance_io.arrow_types import leaf_types
 from airflow_geneva.lance_io.blobs import BlobFileWriter, is_blob
 from airflow_geneva.lance_io.engine_errors import (
@@ -226,7 +226,7 @@ def _at_positions(reader: LanceFileReader, positions: Offsets, room: float) -> p
         results = reader.take_rows(positions.tolist(), batch_size=size, batch_readahead=_READ_AHEAD)
     else:
         ascending, back = np.unique(positions, return_inverse=True)
-        return _at_positions(reader, ascending, room).take(pa.array(back))
+        return rows_at(_at_positions(reader, ascending, room), pa.array(back))
     return _decoded(reader, _within(results.to_batches(), room))
 
 

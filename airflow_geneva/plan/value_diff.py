@@ -14,7 +14,7 @@ import pyarrow.types as pt
 
 from airflow_geneva.checkpoint.facts import ColumnState
 from airflow_geneva.checkpoint.provenance import Provenance
-from airflow_geneva.lance_io.arrays import single_batch
+from airflow_geneva.lance_io.arrays import rows_at, single_batch
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.fragments import OFFSET_BITS, Columns, FragmentFiles, offsets_of, read_manifest, row_ids
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
@@ -95,7 +95,7 @@ def _compare(
     mine, theirs = np.flatnonzero(alive), order[at[alive]]
     alike = np.ones(len(mine), np.bool_)
     for old_name, name in zip(reference.names, names, strict=True):
-        old, new = then.column(old_name).take(pa.array(theirs)), now.column(name).take(pa.array(mine))
+        old, new = rows_at(then.column(old_name), pa.array(theirs)), rows_at(now.column(name), pa.array(mine))
         alike &= same_values(old, new)
     addresses = then.column("_rowaddr").to_numpy()[theirs].astype(np.int64)
     offsets = offsets_of(now)[mine]
@@ -136,7 +136,7 @@ def _same(left: pa.Array, right: pa.Array) -> Mask:
     both = np.flatnonzero(alike & present)
     if len(both):
         chosen = pa.array(both)
-        alike[both] = _same_present(left.take(chosen), right.take(chosen))
+        alike[both] = _same_present(rows_at(left, chosen), rows_at(right, chosen))
     return alike
 
 
@@ -189,7 +189,7 @@ def _same_lists(left: pa.Array, right: pa.Array) -> Mask:
     filled = np.flatnonzero(alike & (lengths > 0))
     if len(filled):
         chosen = pa.array(filled)
-        items = _same(pc.list_flatten(left.take(chosen)), pc.list_flatten(right.take(chosen)))
+        items = _same(pc.list_flatten(rows_at(left, chosen)), pc.list_flatten(rows_at(right, chosen)))
         starts = np.concatenate(([0], np.cumsum(lengths[filled])[:-1]))
         alike[filled] = np.logical_and.reduceat(items, starts)
     return alike

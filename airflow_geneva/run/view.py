@@ -20,7 +20,7 @@ from airflow_geneva.commit.view_state import CommittedViewState, newest_swap
 from airflow_geneva.commit.view_swap import mirror_swap, swap_rows, version_of_plan
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, BackfillResult, ShardResult
-from airflow_geneva.lance_io.arrays import convert_array
+from airflow_geneva.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import reporting_cleaned_up
 from airflow_geneva.plan.model import Plan, RefreshSpec
@@ -87,7 +87,7 @@ class ViewTarget(Target):
             ids = np.concatenate([part.row_ids for part, _ in parts])[order]
             kind = parts[0][1].type
             values = pa.concat_arrays([convert_array(values, kind) for _, values in parts])
-            writer.put(values.take(pa.array(order)), ids)
+            writer.put(rows_at(values, pa.array(order)), ids)
             runs.append(encode_runs(offsets[order], ids))
             at = int(np.searchsorted(due, start + rows))
         return self._record(fragment, writer, merge_runs(runs), held.by_job, held.failed)

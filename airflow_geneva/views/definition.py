@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.arrays import rows_at
 from airflow_geneva.udf.settings import UdfDefinition
 
 if TYPE_CHECKING:
@@ -324,7 +325,7 @@ def explode_rows(batch: pa.RecordBatch, column: str) -> pa.RecordBatch:
     lists = batch.column(at)
     parents = pc.list_parent_indices(lists)
     columns = [
-        pc.list_flatten(lists) if position == at else values.take(parents)
+        pc.list_flatten(lists) if position == at else rows_at(values, parents)
         for position, values in enumerate(batch.columns)
     ]
     return pa.record_batch(columns, schema=exploded_schema(batch.schema, column))

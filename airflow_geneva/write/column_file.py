@@ -17,7 +17,7 @@ import pyarrow as pa
 from airflow_geneva.apply.reader import ReadSize, fixed_width, read_rows, windows
 from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointedRows, read_values
 from airflow_geneva.checkpoint.store import CheckpointStore
-from airflow_geneva.lance_io.arrays import convert_array
+from airflow_geneva.lance_io.arrays import convert_array, rows_at, rows_where
 from airflow_geneva.lance_io.blobs import as_blobs, is_blob, is_blob_type
 from airflow_geneva.lance_io.data_file import DataFileWriter, LanceFile
 from airflow_geneva.lance_io.fragments import FragmentFiles
@@ -42,7 +42,7 @@ def to_physical_layout(values: pa.Array, offsets: Offsets, start: int, end: int)
         return values
     at = np.full(end - start, -1, np.int64)
     at[offsets - start] = np.arange(len(offsets))
-    return values.take(pa.array(at, mask=at < 0))
+    return rows_at(values, pa.array(at, mask=at < 0))
 
 
 class ColumnFileWriter:
@@ -121,7 +121,7 @@ def assemble(
                 values = rows.columns.column(0)
                 free = at[rows.offsets - start] < 0
                 if not free.all():
-                    values = values.filter(pa.array(free))
+                    values = rows_where(values, pa.array(free))
                 old.record(len(values), values.nbytes)
                 left -= values.nbytes
                 if left < 0:
@@ -132,7 +132,7 @@ def assemble(
         if not sources:
             return pa.nulls(count, data_type)
         combined = pa.concat_arrays([convert_array(source, data_type) for source in sources])
-        return combined.take(pa.array(at, mask=at < 0))
+        return rows_at(combined, pa.array(at, mask=at < 0))
 
     while start < files.physical_rows:
         end = reader.end_of_window(start, min(start + most, files.physical_rows), kept, old.bytes_a_row)

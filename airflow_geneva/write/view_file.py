@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.records import StagedFragment
-from airflow_geneva.lance_io.arrays import convert_array
+from airflow_geneva.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.lance_io.blobs import as_blobs, is_blob
 from airflow_geneva.lance_io.data_file import DataFileWriter
 from airflow_geneva.lance_io.row_ranges import Offsets, RowIds
@@ -91,7 +91,7 @@ def _rows(
             left -= parts[-1].nbytes
     back = np.empty(len(window), np.int64)
     back[sorting] = np.arange(len(window))
-    return pa.concat_arrays(parts).take(pa.array(back))
+    return rows_at(pa.concat_arrays(parts), pa.array(back))
 
 
 def _read_rows(view: lance.LanceDataset, file: str, positions: Offsets, room: float) -> pa.StructArray:

@@ -11,7 +11,7 @@ from lance.arrow import bfloat16_array
 
 from airflow_geneva import udf
 from airflow_geneva.errors import InvalidInput, JobFailed
-from airflow_geneva.lance_io.arrays import check_storable
+from airflow_geneva.lance_io.arrays import check_storable, rows_at, rows_where
 from airflow_geneva.table import Table
 
 MakeTable = Callable[..., Table]
@@ -186,3 +186,23 @@ def test_items_of_fixed_size_lists_may_be_declared_not_null(make_table: MakeTabl
     table.add_columns({"y": vector})
     table.backfill("y", udf=vector, runner="inline")
     assert table.to_arrow()["y"].to_pylist() == [{"v": [at, at]} for at in range(8)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([[[i, -i], [i + 0.5, i]] for i in range(9)], pa.list_(pa.list_(pa.float64(), 2), 2)),
+        pa.array([{"a": [[i], [-i]]} for i in range(9)], pa.struct([("a", pa.list_(pa.list_(pa.int16(), 1), 2))])),
+    ],
+    ids=["list", "struct"],
+)
+def test_rows_of_sliced_nested_fixed_size_lists_are_those_that_were_asked_for(values: pa.Array) -> None:
+    plain = values.to_pylist()
+    part = values.slice(3, 4)
+    positions, mask = pa.array([2, None, 0]), pa.array([False, True, False, True])
+    assert rows_at(part, positions).to_pylist() == [plain[5], None, plain[3]]
+    assert rows_where(part, mask).to_pylist() == [plain[4], plain[6]]
+    batch = pa.record_batch({"row": pa.array(range(4)), "v": part})
+    for rows in (batch, pa.Table.from_batches([batch, batch])):
+        assert rows_at(rows, pa.array([3, 1])).to_pylist() == [{"row": at, "v": plain[3 + at]} for at in (3, 1)]
+    assert rows_where(pa.Table.from_batches([batch]), mask)["v"].to_pylist() == [plain[4], plain[6]]
