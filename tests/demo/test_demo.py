@@ -264,10 +264,11 @@ time.sleep(600)
 """
 
 STOPPED = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from dags_examples.demo import stack
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests in the background ignores it
 stack.COMPONENTS = {"api-server": [], "scheduler": []}
 stack.STOP_SECONDS = 1
 stack._migrate = lambda home, environment: None
