@@ -300,7 +300,8 @@ def test_what_has_no_stable_hash_is_refused_by_name_with_what_to_do(source: str,
 
 def test_code_without_source_is_refused() -> None:
     namespace: dict[str, Any] = {}
-    exec("def f(x): return x", namespace)
+    # Python 3.13 keeps the source of `python -c` as that of "<string>".
+    exec(compile("def f(x): return x", "<stdin>", "exec"), namespace)
     with pytest.raises(InvalidInput, match=r"the source of .* is not available: .* put it in a file or a notebook\."):
         code_version(namespace["f"])
 
