@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timezone
@@ -106,17 +107,17 @@ class PlanOperator(LanceOperator):
         context["ti"].xcom_push(SUMMARY, summary)
         return shard_summaries(plan, saved, job.storage)
 
+    @abstractmethod
     def _open(self) -> Table:
         """Open what is planned: a table or a view."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _plan(self, table: Any, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
         """Plan; also return the version after which commits must be announced, or None if there will be none.
 
         Args:
             asked: the fields that the requests of both operators have.
         """
-        raise NotImplementedError
 
     def _summarize(self, plan: Plan, saved: SavedPlan) -> dict[str, Any]:
         work = saved.work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -74,7 +75,7 @@ class CodeArchive:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _JobSpec:
+class _JobSpec(ABC):
     """What all tasks of a job need to know, besides their fragments; small, and free of credentials.
 
     Args:
@@ -112,13 +113,14 @@ class _JobSpec:
     codes: tuple[CodeArchive, ...] = ()
 
     @property
+    @abstractmethod
     def udfs(self) -> dict[str, UdfDefinition]:
         """The UDFs that the job runs, by column."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def identity(self) -> WorkIdentity:
-        raise NotImplementedError
+        """What the keys of the job's checkpoints begin with."""
 
     @property
     def _tag(self) -> str | None:
@@ -143,9 +145,9 @@ class _JobSpec:
         return self.tables[-1]
 
     @property
+    @abstractmethod
     def target(self) -> str:
         """The view or the column that the job computes, for messages."""
-        raise NotImplementedError
 
     def tried(self, work: FragmentWork) -> PriorFailures:
         """Return the rows of a fragment on which the UDF failed in earlier runs."""
