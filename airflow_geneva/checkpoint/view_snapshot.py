@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.facts import ColumnState, Fact
-from airflow_geneva.checkpoint.keys import key_to_path, path_to_key
+from airflow_geneva.checkpoint.keys import path_to_key
 from airflow_geneva.checkpoint.packs import Packs
 from airflow_geneva.checkpoint.provenance import PriorFailures, Provenance
 from airflow_geneva.checkpoint.store import CheckpointStore
@@ -66,23 +66,56 @@ class Snapshot:
             ]  # fmt: skip
         return ColumnState(facts, seen=[self.source_version])
 
+    def to_batch(self) -> pa.RecordBatch:
+        rows = list(self._rows())
+        columns = [[row[at] for row in rows] for at in range(3)]
+        arrays: list[pa.Array] = [pa.array(values, pa.string()) for values in columns]
+        arrays.append(to_lists([row[3] for row in rows], _SCHEMA.field("bounds").type))
+        metadata = {"source_version": str(self.source_version), "code": json.dumps(self.code)}
+        metadata["older"] = json.dumps(self.older)
+        return pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
+
+    def _rows(self) -> Iterator[tuple[str, str, str, Ranges]]:
+        yield "", "matching", "", self.matching
+        for fragment in self.fragments:
+            yield fragment.signature, "live", fragment.deletion, fragment.live
+            yield fragment.signature, "ids", "", fragment.ids
+            for runs, rows in fragment.failed:
+                yield fragment.signature, f"failed:{runs}", "", rows
+
+    @staticmethod
+    def from_batch(batch: pa.RecordBatch) -> Snapshot:
+        """Read a snapshot; KeyError, ValueError or IndexError if the batch is none."""
+        metadata = batch.schema.metadata or {}
+        version = int(metadata[b"source_version"])
+        code, older = (tuple((str(a), str(b)) for a, b in json.loads(metadata[name])) for name in (b"code", b"older"))
+        texts: Sequence[list[str]] = [batch.column(name).to_pylist() for name in ("signature", "what", "deletion")]
+        fragments: list[SourceFragment] = []
+        matching = live = Ranges.empty()
+        deletion_of_live = ""
+        for signature, what, deletion, found in zip(*texts, from_lists(batch.column("bounds")), strict=True):
+            rows = found or Ranges.empty()
+            if what == "matching":
+                matching = rows
+            elif what == "live":
+                live, deletion_of_live = rows, deletion
+            elif what == "ids":
+                fragments.append(SourceFragment(signature, deletion_of_live, live, rows))
+            else:
+                failed = (*fragments[-1].failed, (int(what.partition(":")[2]), rows))
+                fragments[-1] = replace(fragments[-1], failed=failed)
+        return Snapshot(version, code, tuple(fragments), matching, older)
+
 
 _SCHEMA = pa.schema(
     [("signature", pa.string()), ("what", pa.string()), ("deletion", pa.string()), ("bounds", pa.list_(pa.int64()))]
 )
-
-
 _FOLDER, _KIND = "state/view", "swap"
 _KEPT_UNPACKED = 4
 
 
 def _store(checkpoints: Storage) -> CheckpointStore:
     return CheckpointStore(checkpoints.folder(_FOLDER))
-
-
-def snapshot_file(key: str) -> str:
-    """Return the path of a snapshot below the folder that it was saved in."""
-    return f"{_FOLDER}/{key_to_path(key)}"
 
 
 def snapshot_key(name: str) -> str | None:
@@ -98,14 +131,8 @@ def snapshot_job(key: str) -> str:
 
 def save_snapshot(checkpoints: Storage, job_id: str, snapshot: Snapshot) -> str:
     """Write a snapshot and return its key."""
-    rows = list(_rows(snapshot))
-    columns = [[row[at] for row in rows] for at in range(3)]
-    arrays: list[pa.Array] = [pa.array(values, pa.string()) for values in columns]
-    arrays.append(to_lists([row[3] for row in rows], _SCHEMA.field("bounds").type))
-    metadata = {"source_version": str(snapshot.source_version), "code": json.dumps(snapshot.code)}
-    metadata["older"] = json.dumps(snapshot.older)
     key = f"{_KIND}.{job_id}.{uuid.uuid4().hex[:12]}"
-    _store(checkpoints)[key] = pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
+    _store(checkpoints)[key] = snapshot.to_batch()
     fault_point("snapshot.written")
     return key
 
@@ -136,44 +163,9 @@ def remove_snapshot(checkpoints: Storage, key: str) -> None:
     del _store(checkpoints)[key]
 
 
-def _rows(snapshot: Snapshot) -> Iterator[tuple[str, str, str, Ranges]]:
-    yield "", "matching", "", snapshot.matching
-    for fragment in snapshot.fragments:
-        yield fragment.signature, "live", fragment.deletion, fragment.live
-        yield fragment.signature, "ids", "", fragment.ids
-        for runs, rows in fragment.failed:
-            yield fragment.signature, f"failed:{runs}", "", rows
-
-
 def load_snapshot(checkpoints: Storage, key: str) -> Snapshot | None:
     """Read a snapshot; None if it is missing or damaged. Then rows are computed again, and results stay correct."""
     try:
-        batch = _store(checkpoints)[key]
-        metadata = batch.schema.metadata or {}
-        version = int(metadata[b"source_version"])
-        code, older = (tuple((str(a), str(b)) for a, b in json.loads(metadata[name])) for name in (b"code", b"older"))
-        rows = list(_read(batch))
+        return Snapshot.from_batch(_store(checkpoints)[key])
     except (KeyError, ValueError, IndexError):
         return None
-    fragments: list[SourceFragment] = []
-    matching = Ranges.empty()
-    at = 0
-    while at < len(rows):
-        signature, what, deletion, found = rows[at]
-        if what == "matching":
-            matching, at = found, at + 1
-            continue
-        ids = rows[at + 1][3]
-        at += 2
-        failed = []
-        while at < len(rows) and rows[at][1].startswith("failed:"):
-            failed.append((int(rows[at][1].partition(":")[2]), rows[at][3]))
-            at += 1
-        fragments.append(SourceFragment(signature, deletion, found, ids, tuple(failed)))
-    return Snapshot(version, code, tuple(fragments), matching, older)
-
-
-def _read(batch: pa.RecordBatch) -> Iterator[tuple[str, str, str, Ranges]]:
-    texts: Sequence[list[str]] = [batch.column(name).to_pylist() for name in ("signature", "what", "deletion")]
-    for signature, what, deletion, rows in zip(*texts, from_lists(batch.column("bounds")), strict=True):
-        yield signature, what, deletion, rows or Ranges.empty()

@@ -1,15 +1,17 @@
-"""Store a plan beside the table: a small header, and one file per shard, so that each task reads only its own."""
+"""Store a plan beside the table: a small header, and a part per shard, so that each task reads only its own."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from airflow_geneva.checkpoint.packs import from_bytes, to_bytes
 from airflow_geneva.checkpoint.provenance import PriorFailures
-from airflow_geneva.checkpoint.view_snapshot import Snapshot, load_snapshot, save_snapshot, snapshot_file
+from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import JobSpec, Plan, job_spec_from_json
@@ -20,7 +22,7 @@ ALL_ROW_IDS = Ranges.of(0, (1 << 63) - 1)
 """All possible source row ids, for a swap that removes every row."""
 
 
-_FORMAT = 4
+_FORMAT = 5
 _XCOM_SHARD_BYTES = 12_000
 _XCOM_BYTES = 900_000
 
@@ -50,47 +52,24 @@ class SwapPlan:
         )
         return replace(self.snapshot, fragments=fragments)
 
-    def save(self, job: Storage) -> tuple[str, str]:
-        """Write the swap plan into the job's folder; return the document's name and SHA-256."""
-        key = save_snapshot(job, "plan", self.snapshot)
-        name = f"swap-{key.rpartition('.')[2]}.json"
+    def dump(self) -> bytes:
+        """Serialize the swap for the plan; the snapshot as packs hold it, in base64."""
         document = {
             "based_on": self.based_on,
             "gone": self.gone.to_json(),
-            "snapshot": key,
-            "snapshot_sha256": sha256(job.read_bytes(snapshot_file(key))),
+            "snapshot": b64encode(to_bytes(self.snapshot.to_batch())).decode(),
             "advances": self.advances,
             "max_rows_per_fragment": self.max_rows_per_fragment,
             "shuffle_seed": self.shuffle_seed,
         }
-        data = json.dumps(document, separators=(",", ":")).encode()
-        job.write_bytes(name, data)
-        return name, sha256(data)
+        return json.dumps(document, separators=(",", ":")).encode()
 
     @staticmethod
-    def load(job: Storage, name: str, data: bytes) -> SwapPlan:
-        """Read a swap plan from a document whose digest the caller has checked."""
+    def load(data: bytes) -> SwapPlan:
         document = json.loads(data)
-        key = document["snapshot"]
-        try:
-            unchanged = sha256(job.read_bytes(snapshot_file(key))) == document["snapshot_sha256"]
-        except FileNotFoundError:
-            unchanged = False
-        snapshot = load_snapshot(job, key) if unchanged else None
-        if snapshot is None:
-            raise InvalidInput(
-                f"The document {job.path(snapshot_file(key))} that belongs to {name} is gone or was changed. "
-                "Clear the plan task with its downstream tasks."
-            )
-        gone = Ranges.from_json(document["gone"])
-        return SwapPlan(
-            document["based_on"],
-            gone,
-            snapshot,
-            document["advances"],
-            document["max_rows_per_fragment"],
-            document["shuffle_seed"],
-        )
+        gone = Ranges.from_json(document.pop("gone"))
+        snapshot = Snapshot.from_batch(from_bytes(b64decode(document.pop("snapshot"))))
+        return SwapPlan(**document, gone=gone, snapshot=snapshot)
 
 
 def sha256(data: bytes) -> str:
@@ -105,7 +84,7 @@ class SavedPlan:
     Args:
         fingerprint: SHA-256 of the header, which holds the digests of the shards.
         shards: for each shard its ``file``, ``sha256``, ``fragments`` and ``rows``.
-        swap: for a refresh, ``file`` and ``sha256`` of its swap plan.
+        swap: for a refresh, ``file`` and ``sha256`` of its swap.
     """
 
     fingerprint: str
@@ -122,22 +101,18 @@ class SavedPlan:
         return Shard.load(_checked(job, entry["file"], entry["sha256"]))
 
     def load_swap(self, job: Storage) -> SwapPlan:
-        """Read the swap plan of a refresh and check its digest against the header."""
+        """Read the swap of a refresh and check its digest against the header."""
         if self.swap is None:
             raise InvalidInput(f"The plan {job.path(plan_name(self.fingerprint))} is not a refresh's.")
-        return SwapPlan.load(job, self.swap["file"], _checked(job, self.swap["file"], self.swap["sha256"]))
+        return SwapPlan.load(_checked(job, self.swap["file"], self.swap["sha256"]))
 
 
 def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
     """Write a plan into its job's folder; `run` gives equal plans of two runs different fingerprints."""
-    entries = []
-    for shard in plan.shards:
-        data = shard.dump()
-        name = f"shard-{sha256(data)[:12]}-{shard.index:04}.json"
-        job.write_bytes(name, data)
-        entries.append(
-            {"file": name, "sha256": sha256(data), "fragments": len(shard.fragments), "rows": shard.rows}
-        )  # fmt: skip
+    entries = [
+        {**_save_part(job, shard.dump()), "fragments": len(shard.fragments), "rows": shard.rows}
+        for shard in plan.shards
+    ]
     header = {
         "format": _FORMAT,
         "run": run,
@@ -148,12 +123,19 @@ def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
         "notes": list(plan.notes),
     }
     if plan.swap is not None:
-        name, digest = plan.swap.save(job)
-        header["swap"] = {"file": name, "sha256": digest}
+        header["swap"] = _save_part(job, plan.swap.dump())
     data = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     fingerprint = sha256(data)
     job.write_bytes(plan_name(fingerprint), data)
     return _saved(fingerprint, header)
+
+
+def _save_part(job: Storage, data: bytes) -> dict[str, Any]:
+    """Write a shard or the swap of a plan."""
+    digest = sha256(data)
+    name = f"part-{digest[:16]}.json"
+    job.write_bytes(name, data)
+    return {"file": name, "sha256": digest}
 
 
 def load_plan(job: Storage, fingerprint: str) -> SavedPlan:

@@ -306,7 +306,7 @@ def advance_and_die(database: str, fault: str) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("point", "left"), [("snapshot.written:2", 1), ("advance.written:1", 1)])
+@pytest.mark.parametrize(("point", "left"), [("snapshot.written:1", 1), ("advance.written:1", 1)])
 def test_what_a_killed_refresh_left_goes_with_the_garbage(table: Table, trace: Trace, point: str, left: int) -> None:
     view = Asked(NOT_THIRD).make(table)
     refresh(view)

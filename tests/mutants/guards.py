@@ -344,12 +344,6 @@ GUARDS = [
         ("plan/test_saved_plan.py",),
     ),
     Guard(
-        "A swap plan would be carried out with a snapshot that was changed after planning.",
-        'unchanged = sha256(job.read_bytes(snapshot_file(key))) == document["snapshot_sha256"]',
-        "unchanged = job.exists(snapshot_file(key))",
-        ("plan/test_saved_plan.py::test_a_swap_plan_with_the_snapshot_of_another_one_is_refused",),
-    ),
-    Guard(
         "A worker that has other code than planned would compute with it.",
         "if udf.code_version != self.version:\n            raise",
         "if False:\n            raise",

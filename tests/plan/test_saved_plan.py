@@ -12,7 +12,7 @@ import pytest
 from airflow_geneva import connect
 from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.checkpoint.reuse import Ancestor
-from airflow_geneva.checkpoint.view_snapshot import Snapshot, save_snapshot, snapshot_file
+from airflow_geneva.checkpoint.view_snapshot import Snapshot, SourceFragment
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
@@ -99,16 +99,22 @@ def test_a_shard_that_was_changed_is_refused(job: Storage, tmp_path: Path) -> No
         saved.load_shard(job, 0)
 
 
-def test_a_swap_plan_with_the_snapshot_of_another_one_is_refused(job: Storage) -> None:
-    snapshot = Snapshot(3, (), (), Ranges.empty())
-    swap = SwapPlan("", Ranges.empty(), snapshot, True, None)
-    name, _ = swap.save(job)
-    assert SwapPlan.load(job, name, job.read_bytes(name)).snapshot.source_version == 3
-    key = json.loads(job.read_bytes(name))["snapshot"]
-    other = save_snapshot(job, "plan", replace(snapshot, source_version=4))
-    job.write_bytes(snapshot_file(key), job.read_bytes(snapshot_file(other)))
-    with pytest.raises(InvalidInput, match=r"is gone or was changed\. Clear the plan task"):
-        SwapPlan.load(job, name, job.read_bytes(name))
+def test_a_swap_is_read_back_as_it_was_written_and_refused_once_it_was_changed(job: Storage) -> None:
+    fragments = (
+        SourceFragment("one", "gone", Ranges.of(0, 9), Ranges.of(20, 29), ((1, Ranges.of(3, 4)), (2, Ranges.of(5, 6)))),
+        SourceFragment("two", "", Ranges.of(0, 5), Ranges.of(40, 45)),
+    )
+    snapshot = Snapshot(3, (("n", "1a"),), fragments, Ranges.of(0, 7), (("n", "0f"),))
+    swap = SwapPlan("before", Ranges.of(20, 22), snapshot, True, 5, 7)
+    saved = save_plan(replace(plan_of(1), swap=swap), job)
+    found = saved.load_swap(job)
+    assert found.dump() == swap.dump()
+    assert (found.gone, found.snapshot.fragments[1].ids) == (swap.gone, Ranges.of(40, 45))
+    assert found.snapshot.to_batch().equals(snapshot.to_batch(), check_metadata=True)
+    assert saved.swap is not None
+    job.write_bytes(saved.swap["file"], replace(swap, advances=False).dump())
+    with pytest.raises(InvalidInput, match=r"was changed after planning .*Clear the plan task"):
+        saved.load_swap(job)
 
 
 def test_a_plan_that_is_gone_says_what_to_do(job: Storage) -> None:

@@ -252,7 +252,7 @@ def test_documents_that_break_while_nobody_looks_cost_work_and_never_a_value(
 
 
 @pytest.mark.parametrize(
-    ("document", "damage"), list(itertools.product(["plan-*.json", "shard-*.json"], DAMAGES))[:: 1 if SOAK else 2]
+    ("document", "damage"), list(itertools.product(["plan-*.json", "part-*.json"], DAMAGES))[:: 1 if SOAK else 2]
 )
 def test_a_plan_that_breaks_is_not_carried_out_and_planned_again(
     table: Table, trace: Trace, tmp_path: Path, document: str, damage: str

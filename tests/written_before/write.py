@@ -143,7 +143,7 @@ def age(folder: Path, since: float) -> None:
 
     for path in folder.rglob("*.json"):
         # What a plan consists of is named by its hash, and says nothing of the time.
-        if not path.name.startswith(("plan-", "shard-", "swap-")):
+        if not path.name.startswith(("plan-", "part-")):
             document = json.loads(path.read_text())
             if older(document) != document:
                 path.write_text(json.dumps(older(document), separators=(",", ":")))
