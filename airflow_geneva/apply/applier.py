@@ -40,13 +40,9 @@ _GROWTH = 10
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """The result of one step.
+    """The result of one step: the offsets ``[start, end)``, and in run-length form the rows that the UDF ran on.
 
-    Args:
-        start, end: physical offsets that the step covers.
-        runs: rows that the UDF ran on, in run-length form, because plain arrays would be a task's largest object.
-        looked_at: all rows of the step that were due, including rows that the filter did not select.
-        failed: rows that failed under a `Skip` rule; their value is NULL.
+    `looked_at` also has the due rows that the filter did not select. Failed rows have the value NULL.
     """
 
     start: int
@@ -144,13 +140,7 @@ class RowWidths:
 
 
 class Applier:
-    """Runs one UDF over fragments of one table version.
-
-    Args:
-        udf: the loaded UDF, for its sizes, or None.
-        widths: row widths that earlier units of the task measured.
-        on_rows: called with the number of rows after every step, for progress.
-    """
+    """Runs one UDF over fragments of one table version; `udf`, or None, gives the sizes."""
 
     def __init__(
         self,
@@ -191,12 +181,8 @@ class Applier:
     ) -> Iterator[StepResult]:
         """Run the UDF on the live, selected rows of ``run``, in physical order.
 
-        Args:
-            keep_last: write a checkpoint of the last steps too; not needed if the caller stages the whole fragment.
-
-        Raises:
-            UdfError: the UDF failed, or more rows failed than its error policy allows; rows computed before are
-                checkpointed.
+        If it fails, the rows before are checkpointed. ``keep_last`` also writes a checkpoint of the last steps, which a
+        caller that stages the whole fragment does not need.
         """
         pending = _PendingCheckpoint(self.store, self.work, fragment, ErrorLog(self.work, fragment, self.job))
         try:

@@ -27,10 +27,9 @@ _DOES_NOT_FIT = (pa.ArrowException, OutputMismatch, TypeError, ValueError, Overf
 
 
 def array_from_values(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
-    """Convert one Python or NumPy value per row; None becomes NULL, and so does a struct field that a dict lacks.
+    """Convert one Python or NumPy value per row, or raise `OutputMismatch` at the first row whose value does not fit.
 
-    Raises:
-        OutputMismatch: a value does not fit; names the first such row.
+    None becomes NULL, and so does a struct field that a dict lacks.
     """
     try:
         return _convert(values, data_type)
@@ -44,11 +43,7 @@ def array_from_values(values: Sequence[Any], data_type: pa.DataType) -> pa.Array
 
 
 def array_from_result(result: Any, data_type: pa.DataType) -> pa.Array:
-    """Convert the result of an array or record-batch UDF: an Arrow or NumPy array, or a record batch for a struct.
-
-    Raises:
-        OutputMismatch: the result is something else, or its values do not fit the type.
-    """
+    """Convert the result of an array or record-batch UDF: an Arrow or NumPy array, or a record batch for a struct."""
     if isinstance(result, pa.RecordBatch) and pa.types.is_struct(data_type):
         result = result.to_struct_array()
     if isinstance(result, np.ndarray):

@@ -28,12 +28,10 @@ _BLOB_ROWS = 1_024
 
 @dataclass(frozen=True)
 class QueryRows:
-    """Computed rows of a query.
+    """Computed rows of a query, and by UDF column the result of its UDF, failures included.
 
-    Args:
-        rows: the query's columns, in order; source blobs as bytes, blobs of a UDF as the UDF returned them.
-        mapped: by UDF column, the result of its UDF, failures included.
-        failure: the error of the row that fails the job, if these are the rows before it; else None.
+    Source blobs are bytes, blobs of a UDF as it returned them. With a ``failure``, which fails the job, these are the
+    rows before it.
     """
 
     rows: pa.RecordBatch
@@ -119,10 +117,7 @@ def _projection(
 
 
 def take_rows(dataset: lance.LanceDataset, row_ids: RowIdArray, projection: Mapping[str, str]) -> pa.RecordBatch:
-    """Read existing rows, no id twice, in the order of their ids; blobs are read as bytes.
-
-    ``projection`` gives an SQL expression or a quoted column by alias.
-    """
+    """Read existing rows, no id twice, in the order of their ids; a projection has SQL or quoted columns."""
     with_id = {**projection, "_rowid": "_rowid"}
     blobs = {f"`{field.name}`" for field in dataset.schema if is_blob(field)}
     if not blobs & set(projection.values()):

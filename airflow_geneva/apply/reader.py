@@ -28,13 +28,7 @@ _READ_AHEAD = 2
 
 @dataclass(frozen=True, eq=False)
 class RowBatch:
-    """A batch of live rows with their positions.
-
-    Args:
-        start, end: the physical offsets that the batch covers; rows missing between them are deleted.
-        offsets: physical offsets of the rows.
-        selected: for each row, whether the filter selects it; None without a filter.
-    """
+    """The live rows of the physical offsets ``[start, end)``; `selected` is None without a filter."""
 
     start: int
     end: int
@@ -63,10 +57,7 @@ class ReadSize:
         limit: int,
         batch_size: int | None = None,
     ) -> ReadSize:
-        """Estimate from the types of the columns; file sizes say little, because files are compressed.
-
-        ``batch_size`` is the number of rows per UDF call, if the user set it.
-        """
+        """Estimate from the types of the columns; file sizes say little, because files are compressed."""
         names = [text.strip("`") for text in columns.values()] if isinstance(columns, Mapping) else columns
         known = all(name in dataset.schema.names for name in names)
         width = joint_width([dataset.schema.field(name).type for name in names]) if known else None
@@ -100,10 +91,8 @@ def read_rows(
     """Read the live rows of one window, in physical offsets.
 
     Args:
-        columns: top-level columns to read, duplicates ignored; may be empty. Or a mapping from names to SQL expressions
-            or quoted columns.
+        columns: columns to read, or a mapping from names to SQL expressions or quoted columns.
         where: filter to evaluate for each row; it does not remove rows.
-        size: adapts to the bytes that were read.
     """
     start, end = window
     before = len(live.within(0, start))

@@ -22,10 +22,7 @@ from airflow_geneva.udf.error_policy import Policy, Skip, rules_of
 
 
 class SkipCount:
-    """Counts the rows that a job of so many rows skipped, by rule; the threads of a task share it.
-
-    ``before`` counts the rows that earlier tries and other shards skipped.
-    """
+    """Counts the rows that a job skips, by rule, including those of earlier tries; a task's threads share it."""
 
     def __init__(self, policy: Policy, job_rows: int, before: Mapping[int, int] | None = None) -> None:
         self.policy = policy
@@ -121,10 +118,7 @@ def fatal_failure(error: UdfError, row: int) -> RowFailure:
 
 
 def skipped_before(location: TableLocation, work: JobSpec) -> dict[int, int]:
-    """Count the rows of a job that earlier tries and other shards skipped, by rule; {} if the policy has no limits.
-
-    Rows that already failed in earlier jobs do not count.
-    """
+    """Count the rows that a job skipped so far, by rule, but not those that failed in earlier jobs, too."""
     if not has_limits(work):
         return {}
     records = read_errors(location.checkpoints, work.job_id)

@@ -33,9 +33,7 @@ class RowFailure:
     Args:
         index: the row within the batch.
         rule: position of the `Skip` in the policy, 0 for `"skip"`.
-        exception: qualified name of the exception's class, such as `builtins.ValueError`.
-        message: its text, up to 2,000 characters.
-        traceback: the UDF's own frames, up to 8,000 characters; "" after a timeout or a crash.
+        traceback: the UDF's own frames; "" after a timeout or a crash.
         calls: how often the UDF was called on it in this run, including calls with other rows.
         column: for a view, the column that was computed; else "".
     """
@@ -68,12 +66,9 @@ class CallFailure:
     """Why a call returned no values.
 
     Args:
-        exception: qualified name of the exception's class.
-        message: its text.
         traceback: the UDF's own frames, or "".
         fits: positions of the matching rules of the policy, in order.
-        complete: whether the message is complete, as for an output that does not fit its column; else the error adds
-            UDF, row and traceback.
+        complete: whether the message says all, as for an output that does not fit its column.
     """
 
     exception: str
@@ -103,20 +98,14 @@ class CallFailure:
 
 
 class Mapper:
-    """A UDF and the input columns that it is called on, in the order of its parameters; None: its own.
-
-    A record-batch UDF without input columns gets all columns.
-    """
+    """A UDF and the input columns that it is called on; a record-batch UDF without any gets all columns."""
 
     def __init__(self, udf: UDF, input_columns: Sequence[str] | None = None) -> None:
         self.udf = udf
         self.input_columns = udf.resolve_inputs(input_columns)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
-        """Compute the output of a batch: one value per row, of type `udf.data_type`.
-
-        `UdfError` if the UDF raised, or its output has another length or type.
-        """
+        """Compute one value per row; `UdfError` if the UDF raised, or its output has another length or type."""
         inputs = self.inputs(batch)
         if batch.num_rows == 0:
             return pa.nulls(0, self.udf.data_type)

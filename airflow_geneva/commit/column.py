@@ -75,13 +75,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Verification:
-    """Which candidates can be committed at a version.
-
-    Args:
-        fitting: candidates that fit.
-        done: candidates whose file is in the table already, from an earlier try of the same commit.
-        left: the other candidates, each with the reason.
-    """
+    """Which candidates fit a version, which an earlier try has committed, and why others are left."""
 
     fitting: tuple[Candidate, ...]
     done: tuple[Candidate, ...]
@@ -130,13 +124,7 @@ def _reason(
 
 @dataclass
 class ShardCommitter:
-    """Commits the staged fragments of one shard.
-
-    Args:
-        columns: the relevant columns by field id, as planned.
-        planned: the table at the planned version, where the column has the name that the staged files use.
-        shards: number of shards of the plan.
-    """
+    """Commits the staged fragments of one shard; `planned` is the table in which its column has the planned name."""
 
     location: TableLocation
     work: BackfillSpec
@@ -159,12 +147,10 @@ class ShardCommitter:
         missing: Sequence[tuple[int, str]],
         on_group: Callable[[int, int, tuple[int, ...]], None] = lambda fragments, rows, versions: None,
     ) -> ShardResult:
-        """Commit the candidates that fit, and report those that do not.
+        """Commit the candidates that fit, and report those that do not, and the fragments without a staged file.
 
-        Args:
-            missing: fragment id and reason of the fragments without a staged file.
-            on_group: called after every Lance commit with the number of visible fragments and due rows, and the table
-                versions written.
+        ``on_group`` is called after every Lance commit with the number of visible fragments and due rows, and the table
+        versions written.
 
         Raises:
             CommitConflict: other writers changed the table at every retry.

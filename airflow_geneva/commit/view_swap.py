@@ -56,12 +56,10 @@ def swap_rows(
     files: Sequence[tuple[str, int]],
     save: Callable[[], str],
 ) -> tuple[int | None, str]:
-    """Remove rows from a view and add new ones.
+    """Remove rows from a view and add those of the staged files; placeholders are always removed.
 
     Args:
         plan: fingerprint of the plan; identifies a swap that an earlier try committed.
-        swap: the rows to remove, and the view state that the swap requires; placeholders are always removed.
-        files: names and row counts of the staged data files.
         save: writes the snapshot of the view after the swap and returns its key; called only if needed.
 
     Returns:
@@ -168,11 +166,7 @@ def _open_with_a_fragment(location: TableLocation, planned: PlannedTable, wanted
 def _rows_to_remove(
     dataset: lance.LanceDataset, gone: Ranges, placeholders: bool
 ) -> tuple[list[int], list[Any], list[Any]]:
-    """Return the fragments to remove, those that lose rows, and the lowest fragment if it stays unchanged.
-
-    Args:
-        placeholders: whether the view may have rows that are not set.
-    """
+    """Return the fragments to remove, those that lose rows, and the lowest fragment if it stays unchanged."""
     fragments = {fragment.fragment_id: fragment for fragment in dataset.get_fragments()}
     if gone == ALL_ROW_IDS:
         return sorted(fragments), [], []

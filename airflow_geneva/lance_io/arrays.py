@@ -112,11 +112,7 @@ def to_storage(values: pa.Array) -> pa.Array:
 
 
 def convert_array(values: pa.Array, data_type: pa.DataType) -> pa.Array:
-    """Convert an array to another type that holds the same values, for example to an extension type or another layout.
-
-    Raises:
-        pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError: the type cannot hold the values.
-    """
+    """Convert an array to another type that holds the same values, or raise pyarrow's error that it cannot."""
     if values.type == data_type:
         return _retyped(values, data_type)
     stored, wanted = to_storage(values), storage_type(data_type)

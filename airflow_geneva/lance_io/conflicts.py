@@ -26,11 +26,7 @@ def is_conflict(error: OSError) -> bool:
 
 
 def commit_tries(changed: str, commit: str) -> Iterator[int]:
-    """Yield the 0-based number of each try of a commit, and wait between two tries, longer each time.
-
-    Args:
-        changed: what other writers change, for the message: ``table 'docs'``.
-        commit: what is tried, for the message: ``swap its rows``.
+    """Yield the 0-based number of each try to `commit` what other writers `changed`, and wait between two tries.
 
     Raises:
         CommitConflict: the last try met another writer, too.

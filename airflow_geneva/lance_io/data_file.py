@@ -43,11 +43,7 @@ _EXTENSION = b"ARROW:extension:name"
 
 
 class FileWriter:
-    """Writes batches to a Lance file; readers see nothing before :meth:`close`.
-
-    Raises:
-        StorageError: the store is full, read-only or unreachable, or pylance cannot write the values.
-    """
+    """Writes batches to a Lance file, or raises `StorageError`; readers see nothing before :meth:`close`."""
 
     def __init__(self, what: str, path: str, open_writer: Callable[[], LanceFileWriter]) -> None:
         self.what = what
@@ -132,13 +128,10 @@ def write_error(what: str, error: BaseException, batch: pa.RecordBatch | None) -
 
 
 def check_complete(path: str) -> None:
-    """Check that a Lance file is complete, and remove it if it is not.
+    """Remove a local Lance file that is truncated, and raise `OSError`.
 
     On a full local disk or an exhausted quota, Lance reports no error for the last bytes. An object store always stores
     a file completely or not at all.
-
-    Raises:
-        OSError: the file is truncated.
     """
     if not is_local(path):
         return
@@ -154,9 +147,7 @@ def check_complete(path: str) -> None:
 class LanceFile:
     """Reads a finished Lance file; values have the same form as in a table.
 
-    Args:
-        broken: converts pylance's error about a damaged or missing file. A store that is unavailable raises a
-            `StorageError` instead.
+    ``broken`` converts pylance's error about a damaged or missing file; an unavailable store raises a `StorageError`.
     """
 
     open_reader: Callable[[list[str] | None], LanceFileReader]
@@ -179,15 +170,7 @@ class LanceFile:
     def read(
         self, columns: Sequence[str] | None = None, rows: Offsets | None = None, room: float = inf
     ) -> pa.RecordBatch:
-        """Read rows in the order of their positions; a damaged or missing file raises the error of `broken`.
-
-        Args:
-            rows: positions in any order; None: all.
-            room: most bytes that the rows may take.
-
-        Raises:
-            BatchTooLarge: the rows take more.
-        """
+        """Read all rows, or those at positions, in their order; `BatchTooLarge` above ``room`` bytes."""
 
         def convert(error: BaseException) -> Exception:
             if rows is not None and len(rows) > 1 and is_overflow(error):

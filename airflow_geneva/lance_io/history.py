@@ -30,12 +30,7 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit.
-
-    Args:
-        operation: the operation, one of ``lance.LanceOperation``; None if Lance recorded none.
-        gone: the version was cleaned up, so nothing is known about the commit.
-    """
+    """One commit, its operation one of ``lance.LanceOperation`` or None; `gone` if its version was cleaned up."""
 
     version: int
     operation: Any = None
@@ -257,10 +252,9 @@ class Tracer:
     def trace(
         self, fragments: Iterable[FragmentFiles], settled: FragmentFilter, since: int = 0, same_output: bool = False
     ) -> Lineage:
-        """Trace fragments back to settled ones.
+        """Trace fragments back to settled ones, whose ancestors are not needed.
 
         Args:
-            settled: says of a fragment that its ancestors are not needed.
             since: the oldest version whose commit can matter.
             same_output: a fragment whose output was written after its compaction counts as explained by that write.
         """

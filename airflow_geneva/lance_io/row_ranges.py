@@ -18,12 +18,7 @@ RowIds = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, eq=False)
 class Ranges:
-    """A set of row offsets within one fragment.
-
-    Args:
-        starts: first offset of each range, ascending.
-        ends: one past the last offset of each range; ``ends[i] < starts[i + 1]``.
-    """
+    """A set of row offsets within one fragment, as ascending ranges that neither overlap nor touch."""
 
     starts: Offsets
     ends: Offsets

@@ -172,15 +172,7 @@ class PlannedTable:
     def commit_transaction(
         self, options: StorageOptions, transaction: lance.Transaction, before: str, after: str
     ) -> lance.LanceDataset:
-        """Commit a transaction; check the table immediately before and after, and undo a commit to another table.
-
-        Args:
-            before, after: the fault points around the commit.
-
-        Raises:
-            TableRemade: it is another table, or it was dropped.
-            OSError: pylance's own, for example because another writer committed first.
-        """
+        """Commit between two fault points; undo the commit and raise `TableRemade` if it reached another table."""
         import lance
 
         self.look(options)

@@ -82,10 +82,7 @@ class RowsPerBudget:
     """Estimates how many rows fit into a byte limit, from the widths of rows seen so far.
 
     Rows of unknown width are assumed to be wide at first. Wider rows change the estimate at once, narrower rows step by
-    step. One row always fits. The next rows may be much wider than those before.
-
-    Args:
-        width: bytes per row if the type fixes it, else None.
+    step. One row always fits. The next rows may be much wider. `width`: bytes per row if the type fixes it.
     """
 
     limit: int

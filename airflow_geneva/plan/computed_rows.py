@@ -245,13 +245,7 @@ class ComputedRows:
         passed_over: Collection[FragmentFiles],
         others: Iterable[Provenance],
     ) -> dict[Provenance, Ranges]:
-        """Find the provenance of a compacted fragment's rows by row id.
-
-        Args:
-            parents: the parents whose row ids are read.
-            passed_over: the other parents.
-            others: the provenance that all rows of these share.
-        """
+        """Find the provenance of rows by row id; rows of the parents that are passed over have that of `others`."""
         offsets, ids = self.rows(files)
         missing, theirs = set(parents), np.ones(len(ids), np.bool_)
         ids_by_provenance: dict[Provenance, list[RowIds]] = {}

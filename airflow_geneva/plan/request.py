@@ -105,12 +105,7 @@ def plan_request(
     inputs: Sequence[str] | None,
     newest: lance.LanceDataset | None = None,
 ) -> Plan:
-    """Check a request and plan it; write nothing.
-
-    Args:
-        inputs: the input columns as the column's definition maps them; None: the UDF's own.
-        newest: the table, if the caller has just opened it.
-    """
+    """Check a request and plan it; write nothing. `inputs` are the column definition's; None: the UDF's own."""
     _check_types(request)
     sizing = check_sizing(request.sizing)
     dataset = newest or location.open()

@@ -214,10 +214,7 @@ def _folder(work: BackfillSpec, version: str) -> str:
 class Mismatch:
     """A fragment checkpoint that was computed from other data files than the fragment has now.
 
-    Args:
-        expected: data files of the fragment that the checkpoint was not computed from.
-        found: data files that the checkpoint was computed from and the fragment no longer has; None if the
-            checkpoint cannot be read.
+    Both lists leave out the files in common; `found` is None if the checkpoint cannot be read.
     """
 
     fragment: int

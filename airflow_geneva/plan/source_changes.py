@@ -24,12 +24,7 @@ VIEW_VERSION = "view"
 
 @dataclass(frozen=True, eq=False)
 class ChangedFragment:
-    """A source fragment with rows that the view does not reflect yet.
-
-    Args:
-        rows: offsets of rows that are new or changed, or failed and run again.
-        tried: rows that failed in earlier runs.
-    """
+    """A source fragment with rows that the view does not reflect yet, or on which a UDF failed and runs again."""
 
     files: FragmentFiles
     live: Ranges

@@ -57,10 +57,8 @@ def computed_by_value(
 ) -> tuple[dict[Provenance, Ranges], Ranges]:
     """Find rows of a fragment that were computed at the reference version and whose inputs and output are unchanged.
 
-    The result is right for any history between the two versions, because only values are compared.
-
-    Returns:
-        Offsets by provenance, and the offsets of all rows that existed at the reference version.
+    The result is right for any history between the two versions, because only values are compared. Return offsets by
+    provenance, and the offsets of all rows that existed at the reference version.
     """
     found: dict[Provenance, list[Offsets]] = {}
     offsets, ids = row_ids(dataset, files.id, created_by=reference.dataset.version)

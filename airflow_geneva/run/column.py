@@ -47,12 +47,7 @@ class ColumnTarget(Target):
 
     @staticmethod
     def at(location: TableLocation, work: BackfillSpec) -> ColumnTarget:
-        """Open the table, its checkpoints and the job's folder.
-
-        Raises:
-            InvalidInput: the table or its planned version does not exist any more.
-            TableRemade: the table was dropped and created again.
-        """
+        """Open the table, or raise that it, or its planned version, is gone or was created again."""
         checkpoints = location.checkpoints
         job = JobFolder.of(checkpoints, work.job_id).storage
         try:
@@ -210,9 +205,6 @@ def record_mixed_versions(
     """Write, change or remove the note ``mixed:<version>,<version>``; usually there is nothing to change.
 
     The note is for readers of the table; the column's ledgers say which rows have which version.
-
-    Args:
-        whole: whether all planned shards were committed.
     """
     import lance
 

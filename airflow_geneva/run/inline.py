@@ -47,11 +47,7 @@ class Udfs:
 
     @staticmethod
     def planned(work: JobSpec) -> Udfs:
-        """Return the UDFs of a plan, in the planned versions.
-
-        Raises:
-            InvalidInput: the plan has a UDF without an import path.
-        """
+        """Return the UDFs of a plan, in the planned versions; `InvalidInput` if one has no import path."""
         for udf in work.udfs.values():
             if udf.import_path is None:
                 raise InvalidInput(
@@ -88,11 +84,7 @@ def open_target(location: TableLocation, work: JobSpec) -> Target:
 
 
 def prepare(location: TableLocation, work: JobSpec, udfs: Udfs, before: Mapping[int, int]) -> tuple[RunUnit, SkipCount]:
-    """Prepare a task; return a function that runs a unit, and the counter of skipped rows.
-
-    Args:
-        before: rows that the job skipped before, by rule.
-    """
+    """Return a function that runs a unit of a task, and the counter of rows that the job skips, so many `before`."""
     loaded = udfs.here()
     # Batch and checkpoint sizes are those of the first UDF.
     first = next(iter(loaded.values()), None)
@@ -156,13 +148,7 @@ class _QueryRows:
 
 
 def apply_inline(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs) -> list[UnitReport]:
-    """Compute and stage a shard in this process, one fragment after another.
-
-    With an error policy or a timeout a UDF runs in a child process.
-
-    Raises:
-        UdfError: a UDF failed; rows computed before are checkpointed.
-    """
+    """Compute and stage a shard in this process; if a UDF fails, the rows computed before are checkpointed."""
     works = shard.to_apply
     if not works:
         return []

@@ -30,12 +30,7 @@ _MOST_BROKEN = 100
 
 @dataclass(frozen=True)
 class Unit:
-    """Work on one fragment within a task.
-
-    Args:
-        run: physical offsets that this unit computes.
-        whole: whether it also stages the fragment's data file.
-    """
+    """The offsets of one fragment that a task computes; a `whole` unit also stages the fragment's data file."""
 
     work: FragmentWork
     run: Ranges
@@ -146,11 +141,7 @@ class Target(ABC):
 
     @abstractmethod
     def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
-        """Assemble the fragment's data file from what the store has.
-
-        Raises:
-            BrokenFile: a checkpoint or staged file is damaged, or was removed meanwhile.
-        """
+        """Assemble the fragment's data file; `BrokenFile` if a file is damaged, or was removed meanwhile."""
 
     @abstractmethod
     def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
@@ -232,14 +223,7 @@ def stage_computed(
     held: ReusableRows,
     compute: Callable[[Ranges], None] | None = None,
 ) -> StagedFragment | None:
-    """Stage a fragment from the rows that the store has; None if rows are missing.
-
-    Args:
-        compute: computes missing rows into the store; None: do not compute.
-
-    Raises:
-        StorageError: files break or disappear again and again, or cannot be written.
-    """
+    """Stage a fragment from the rows that the store has; with `compute`, compute missing ones, else return None."""
     computed = Ranges.empty()
     for _ in range(_MOST_BROKEN):
         missing = wanted - held.done

@@ -51,12 +51,7 @@ class ViewTarget(Target):
 
     @staticmethod
     def at(location: TableLocation, work: RefreshSpec) -> ViewTarget:
-        """Open the source, the view, its checkpoints and the job's folder.
-
-        Raises:
-            InvalidInput: the source, the view, or the planned version of the source does not exist any more.
-            TableRemade: the source or the view was dropped and created again.
-        """
+        """Open the source and the view, or raise that one, or the planned version, is gone or was created again."""
         source = TableLocation(work.read.uri, work.read.name, location.options).open(work.version)
         work.read.check(source)
         view = location.open()
@@ -156,11 +151,7 @@ class _StagedRows:
 
 @dataclass
 class ViewPublisher:
-    """Verifies the shards of a refresh one by one, and swaps the view's rows at the end, all at once.
-
-    Args:
-        swap: the swap plan, if this process has it already.
-    """
+    """Verifies the shards of a refresh one by one, and swaps the view's rows at the end, all at once."""
 
     location: TableLocation
     saved: SavedPlan

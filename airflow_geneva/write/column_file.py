@@ -84,14 +84,8 @@ def assemble(
 ) -> Iterator[pa.Array]:
     """Yield the values of the whole fragment in physical layout, at most ``limit`` bytes at once.
 
-    Rows in a piece get its value, other live rows keep their old value, and deleted rows are NULL.
-
-    Args:
-        dataset: the table at the version to read old values from.
-        pieces: computed rows, no row twice.
-
-    Raises:
-        BrokenFile: the file of a piece is damaged or missing.
+    Rows in a piece get its value, other live rows keep their old value, and deleted rows are NULL. No row is in two
+    pieces. `BrokenFile` if the file of a piece is damaged or missing.
     """
     data_type = dataset.schema.field(column).type
     if is_blob_type(data_type):
@@ -142,12 +136,7 @@ def assemble(
 
 
 def fit_rows(make: Callable[[int], Made], rows: int) -> tuple[Made, int]:
-    """Call `make` with as many rows as fit; return its result and the number of rows.
-
-    Args:
-        make: raises `BatchTooLarge` if several rows do not fit.
-        rows: how many rows fit if they are as wide as the rows before them.
-    """
+    """Call `make` with fewer and fewer rows until it raises no `BatchTooLarge`; return its result and the number."""
     while True:
         try:
             return make(rows), rows
@@ -166,11 +155,9 @@ class FileWidths:
         self._files: list[RowsPerBudget | None] = [None] * count
 
     def rows(self, files: npt.NDArray[np.int64], *more: float) -> int:
-        """Return how many of the first rows fit, at least one.
+        """Return how many of the first rows fit, at least one; `files` has the number of each row's file.
 
-        Args:
-            files: for each row, the number of its file.
-            more: bytes per row of further files, numbered after these.
+        ``more`` gives the bytes per row of further files, numbered after these.
         """
         widest = max(
             (found.bytes_a_row for found in self._files if found), default=RowsPerBudget(self.limit).bytes_a_row
@@ -191,13 +178,7 @@ class FileWidths:
 
 
 class CheckpointedRowsReader:
-    """Reads the pieces of one fragment in windows of physical offsets and of at most ``limit`` bytes.
-
-    Args:
-        dataset: the table or view whose staged data files hold some of the pieces.
-        pieces: computed rows, no row twice.
-        values: takes the values out of the rows of a staged data file.
-    """
+    """Reads the pieces of one fragment in windows of physical offsets; `values` takes them out of staged rows."""
 
     def __init__(
         self,

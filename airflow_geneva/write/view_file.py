@@ -30,15 +30,7 @@ def reorder_rows(
     most: int | None,
     limit: int,
 ) -> list[tuple[str, int]]:
-    """Rewrite staged rows, ``most`` rows per file; return the name and the row count of each new file.
-
-    Args:
-        shuffle_seed: seed of the hash that the rows are sorted by; None: keep the order.
-        limit: most bytes of rows to hold at once.
-
-    Raises:
-        BrokenFile: a staged file is damaged or missing.
-    """
+    """Rewrite staged rows, shuffled and ``most`` per file; return the name and the row count of each file."""
     # Read the ids from the files, not from the checkpoint: explode may have made several rows of one source row.
     ids = [staged_file(view, fragment.file).read([SOURCE_ROW_ID]).column(0).to_numpy() for fragment in staged]
     lengths = [len(part) for part in ids]
@@ -99,12 +91,7 @@ def _read_rows(view: lance.LanceDataset, file: str, positions: Offsets, room: fl
 
 
 class ViewFileWriter:
-    """Writes rows of a view's query to a data file; see `DataFileWriter`.
-
-    Args:
-        explode: the list column whose elements become separate rows, or None.
-        plain: write blobs as plain bytes, so that they can be read back: a blob column holds only references.
-    """
+    """Writes rows of a view's query to a data file; only `plain` blobs can be read back from it."""
 
     def __init__(self, view: lance.LanceDataset, explode: str | None = None, plain: bool = False) -> None:
         self.explode = explode

@@ -68,11 +68,7 @@ class Narrowing:
         self.tries: Counter[_Span] = Counter()
 
     def run(self, first: CallFailure | None = None) -> MappedBatch:
-        """Map all rows; `UdfError` at the first row that fails the job.
-
-        Args:
-            first: the failure of a call of the whole batch, if the caller made one.
-        """
+        """Map all rows; `UdfError` at the first row that fails the job. ``first`` is a failure of the whole call."""
         whole, cut = self.todo[0], None
         while self.todo:
             span = self.todo.pop()
@@ -118,9 +114,7 @@ class RowByRow:
     `Retry` rules apply in addition. Rows whose values were lost with a worker run again. If a worker dies between two
     calls, no row is to blame: the remaining rows are cut in half until one row is left, which counts as called.
 
-    Args:
-        order: maps rows in a worker; ends early at a row that this class has to decide about.
-        explain: converts the loss of a worker to the failure of a row.
+    ``order`` maps rows in a worker, and ends early at a row that this class has to decide about.
     """
 
     def __init__(

@@ -42,13 +42,7 @@ _DEATH_SECONDS = 5.0
 
 
 class WorkerLost(Exception):
-    """A worker process died or was killed.
-
-    Attributes:
-        reason: how it ended, as the end of a sentence: `was killed by SIGSEGV`.
-        row: the row of its call; None if it was not in a call.
-        timed_out: whether it was killed because the call exceeded the timeout.
-    """
+    """A worker process died or was killed; ``reason`` ends a sentence, ``row`` is None outside of a call."""
 
     def __init__(self, reason: str, row: int | None, timed_out: bool) -> None:
         super().__init__(reason)

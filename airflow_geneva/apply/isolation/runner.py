@@ -23,10 +23,7 @@ class BatchMapper(ABC):
 
     @abstractmethod
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
-        """Map a batch.
-
-        Args:
-            batch: rows with the input columns, named as in the table; other columns are ignored.
+        """Map a batch with the input columns, named as in the table.
 
         Raises:
             InvalidInput: an input column is missing in the batch, or is there twice.
@@ -45,16 +42,12 @@ class BatchMapper(ABC):
 
 
 def open_batch_mapper(udf: UDF | UdfReference, input_columns: Sequence[str] | None = None) -> BatchMapper:
-    """Prepare a UDF to be called on batches.
+    """Prepare a UDF, or a reference so that it is pickled only once, to be called on batches.
 
     With `on_error="fail"` and no timeout, the UDF runs in this process. Otherwise it runs in a worker process. The
     first batch with rows starts the worker, which is killed and replaced as needed, and kept for a minute for the next
     caller that opens the same UDF. The timeout covers every call, including the first one in a new worker, but not the
     import of the UDF's module or the instantiation of its class.
-
-    Args:
-        udf: a reference, so that a caller that opens the same UDF often pickles it once, or the UDF.
-        input_columns: columns of the batches, in the order of its parameters; None: the UDF's own.
     """
     opened = udf.open() if isinstance(udf, UdfReference) else udf
     mapper = Mapper(opened, input_columns)
