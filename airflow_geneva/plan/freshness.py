@@ -12,13 +12,15 @@ from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.lance_io.fragments import FragmentFiles, columns_of, field_ids, garbage_collector_off, live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.computed_rows import ComputedRows
-from airflow_geneva.plan.refresh import ViewState, choose_rows
+from airflow_geneva.plan.refresh import choose_rows
 from airflow_geneva.plan.source_changes import VIEW_VERSION, compare_source
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.views.definition import ViewDefinition
 
 if TYPE_CHECKING:
     import lance
+
+    from airflow_geneva.commit.view_state import CommittedViewState
 
 UP_TO_DATE, STALE, NEVER = "up to date", "stale", "never computed"
 
@@ -95,7 +97,9 @@ def _rows(dataset: lance.LanceDataset, files: FragmentFiles, computed_rows: Comp
     )
 
 
-def view_freshness(dataset: lance.LanceDataset, definition: ViewDefinition, view_state: ViewState) -> Freshness:
+def view_freshness(
+    dataset: lance.LanceDataset, definition: ViewDefinition, view_state: CommittedViewState
+) -> Freshness:
     """Count the source rows that a view does not reflect."""
     definition.check_source(dataset)
     snapshot = view_state.snapshot

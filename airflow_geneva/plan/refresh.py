@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.plan.model import Plan, ReasonCount, RefreshSpec
 from airflow_geneva.plan.request import RefreshRequest, checkpoints_ignored
-from airflow_geneva.plan.reusable_checkpoints import Mismatches, find_mismatches, held_for_view, staged_for_view
+from airflow_geneva.plan.reusable_checkpoints import find_mismatches, held_for_view, staged_for_view
 from airflow_geneva.plan.row_status import check_view_code_change
 from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.plan.shard import FragmentWork, cut_shards
@@ -34,37 +34,11 @@ from airflow_geneva.views.row_order import order_row_ids
 if TYPE_CHECKING:
     import lance
 
+    from airflow_geneva.commit.view_state import CommittedViewState
     from airflow_geneva.udf import UDF
 
 
 CHANGED, REFLECTED, FILTERED = "new or changed in the source", "in the view already", "not selected by the query"
-
-
-class ViewState(Protocol):
-    """The current state of a view; parts are read on demand."""
-
-    @property
-    def dataset(self) -> lance.LanceDataset:
-        """The version of the view."""
-
-    @property
-    def swap(self) -> str:
-        """Identifies the rows; a swap or any other change of rows changes it; "" before the first swap."""
-
-    @property
-    def changed(self) -> str:
-        """What other writers did to the rows since the newest swap; "" for nothing."""
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """The source as the view reflects it.
-
-        None before the first swap, if the document is lost, or if other writers changed the rows.
-        """
-
-    @property
-    def shown(self) -> Ranges:
-        """Source row ids of the rows that are set."""
 
 
 def plan_refresh(
@@ -72,7 +46,7 @@ def plan_refresh(
     definition: ViewDefinition,
     source: TableLocation,
     udfs: Mapping[str, UDF],
-    view_state: ViewState,
+    view_state: CommittedViewState,
     request: RefreshRequest,
 ) -> Plan:
     """Compare the source with what the view reflects; write nothing."""
@@ -96,7 +70,8 @@ def plan_refresh(
                 changes.gone = ALL_ROW_IDS
             chosen, gone, matching = choose_rows(dataset, definition, changes, base, view_state)
             work = _work(view, definition, source, dataset, udfs, code, request, view_state)
-            works, reason_counts, mismatches = _works(view, dataset, work, chosen, changes)
+            index = CheckpointIndex(CheckpointStore(view.checkpoints), work.reuse_rules) if chosen else None
+            works = [_fragment_work(dataset, view_state.dataset, work, item, index) for item in chosen]
         if base is None and view_state.snapshot is not None and not rows_by_other_version:
             changes.notes.append(
                 "rows may hold values of other code, kept by earlier refreshes: all are computed again."
@@ -107,18 +82,20 @@ def plan_refresh(
             changes.notes.append(
                 f"other writers changed the view's rows ({view_state.changed}): all are written again."
             )
-        total = dataset.count_rows()
+        total, looked = dataset.count_rows(), sum(len(item.rows) for item in changes.changed)
+        rows = sum(item.rows for item in works)
+        reason_counts = [ReasonCount(CHANGED, len(chosen), rows)] if rows else []
+        if looked > rows:
+            reason_counts.append(ReasonCount(FILTERED, len(changes.changed), looked - rows))
+        reason_counts.append(ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)))
         return Plan(
-            work=replace(work, rows=sum(item.rows for item in works)),
+            work=replace(work, rows=rows),
             shards=cut_shards(works, work.sizing.shard_size),
             rows_total=total,
-            reason_counts=(
-                *reason_counts,
-                ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)),
-            ),
+            reason_counts=tuple(reason_counts),
             rows_by_other_version=rows_by_other_version,
             notes=tuple(changes.notes),
-            mismatches=mismatches,
+            mismatches=find_mismatches(index, works),
             swap=SwapPlan(
                 based_on=view_state.swap,
                 gone=gone,
@@ -150,7 +127,7 @@ def choose_rows(
     definition: ViewDefinition,
     changes: SourceChanges,
     base: Snapshot | None,
-    view_state: ViewState,
+    view_state: CommittedViewState,
 ) -> tuple[list[ChangedFragment], Ranges, Ranges]:
     """Return fragments with the rows to compute, the row ids that leave the view, and those that the filter selects.
 
@@ -185,7 +162,7 @@ def _work(
     udfs: Mapping[str, UDF],
     code: tuple[tuple[str, str], ...],
     request: RefreshRequest,
-    view_state: ViewState,
+    view_state: CommittedViewState,
 ) -> RefreshSpec:
     described = [replace(column, udf=None).to_document() for column in definition.columns]
     inputs = [list(column.inputs) for column in definition.columns]
@@ -217,29 +194,17 @@ def _as_planned(column: OutputColumn, udfs: Mapping[str, UDF]) -> OutputColumn:
     return replace(column, udf=replace(now, import_path=column.udf.import_path))
 
 
-def _works(
-    view: TableLocation,
+def _fragment_work(
     dataset: lance.LanceDataset,
+    view: lance.LanceDataset,
     work: RefreshSpec,
-    chosen: Sequence[ChangedFragment],
-    changes: SourceChanges,
-) -> tuple[list[FragmentWork], list[ReasonCount], Mismatches]:
-    looked = sum(len(fragment.rows) for fragment in changes.changed)
-    rows = sum(len(item.rows) for item in chosen)
-    reason_counts = [ReasonCount(CHANGED, len(chosen), rows)] if rows else []
-    if looked > rows:
-        reason_counts.append(ReasonCount(FILTERED, len(changes.changed), looked - rows))
-    if not chosen:
-        return [], reason_counts, Mismatches()
-    index = CheckpointIndex(CheckpointStore(view.checkpoints), work.reuse_rules)
-    target = view.open()
-    works = []
-    for item in chosen:
-        kept = tuple((Provenance(work.udf_version, failures=runs), found) for runs, found in item.tried)
-        planned = FragmentWork(item.files, CHANGED, item.rows, item.rows, len(item.rows), False, (), kept)
-        if planned.place in index:
-            staged = staged_for_view(target, work, planned, index)
-            done = item.rows if staged else held_for_view(dataset, target, work, planned, index, item.rows).done
-            planned = replace(planned, missing=item.rows - done, staged=staged is not None)
-        works.append(planned)
-    return works, reason_counts, find_mismatches(index, works)
+    item: ChangedFragment,
+    index: CheckpointIndex | None,
+) -> FragmentWork:
+    kept = tuple((Provenance(work.udf_version, failures=runs), rows) for runs, rows in item.tried)
+    planned = FragmentWork(item.files, CHANGED, item.rows, item.rows, len(item.rows), False, (), kept)
+    if index is None or planned.place not in index:
+        return planned
+    staged = staged_for_view(view, work, planned, index)
+    done = item.rows if staged else held_for_view(dataset, view, work, planned, index, item.rows).done
+    return replace(planned, missing=item.rows - done, staged=staged is not None)

@@ -19,7 +19,7 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec
 
 if TYPE_CHECKING:
-    from airflow_geneva.plan.refresh import ViewState
+    from airflow_geneva.commit.view_state import CommittedViewState
 
 ON_CODE_CHANGE = ("error", "recompute", "new_rows")
 
@@ -102,7 +102,7 @@ def check_code_change(work: BackfillSpec, rows_by_other_version: Mapping[str, in
 
 
 def check_view_code_change(
-    view_state: ViewState, code: tuple[tuple[str, str], ...], on_code_change: str, view: str
+    view_state: CommittedViewState, code: tuple[tuple[str, str], ...], on_code_change: str, view: str
 ) -> tuple[tuple[str, int], ...]:
     """Count the rows of a view that hold values of other code, by version; stop the plan as for a backfill."""
     then = dict(view_state.snapshot.code if view_state.snapshot else ())

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from airflow_geneva.apply.applier import StepResult
 from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, seen
 from airflow_geneva.checkpoint.provenance import version_label
-from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, decode_runs, encode_runs, merge_runs
+from airflow_geneva.checkpoint.records import StagedFragment, encode_runs, merge_runs
 from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.commit.column import Candidate, ShardCommitter
@@ -64,10 +60,6 @@ class ColumnTarget(Target):
         work.read.check(source)
         return ColumnTarget(source, CheckpointStore(checkpoints), work, job)
 
-    @property
-    def output_fields(self) -> tuple[int, ...]:
-        return field_ids(self.source, self.work.column)
-
     def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
         return staged_for_column(self.source, self.work, fragment, index, live)
 
@@ -76,51 +68,29 @@ class ColumnTarget(Target):
 
     def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
         live, limit = live_offsets(self.source, fragment.files), self.work.sizing.batch_bytes
-        parts = assemble(self.source, self.store, fragment.files, live, self.work.column, held.pieces, limit)
-        writer = ColumnFileWriter(self.source, self.work.column)
-        for part in parts:
+        writer = self.open_writer(fragment)
+        for part in assemble(
+            self.source, self.store, fragment.files, live, self.work.column, held.pieces, limit
+        ):  # fmt: skip
             writer.put(part)
         offsets, ids = row_ids(self.source, fragment.id)
-        computed = held.computed
-        mask = computed.mask(offsets)
+        mask = held.computed.mask(offsets)
         runs = merge_runs([encode_runs(offsets[mask], ids[mask])])
-        layout = self._layout(fragment, live, held.done & live)
-        taken = held.taken(self.work.udf_version)
-        return self.record(fragment, writer.finish(), runs, held.by_job, held.failed, **layout, taken=taken)
+        layout = self.layout(fragment, live, held.done & live) | {"taken": held.taken(self.work.udf_version)}
+        return self.record(fragment, writer, runs, held.by_job, held.failed, layout)
 
     def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
         return not fragment.files.output or (self.work.where is None and due == live)
 
-    def stream(self, steps: Iterator[StepResult], fragment: FragmentWork, live: Ranges) -> None:
-        writer = ColumnFileWriter(self.source, self.work.column)
-        data_type: pa.DataType = self.source.schema.field(self.work.column).type
-        runs: list[RowRuns] = []
-        looked_at: list[Ranges] = []
-        failed: list[Ranges] = []
-        position, rows, limit = 0, 0, self.work.sizing.batch_bytes
-        for step in steps:
-            if len(step.values) == step.end - position:
-                writer.put(step.values)
-            else:
-                writer.put_slots(step.values, decode_runs(step.runs)[0], position, step.end, limit)
-            runs.append(step.runs)
-            looked_at.append(step.looked_at)
-            failed.append(step.failed)
-            rows += len(step.values)
-            position = step.end
-        end = fragment.files.physical_rows
-        if position < end:
-            writer.put_slots(pa.nulls(0, data_type), np.empty(0, np.int64), position, end, limit)
-        layout = self._layout(fragment, live, Ranges.union(looked_at))
-        by_job = {self.work.job_id: rows}
-        self.record(fragment, writer.finish(), merge_runs(runs), by_job, Ranges.union(failed), **layout)
+    def open_writer(self, fragment: FragmentWork) -> ColumnFileWriter:
+        rows, limit = fragment.files.physical_rows, self.work.sizing.batch_bytes
+        return ColumnFileWriter(self.source, self.work.column, rows, limit)
 
-    def _layout(self, fragment: FragmentWork, live: Ranges, looked_at: Ranges) -> dict[str, Any]:
+    def layout(self, fragment: FragmentWork, live: Ranges, looked_at: Ranges) -> dict[str, Any]:
         return {
-            "output_field_ids": self.output_fields,
+            "output_field_ids": field_ids(self.source, self.work.column),
             "output_files": fragment.files.output,
             "live": live,
-            "physical_rows": fragment.files.physical_rows,
             "looked_at": looked_at,
         }
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_geneva.apply.applier import Applier, StepResult
 from airflow_geneva.checkpoint.provenance import Failures
-from airflow_geneva.checkpoint.records import RowRuns, StagedFragment
+from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, merge_runs
 from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError
@@ -20,6 +20,8 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import JobSpec, Sizing
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.storage.files import Storage
+from airflow_geneva.write.column_file import ColumnFileWriter
+from airflow_geneva.write.view_file import ViewFileWriter
 
 if TYPE_CHECKING:
     import lance
@@ -50,6 +52,7 @@ class UnitReport:
     staged: bool
 
 
+StagedWriter: TypeAlias = ColumnFileWriter | ViewFileWriter
 RunUnit: TypeAlias = Callable[[Unit, Callable[[int], None]], UnitReport]
 """Runs one unit, and reports rows as they are computed."""
 
@@ -148,21 +151,40 @@ class Target(ABC):
         """Whether the computed rows alone make the data file, without values that the column has."""
 
     @abstractmethod
-    def stream(self, steps: Iterator[StepResult], fragment: FragmentWork, live: Ranges) -> None:
+    def open_writer(self, fragment: FragmentWork) -> StagedWriter:
+        """Begin the fragment's data file."""
+
+    @abstractmethod
+    def layout(self, fragment: FragmentWork, live: Ranges, looked_at: Ranges) -> dict[str, Any]:
+        """Return the fields of a fragment checkpoint that differ for a column and a view."""
+
+    def stream(self, steps: Iterable[StepResult], fragment: FragmentWork, live: Ranges) -> None:
         """Write computed rows straight into the data file of a whole fragment."""
+        writer = self.open_writer(fragment)
+        runs, looked_at, failed = list[RowRuns](), list[Ranges](), list[Ranges]()
+        for step in steps:
+            writer.put_step(step.values, step.runs, step.end)
+            runs.append(step.runs)
+            looked_at.append(step.looked_at)
+            failed.append(step.failed)
+        computed = merge_runs(runs)
+        by_job = {self.work.job_id: int(computed[:, 2].sum())}
+        layout = self.layout(fragment, live, Ranges.union(looked_at))
+        self.record(fragment, writer, computed, by_job, Ranges.union(failed), layout)
 
     def record(
         self,
         fragment: FragmentWork,
-        file: str,
+        writer: StagedWriter,
         runs: RowRuns,
         by_job: Mapping[str, int],
         failed: Ranges,
-        **layout: Any,
+        layout: Mapping[str, Any],
     ) -> StagedFragment:
-        """Write the fragment checkpoint of a finished data file; `layout` are its other fields."""
+        """Finish a data file and write its fragment checkpoint."""
         staged = StagedFragment(
-            file=file,
+            file=writer.finish(),
+            physical_rows=writer.rows,
             src_data_files=tuple(fragment.files.source_paths()),
             deletion=fragment.files.deletion,
             runs=runs,

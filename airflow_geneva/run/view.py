@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.apply.applier import StepResult
 from airflow_geneva.checkpoint.provenance import PriorFailures
-from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, decode_runs, encode_runs, merge_runs
+from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
 from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.checkpoint.view_snapshot import save_snapshot
@@ -66,7 +65,7 @@ class ViewTarget(Target):
         return held_for_view(self.source, self.view, self.work, fragment, index, wanted)
 
     def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
-        writer = ViewFileWriter(self.view, self.work.definition.explode, self.work.plain_blobs)
+        writer = self.open_writer(fragment)
         due = fragment.due.offsets()
         runs: list[RowRuns] = []
         limit = self.work.sizing.batch_bytes
@@ -85,45 +84,23 @@ class ViewTarget(Target):
             writer.put(rows_at(values, pa.array(order)), ids)
             runs.append(encode_runs(offsets[order], ids))
             at = int(np.searchsorted(due, start + rows))
-        return self._record(fragment, writer, merge_runs(runs), held.by_job, held.failed)
+        layout = self.layout(fragment, fragment.due, fragment.due)
+        return self.record(fragment, writer, merge_runs(runs), held.by_job, held.failed, layout)
 
     def can_stream(self, fragment: FragmentWork, live: Ranges, due: Ranges) -> bool:
         return True
 
-    def stream(self, steps: Iterator[StepResult], fragment: FragmentWork, live: Ranges) -> None:
-        writer = ViewFileWriter(self.view, self.work.definition.explode, self.work.plain_blobs)
-        runs: list[RowRuns] = []
-        failed: list[Ranges] = []
-        for step in steps:
-            if len(step.values):
-                writer.put(step.values, decode_runs(step.runs)[1])
-            runs.append(step.runs)
-            failed.append(step.failed)
-        computed = merge_runs(runs)
-        by_job = {self.work.job_id: int(computed[:, 2].sum())}
-        self._record(fragment, writer, computed, by_job, Ranges.union(failed))
+    def open_writer(self, fragment: FragmentWork) -> ViewFileWriter:
+        return ViewFileWriter(self.view, self.work.definition.explode, self.work.plain_blobs)
 
-    def _record(
-        self,
-        fragment: FragmentWork,
-        writer: ViewFileWriter,
-        runs: RowRuns,
-        by_job: Mapping[str, int],
-        failed: Ranges,
-    ) -> StagedFragment:
-        return self.record(
-            fragment,
-            writer.finish(),
-            runs,
-            by_job,
-            failed,
-            output_field_ids=tuple(field.id() for field in self.view.lance_schema.fields()),
-            output_files=(),
-            live=fragment.due,
-            physical_rows=writer.rows,
-            looked_at=fragment.due,
-            dense=True,
-        )
+    def layout(self, fragment: FragmentWork, live: Ranges, looked_at: Ranges) -> dict[str, Any]:
+        return {
+            "output_field_ids": tuple(field.id() for field in self.view.lance_schema.fields()),
+            "output_files": (),
+            "live": fragment.due,
+            "looked_at": fragment.due,
+            "dense": True,
+        }
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_geneva.apply.reader import ReadSize, fixed_width, read_rows, windows
+from airflow_geneva.checkpoint.records import RowRuns, decode_runs
 from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointedRows, read_values
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.lance_io.arrays import convert_array, rows_at, rows_where
@@ -46,29 +47,40 @@ def to_physical_layout(values: pa.Array, offsets: Offsets, start: int, end: int)
 
 
 class ColumnFileWriter:
-    """Writes one column's values in physical order to a data file of a table; see `DataFileWriter`."""
+    """Writes one column of a fragment in physical layout to a data file; rows that are left out at the end are NULL.
 
-    def __init__(self, dataset: lance.LanceDataset, column: str) -> None:
+    NULLs of some types take memory too, so they are written in batches of at most ``limit`` bytes.
+    """
+
+    def __init__(self, dataset: lance.LanceDataset, column: str, physical_rows: int, limit: int) -> None:
         self.schema = pa.schema([dataset.schema.field(column)])
         self.rows = 0
+        self._physical_rows = physical_rows
+        self._most = RowsPerBudget(limit, fixed_width(self.schema.field(0).type) or _OFFSET_BYTES).rows
         self._file = DataFileWriter(dataset, self.schema)
-        self.finish = self._file.finish
 
     def put(self, values: pa.Array) -> None:
-        """Append values in physical layout."""
+        """Append values, one for each offset."""
         self.rows += len(values)
         field = self.schema.field(0)
         values = as_blobs(values) if is_blob(field) and values.type != field.type else convert_array(values, field.type)
         self._file.put(pa.record_batch([values], schema=self.schema))
 
-    def put_slots(self, values: pa.Array, offsets: Offsets, start: int, end: int, limit: int) -> None:
-        """Append the slots of ``[start, end)``: values at ascending physical offsets, NULL elsewhere.
+    def put_step(self, values: pa.Array, runs: RowRuns, end: int) -> None:
+        """Append the values of these rows, and NULL at the other offsets up to ``end``."""
+        if len(values) == end - self.rows:
+            self.put(values)
+        else:
+            self._put_with_gaps(values, decode_runs(runs)[0], end)
 
-        NULL slots of some types take memory too, so the slots are written in batches of at most ``limit`` bytes.
-        """
-        most = RowsPerBudget(limit, fixed_width(self.schema.field(0).type) or _OFFSET_BYTES).rows
-        for low in range(start, end, most):
-            high = min(low + most, end)
+    def finish(self) -> str:
+        """Publish the file and return its name."""
+        self._put_with_gaps(pa.nulls(0, self.schema.field(0).type), np.empty(0, np.int64), self._physical_rows)
+        return self._file.finish()
+
+    def _put_with_gaps(self, values: pa.Array, offsets: Offsets, end: int) -> None:
+        for low in range(self.rows, end, self._most):
+            high = min(low + self._most, end)
             first, last = np.searchsorted(offsets, [low, high])
             self.put(to_physical_layout(values.slice(first, last - first), offsets[first:last], low, high))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.checkpoint.records import StagedFragment
+from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, decode_runs
 from airflow_geneva.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.lance_io.blobs import as_blobs, is_blob
 from airflow_geneva.lance_io.data_file import DataFileWriter
@@ -115,6 +115,11 @@ class ViewFileWriter:
         batch = pa.record_batch(columns, schema=self.schema)
         self.rows += rows.num_rows
         self._file.put(batch)
+
+    def put_step(self, values: pa.StructArray, runs: RowRuns, end: int) -> None:
+        """Append rows that were computed up to the offset ``end`` of the source fragment."""
+        if len(values):
+            self.put(values, decode_runs(runs)[1])
 
 
 def own_values(rows: pa.RecordBatch) -> pa.StructArray:
