@@ -55,8 +55,6 @@ class StepResult:
 
 @dataclass
 class _PendingCheckpoint:
-    """Steps since the last checkpoint of a fragment."""
-
     store: CheckpointStore
     work: JobSpec
     fragment: FragmentWork
@@ -80,7 +78,6 @@ class _PendingCheckpoint:
         return (waited and self.rows >= least) or self.bytes >= self.work.sizing.checkpoint_bytes
 
     def flush(self) -> None:
-        """Write all steps since the last checkpoint as one checkpoint."""
         # Write the errors first: the checkpoint says that failed rows need not run again.
         self.errors.write()
         if self.steps:
@@ -120,7 +117,6 @@ class CheckpointSizer:
         return CheckpointSizer(interval / 4, floor if cap is None else min(floor, cap), cap)
 
     def record(self, rows: int, seconds: float) -> None:
-        """Adapt to a step of ``rows`` rows that took ``seconds``."""
         if rows <= 0 or self.least == self.most:
             return
         fitting = int(rows * self.seconds / seconds) if seconds > 0 else rows * _GROWTH
@@ -133,8 +129,6 @@ class CheckpointSizer:
 
 @dataclass
 class RowWidths:
-    """The row widths of inputs and outputs, as measured by the units of one task."""
-
     reads: ReadSize | None = None
     outputs: RowsPerBudget | None = None
 

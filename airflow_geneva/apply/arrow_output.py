@@ -171,7 +171,6 @@ def _to_python(value: Any) -> Any:
 
 
 def _to_storage(value: Any, data_type: pa.DataType) -> Any:
-    """Convert a Python value to the storage of its type, including nested extension types."""
     if value is None:
         return None
     if isinstance(data_type, pa.BaseExtensionType):

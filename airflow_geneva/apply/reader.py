@@ -65,7 +65,6 @@ class ReadSize:
 
     @property
     def rows(self) -> int:
-        """Number of rows to decode at once."""
         return min(self.fitting.careful_rows, self.most)
 
 
@@ -177,7 +176,6 @@ class _BatchCombiner:
         self._bytes += batch.nbytes
 
     def take(self) -> pa.RecordBatch:
-        """Return the rows that are combined so far, and start again."""
         parts, self._parts, self._rows, self._bytes = self._parts, [], 0, 0
         return parts[0] if len(parts) == 1 else single_batch(pa.Table.from_batches(parts))
 

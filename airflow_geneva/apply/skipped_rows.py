@@ -32,7 +32,6 @@ class SkipCount:
         self._lock = threading.Lock()
 
     def counted(self) -> dict[int, int]:
-        """Return the number of rows skipped by this task, by rule."""
         return dict(self._counts)
 
     def add(self, counts: Mapping[int, int]) -> None:

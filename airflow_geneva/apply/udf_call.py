@@ -56,7 +56,6 @@ class MappedBatch:
     rows_called: int
 
     def first(self, rows: int) -> MappedBatch:
-        """Return the result of the first rows only."""
         failures = tuple(failure for failure in self.failures if failure.index < rows)
         return MappedBatch(self.values.slice(0, rows), failures, self.rows_called)
 
@@ -93,7 +92,6 @@ class CallFailure:
 
     @property
     def name(self) -> str:
-        """Name of the exception's class, without its module."""
         return self.exception.rpartition(".")[2]
 
 
@@ -138,7 +136,6 @@ class Mapper:
             raise UdfError(f"UDF {self.udf.name!r} could not be set up: {error!r}\n{text}") from error
 
     def map_batch(self, inputs: pa.RecordBatch, function: Callable[..., Any]) -> pa.Array:
-        """Call an array or record-batch UDF once."""
         arguments = [inputs] if self.udf.form == "record_batch" else inputs.columns
         try:
             result = function(*arguments)
@@ -253,11 +250,9 @@ class BatchResults:
         self._calls = np.zeros(self.rows, np.int64)
 
     def called(self, start: int, stop: int) -> None:
-        """Count one call of each of these rows."""
         self._calls[start:stop] += 1
 
     def put(self, start: int, values: pa.Array) -> None:
-        """Store the values of rows from ``start`` on."""
         if len(values):
             self._parts[start] = values
 

@@ -69,7 +69,6 @@ class Candidate:
         )
 
     def output(self, field_id: int) -> tuple[tuple[int, int, str], ...]:
-        """The output files that the fragment will have."""
         return ((field_id, -1, self.staged.file),)
 
 

@@ -37,7 +37,6 @@ def copy_if_sliced(values: pa.Array) -> pa.Array:
 
 
 def copy_sliced_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Apply `copy_if_sliced` to every column of a batch."""
     return pa.record_batch([copy_if_sliced(column) for column in batch.columns], schema=batch.schema)
 
 
@@ -54,7 +53,6 @@ def rows_at(values: Rows, positions: pa.Array) -> Rows:
 
 
 def rows_where(values: Rows, mask: pa.Array) -> Rows:
-    """Return the rows whose mask is true."""
     return _without_slices(values).filter(mask)
 
 

@@ -31,7 +31,6 @@ def is_blob(field: pa.Field) -> bool:
 
 
 def blob_field(name: str) -> pa.Field:
-    """Return a nullable blob field."""
     import lance
 
     return lance.blob_field(name)

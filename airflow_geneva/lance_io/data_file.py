@@ -52,12 +52,10 @@ class FileWriter:
         self._writer = self._guard(open_writer, None)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows."""
         whole = copy_sliced_columns(batch)
         self._guard(lambda: self._writer.write_batch(whole), whole)
 
     def close(self) -> None:
-        """Publish the file."""
         self._guard(self._writer.close, None)
         self._guard(lambda: check_complete(self.path), None)
 
@@ -78,7 +76,6 @@ class DataFileWriter:
         self._writer: FileWriter | BlobFileWriter = BlobFileWriter(dataset, schema) if blobs else self._open()
 
     def put(self, batch: pa.RecordBatch) -> None:
-        """Append rows."""
         if isinstance(self._writer, FileWriter):
             self._writer.write(batch)
             return
@@ -113,7 +110,6 @@ class DataFileWriter:
 
 
 def write_error(what: str, error: BaseException, batch: pa.RecordBatch | None) -> StorageError:
-    """Build the error that says why a Lance file could not be written."""
     columns = () if batch is None or isinstance(error, OSError) else zip(batch.schema, batch.columns, strict=True)
     bad = [f"{field.name!r} ({field.type})" for field, column in columns if why_not_storable(column)]
     if not (bad or is_panic(error) or isinstance(error, ValueError) or str(error).startswith(_OF_VALUES)):

@@ -94,7 +94,6 @@ def where_columns(where: str | None, columns: list[str]) -> list[str]:
 
 
 def check_where(dataset: lance.LanceDataset, where: str | None) -> None:
-    """Check that Lance accepts a filter."""
     if where is None:
         return
 

@@ -45,7 +45,6 @@ class Columns:
 
     @cached_property
     def roles(self) -> dict[int, list[tuple[str, int]]]:
-        """The columns that each field id belongs to."""
         found: dict[int, list[tuple[str, int]]] = {}
         groups = [("i", self.inputs), ("w", self.where), ("o", (self.output,))]
         for role, columns in groups:
@@ -104,7 +103,6 @@ class FragmentFiles:
         return self.signature_with(self.output)
 
     def signature_with(self, output: Sequence[FileRef]) -> str:
-        """Return the signature that this fragment will have with other output files."""
         return md5(repr((self.inputs, tuple(output))))
 
     def where_signature(self, output: Sequence[FileRef] | None = None) -> str:
@@ -112,7 +110,6 @@ class FragmentFiles:
         return md5(repr((self.inputs, self.where, self.output if output is None else tuple(output))))
 
     def source_paths(self) -> list[str]:
-        """Return the sorted paths of the files of inputs and filter columns."""
         return sorted({path for _, _, path in (*self.inputs, *self.where)})
 
     def to_json(self) -> list[Any]:
@@ -222,7 +219,6 @@ def _in_order(files: list[tuple[int, int, str]], columns: tuple[tuple[int, ...],
 
 
 def open_fragment(dataset: lance.LanceDataset, fragment_id: int) -> lance.LanceFragment:
-    """Return a fragment of a version."""
     found = dataset.get_fragment(fragment_id)
     if found is None:
         raise InvalidInput(f"Version {dataset.version} of {dataset.uri} has no fragment {fragment_id}.")

@@ -39,7 +39,6 @@ class Commit:
 
 
 def read_commit(dataset: lance.LanceDataset, version: int) -> Commit:
-    """Read the commit that wrote a version."""
     try:
         with engine_errors():
             transaction = dataset.read_transaction(version)
@@ -193,7 +192,6 @@ class History:
 
 
 def among(ids: RowIds, wanted: RowIds) -> npt.NDArray[np.bool_]:
-    """Return for each row id whether it is in `wanted`."""
     # Row ids form long runs, which are much faster to compare than single ids.
     return Ranges.from_offsets(wanted).mask(ids)
 

@@ -29,7 +29,6 @@ class Ranges:
 
     @staticmethod
     def of(start: int, end: int) -> Ranges:
-        """All offsets of ``[start, end)``."""
         if end <= start:
             return _EMPTY
         return Ranges(np.array([start], np.int64), np.array([end], np.int64))
@@ -57,7 +56,6 @@ class Ranges:
 
     @staticmethod
     def union(parts: Iterable[Ranges]) -> Ranges:
-        """Return the offsets that are in at least one of the sets."""
         group = [part for part in parts if part]
         if len(group) < 2:
             return group[0] if group else _EMPTY
@@ -136,7 +134,6 @@ class Ranges:
         return self & Ranges(gap_starts[keep], gap_ends[keep])
 
     def offsets(self) -> Offsets:
-        """Return every offset, ascending."""
         lengths = self.ends - self.starts
         if len(lengths) == 0:
             return np.empty(0, np.int64)
@@ -155,7 +152,6 @@ class Ranges:
         return (at >= 0) & (offsets < self.ends[np.maximum(at, 0)])
 
     def within(self, start: int, end: int) -> Ranges:
-        """Return the part of the set in ``[start, end)``."""
         return self & Ranges.of(start, end)
 
     def covers(self, start: int, end: int) -> bool:
@@ -164,7 +160,6 @@ class Ranges:
         return at >= 0 and end <= int(self.ends[at])
 
     def contains(self, other: Ranges) -> bool:
-        """Whether every offset of the other set is in this one."""
         return not (other - self)
 
     def pairs(self) -> list[list[int]]:
@@ -179,7 +174,6 @@ class Ranges:
 
     @staticmethod
     def from_json(document: Sequence[Sequence[int]] | str) -> Ranges:
-        """Convert back from `to_json`."""
         return _unpacked(base64.b64decode(document)) if isinstance(document, str) else Ranges.from_pairs(document)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -241,7 +235,6 @@ def to_lists(sets: Iterable[Ranges | None], data_type: pa.ListType) -> pa.Array:
 
 
 def from_lists(lists: pa.ListArray) -> Iterator[Ranges | None]:
-    """Convert back from :func:`to_lists`."""
     bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
     for at, there in enumerate(lists.is_valid().to_pylist()):
         flat = bounds[cuts[at] : cuts[at + 1]]

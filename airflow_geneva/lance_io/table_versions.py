@@ -86,8 +86,6 @@ def _commit(database: Storage, name: str) -> str:
 
 
 def open_version(dataset: lance.LanceDataset, version: int) -> lance.LanceDataset:
-    """Check a version out."""
-
     def gone(error: BaseException) -> InvalidInput:
         return InvalidInput(
             f"Version {version} of the table does not exist; it has versions up to {dataset.latest_version}, and "
@@ -150,7 +148,6 @@ class PlannedTable:
 
     @staticmethod
     def of(location: TableLocation, dataset: lance.LanceDataset) -> PlannedTable:
-        """Describe the open version, without a request."""
         return PlannedTable(location.uri, location.name, int(dataset.version), written_at(dataset))
 
     def stamped(self, options: StorageOptions) -> PlannedTable:

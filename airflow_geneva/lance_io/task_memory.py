@@ -115,6 +115,5 @@ class RowsPerBudget:
             self.bytes_a_row = max(size / rows, least)
 
     def halve(self) -> None:
-        """Halve the estimate."""
         self.width = None
         self.bytes_a_row = self.limit / max(1, self.careful_rows // 2)

@@ -59,7 +59,6 @@ class _Due:
 
 
 def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: BackfillSpec, wanted: DueRules) -> Plan:
-    """Compare a table with the state of one of its columns; write nothing."""
     check_continue_from(checkpoints, work)
     check_where(dataset, work.where)
     columns = columns_of(dataset, work.inputs, where_columns(work.where, dataset.schema.names), work.column)

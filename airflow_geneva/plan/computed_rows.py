@@ -99,7 +99,6 @@ class ComputedRows:
         return {Provenance(f"{maker}/{self.columns.inputs_text}"): rows for maker, rows in found.items()}
 
     def rows(self, files: FragmentFiles) -> tuple[Offsets, RowIds]:
-        """Return physical offsets and row ids of a fragment's live rows."""
         return self._history.rows(files.id, self.dataset.version)
 
     def of(self, files: FragmentFiles) -> dict[Provenance, Ranges]:

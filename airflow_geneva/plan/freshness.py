@@ -100,7 +100,6 @@ def _rows(dataset: lance.LanceDataset, files: FragmentFiles, computed_rows: Comp
 def view_freshness(
     dataset: lance.LanceDataset, definition: ViewDefinition, view_state: CommittedViewState
 ) -> Freshness:
-    """Count the source rows that a view does not reflect."""
     definition.check_source(dataset)
     snapshot = view_state.snapshot
     computed = bool(view_state.swap or view_state.changed)

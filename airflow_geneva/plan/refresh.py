@@ -187,7 +187,6 @@ def _work(
 
 
 def _as_planned(column: OutputColumn, udfs: Mapping[str, UDF]) -> OutputColumn:
-    """Replace a column's UDF by its current definition, with the import path that the view stores."""
     if column.udf is None:
         return column
     now = udfs[column.name].definition(column.inputs)

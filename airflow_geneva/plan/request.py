@@ -33,8 +33,6 @@ _SIZES = {f.name for f in fields(Sizing)}
 
 
 class SizingOptions(TypedDict, total=False):
-    """The sizes that a user may give; see :class:`airflow_geneva.plan.model.Sizing`."""
-
     concurrency: int
     intra_applier_concurrency: int
     batch_size: int | None
@@ -85,7 +83,6 @@ class RefreshRequest:
     sizing: Sizing = field(default_factory=Sizing)
 
     def check(self) -> None:
-        """Refuse invalid arguments."""
         if self.on_code_change not in ON_CODE_CHANGE:
             raise InvalidInput(f"on_code_change={self.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
         if not isinstance(self.ignore_checkpoints, bool):
@@ -185,7 +182,6 @@ def _check_types(request: BackfillRequest) -> None:
 
 
 def check_sizing(given: Mapping[str, Any]) -> Sizing:
-    """Refuse unknown and invalid sizes."""
     unknown = sorted(set(given) - _SIZES)
     if unknown:
         raise InvalidInput(f"There is no parameter {unknown[0]!r}. Sizes are: {', '.join(sorted(_SIZES))}.")

@@ -52,7 +52,6 @@ def staged_fits(
 def staged_for_column(
     dataset: lance.LanceDataset, work: BackfillSpec, fragment: FragmentWork, index: CheckpointIndex, live: Ranges
 ) -> StagedFragment | None:
-    """Return a fragment's staged data file if it can be committed as it is."""
     staged = index.staged_at(fragment.place)
     if staged is None:
         return None
@@ -64,7 +63,6 @@ def staged_for_column(
 def held_for_column(
     dataset: lance.LanceDataset, work: BackfillSpec, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges
 ) -> ReusableRows:
-    """Return the computed rows of a fragment that checkpoints hold."""
     # A data file alone holds only references to blobs.
     blobs = is_blob(dataset.schema.field(work.column))
     return index.held(
@@ -80,7 +78,6 @@ def held_for_column(
 def staged_for_view(
     view: lance.LanceDataset, work: RefreshSpec, fragment: FragmentWork, index: CheckpointIndex
 ) -> StagedFragment | None:
-    """Return the staged rows of a source fragment if they can be swapped in as they are."""
     staged = index.staged_at(fragment.place)
     if staged is None or staged.computed != fragment.due:
         return None
@@ -96,7 +93,6 @@ def held_for_view(
     index: CheckpointIndex,
     wanted: Ranges,
 ) -> ReusableRows:
-    """Return the computed rows of a source fragment that checkpoints hold."""
     # Single source rows cannot be read from a staged file after explode, nor if it has blob columns.
     blobs = not work.plain_blobs and any(is_blob(field) for field in view.schema)
     single_rows = work.definition.explode is None and not blobs
@@ -154,7 +150,6 @@ def _jobs_of(checkpoints: Storage, column: str) -> Iterator[dict[str, Any]]:
 
 
 def _differences(job: dict[str, Any], work: BackfillSpec) -> list[str]:
-    """Describe how a job's settings differ from the current ones."""
     then: list[tuple[str, Any, Any]] = [
         ("name", job.get("udf"), work.udf_name),
         ("inputs", job.get("inputs"), list(work.inputs)),
@@ -189,7 +184,6 @@ def continue_from_notes(
 
 
 def _versions_there(store: CheckpointStore, work: BackfillSpec) -> list[str]:
-    """Return the other versions of the UDF that have checkpoints for the column."""
     head, _, tail = _folder(work, "\0").partition("\0")
     folders, _ = store.storage.list_folder()
     named = [name for name in folders if name.startswith(head) and name.endswith(tail)]

@@ -61,7 +61,6 @@ class RowStatus:
 def classify_rows(
     known: Mapping[Provenance, Ranges], live: Ranges, version: str, continue_from: tuple[str, ...], wanted: DueRules
 ) -> RowStatus:
-    """Classify the rows of a fragment."""
     strict = wanted.on_code_change == "recompute"
     done = rows_that(known, lambda p: _is_done(p, version, continue_from, strict)) & live
     failed = failed_rows(known) & (live - done)

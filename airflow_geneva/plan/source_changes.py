@@ -34,7 +34,6 @@ class ChangedFragment:
     look_up: RowIdLookup
 
     def ids_of(self, rows: Ranges) -> Ranges:
-        """Return the row ids of some of its rows."""
         if rows == self.live or not rows:
             return self.ids if rows else rows
         offsets, ids = self.look_up()
@@ -128,7 +127,6 @@ def _ids_before_compaction(
 
 
 def fragments_of_rows(dataset: lance.LanceDataset, names: tuple[str, ...], wanted: Ranges) -> Iterator[ChangedFragment]:
-    """Yield the fragments that hold rows with the given row ids."""
     for files in read_manifest(dataset, columns_of(dataset, names, (), None)).values():
         if files.live_rows:
             offsets, ids = found = row_ids(dataset, files.id)

@@ -103,7 +103,6 @@ def _compare(
 def _by_provenance(
     reference: ReferenceVersion, state: ColumnState, addresses: Any, offsets: Offsets
 ) -> dict[Provenance, Offsets]:  # fmt: skip
-    """Group rows by their provenance at the reference version."""
     found: dict[Provenance, list[Offsets]] = {}
     for fragment_id in np.unique(addresses >> 32):
         files = reference.manifest[int(fragment_id)]

@@ -97,14 +97,11 @@ class ColumnTarget(Target):
 
 @dataclass(frozen=True)
 class ColumnPublisher:
-    """Makes the staged rows of a column visible, shard by shard."""
-
     location: TableLocation
     saved: SavedPlan
     work: BackfillSpec
 
     def commit(self, shard: Shard) -> ShardResult:
-        """Commit a shard's staged fragments."""
         work = self.work
         target = ColumnTarget.at(self.location, work)
         candidates: list[Candidate] = []
@@ -135,7 +132,6 @@ class ColumnPublisher:
         return committer.commit(shard, candidates, missing, reporter.set_committed)
 
     def finish(self, committed: Sequence[ShardResult], missing: Sequence[int]) -> tuple[BackfillResult, bool]:
-        """Note mixed versions, and fold the column's ledgers."""
         work, checkpoints = self.work, self.location.checkpoints
         record_mixed_versions(self.location, work, committed, whole=not missing)
         result = self.result(committed)
@@ -146,7 +142,6 @@ class ColumnPublisher:
         return result, fold_ledgers(checkpoints, work.field_id)
 
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
-        """Add up the committed shards and the job's commits."""
         work, saved = self.work, self.saved
         there = {result.shard: result for result in committed}
         results = there.values()

@@ -60,12 +60,10 @@ class Udfs:
         return tuple(udf if isinstance(udf, UdfReference) else UdfReference.of(udf) for _, udf in self.by_column)
 
     def sent(self) -> Udfs:
-        """The same UDFs as they are sent to the executors."""
         names = (name for name, _ in self.by_column)
         return Udfs(tuple(zip(names, self.references, strict=True)))
 
     def here(self) -> dict[str, UDF]:
-        """The same UDFs, loaded in this process."""
         return {name: udf.open() if isinstance(udf, UdfReference) else udf for name, udf in self.by_column}
 
     def have_planned_version(self) -> bool:
@@ -74,7 +72,6 @@ class Udfs:
 
 
 def joint_policy(udfs: Mapping[str, UDF]) -> Policy:
-    """Return the rules of all UDFs, one after another."""
     return tuple(rule for udf in udfs.values() for rule in rules_of(udf.on_error)) or "fail"
 
 
@@ -164,7 +161,6 @@ def apply_inline(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udf
 def open_reporter(
     location: TableLocation, work: JobSpec, shard: Shard, every: float = EVERY_SECONDS
 ) -> ProgressReporter:
-    """Start to report the progress of a shard, every so many seconds."""
     storage = JobFolder.of(location.checkpoints, work.job_id).storage
     rows, works = shard.rows_to_run, shard.to_apply
     held = sum(item.rows for item in works) - rows

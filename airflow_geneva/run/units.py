@@ -59,8 +59,6 @@ RunUnit: TypeAlias = Callable[[Unit, Callable[[int], None]], UnitReport]
 
 @dataclass
 class RowCount:
-    """Counts the computed rows of a unit, and passes the count on."""
-
     on_rows: Callable[[int], None]
     rows: int = 0
 
@@ -151,8 +149,7 @@ class Target(ABC):
         """Whether the computed rows alone make the data file, without values that the column has."""
 
     @abstractmethod
-    def open_writer(self, fragment: FragmentWork) -> StagedWriter:
-        """Begin the fragment's data file."""
+    def open_writer(self, fragment: FragmentWork) -> StagedWriter: ...
 
     @abstractmethod
     def layout(self, fragment: FragmentWork, live: Ranges, looked_at: Ranges) -> dict[str, Any]:
@@ -221,7 +218,6 @@ def run_unit(target: Target, unit: Unit, applier: Applier, counted: RowCount) ->
 
 
 def is_shard_staged(target: Target, shard: Shard) -> bool:
-    """Whether all data files of a shard are staged, so that only the commit is left."""
     return all(
         target.staged(fragment, target.index(fragment), live_offsets(target.source, fragment.files)) is not None
         for fragment in shard.to_apply

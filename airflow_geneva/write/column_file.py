@@ -74,7 +74,6 @@ class ColumnFileWriter:
             self._put_with_gaps(values, decode_runs(runs)[0], end)
 
     def finish(self) -> str:
-        """Publish the file and return its name."""
         self._put_with_gaps(pa.nulls(0, self.schema.field(0).type), np.empty(0, np.int64), self._physical_rows)
         return self._file.finish()
 

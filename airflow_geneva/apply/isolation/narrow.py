@@ -132,7 +132,6 @@ class RowByRow:
         self.tries: Counter[int] = Counter()
 
     def run(self) -> MappedBatch:
-        """Map all rows; `UdfError` at the first row that fails the job."""
         while self.todo:
             start, rest = self.todo.pop()
             if isinstance(rest, CallFailure):

@@ -139,7 +139,6 @@ class WorkerProcess:
         return True
 
     def rest(self) -> None:
-        """Make the worker drop its batch; `WorkerLost` if it died."""
         self._order({"order": "rest"})
         self.at_rest = True
 

@@ -186,7 +186,6 @@ class _WorkerMapper(BatchMapper):
         return self.source if isinstance(self.source, UdfReference) else UdfReference.of(self.source)
 
     def _explain(self, lost: WorkerLost) -> CallFailure:
-        """Describe a lost worker as the failure of the row or call that it was running."""
         kind: type[Exception] = UdfCrashed
         message = f"The process that ran the call {lost.reason}."
         if lost.timed_out:

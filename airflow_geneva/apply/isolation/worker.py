@@ -128,8 +128,6 @@ class _WorkerLoop:
 
 
 class _BatchRun:
-    """Runs a UDF on one batch."""
-
     def __init__(self, udf: UDF, inputs: pa.RecordBatch, answers: int, mark: mmap.mmap) -> None:
         self.udf = udf
         self.inputs = inputs
@@ -222,7 +220,6 @@ def receive(pipe: int) -> tuple[dict[str, Any], bytearray]:
 
 
 def batch_to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
-    """Serialize a batch in Arrow's stream format."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
@@ -246,7 +243,6 @@ def values_to_bytes(values: pa.Array) -> pa.Buffer:
 
 
 def values_from_bytes(data: bytearray, data_type: pa.DataType) -> pa.Array:
-    """Deserialize an array of the given type from `values_to_bytes`."""
     return convert_array(batch_from_bytes(data).column(0), data_type)
 
 
