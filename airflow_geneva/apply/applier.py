@@ -144,13 +144,14 @@ class Applier:
         work: JobSpec,
         udf: UDF | None,
         mapper: Callable[[pa.RecordBatch], MappedBatch],
+        reads: Sequence[str] | Mapping[str, str],
         skipped: SkipCount,
         widths: RowWidths,
         on_rows: Callable[[int], None] = lambda rows: None,
     ) -> None:
         sizing = work.sizing
         self.dataset = dataset
-        self.reads: Sequence[str] | Mapping[str, str] = work.inputs
+        self.reads = reads
         self.store = store
         self.job = job
         self.work = work

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -196,12 +196,11 @@ class ShardCommitter:
         """Record fragments in which only known failures failed again: their values stay, so no commit is needed."""
         repeated = [candidate for candidate in candidates if candidate.only_failed_again(self.work.udf_version)]
         facts = [
-            replace(_fact(c.work.files.signature, p.what, rows, c.work.files.physical_rows, self.work.version),
-                    inputs=self.columns.inputs_text)
+            self._fact(c.work.files, c.work.files.signature, p.what, rows, self.work.version)
             for c in repeated
             for p, rows in c.outcome(self.work.udf_version).items()
             if rows and p.failures and rows & c.staged.failures.all
-        ]  # fmt: skip
+        ]
         self._learn(facts)
         self._done.extend(repeated)
         return [candidate for candidate in candidates if candidate not in repeated]
@@ -266,9 +265,7 @@ class ShardCommitter:
             for c in verdict.fitting
         ]
         # Write the facts first: if the commit fails, they name files outside the table and match nothing.
-        append_ledger(
-            self.location.checkpoints, self.work.field_id, self.work.job_id, self._facts(dataset, manifest, verdict)
-        )
+        self._learn(self._facts(dataset, manifest, verdict))
         transaction = lance.Transaction(
             read_version=dataset.version,
             operation=operation.DataReplacement(groups),
@@ -315,9 +312,15 @@ class ShardCommitter:
                 logger.warning("Fragment %s is left for the next run: %s.", candidate.work.id, why)
             self._left.append((candidate.work.id, rows, why))
 
+    def _fact(
+        self, files: FragmentFiles, signature: str, what: str, rows: Ranges, at: int, under: str | None = None
+    ) -> Fact:
+        every = None if len(rows) == files.physical_rows else rows
+        return Fact(signature, what, every, at, under, self.columns.inputs_text)
+
     def _facts(
         self, dataset: lance.LanceDataset, manifest: dict[int, FragmentFiles], verdict: Verification
-    ) -> list[Fact]:  # fmt: skip
+    ) -> list[Fact]:
         facts: list[Fact] = []
         for candidate in verdict.fitting:
             now = manifest[candidate.work.id]
@@ -326,14 +329,13 @@ class ShardCommitter:
             for provenance, rows in candidate.outcome(self.work.udf_version).items():
                 if rows:
                     under = _live_under(candidate, provenance, rows)
-                    fact = _fact(signature, provenance.what, rows, now.physical_rows, dataset.version, under)
-                    facts.append(replace(fact, inputs=self.columns.inputs_text))
+                    facts.append(self._fact(now, signature, provenance.what, rows, dataset.version, under))
             if self.work.where is not None:
                 what = looked_at(md5(self.work.where), self.work.udf_version)
                 seen = candidate.staged.looked_at - candidate.staged.failures.all
                 # Use the planned files: another writer may have replaced the filter's columns since.
                 signature = candidate.work.files.where_signature(output)
-                facts.append(_fact(signature, what, seen, now.physical_rows, dataset.version))
+                facts.append(Fact(signature, what, None if len(seen) == now.physical_rows else seen, dataset.version))
         return facts
 
 
@@ -348,10 +350,6 @@ def _deleted_rows(dataset: lance.LanceDataset, candidate: Candidate) -> Ranges:
         alive = dataset._take_rows(part.tolist(), columns=["_rowid"]).column("_rowid").to_numpy()
         gone[at : at + len(part)] = ~np.isin(part, alive)
     return Ranges.from_offsets(offsets[gone]) & candidate.work.due
-
-
-def _fact(signature: str, what: str, rows: Ranges, physical_rows: int, at: int, under: str | None = None) -> Fact:
-    return Fact(signature, what, None if len(rows) == physical_rows else rows, at, under)
 
 
 def _live_under(candidate: Candidate, provenance: Provenance, rows: Ranges) -> str | None:

@@ -69,7 +69,7 @@ class BlobFileWriter:
         arguments = (dataset, schema, self._batches, self._room, self._file)
         threading.Thread(target=_write, args=arguments, name="geneva-blobs", daemon=True).start()
 
-    def write(self, batch: pa.RecordBatch) -> None:
+    def write_batch(self, batch: pa.RecordBatch) -> None:
         """Append rows once the thread has taken the rows before them; raises what pylance raised."""
         self._room.acquire()
         if self._file.done():

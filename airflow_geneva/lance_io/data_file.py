@@ -6,9 +6,10 @@ import errno
 import os
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -45,68 +46,59 @@ _EXTENSION = b"ARROW:extension:name"
 class FileWriter:
     """Writes batches to a Lance file, or raises `StorageError`; readers see nothing before :meth:`close`."""
 
-    def __init__(self, what: str, path: str, open_writer: Callable[[], LanceFileWriter]) -> None:
+    def __init__(self, what: str, path: str, open_writer: Callable[[], LanceFileWriter | BlobFileWriter]) -> None:
         self.what = what
         self.path = path
         # pylance's context manager would publish the partial file when the body raises.
-        self._writer = self._guard(open_writer, None)
+        with self._explaining(None):
+            self._writer = open_writer()
 
     def write(self, batch: pa.RecordBatch) -> None:
         whole = copy_sliced_columns(batch)
-        self._guard(lambda: self._writer.write_batch(whole), whole)
+        # The error of a blob writer may be about an earlier batch.
+        with self._explaining(None if isinstance(self._writer, BlobFileWriter) else whole):
+            self._writer.write_batch(whole)
 
     def close(self) -> None:
-        self._guard(self._writer.close, None)
-        self._guard(lambda: check_complete(self.path), None)
+        with self._explaining(None):
+            self._publish()
+            check_complete(self.path)
 
-    def _guard(self, action: Callable[[], Any], batch: pa.RecordBatch | None) -> Any:
-        with engine_errors(lambda error: write_error(self.what, error, batch)):
-            return action()
+    def _publish(self) -> None:
+        self._writer.close()
+
+    def _explaining(self, batch: pa.RecordBatch | None) -> AbstractContextManager[None]:
+        return engine_errors(lambda error: write_error(self.what, error, batch))
 
 
-class DataFileWriter:
+class DataFileWriter(FileWriter):
     """Writes batches to a new data file; the file becomes part of the table when a commit names it."""
 
     def __init__(self, dataset: lance.LanceDataset, schema: pa.Schema) -> None:
         self.dataset = dataset
         self.schema = schema
         self.file = f"{uuid.uuid4().hex}.lance"
-        self._what = f"a data file of {dataset.uri}"
-        blobs = any(is_blob(field) for field in schema)
-        self._writer: FileWriter | BlobFileWriter = BlobFileWriter(dataset, schema) if blobs else self._open()
-
-    def put(self, batch: pa.RecordBatch) -> None:
-        if isinstance(self._writer, FileWriter):
-            self._writer.write(batch)
-            return
-        whole, writer = copy_sliced_columns(batch), self._writer
-        with engine_errors(lambda error: write_error(self._what, error, None)):
-            writer.write(whole)
+        super().__init__(f"a data file of {dataset.uri}", join(dataset.uri, "data", self.file), self._open)
 
     def finish(self) -> str:
         """Publish the file and return its name below ``data/``."""
         fault_point("staged.write")
-        if isinstance(self._writer, FileWriter):
-            self._writer.close()
-        else:
-            with engine_errors(lambda error: write_error(self._what, error, None)):
-                self.file = self._writer.close()
-                check_complete(self._path)
+        self.close()
         fault_point("staged.written")
         return self.file
 
-    @property
-    def _path(self) -> str:
-        return join(self.dataset.uri, "data", self.file)
+    def _open(self) -> LanceFileWriter | BlobFileWriter:
+        from lance.file import LanceFileWriter
 
-    def _open(self) -> FileWriter:
-        def open_writer() -> LanceFileWriter:
-            from lance.file import LanceFileWriter
+        if any(is_blob(field) for field in self.schema):
+            return BlobFileWriter(self.dataset, self.schema)
+        version, options = self.dataset.data_storage_version, self.dataset._storage_options
+        return LanceFileWriter(self.path, self.schema, version=version, storage_options=options)
 
-            version, options = self.dataset.data_storage_version, self.dataset._storage_options
-            return LanceFileWriter(self._path, self.schema, version=version, storage_options=options)
-
-        return FileWriter(self._what, self._path, open_writer)
+    def _publish(self) -> None:
+        closed = self._writer.close()
+        if isinstance(closed, str):
+            self.file, self.path = closed, join(self.dataset.uri, "data", closed)
 
 
 def write_error(what: str, error: BaseException, batch: pa.RecordBatch | None) -> StorageError:

@@ -83,14 +83,11 @@ class RefreshRequest:
     sizing: Sizing = field(default_factory=Sizing)
 
     def check(self) -> None:
-        if self.on_code_change not in ON_CODE_CHANGE:
-            raise InvalidInput(f"on_code_change={self.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
+        _check_on_code_change(self.on_code_change)
         if not isinstance(self.ignore_checkpoints, bool):
             raise InvalidInput(f"ignore_checkpoints={self.ignore_checkpoints!r} is not valid: give True or False.")
-        for name, value in {
-            "src_version": self.src_version,
-            "max_rows_per_fragment": self.max_rows_per_fragment,
-        }.items():
+        for name in ("src_version", "max_rows_per_fragment"):
+            value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InvalidInput(f"{name}={value!r} is not valid: give a whole number of at least 1.")
 
@@ -154,9 +151,13 @@ def _versions(given: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(version.strip() for version in named if version.strip()))
 
 
+def _check_on_code_change(value: str) -> None:
+    if value not in ON_CODE_CHANGE:
+        raise InvalidInput(f"on_code_change={value!r} is unknown. Use one of {ON_CODE_CHANGE}.")
+
+
 def _check_types(request: BackfillRequest) -> None:
-    if request.on_code_change not in ON_CODE_CHANGE:
-        raise InvalidInput(f"on_code_change={request.on_code_change!r} is unknown. Use one of {ON_CODE_CHANGE}.")
+    _check_on_code_change(request.on_code_change)
     versions = request.continue_from
     listed = isinstance(versions, Sequence) and all(isinstance(version, str) for version in versions)
     if versions is not None and not listed:
@@ -168,15 +169,14 @@ def _check_types(request: BackfillRequest) -> None:
             "continue_from reuses what another version computed; ignore_checkpoints and recompute_mixed ask for "
             "the opposite. Give one of them."
         )
-    kinds = {
-        "where": (request.where, str, "an SQL filter as text"),
-        "read_version": (request.read_version, int, "a whole number"),
-        "run_after": (request.run_after, datetime, "a datetime"),
-        "ignore_checkpoints": (request.ignore_checkpoints, bool, "True or False"),
-        "errors_only": (request.errors_only, bool, "True or False"),
-        "recompute_mixed": (request.recompute_mixed, bool, "True or False"),
+    kinds: dict[str, tuple[type, str]] = {
+        "where": (str, "an SQL filter as text"),
+        "read_version": (int, "a whole number"),
+        "run_after": (datetime, "a datetime"),
+        **dict.fromkeys(("ignore_checkpoints", "errors_only", "recompute_mixed"), (bool, "True or False")),
     }
-    for name, (value, kind, wanted) in kinds.items():
+    for name, (kind, wanted) in kinds.items():
+        value = getattr(request, name)
         if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
             raise InvalidInput(f"{name}={value!r} is not valid: give {wanted}.")
 

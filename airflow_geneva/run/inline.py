@@ -95,8 +95,9 @@ def prepare(location: TableLocation, work: JobSpec, udfs: Udfs, before: Mapping[
     def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
         counted = RowCount(on_rows)
         with _computing(work, loaded, opened) as (compute, reads):
-            applier = Applier(target.source, target.store, target.job, work, first, compute, skipped, widths, counted)
-            applier.reads = reads
+            applier = Applier(
+                target.source, target.store, target.job, work, first, compute, reads, skipped, widths, counted
+            )
             return run_unit(target, unit, applier, counted)
 
     return run, skipped

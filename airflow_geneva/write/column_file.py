@@ -64,7 +64,7 @@ class ColumnFileWriter:
         self.rows += len(values)
         field = self.schema.field(0)
         values = as_blobs(values) if is_blob(field) and values.type != field.type else convert_array(values, field.type)
-        self._file.put(pa.record_batch([values], schema=self.schema))
+        self._file.write(pa.record_batch([values], schema=self.schema))
 
     def put_step(self, values: pa.Array, runs: RowRuns, end: int) -> None:
         """Append the values of these rows, and NULL at the other offsets up to ``end``."""

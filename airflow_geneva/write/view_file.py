@@ -114,7 +114,7 @@ class ViewFileWriter:
             columns.append(as_blobs(column) if is_blob(field) else convert_array(column, field.type))
         batch = pa.record_batch(columns, schema=self.schema)
         self.rows += rows.num_rows
-        self._file.put(batch)
+        self._file.write(batch)
 
     def put_step(self, values: pa.StructArray, runs: RowRuns, end: int) -> None:
         """Append rows that were computed up to the offset ``end`` of the source fragment."""

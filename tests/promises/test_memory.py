@@ -152,7 +152,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
         monkeypatch.setattr(owner, name, noted)
 
     noting(seen.read, compute.Applier, "_steps", 1)
-    noting(seen.put, DataFileWriter, "put", 1)
+    noting(seen.put, DataFileWriter, "write", 1)
     noting(seen.kept, CheckpointStore, "__setitem__", 2)
     monkeypatch.setattr(compute.RowBatch, "nbytes", property(lambda rows: rows.columns.nbytes), raising=False)
     return seen
@@ -227,7 +227,7 @@ def test_blobs_are_written_while_they_come(tmp_path: Path) -> None:
     writer = DataFileWriter(table.lance, pa.schema([table.lance.schema.field("p")]))
     before, held = pa.total_allocated_bytes(), []
     for number in range(40):
-        writer.put(pa.record_batch([as_blobs(pa.array([bytes([number]) * BUDGET]))], schema=writer.schema))
+        writer.write(pa.record_batch([as_blobs(pa.array([bytes([number]) * BUDGET]))], schema=writer.schema))
         held.append(pa.total_allocated_bytes() - before)
     assert max(held) < 10 * BUDGET
     name = writer.finish()
@@ -238,7 +238,7 @@ def test_a_data_file_of_blobs_that_is_given_up_ends_its_thread(tmp_path: Path) -
     data = pa.table({"p": as_blobs(pa.array([b"x"])), "id": [1]})
     table = connect(tmp_path).create_table("docs", data)
     writer = DataFileWriter(table.lance, pa.schema([table.lance.schema.field("p")]))
-    writer.put(pa.record_batch([as_blobs(pa.array([b"half"]))], schema=writer.schema))
+    writer.write(pa.record_batch([as_blobs(pa.array([b"half"]))], schema=writer.schema))
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "geneva-blobs"]
     del writer
     gc.collect()
