@@ -156,6 +156,7 @@ class Applier:
         self.job = job
         self.work = work
         self.on_rows = on_rows
+        self.rows_run = 0
         self.mapper = mapper
         self.skipped = skipped
         self.row_by_row = udf is not None and udf.form == "scalar"
@@ -200,6 +201,10 @@ class Applier:
             pending.flush()
         else:
             pending.errors.write()
+
+    def _count(self, rows: int) -> None:
+        self.rows_run += rows
+        self.on_rows(rows)
 
     def _read(self, fragment: FragmentWork, live: Ranges, run: Ranges) -> Iterator[RowBatch]:
         limit = self.work.sizing.batch_bytes
@@ -259,7 +264,7 @@ class Applier:
             raise self._explained(error, span, offsets, ids, pending) from error
         self.sizer.record(len(offsets), time.monotonic() - began)
         self.fitting.record(len(offsets), mapped.values.nbytes)
-        self.on_rows(len(offsets))
+        self._count(len(offsets))
         failed = pending.errors.add(mapped.failures, offsets, ids)
         step = StepResult(span[0], span[1], encode_runs(offsets, ids), mapped.values, looked_at, failed)
         if mapped.failures:
@@ -290,7 +295,7 @@ class Applier:
             runs = encode_runs(done, ids[: error.row_index])
             failed = pending.errors.add(error.failures, offsets, ids)
             pending.add(StepResult(span[0], end, runs, error.computed, Ranges.from_offsets(done), failed))
-            self.on_rows(len(done))
+            self._count(len(done))
         if error.row_index is not None:
             pending.errors.add([fatal_failure(error, error.row_index)], offsets, ids)
         target = f"{self.work.target}.{error.column}" if error.column else self.work.target

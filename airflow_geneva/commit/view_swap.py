@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from airflow_geneva.commit.view_state import (
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.outbox import JOB_PROPERTY
 from airflow_geneva.lance_io.conflicts import commit_tries, is_conflict
+from airflow_geneva.lance_io.data_file import DataFileWriter
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.history import commits_newest_first
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
@@ -35,7 +35,6 @@ from airflow_geneva.lance_io.table_versions import PlannedTable
 from airflow_geneva.plan.model import RefreshSpec
 from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.storage.uri import join
 from airflow_geneva.views.definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID
 from airflow_geneva.views.placeholders import PLACEHOLDER_FIELDS
 
@@ -144,19 +143,14 @@ def version_of_plan(dataset: lance.LanceDataset, plan: str) -> int | None:
 def _open_with_a_fragment(location: TableLocation, planned: PlannedTable, wanted: bool) -> lance.LanceDataset:
     """Open a view; if it is empty, append a placeholder, so that two concurrent swaps share a fragment and conflict."""
     import lance
-    from lance.file import LanceFileWriter
     from lance.fragment import DataFile, FragmentMetadata
 
     dataset = location.open()
     if wanted and not dataset.get_fragments():
         # Write the data file directly: an append of rows would need values for non-nullable columns that users added.
-        name = f"{uuid.uuid4().hex}.lance"
-        url, options = join(dataset.uri, "data", name), dataset._storage_options
-        with LanceFileWriter(
-            url, PLACEHOLDER_FIELDS, version=dataset.data_storage_version, storage_options=options
-        ) as writer:
-            writer.write_batch(pa.record_batch([pa.array([-1]), pa.array([False])], schema=PLACEHOLDER_FIELDS))
-        fragment = FragmentMetadata(id=0, files=[DataFile.create(dataset, name)], physical_rows=1)
+        writer = DataFileWriter(dataset, PLACEHOLDER_FIELDS)
+        writer.write(pa.record_batch([pa.array([-1]), pa.array([False])], schema=PLACEHOLDER_FIELDS))
+        fragment = FragmentMetadata(id=0, files=[DataFile.create(dataset, writer.finish())], physical_rows=1)
         transaction = lance.Transaction(dataset.version, lance.LanceOperation.Append([fragment]))
         planned.commit_transaction(location.options, transaction, before="ground.write", after="swap.ground")
         dataset = location.open()

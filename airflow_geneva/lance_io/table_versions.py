@@ -49,14 +49,16 @@ class VersionStamp:
 
 def newest_stamp(database: Storage, table: str) -> VersionStamp | None:
     """Return the newest version of a table, or None; costs one listing and one read of 64 bytes, for any size."""
-    versions = _versions(database, table)
-    if not versions:
-        return None
-    newest = max(versions)
-    try:
-        return VersionStamp(newest, _commit(database, versions[newest]))
-    except FileNotFoundError:  # dropped meanwhile
-        return None
+    versions: dict[int, str] = {}
+    for name in database.list_folder(_folder(table))[1]:
+        if number := _MANIFEST.fullmatch(name):
+            version = int(number[1])
+            versions[_LAST - version if len(number[1]) == 20 else version] = name
+    with suppress(FileNotFoundError):  # dropped meanwhile
+        if versions:
+            newest = max(versions)
+            return VersionStamp(newest, _commit(database, f"{_folder(table)}/{versions[newest]}"))
+    return None
 
 
 def stamp_of(database: Storage, table: str, version: int) -> VersionStamp | None:
@@ -69,16 +71,6 @@ def stamp_of(database: Storage, table: str, version: int) -> VersionStamp | None
 
 def _folder(table: str) -> str:
     return f"{table}.lance/_versions"
-
-
-def _versions(database: Storage, table: str) -> dict[int, str]:
-    folder = _folder(table)
-    found = {}
-    for name in database.list_folder(folder)[1]:
-        if number := _MANIFEST.fullmatch(name):
-            version = int(number[1])
-            found[_LAST - version if len(number[1]) == 20 else version] = f"{folder}/{name}"
-    return found
 
 
 def _commit(database: Storage, name: str) -> str:

@@ -12,8 +12,7 @@ from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.lance_io.fragments import FragmentFiles, columns_of, field_ids, garbage_collector_off, live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.computed_rows import ComputedRows
-from airflow_geneva.plan.refresh import choose_rows
-from airflow_geneva.plan.source_changes import VIEW_VERSION, compare_source
+from airflow_geneva.plan.refresh import VIEW_VERSION, choose_rows, compare_source
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.views.definition import ViewDefinition
 

@@ -24,7 +24,7 @@ from airflow_geneva.lance_io.task_memory import return_large_buffers
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.column import ColumnTarget
-from airflow_geneva.run.units import RowCount, RunUnit, Target, Unit, UnitReport, run_unit, whole_unit
+from airflow_geneva.run.units import RunUnit, Target, Unit, UnitReport, run_unit, whole_unit
 from airflow_geneva.run.view import ViewTarget
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF, load_udf
@@ -93,12 +93,11 @@ def prepare(location: TableLocation, work: JobSpec, udfs: Udfs, before: Mapping[
     target = open_target(location, work)
 
     def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
-        counted = RowCount(on_rows)
         with _computing(work, loaded, opened) as (compute, reads):
             applier = Applier(
-                target.source, target.store, target.job, work, first, compute, reads, skipped, widths, counted
+                target.source, target.store, target.job, work, first, compute, reads, skipped, widths, on_rows
             )
-            return run_unit(target, unit, applier, counted)
+            return run_unit(target, unit, applier)
 
     return run, skipped
 

@@ -57,16 +57,6 @@ RunUnit: TypeAlias = Callable[[Unit, Callable[[int], None]], UnitReport]
 """Runs one unit, and reports rows as they are computed."""
 
 
-@dataclass
-class RowCount:
-    on_rows: Callable[[int], None]
-    rows: int = 0
-
-    def __call__(self, rows: int) -> None:
-        self.rows += rows
-        self.on_rows(rows)
-
-
 def whole_unit(work: FragmentWork) -> Unit:
     return Unit(work, work.due, True)
 
@@ -194,7 +184,7 @@ class Target(ABC):
         return staged
 
 
-def run_unit(target: Target, unit: Unit, applier: Applier, counted: RowCount) -> UnitReport:
+def run_unit(target: Target, unit: Unit, applier: Applier) -> UnitReport:
     """Compute the missing rows of a unit; a unit that owns its fragment stages it too."""
     fragment = unit.work
     live = live_offsets(target.source, fragment.files)
@@ -214,7 +204,7 @@ def run_unit(target: Target, unit: Unit, applier: Applier, counted: RowCount) ->
         target.stream(applier.compute(fragment, live, due, keep_last=False), fragment, live)
     else:
         stage_computed(target, fragment, due, held, compute)
-    return UnitReport(fragment.id, counted.rows, unit.whole)
+    return UnitReport(fragment.id, applier.rows_run, unit.whole)
 
 
 def is_shard_staged(target: Target, shard: Shard) -> bool:

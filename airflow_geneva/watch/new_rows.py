@@ -26,7 +26,7 @@ from airflow_geneva.lance_io.fragments import (
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.lance_io.table_versions import open_version_or_none, written_at
 from airflow_geneva.plan.computed_rows import ComputedRows
-from airflow_geneva.plan.source_changes import SourceChanges, compare_source
+from airflow_geneva.plan.refresh import SourceChanges, compare_source
 from airflow_geneva.storage.files import Storage
 
 if TYPE_CHECKING:
