@@ -53,7 +53,7 @@ from airflow_geneva.spark.submit import (
     driver_environment,
     find_spark_submit,
 )
-from airflow_geneva.udf.shipping import code_sha256
+from airflow_geneva.storage.uri import sha256
 
 _ERROR_LINE = "airflow_geneva: "
 
@@ -276,7 +276,7 @@ def _code(job: PlannedJob, scratch: Scratch) -> list[str]:
             data = job.folder.storage.read_bytes(code.zip)
         except FileNotFoundError:
             data = b""
-        if code_sha256(data) != code.sha256:
+        if sha256(data) != code.sha256:
             raise AirflowFailException(
                 f"The code {job.folder.storage.path(code.zip)} was removed, or is not the planned code (its SHA-256 "
                 "differs). Clear the plan task with its downstream tasks."

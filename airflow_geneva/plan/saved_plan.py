@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import JobSpec, Plan, job_spec_from_json
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.uri import sha256
 
 ALL_ROW_IDS = Ranges.of(0, (1 << 63) - 1)
 """All possible source row ids, for a swap that removes every row."""
@@ -70,11 +70,6 @@ class SwapPlan:
         gone = Ranges.from_json(document.pop("gone"))
         snapshot = Snapshot.from_batch(from_bytes(b64decode(document.pop("snapshot"))))
         return SwapPlan(**document, gone=gone, snapshot=snapshot)
-
-
-def sha256(data: bytes) -> str:
-    """Return the SHA-256 of a plan's document, as 64 hex digits."""
-    return hashlib.sha256(data).hexdigest()
 
 
 @dataclass(frozen=True)

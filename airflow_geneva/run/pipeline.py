@@ -32,7 +32,8 @@ from airflow_geneva.run.units import is_shard_staged
 from airflow_geneva.run.view import ViewPublisher
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.udf.shipping import code_sha256, zip_code
+from airflow_geneva.storage.uri import sha256
+from airflow_geneva.udf.shipping import zip_code
 
 logger = logging.getLogger("airflow_geneva.run")
 
@@ -270,7 +271,7 @@ def _store_code(work: JobSpec, job: Storage) -> tuple[CodeArchive, ...]:
     for path in modules.values():
         archive = zip_code(path)
         if archive is not None:
-            digest = code_sha256(archive)
+            digest = sha256(archive)
             found[digest] = CodeArchive(f"code-{digest[:16]}.zip", digest)
             job.write_bytes(found[digest].zip, archive)
     return tuple(found.values())

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import airflow_geneva
 from airflow_geneva.spark.installation import java_environment
-from airflow_geneva.udf.shipping import UdfReference, code_sha256, zip_code
+from airflow_geneva.storage.uri import sha256
+from airflow_geneva.udf.shipping import UdfReference, zip_code
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -77,7 +78,7 @@ def ship_code(context: SparkContext, udf_references: Iterable[UdfReference]) -> 
             archives[path.split(":")[0]] = partial(zip_code, path)
     for name, make in archives.items():
         data = make()
-        mark = (str(context.applicationId), "" if data is None else code_sha256(data))
+        mark = (str(context.applicationId), "" if data is None else sha256(data))
         if data is not None and mark not in _shipped:
             _shipped.add(mark)
             folder = tempfile.TemporaryDirectory(prefix="geneva-code-")

@@ -79,3 +79,8 @@ def is_name(name: str) -> bool:
 def md5(text: str) -> str:
     """Hash a user-given string for use in a key."""
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def sha256(data: bytes) -> str:
+    """Hash a file's content as 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from airflow_geneva.udf.decorator import UDF, load_stored_udf, load_udf, udf
+from airflow_geneva.udf.decorator import UDF, UdfDefinition, udf
 from airflow_geneva.udf.error_policy import Fail, Retry, Skip
-from airflow_geneva.udf.settings import UdfDefinition
+from airflow_geneva.udf.shipping import load_stored_udf, load_udf
 
 __all__ = ["UDF", "Fail", "Retry", "Skip", "UdfDefinition", "load_stored_udf", "load_udf", "udf"]

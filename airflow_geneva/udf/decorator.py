@@ -1,38 +1,79 @@
-"""The `udf` decorator and the `UDF` class: a Python function with version, inputs, output type and error policy."""
+"""The `udf` decorator, the `UDF` that it makes of a Python function, and the definition that a column stores."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, overload
 
 from airflow_geneva.code_hash.hasher import code_version
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.udf.annotations import output_type
 from airflow_geneva.udf.error_policy import Fail, Policy, Retry, Skip, check_policy, describe_policy
-from airflow_geneva.udf.importing import check_stored_path, import_udf_module
-from airflow_geneva.udf.settings import (
-    UdfDefinition,
-    check_bounds,
-    check_memory,
-    check_name,
-    check_number,
-    check_rows,
-    check_sequence,
-)
 from airflow_geneva.udf.signature import Form, Signature, read_signature
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
+IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+_FORMAT = 1
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])?(?:i?b)?", re.IGNORECASE)
 
 _instances: dict[type, Any] = {}
 _instances_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class UdfDefinition:
+    """The definition of a UDF in its column's metadata: plain values, no code; `data_type` is text for display."""
+
+    name: str
+    version: str
+    import_path: str | None
+    input_columns: tuple[str, ...] | None
+    data_type: str
+    form: Form
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
+    batch_size: int | None = None
+    checkpoint_size: int | None = None
+    min_checkpoint_size: int | None = None
+    max_checkpoint_size: int | None = None
+    on_error: str | list[dict[str, Any]] = "fail"
+    timeout: float | None = None
+
+    def to_json(self) -> str:
+        """Return the definition as JSON with sorted keys, without None values."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps({"format": _FORMAT, **values}, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> UdfDefinition:
+        """Parse the output of `to_json`; `InvalidInput` if it is something else, or of a later format."""
+        try:
+            values = json.loads(text)
+            found = values.pop("format")
+            if found != _FORMAT:
+                raise InvalidInput(
+                    f"A UDF definition has format {found!r}; this version of airflow-geneva reads format "
+                    f"{_FORMAT}. Upgrade airflow-geneva."
+                )
+            known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+            inputs = values.get("input_columns")
+            known["input_columns"] = None if inputs is None else tuple(inputs)
+            return cls(**{"import_path": None, **known})
+        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise InvalidInput(f"This is not a stored UDF definition ({error!r}): {text!r:.200}") from error
 
 
 @dataclass(frozen=True)
@@ -93,8 +134,13 @@ class UDF:
     @property
     def function(self) -> Callable[..., Any]:
         """The callable: the function, or this process's instance of the class; a generator is collected into a list."""
-        function: Callable[..., Any] = _instance_of(self.func) if isinstance(self.func, type) else self.func
-        return _GeneratorAsList(function) if self.signature.yields else function
+        function: Callable[..., Any] = self.func
+        if isinstance(self.func, type):
+            with _instances_lock:
+                if self.func not in _instances:
+                    _instances[self.func] = self.func()
+                function = _instances[self.func]
+        return partial(_collect, function) if self.signature.yields else function
 
     @cached_property
     def code_version(self) -> str:
@@ -113,12 +159,12 @@ class UDF:
             for name in (getattr(self.func, "__qualname__", ""), *names):
                 path = f"{module_name}:{name}"
                 # runpy runs a script in a temporary module such as "<run_path>".
-                if name and _IMPORT_PATH.fullmatch(path) and _resolve_name(module, name) is self:
+                if name and IMPORT_PATH.fullmatch(path) and find_in_module(module, name) is self:
                     return path
         return None
 
     def resolve_inputs(self, input_columns: Sequence[str] | None = None) -> tuple[str, ...] | None:
-        """Return the given input columns, or its own, in the order of the parameters; None: all columns in a batch."""
+        """Return the input columns in the order of the parameters; None: all columns, in a batch."""
         given = self.input_columns if input_columns is None else tuple(input_columns)
         if self.form == "record_batch":
             return given
@@ -130,12 +176,9 @@ class UDF:
 
     def definition(self, input_columns: Sequence[str] | None = None) -> UdfDefinition:
         """Return the definition to store for a column that it computes from these columns."""
-        columns = self.resolve_inputs(input_columns)
         stored = {setting.name: getattr(self, setting.name) for setting in fields(UdfDefinition)}
-        stored["version"] = self.code_version
-        stored["input_columns"] = columns
-        stored["data_type"] = str(self.data_type)
-        stored["on_error"] = describe_policy(self.on_error)
+        stored |= {"input_columns": self.resolve_inputs(input_columns), "version": self.code_version}
+        stored |= {"data_type": str(self.data_type), "on_error": describe_policy(self.on_error)}
         return UdfDefinition(**stored)
 
 
@@ -247,63 +290,14 @@ def udf(
     return make if func is None else make(func)
 
 
-def load_udf(import_path: str) -> UDF:
-    """Import the UDF at `"module:name"`.
-
-    Raises:
-        InvalidInput: the path is malformed, its module cannot be imported here, or there is no `@udf` object.
-    """
-    module, name = import_udf_module(_check_import_path(import_path)), import_path.partition(":")[2]
-    found = _resolve_name(module, name)
-    if isinstance(found, UDF):
-        return found
-    udfs = sorted(name for name, value in vars(module).items() if isinstance(value, UDF))
-    what = f"there is no {name!r} in it" if found is None else f"{name!r} in it is a {type(found).__name__}"
-    raise InvalidInput(
-        f"UDF {import_path!r} cannot be loaded: {what}, and an import path is used only if it leads to a @udf object. "
-        f"The UDFs of module {module.__name__!r} are {udfs!r}."
-    )
-
-
-def load_stored_udf(import_path: str) -> UDF:
-    """Import the UDF that a table names; the module is imported only if its source binds the name.
-
-    Raises:
-        InvalidInput: see `load_udf`; or the source of the module does not bind the name.
-    """
-    check_stored_path(_check_import_path(import_path))
-    return load_udf(import_path)
-
-
-def _check_import_path(import_path: str) -> str:
-    if _IMPORT_PATH.fullmatch(import_path) is None:
-        raise InvalidInput(
-            f'UDF path {import_path!r} is malformed. Give "module:name", such as "my_project.udfs:embed".'
-        )
-    return import_path
-
-
-def _resolve_name(found: Any, name: str) -> Any:
+def find_in_module(found: Any, name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
 
 
-@dataclass(frozen=True)
-class _GeneratorAsList:
-    """Wraps a generator function into one that returns a list."""
-
-    function: Callable[..., Any]
-
-    def __call__(self, *arguments: Any) -> list[Any]:
-        return list(self.function(*arguments))
-
-
-def _instance_of(cls: type) -> Any:
-    with _instances_lock:
-        if cls not in _instances:
-            _instances[cls] = cls()
-        return _instances[cls]
+def _collect(function: Callable[..., Iterable[Any]], *arguments: Any) -> list[Any]:
+    return list(function(*arguments))
 
 
 def _check_count(signature: Signature, columns: Sequence[str], name: str) -> None:
@@ -313,3 +307,57 @@ def _check_count(signature: Signature, columns: Sequence[str], name: str) -> Non
             f"UDF {name!r} takes the parameters {list(signature.parameters)!r}, and {len(columns)} input columns are "
             f"mapped to them: {list(columns)!r}. Name one column for each parameter that has no default value."
         )
+
+
+def check_name(setting: str, value: str) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InvalidInput(
+            f"{setting}={value!r} of a UDF: give up to 128 letters, digits, '_', '-', '+' and '.', "
+            "beginning with a letter, digit or '_'."
+        )
+    return value
+
+
+def check_sequence(setting: str, value: Iterable[Any]) -> tuple[Any, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise InvalidInput(f"{setting}={value!r} of a UDF: give a list, such as [{value!r}].")
+    found = tuple(value)
+    if setting == "input_columns" and not (found and all(isinstance(column, str) and column for column in found)):
+        raise InvalidInput(f"input_columns={value!r} of a UDF: give the names of one or more columns.")
+    return found
+
+
+def check_rows(setting: str, value: int | None) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise InvalidInput(f"{setting}={value!r}: give a number of rows of at least 1, or None.")
+    return value
+
+
+def check_bounds(minimum: int | None, size: int | None, maximum: int | None) -> None:
+    """Check that the sizes ascend, as far as they are given."""
+    sizes = {"min_checkpoint_size": minimum, "checkpoint_size": size, "max_checkpoint_size": maximum}
+    given = [(setting, value) for setting, value in sizes.items() if value is not None]
+    for (low, low_value), (high, high_value) in itertools.pairwise(given):
+        if low_value > high_value:
+            raise InvalidInput(f"{low}={low_value} is above {high}={high_value}. Lower the first, or raise the second.")
+
+
+def check_number(setting: str, value: float | None, above_zero: bool) -> float | None:
+    if value is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (above_zero and value == 0):
+        raise InvalidInput(f"{setting}={value!r}: give a number {'above' if above_zero else 'of at least'} 0, or None.")
+    return value
+
+
+def check_memory(value: int | str | None) -> int | None:
+    """Return bytes for a number, or for a text such as "512m" or "4g" (powers of 1,024)."""
+    amount: float | None = None
+    if isinstance(value, int) and not isinstance(value, bool):
+        amount = value
+    elif isinstance(value, str) and (match := _MEMORY.fullmatch(value.strip())):
+        amount = float(match[1]) * 1024 ** " kmgt".index((match[2] or " ").lower())
+    if value is not None and (amount is None or amount < 1):
+        raise InvalidInput(f'memory={value!r}: give bytes above 0, or a text such as "512m" or "4g".')
+    return None if amount is None else int(amount)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+import pyarrow as pa
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.arrays import check_storable
+from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.udf.annotations import check_inputs
-from airflow_geneva.udf.decorator import UDF, load_stored_udf
-from airflow_geneva.udf.settings import UdfDefinition
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from airflow_geneva.udf.decorator import UDF, UdfDefinition
+from airflow_geneva.udf.shipping import load_stored_udf
 
 UDF_KEY = "geneva::udf"
 """Key of the column's metadata under which its definition is stored."""
@@ -26,10 +27,7 @@ _RESERVED = {"_distance", "_score"}
 
 
 def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) -> tuple[UdfDefinition, UDF]:
-    """Return the definition of a column that a UDF computes, and the UDF.
-
-    `InvalidInput` if it is not a UDF, an input is missing or has the wrong type, or the column would be its own input.
-    """
+    """Return the definition of a column that a UDF computes, checked against the table, and the UDF."""
     udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
     inputs = [inputs] if isinstance(inputs, str) else inputs
     if not isinstance(udf, UDF):
@@ -44,14 +42,7 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
 
 
 def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSpec], storage_version: str) -> pa.Schema:
-    """Return new computed columns as Arrow fields that hold their definitions.
-
-    `InvalidInput` if a column exists already, pylance cannot store its type, or see `define_column`.
-    """
-    import pyarrow as pa
-
-    from airflow_geneva.lance_io.arrays import check_storable
-
+    """Return new computed columns as Arrow fields that hold their definitions."""
     if not isinstance(columns, Mapping):
         raise InvalidInput(f'add_columns takes columns by name, such as {{"n": udf}}, not a {type(columns).__name__}.')
     for name in columns:
@@ -66,7 +57,12 @@ def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSp
     for name, spec in columns.items():
         definition, udf = define_column(table, schema, name, spec)
         field = pa.field(name, udf.data_type, metadata={UDF_KEY: definition.to_json()})
-        check_blob(table, schema, field)
+        required = [other.name for other in schema if not other.nullable]
+        if is_blob(field) and required:
+            raise InvalidInput(
+                f"Column {name!r} of table {table!r} cannot be a blob: Lance cannot write blobs into a table with NOT "
+                f"NULL columns, and {required} are. Use pa.large_binary() without blob storage, or make these nullable."
+            )
         fields.append(field)
     check_storable(fields, storage_version, f"table {table!r}")
     return pa.schema(fields)
@@ -79,7 +75,6 @@ def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:
 
 
 def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition:
-    """Return the stored definition of a computed column; `InvalidInput` if it does not exist or has no UDF."""
     if column not in schema.names:
         raise InvalidInput(
             f"Column {column!r} is not defined in table {table!r}, which has: {', '.join(schema.names)}. "
@@ -95,7 +90,6 @@ def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition
 
 
 def load_column_udf(column: str, definition: UdfDefinition) -> UDF:
-    """Import a column's own UDF; `InvalidInput` if it has no import path, or cannot be imported here."""
     if definition.import_path is None:
         raise InvalidInput(
             f"The UDF {definition.name!r} of column {column!r} was defined in a notebook or script, so it cannot be "
@@ -121,7 +115,6 @@ def _check_cycle(table: str, schema: pa.Schema, column: str, inputs: Sequence[st
 
 
 def check_type(table: str, column: str, found: pa.DataType, udf: UDF) -> None:
-    """Reject a UDF whose output type differs from the existing column's type."""
     if found != udf.data_type:
         raise InvalidInput(
             f"Type mismatch for column {column!r} of table {table!r}: it is {found}, and UDF {udf.name!r} gives "
@@ -135,18 +128,4 @@ def check_column_name(name: object) -> None:
         raise InvalidInput(
             f"{name!r} cannot be the name of a computed column: it is empty, one of Lance's own (_row..., _distance, "
             "_score), or has a dot in it, which Lance reads as a path into a struct. Choose another."
-        )
-
-
-def check_blob(table: str, schema: pa.Schema, field: pa.Field) -> None:
-    """Reject a blob column in a table where Lance cannot write one."""
-    from airflow_geneva.lance_io.blobs import is_blob
-
-    if not is_blob(field):
-        return
-    required = [other.name for other in schema if not other.nullable]
-    if required:
-        raise InvalidInput(
-            f"Column {field.name!r} of table {table!r} cannot be a blob: Lance cannot write blobs into a table with "
-            f"NOT NULL columns, and {required} are. Use pa.large_binary() without blob storage, or make these nullable."
         )

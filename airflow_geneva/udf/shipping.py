@@ -1,26 +1,158 @@
-"""Send a UDF and its code to another process."""
+"""Import UDFs by their paths, and send them and their code to other processes."""
 
 from __future__ import annotations
 
-import hashlib
+import dis
 import importlib
 import importlib.util
 import io
 import linecache
 import os
+import signal
+import symtable
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.udf.decorator import UDF, load_udf
+from airflow_geneva.udf.decorator import IMPORT_PATH, UDF, find_in_module
 
 MAX_FILE_BYTES = 50_000_000
 """Largest file that may be in the zip; put models and data where the workers can read them."""
+
+
+def load_udf(import_path: str) -> UDF:
+    """Import the UDF at `"module:name"`.
+
+    Raises:
+        InvalidInput: the path is malformed, its module cannot be imported here, or there is no `@udf` object.
+    """
+    module_name, name = _split(import_path)
+    try:
+        module = importlib.import_module(module_name)
+    except BaseException as error:  # SystemExit, too, must not end this process
+        if _is_from_outside(error):
+            raise
+        raise _cannot_import(import_path, error) from error
+    found = find_in_module(module, name)
+    if isinstance(found, UDF):
+        return found
+    udfs = sorted(name for name, value in vars(module).items() if isinstance(value, UDF))
+    what = f"there is no {name!r} in it" if found is None else f"{name!r} in it is a {type(found).__name__}"
+    raise InvalidInput(
+        f"UDF {import_path!r} cannot be loaded: {what}, and an import path is used only if it leads to a @udf object. "
+        f"The UDFs of module {module.__name__!r} are {udfs!r}."
+    )
+
+
+def load_stored_udf(import_path: str) -> UDF:
+    """Import the UDF that a table names; the module is imported only if its source binds the name.
+
+    Raises:
+        InvalidInput: see `load_udf`; or the source of the module does not bind the name.
+    """
+    module, name = _split(import_path)
+    if why := _why_not_bound(import_path, module, name.partition(".")[0]):
+        raise InvalidInput(
+            f"UDF {import_path!r} cannot be loaded: a table names it, and module {module!r} is not imported, "
+            f"because {why}. Such a path is followed only to a name that the module's source binds at its top level, "
+            "by def, class, assignment or import, but not by `import *`. Bind it there, or import the module first."
+        )
+    return load_udf(import_path)
+
+
+def _split(import_path: str) -> tuple[str, str]:
+    found = IMPORT_PATH.fullmatch(import_path)
+    if found is None:
+        raise InvalidInput(
+            f'UDF path {import_path!r} is malformed. Give "module:name", such as "my_project.udfs:embed".'
+        )
+    return found[1], found[2]
+
+
+def _why_not_bound(import_path: str, module: str, name: str) -> str:
+    """Return why a module's source does not bind a name at its top level; "" if it does, or the module is imported.
+
+    No code of the module or its packages runs for this check. A module that is imported already may bind it in any way.
+    """
+    if name in vars(sys.modules.get(module, ModuleType(""))):
+        return ""
+    if module.rpartition(".")[2] == "__main__":
+        return "it is a program, which would run"
+    spec = _find_spec(module)
+    if spec is None:
+        missing = ModuleNotFoundError(f"No module named {module!r}", name=module)
+        raise _cannot_import(import_path, missing) from missing
+    if _is_of_python(spec):
+        return "it is a module of Python itself"
+    try:
+        source = spec.loader.get_source(spec.name)  # type: ignore[union-attr]
+    except (AttributeError, ImportError):
+        source = None
+    if source is None:
+        return f"it has no source ({spec.origin})"
+    try:
+        symbol = symtable.symtable(source, spec.origin or spec.name, "exec").lookup(name)
+    except KeyError:
+        return f"its source {spec.origin} does not mention {name!r}"
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return f"its source {spec.origin} is not Python ({error})"
+    return "" if symbol.is_assigned() or symbol.is_imported() else f"its source {spec.origin} does not bind {name!r}"
+
+
+def _find_spec(module: str) -> ModuleSpec | None:
+    """Find a module like an import does, but without importing its parent packages."""
+    first, *rest = module.split(".")
+    found = (finder.find_spec(first, None) for finder in sys.meta_path)
+    spec = next((spec for spec in found if spec is not None), None)
+    name = first
+    for part in rest:
+        if spec is None:
+            return None
+        package = sys.modules.get(name)
+        inside = spec.submodule_search_locations if package is None else getattr(package, "__path__", None)
+        if inside is None:
+            return None
+        # Search by the last part only: for the full name a namespace package would import its parent.
+        spec = PathFinder.find_spec(part, list(inside))
+        name = f"{name}.{part}"
+    return spec
+
+
+def _is_of_python(spec: ModuleSpec) -> bool:
+    if spec.origin is None or not os.path.isabs(spec.origin):
+        return spec.origin is not None
+    parts = Path(spec.origin).parts
+    home = Path(sysconfig.get_path("stdlib")).parts
+    return parts[: len(home)] == home and parts[len(home)] not in ("site-packages", "dist-packages")
+
+
+def _is_from_outside(error: BaseException) -> bool:
+    """Whether a signal ended an import, as Ctrl-C and Airflow's timeouts do, rather than the imported code."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code in handlers:
+            return True
+        last, at = at, at.tb_next
+    if isinstance(error, (Exception, SystemExit)):
+        return False
+    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] != "RAISE_VARARGS"
+
+
+def _cannot_import(import_path: str, error: BaseException) -> InvalidInput:
+    return InvalidInput(
+        f"UDF {import_path!r} cannot be loaded: importing module {import_path.partition(':')[0]!r} raised {error!r}. "
+        f"Python {sys.version.split()[0]} looked in {sys.path[:5]!r} and {max(len(sys.path) - 5, 0)} more places. "
+        "Put the module where this process finds it, and install what it imports."
+    )
 
 
 def zip_code(import_path: str) -> bytes | None:
@@ -29,17 +161,13 @@ def zip_code(import_path: str) -> bytes | None:
     For a namespace package (folders without `__init__.py`) the zip holds the first regular package on the path to the
     module, or, if there is none, the top-level folder that contains the module.
 
-    Returns:
-        The zip, or None for modules that every worker has: the standard library and this package.
-
-    Raises:
-        InvalidInput: the module has no files on this machine, or a file is larger than 50 MB.
+    Returns None for modules that every worker has: the standard library and this package.
     """
     module = import_path.partition(":")[0]
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == __package__.partition(".")[0]:
         return None
-    root, start = _locate(module)
+    root, start = _code_of(module)
     files = [start] if start.is_file() else list(_files(start))
     entries = {path.relative_to(root).as_posix(): path for path in files}
     # Python before 3.13 finds a namespace package inside a zip only if its folder has an entry.
@@ -55,12 +183,7 @@ def zip_code(import_path: str) -> bytes | None:
     return buffer.getvalue()
 
 
-def code_sha256(code: bytes) -> str:
-    """The SHA-256 of a code zip, as 64 hex digits."""
-    return hashlib.sha256(code).hexdigest()
-
-
-def _locate(module: str) -> tuple[Path, Path]:
+def _code_of(module: str) -> tuple[Path, Path]:
     """Return the folder on the Python path where a module was found, and the folder or file in it to pack."""
     try:
         spec = importlib.util.find_spec(module)
@@ -99,10 +222,7 @@ def _read(path: Path, import_path: str) -> bytes:
 
 @dataclass(frozen=True)
 class UdfReference:
-    """Refers to a UDF in another process: by its import path, or as a pickle if it has none.
-
-    The imported UDF must have the planned code version.
-    """
+    """Refers to a UDF in another process: by its import path and planned code version, or as a pickle."""
 
     import_path: str | None
     version: str

@@ -112,7 +112,7 @@ def _signature(function: Any) -> inspect.Signature:
 
 
 def _resolve_hints(function: Any) -> dict[str, Any]:
-    """Return annotations as objects without type aliases; leave out only those that cannot be resolved."""
+    """Return annotations as objects without type aliases, as far as they can be resolved."""
     hints = {}
     for name, hint in _written_hints(function).items():
         with suppress(Exception):  # evaluating an alias runs user code

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.arrays import rows_at
-from airflow_geneva.udf.settings import UdfDefinition
+from airflow_geneva.udf.decorator import UdfDefinition
 
 if TYPE_CHECKING:
     import lance

@@ -21,7 +21,7 @@ from airflow_geneva.plan.model import BackfillSpec, CodeArchive, Plan, Sizing
 from airflow_geneva.plan.saved_plan import SwapPlan, load_plan, plan_name, save_plan, shard_summaries
 from airflow_geneva.plan.shard import FragmentWork, Shard, cut_shards
 from airflow_geneva.storage.files import Storage
-from airflow_geneva.udf.settings import UdfDefinition
+from airflow_geneva.udf.decorator import UdfDefinition
 from tests.support.counting import triple
 from tests.support.invariants import assert_closed
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.storage.uri import sha256
 from airflow_geneva.udf import shipping as code_zip
-from airflow_geneva.udf.shipping import code_sha256, zip_code
+from airflow_geneva.udf.shipping import zip_code
 
 FILES = {
     "zipped_package/__init__.py": "",
@@ -104,8 +105,8 @@ def test_the_same_files_give_the_same_bytes_and_other_files_others(project: Path
     (project / "zipped_package" / "inner" / "words.txt").write_text("c\n")
     changed = zip_code("zipped_package.udfs:f")
     assert changed is not None
-    assert code_sha256(changed) != code_sha256(first)
-    assert len(code_sha256(first)) == 64
+    assert sha256(changed) != sha256(first)
+    assert len(sha256(first)) == 64
 
 
 @pytest.mark.parametrize("path", ["math:sqrt", "json.decoder:JSONDecoder", "airflow_geneva.udf:udf"])
