@@ -34,18 +34,25 @@ NEVER_REFRESHED = "0"
 _MADE_BY = "airflow_geneva"
 _FORMAT = 1
 
+_NAMED = {
+    "source_table": "source table",
+    "source_database": "source database",
+    "where": "filter",
+    "shuffle_seed": "shuffle seed",
+    "limit": "limit",
+    "offset": "offset",
+    "explode": "exploded column",
+}
+
 Kind = Literal["column", "sql", "udf"]
 
 
 @dataclass(frozen=True)
 class OutputColumn:
-    """One column of a query: a column of the source, an SQL expression over the source's columns, or a UDF.
+    """One column of a query, with its Arrow type as text: a column of the source, SQL over the source, or a UDF.
 
-    Args:
-        type: its Arrow type as text.
-        expression: the source column's name, or the SQL; None for a UDF.
-        udf: the UDF and its inputs, or None. An input is an earlier column of the query with that name, or else a
-            column of the source.
+    `expression` is the source column's name, or the SQL. An input of the UDF is an earlier column of the query with
+    that name, or else a column of the source.
     """
 
     name: str
@@ -56,30 +63,22 @@ class OutputColumn:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Inputs of the UDF, in order."""
         return (self.udf.input_columns or ()) if self.udf else ()
 
     def describe(self) -> str:
-        """Describe the column in words."""
         if self.udf is not None:
             return f"UDF {self.udf.import_path or self.udf.name} of ({', '.join(self.inputs)}) -> {self.type}"
         what = "source column" if self.kind == "column" else "SQL"
         return f"{what} {self.expression} -> {self.type}"
 
     def to_document(self) -> dict[str, Any]:
-        document: dict[str, Any] = {"name": self.name, "kind": self.kind, "type": self.type}
-        if self.expression is not None:
-            document["expression"] = self.expression
-        if self.udf is not None:
-            document["udf"] = json.loads(self.udf.to_json())
-        return document
+        values = {**vars(self), "udf": self.udf and json.loads(self.udf.to_json())}
+        return {name: value for name, value in values.items() if value is not None}
 
     @staticmethod
     def of_document(document: Mapping[str, Any]) -> OutputColumn:
-        udf = document.get("udf")
-        values = {name: document[name] for name in ("name", "kind", "type")}
-        definition = None if udf is None else UdfDefinition.from_json(json.dumps(udf))
-        return OutputColumn(**values, expression=document.get("expression"), udf=definition)
+        udf = UdfDefinition.from_json(json.dumps(document["udf"])) if "udf" in document else None
+        return OutputColumn(document["name"], document["kind"], document["type"], document.get("expression"), udf)
 
 
 @dataclass(frozen=True)
@@ -96,16 +95,14 @@ class ViewDefinition:
     """The query of a materialized view: all that a refresh needs, without code and credentials.
 
     Args:
-        source_database: normalized URI of the source's database.
         source_version: version of the source when the view was created.
         stable_row_ids: whether the source has them; without them the view can be refreshed to `source_version` only.
         where: the whole SQL filter, which includes ``__is_set`` if the source is a view; or None.
         columns: the columns, in order, without the two system columns.
         all_columns: whether the query selected all columns of the source.
-        shuffle_seed: seed of the shuffled order, see `airflow_geneva.views.row_order`; None: by row id.
+        shuffle_seed: see `airflow_geneva.views.row_order`; None: by row id.
         explode: the list column whose elements become rows, or None.
-        reads: every source column that the filter or a column reads; for the filter and SQL expressions, every column
-            that they mention, so possibly too many but never too few.
+        reads: every source column that the filter or a column reads, or that their SQL mentions.
     """
 
     source_table: str
@@ -135,11 +132,8 @@ class ViewDefinition:
         return next(column for column in self.columns if column.name == name)
 
     def to_json(self) -> str:
-        """Return the definition as JSON with sorted keys."""
-        document = {field.name: getattr(self, field.name) for field in fields(self)}
-        document["columns"] = [column.to_document() for column in self.columns]
-        document["reads"] = [asdict(column) for column in self.reads]
-        marked = {"made_by": _MADE_BY, "format": _FORMAT, **document}
+        lists = {"columns": [c.to_document() for c in self.columns], "reads": [asdict(column) for column in self.reads]}
+        marked = {"made_by": _MADE_BY, "format": _FORMAT, **vars(self), **lists}
         return json.dumps(marked, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
@@ -162,7 +156,7 @@ class ViewDefinition:
             )
         try:
             values = {field.name: document[field.name] for field in fields(ViewDefinition)}
-            values["columns"] = tuple(OutputColumn.of_document(column) for column in values["columns"])
+            values["columns"] = tuple(map(OutputColumn.of_document, values["columns"]))
             values["reads"] = tuple(SourceColumn(c["name"], tuple(c["fields"]), c["type"]) for c in values["reads"])
             return ViewDefinition(**values)
         except (KeyError, TypeError) as error:
@@ -176,7 +170,6 @@ class ViewDefinition:
         return ViewDefinition.from_json((metadata or {})[QUERY_KEY.encode()], view)
 
     def metadata(self) -> dict[str, str]:
-        """Return the schema metadata of a new view."""
         return {
             QUERY_KEY: self.to_json(),
             BASE_TABLE_KEY: self.source_table,
@@ -194,18 +187,10 @@ class ViewDefinition:
         return list(self._differences(wanted))
 
     def _differences(self, wanted: ViewDefinition) -> Iterator[str]:
-        pairs = {
-            "source table": (self.source_table, wanted.source_table),
-            "source database": (self.source_database, wanted.source_database),
-            "filter": (self.where, wanted.where),
-            "shuffle seed": (self.shuffle_seed, wanted.shuffle_seed),
-            "limit": (self.limit, wanted.limit),
-            "offset": (self.offset, wanted.offset),
-            "exploded column": (self.explode, wanted.explode),
-        }
-        for what, (ours, theirs) in pairs.items():
+        for name, what in _NAMED.items():
+            ours, theirs = ("none" if (v := getattr(one, name)) is None else repr(v) for one in (self, wanted))
             if ours != theirs:
-                yield f"the {what} is {_quoted(ours)} and would be {_quoted(theirs)}"
+                yield f"the {what} is {ours} and would be {theirs}"
         if self.stable_row_ids != wanted.stable_row_ids:
             yield "the source " + ("has lost its" if self.stable_row_ids else "now has") + " stable row ids"
         fields_now = {column.name: column.fields for column in wanted.reads}
@@ -276,10 +261,6 @@ def visible_columns(schema: pa.Schema) -> list[str]:
 def own_columns(schema: pa.Schema) -> list[str]:
     """Return the names of a view's columns: the two system columns, then the query's."""
     return [*SYSTEM_COLUMNS, *(column.name for column in ViewDefinition.read(schema.metadata).columns)]
-
-
-def _quoted(value: Any) -> str:
-    return "none" if value is None else repr(value)
 
 
 def source_inputs(columns: Sequence[OutputColumn]) -> dict[str, tuple[str, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -12,9 +11,6 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.views.definition import IS_SET, SOURCE_ROW_ID
 from airflow_geneva.views.row_order import RowIdArray
-
-if TYPE_CHECKING:
-    import lance
 
 PLACEHOLDER_FIELDS = pa.schema([pa.field(SOURCE_ROW_ID, pa.int64()), pa.field(IS_SET, pa.bool_())])
 """The system columns of a view. They come first, so their field ids are 0 and 1."""
@@ -31,14 +27,11 @@ def create_view(
     row_ids: Iterable[RowIdArray],
     max_rows_per_fragment: int,
     source_version: int,
-) -> lance.LanceDataset:
+) -> None:
     """Create a view's table with its placeholders in one commit; if the process dies before it, there is no table.
 
-    Only the system columns have data files: Lance returns NULL for columns without a file.
-
-    Args:
-        schema: the view's own columns, nullable, with the schema metadata.
-        row_ids: ids of the source's rows at its version `source_version`, in the view's order.
+    Only the system columns have data files: Lance returns NULL for columns without a file. `schema` has the other
+    columns, nullable, and the schema metadata.
     """
     import lance
     from lance.fragment import write_fragments
@@ -48,7 +41,8 @@ def create_view(
     # Remove checkpoints of an earlier view of this name whose removal did not complete.
     for name in location.checkpoints.list_files():
         location.checkpoints.delete(name)
-    batches = (_placeholders(part) for part in row_ids)
+    parts = ([pa.array(part), pa.repeat(False, len(part))] for part in row_ids)
+    batches = (pa.record_batch(part, schema=PLACEHOLDER_FIELDS) for part in parts)
     try:
         fragments = write_fragments(
             pa.RecordBatchReader.from_batches(PLACEHOLDER_FIELDS, batches),
@@ -82,11 +76,6 @@ def create_view(
         # Another process created the table a moment ago; Lance then overwrites it instead of failing.
         location.open(made.version - 1).restore()  # type: ignore[no-untyped-call]
         raise _taken(location)
-    return made
-
-
-def _placeholders(row_ids: RowIdArray) -> pa.RecordBatch:
-    return pa.record_batch([pa.array(row_ids), pa.repeat(False, len(row_ids))], schema=PLACEHOLDER_FIELDS)
 
 
 def _taken(location: TableLocation) -> InvalidInput:

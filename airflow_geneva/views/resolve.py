@@ -30,12 +30,9 @@ _INTERNAL = {"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_ro
 
 @dataclass(frozen=True)
 class ResolvedColumns:
-    """The columns of a query on one version of its source.
+    """The columns of a query on one version of its source: their nullable fields, and the UDFs by column.
 
-    Args:
-        schema: their Arrow fields, all nullable; blob columns as blobs.
-        udfs: the loaded UDFs, by the column that they compute.
-        reads: names of the source columns that the query's columns read.
+    `reads` are the source columns that they read.
     """
 
     columns: tuple[OutputColumn, ...]
@@ -53,35 +50,34 @@ def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
     visible = visible_columns(dataset.schema)
     names = [name for name, _ in specs]
     for name in names:
-        check_output_name(name)
+        check_column_name(name)
+        if name.lower() in SYSTEM_COLUMNS:
+            raise InvalidInput(
+                f"{name!r} cannot be the name of a column: views have columns of that name. Choose another."
+            )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InvalidInput(f"The query of table {table!r} has columns {twice} twice. Give each column one name.")
     if not names:
         raise InvalidInput(f"The query of table {table!r} has no columns. Select some: {', '.join(visible)}.")
+    source = _Source(dataset, table, visible)
     columns: list[OutputColumn] = []
     fields: dict[str, pa.Field] = {}
     udfs: dict[str, UDF] = {}
     reads: set[str] = set()
     for position, (name, spec) in enumerate(specs):
         if isinstance(spec, str):
-            column, made, read = _of_source(dataset, table, visible, name, spec)
+            column, made, read = source.resolve_text(name, spec)
         else:
             udf, inputs = _split(name, spec)
-            column, made = _of_udf(dataset, table, visible, fields, names[position:], name, udf, inputs)
+            column = source.resolve_udf(name, udf, inputs, fields, names[position:])
+            made = pa.field(name, udf.data_type)
             read = {given for given in column.inputs if given not in fields}
             udfs[name] = udf
         columns.append(column)
         fields[name] = made
         reads |= read
     return ResolvedColumns(tuple(columns), pa.schema(list(fields.values())), udfs, frozenset(reads))
-
-
-def check_output_name(name: object) -> None:
-    """Refuse names of system columns of views and Lance."""
-    check_column_name(name)
-    if str(name).lower() in SYSTEM_COLUMNS:
-        raise InvalidInput(f"{name!r} cannot be the name of a column: views have columns of that name. Choose another.")
 
 
 def check_expression(sql: object, what: str) -> str:
@@ -103,48 +99,78 @@ def check_expression(sql: object, what: str) -> str:
     return sql.strip()
 
 
-def _of_source(
-    dataset: lance.LanceDataset, table: str, visible: list[str], name: str, spec: str
-) -> tuple[OutputColumn, pa.Field, set[str]]:
-    source = spec.strip()
-    if source.startswith("`") and source.endswith("`"):
-        source = source[1:-1]
-    if source in visible:
-        found = dataset.schema.field(source)
-        kept = {k: v for k, v in (found.metadata or {}).items() if not k.startswith(_NOT_INHERITED)}
-        made = found.with_name(name).with_nullable(True).with_metadata(kept or None)
-        if is_blob(found):
-            # Convert the older kind of blob too: views use the newest storage format, which has one kind only.
-            made = blob_field(name)
-        return OutputColumn(name, "column", str(made.type), expression=source), made, {source}
-    sql = check_expression(spec, f"The expression of column {name!r}")
-    made = pa.field(name, _sql_type(dataset, table, visible, name, sql))
-    return OutputColumn(name, "sql", str(made.type), expression=sql), made, set(where_columns(sql, visible))
+@dataclass(frozen=True)
+class _Source:
+    """The table of a query, and the names of the columns that the query may use."""
 
+    dataset: lance.LanceDataset
+    table: str
+    visible: list[str]
 
-def _sql_type(dataset: lance.LanceDataset, table: str, visible: list[str], name: str, sql: str) -> pa.DataType:
-    try:
-        # Lance cannot scan an expression alone, so add row ids: a column's name might contain a backtick. An empty scan
-        # also finds errors in the execution plan.
-        with engine_errors():
-            scanner = dataset.scanner(columns={"value": f"({sql})"}, with_row_id=True, limit=0)
-            found = scanner.to_table().schema.field("value")
-    except EngineError as error:
-        if sql.strip("`") == name:
+    def resolve_text(self, name: str, text: str) -> tuple[OutputColumn, pa.Field, set[str]]:
+        """Resolve a column's name or an SQL expression; return also the source columns that it reads."""
+        source = text.strip()
+        if source.startswith("`") and source.endswith("`"):
+            source = source[1:-1]
+        if source in self.visible:
+            found = self.dataset.schema.field(source)
+            kept = {k: v for k, v in (found.metadata or {}).items() if not k.startswith(_NOT_INHERITED)}
+            made = found.with_name(name).with_nullable(True).with_metadata(kept or None)
+            if is_blob(found):
+                # Convert the older kind of blob too: views use the newest storage format, which has one kind only.
+                made = blob_field(name)
+            return OutputColumn(name, "column", str(made.type), expression=source), made, {source}
+        sql = check_expression(text, f"The expression of column {name!r}")
+        made = pa.field(name, self._sql_type(name, sql))
+        return OutputColumn(name, "sql", str(made.type), expression=sql), made, set(where_columns(sql, self.visible))
+
+    def _sql_type(self, name: str, sql: str) -> pa.DataType:
+        try:
+            # Lance cannot scan an expression alone, so add row ids: a column's name might contain a backtick. An empty
+            # scan also finds errors in the execution plan.
+            with engine_errors():
+                scanner = self.dataset.scanner(columns={"value": f"({sql})"}, with_row_id=True, limit=0)
+                found = scanner.to_table().schema.field("value")
+        except EngineError as error:
+            listed = ", ".join(self.visible)
+            if sql.strip("`") == name:
+                raise InvalidInput(
+                    f"Column {name!r} is not in table {self.table!r}, which has: {listed}. Select one of these, or "
+                    f'give an expression: select({{"{name}": "..."}}).'
+                ) from error
             raise InvalidInput(
-                f"Column {name!r} is not in table {table!r}, which has: {', '.join(visible)}. Select one of these, or "
-                f'give an expression: select({{"{name}": "..."}}).'
+                f"The expression {sql!r} of column {name!r} is not valid for table {self.table!r} with the columns "
+                f"{listed}: {str(error).split(', /')[0]:.300}. Write it as after SELECT in SQL, over columns of the "
+                "table, without aggregates."
             ) from error
-        raise InvalidInput(
-            f"The expression {sql!r} of column {name!r} is not valid for table {table!r} with the columns "
-            f"{', '.join(visible)}: {str(error).split(', /')[0]:.300}. Write it as after SELECT in SQL, over "
-            "columns of the table, without aggregates."
-        ) from error
-    if is_blob(found):
-        raise InvalidInput(f"Column {name!r} is a blob made by {sql!r}. Select the blob column by its name alone.")
-    if pa.types.is_null(found.type):
-        raise InvalidInput(f"Column {name!r} has no type: {sql!r} is NULL. Give one, as in CAST(NULL AS BIGINT).")
-    return found.type
+        if is_blob(found):
+            raise InvalidInput(f"Column {name!r} is a blob made by {sql!r}. Select the blob column by its name alone.")
+        if pa.types.is_null(found.type):
+            raise InvalidInput(f"Column {name!r} has no type: {sql!r} is NULL. Give one, as in CAST(NULL AS BIGINT).")
+        return found.type
+
+    def resolve_udf(
+        self, name: str, udf: UDF, inputs: Sequence[str] | None, earlier: Mapping[str, pa.Field], later: Sequence[str]
+    ) -> OutputColumn:
+        definition = udf.definition(inputs)
+        if definition.input_columns is None:
+            definition = replace(definition, input_columns=tuple(self.visible))
+        given = definition.input_columns or ()
+        available = {**{column: self.dataset.schema.field(column) for column in self.visible}, **earlier}
+        missing = [column for column in given if column not in available]
+        if missing:
+            advice = f"Map its inputs: ({udf.name}, [...])."
+            if early := [column for column in missing if column in later]:
+                advice = (
+                    f"A UDF can take columns that come before it: put {early} before {name!r}, and no column feeds "
+                    "itself."
+                )
+            raise InvalidInput(
+                f"Column {name!r}: UDF {udf.name!r} takes {list(given)}, and there is no column {missing} in table "
+                f"{self.table!r} or before it in the query, only {', '.join(available)}. {advice}"
+            )
+        check_inputs(udf, pa.schema(list(available.values())), given, self.table)
+        return OutputColumn(name, "udf", str(udf.data_type), udf=definition)
 
 
 def _split(name: str, spec: Any) -> tuple[UDF, Sequence[str] | None]:
@@ -157,33 +183,3 @@ def _split(name: str, spec: Any) -> tuple[UDF, Sequence[str] | None]:
             '(udf, ["input", ...]).'
         )
     return udf, inputs
-
-
-def _of_udf(
-    dataset: lance.LanceDataset,
-    table: str,
-    visible: list[str],
-    earlier: Mapping[str, pa.Field],
-    later: Sequence[str],
-    name: str,
-    udf: UDF,
-    inputs: Sequence[str] | None,
-) -> tuple[OutputColumn, pa.Field]:
-    definition = udf.definition(inputs)
-    if definition.input_columns is None:
-        definition = replace(definition, input_columns=tuple(visible))
-    given = definition.input_columns or ()
-    available = {**{column: dataset.schema.field(column) for column in visible}, **earlier}
-    missing = [column for column in given if column not in available]
-    if missing:
-        advice = f"Map its inputs: ({udf.name}, [...])."
-        if early := [column for column in missing if column in later]:
-            advice = (
-                f"A UDF can take columns that come before it: put {early} before {name!r}, and no column feeds itself."
-            )
-        raise InvalidInput(
-            f"Column {name!r}: UDF {udf.name!r} takes {list(given)}, and there is no column {missing} in table "
-            f"{table!r} or before it in the query, only {', '.join(available)}. {advice}"
-        )
-    check_inputs(udf, pa.schema(list(available.values())), given, table)
-    return OutputColumn(name, "udf", str(udf.data_type), udf=definition), pa.field(name, udf.data_type)

@@ -29,7 +29,7 @@ def shuffle_hashes(seed: int, row_ids: RowIdArray) -> HashArray:
 
 def row_ids_of(seed: int, hashes: HashArray) -> RowIdArray:
     """Return the row ids for these hashes; overwrites the array."""
-    start = np.uint64((_mixed_seed(seed) + _GAMMA) % _WORD)
+    start = _start(seed)
     inverse = np.uint64(pow(_GAMMA, -1, _WORD))
     for part in _parts(hashes):
         _unmix(part)
@@ -56,7 +56,7 @@ def order_row_ids(
 
 def _hashed(seed: int, row_ids: RowIdArray) -> HashArray:
     hashes = row_ids.view(np.uint64)
-    start = np.uint64((_mixed_seed(seed) + _GAMMA) % _WORD)
+    start = _start(seed)
     for part in _parts(hashes):
         part *= np.uint64(_GAMMA)
         part += start
@@ -64,10 +64,10 @@ def _hashed(seed: int, row_ids: RowIdArray) -> HashArray:
     return hashes
 
 
-def _mixed_seed(seed: int) -> int:
+def _start(seed: int) -> np.uint64:
     state = np.array([(seed + _GAMMA) % _WORD], np.uint64)
     _mix(state)
-    return int(state[0])
+    return np.uint64((int(state[0]) + _GAMMA) % _WORD)
 
 
 def _parts(values: HashArray) -> Iterator[HashArray]:
