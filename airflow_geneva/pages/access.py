@@ -48,9 +48,8 @@ class CurrentUser:
 
     def may_see_database(self, conn_id: str) -> bool:
         """Whether the user may see any table of a connection's database."""
-        if self.may_read_connection(conn_id):
-            return True
-        return any(self._uses(conn_id, table) for owner, table in dags_by_table() if owner == conn_id)
+        tables = (table for owner, table in dags_by_table() if owner == conn_id)
+        return self.may_read_connection(conn_id) or any(self._uses(conn_id, table) for table in tables)
 
     def may_see_job(self, conn_id: str | None, job: Job) -> bool:
         """Whether the user may see a job of a connection's database; None if no connection names the database."""
@@ -63,10 +62,7 @@ class CurrentUser:
 
 
 def dags_by_table() -> Mapping[tuple[str, str], set[str]]:
-    """Return the DAGs that write, read, wait for or changed a table, by connection and table; cached for seconds.
-
-    They are found by their assets: see :func:`airflow_geneva.assets.lance_asset`. Permissions are not cached.
-    """
+    """Return the DAGs that write, read, wait for or changed a table's asset, by connection and table; for seconds."""
     return _find_dags(int(time.monotonic() / _KEPT_SECONDS))
 
 
@@ -100,11 +96,8 @@ class KnownDatabase:
 
 
 def list_databases(viewer: CurrentUser) -> list[KnownDatabase]:
-    """List the databases of which a viewer may see something, sorted; no database is opened.
-
-    A connection is known if it is stored in Airflow, if the API server has it in its environment, or if a DAG
-    names one of its tables as an asset.
-    """
+    """List the databases of which a viewer may see something, sorted; no database is read."""
+    # A connection is stored in Airflow, or in the API server's environment, or a DAG names a table of it as an asset.
     stored = stored_connections(LanceHook.conn_type)
     given = {name.removeprefix(_VARIABLE).lower() for name in os.environ if name.startswith(_VARIABLE)}
     named = {conn_id for conn_id, _ in dags_by_table()}
@@ -170,5 +163,4 @@ class VisibleDatabase:
         return self.viewer.may_see_table(self.conn_id, table)
 
     def tables(self) -> list[str]:
-        """Return the names of the tables and views that the viewer may see, sorted."""
         return [name for name in self.database.table_names() if self.may_see(name)]

@@ -1,4 +1,4 @@
-"""The pages' routes. Each one authenticates the user first, and answers 404 for what the user may not see."""
+"""The pages: routes, which authenticate the user and answer 404 for what the user may not see, and templates."""
 
 from __future__ import annotations
 
@@ -6,34 +6,27 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import partial, wraps
+from datetime import datetime, timezone
+from functools import cache, partial, wraps
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.exceptions import HTTPException as HttpError
 from starlette.responses import Response
 
+from airflow_geneva import __version__
 from airflow_geneva.errors import DamagedRecord, GenevaError, mask_secrets
-from airflow_geneva.operators._airflow_internals import user_dependency
-from airflow_geneva.pages.access import (
-    ViewerDep,
-    VisibleDatabase,
-    list_databases,
-    open_database,
-)
-from airflow_geneva.pages.jobs import (
-    JobDetails,
-    JobOfRun,
-    find_job,
-    job_of_task,
-    jobs_of_run,
-    list_errors,
-    list_jobs,
-)
-from airflow_geneva.pages.render import HEADERS, STATIC, page
+from airflow_geneva.job.status import format_time
+from airflow_geneva.links.job import PAGES
+from airflow_geneva.operators._airflow_internals import redact, user_dependency
+from airflow_geneva.pages.access import ViewerDep, VisibleDatabase, list_databases, open_database
+from airflow_geneva.pages.jobs import JobDetails, JobOfRun, find_job, job_of_task, jobs_of_run, list_errors, list_jobs
 from airflow_geneva.pages.tables import count_freshness, describe_table
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.timeouts import StoreThreads
@@ -48,6 +41,18 @@ _PATIENCE_SECONDS = 30.0
 _THREADS = StoreThreads("geneva-page")
 _FILES = {"pages.css": "text/css", "pages.js": "text/javascript"}
 
+STATIC = Path(__file__).parent / "static"
+
+HEADERS = {
+    # No resources from other origins, no inline scripts or styles, and no frame around it except Airflow's.
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+}
+_redact = redact()
+_NOT_KEPT = {**HEADERS, "Cache-Control": "no-store"}
+
 # Airflow does not authenticate requests to a plugin's app. Do not mount sub-apps here: they would skip the dependency.
 app = FastAPI(
     title="Geneva", dependencies=[Depends(user_dependency())], docs_url=None, redoc_url=None, openapi_url=None,
@@ -59,10 +64,7 @@ PageNumber = Annotated[int, Query(ge=1, le=10_000)]
 
 @dataclass(frozen=True)
 class JobPlace:
-    """The location of a job, and path and query of its page below the pages' root.
-
-    `conn_id` is None if the job's task used another database than the connection's.
-    """
+    """A job and its page; `conn_id` is None if the job's task used another database than the connection's."""
 
     conn_id: str | None
     location: TableLocation
@@ -71,7 +73,6 @@ class JobPlace:
     query: tuple[tuple[str, str], ...] = ()
 
     def url(self, part: str = "", **more: int) -> str:
-        """Return the URL of the page, or of a part of it."""
         query = urlencode([*self.query, *more.items()])
         return f"{self.path}{part}" + (f"?{query}" if query else "")
 
@@ -88,10 +89,7 @@ class TaskPlace:
 
 
 def in_own_threads(answer: Callable[..., _T]) -> Callable[..., Awaitable[_T]]:
-    """Run a route or a dependency in the pages' own threads, with a timeout, because it may wait for a store.
-
-    FastAPI would use the threads that the whole API server of Airflow shares.
-    """
+    """Run a route or a dependency, which may wait for a store, in threads that Airflow's API server does not share."""
 
     @wraps(answer)
     async def wait(**values: Any) -> _T:
@@ -152,13 +150,11 @@ JobDep = Annotated[JobPlace, Depends(in_own_threads(job_place))]
 @app.get("/")
 @in_own_threads
 def show_databases(request: Request, viewer: ViewerDep) -> HTMLResponse:
-    """List the Lance databases of which the viewer may see something."""
     return page(request, "overview.html", databases=list_databases(viewer))
 
 
 @app.get("/static/{name}")
 def send_file(name: str) -> Response:
-    """Send the style sheet or the script."""
     if name not in _FILES:
         raise HTTPException(404)
     kept = {**HEADERS, "Cache-Control": "private, max-age=86400"}
@@ -186,7 +182,6 @@ def show_task_live(request: Request, viewer: ViewerDep, task: TaskDep) -> HTMLRe
 @app.get("/databases/{conn_id}")
 @in_own_threads
 def show_database(request: Request, viewer: ViewerDep, conn_id: str, before: str | None = None) -> HTMLResponse:
-    """Show a database: its tables and its newest jobs."""
     if not viewer.may_see_database(conn_id):
         raise HTTPException(404)
     opened = VisibleDatabase(conn_id, viewer, open_database(conn_id))
@@ -205,7 +200,6 @@ def show_database(request: Request, viewer: ViewerDep, conn_id: str, before: str
 @app.get("/databases/{conn_id}/tables/{table}")
 @in_own_threads
 def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
-    """Show a table or view; the page then loads the freshness of its columns."""
     opened, location = place
     described = describe_table(location)
     source = described.source_in(opened.database)
@@ -225,14 +219,12 @@ def show_freshness(request: Request, viewer: ViewerDep, conn_id: str, place: Tab
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}")
 @in_own_threads
 def show_job(request: Request, viewer: ViewerDep, job: JobDep, errors: PageNumber = 1) -> HTMLResponse:
-    """Show a job: its progress, its result and its failed rows."""
     return _job_page(request, viewer, job, errors)
 
 
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}/live")
 @in_own_threads
 def show_job_live(request: Request, viewer: ViewerDep, job: JobDep) -> HTMLResponse:
-    """Send the part of a job's page that is updated while the job runs."""
     return _job_live(request, viewer, job)
 
 
@@ -287,3 +279,53 @@ def show_error(request: Request, error: GenevaError | OSError) -> Response:
     title = "Damaged record" if isinstance(error, DamagedRecord) else None
     status = 503 if isinstance(error, OSError) else 404
     return page(request, "error.html", status, status=status, title=title, message=text if allowed else None)
+
+
+def masked(value: Any) -> Any:
+    """Mask the secrets that Airflow knows in text; return other values unchanged."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return mask_secrets(str(_redact(value)))
+
+
+def cut(text: str, most: int) -> str:
+    """Truncate text; mask it first, because the masker does not find a part of a secret."""
+    whole = str(masked(text))
+    return whole if len(whole) <= most else f"{whole[:most]}..."
+
+
+def first_line(text: str, most: int = 300) -> str:
+    return cut(str(masked(text)).partition("\n")[0], most)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    if minutes < 60:
+        return f"{int(minutes)} min {int(seconds % 60):02} s"
+    return f"{int(hours)} h {int(minutes % 60):02} min" if hours < 48 else f"{hours / 24:.0f} days"
+
+
+def ago(seconds: float) -> str:
+    return f"{duration(max(datetime.now(timezone.utc).timestamp() - seconds, 0.0))} ago"
+
+
+@cache
+def environment() -> Environment:
+    loader = PackageLoader("airflow_geneva.pages")
+    made = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=masked
+    )
+    made.filters |= {"cut": cut, "first_line": first_line, "duration": duration, "ago": ago, "moment": format_time}
+    made.filters |= {"number": "{:,}".format, "part": lambda value: quote(str(value), safe="")}
+    return made
+
+
+def page(request: Request, template: str, answer: int = 200, **values: Any) -> HTMLResponse:
+    """Render a template; all of its values are escaped and go through Airflow's secrets masker."""
+    root = str(request.scope.get("root_path", "")).rstrip("/")
+    text = environment().get_template(template).render(
+        root=root, airflow=root.removesuffix(PAGES), version=__version__, **values
+    )  # fmt: skip
+    return HTMLResponse(text, answer, _NOT_KEPT)

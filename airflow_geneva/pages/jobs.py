@@ -16,7 +16,7 @@ from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
 from airflow_geneva.operators._airflow_internals import xcoms_of_run
 from airflow_geneva.pages.access import VisibleDatabase, open_database
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.storage.uri import check_name, normalize_uri
+from airflow_geneva.storage.uri import check_name, is_local, normalize_uri
 
 JOBS_A_PAGE = 100
 _READ_FOR_ONE = 10
@@ -38,10 +38,7 @@ class JobsPage:
 
 
 def list_jobs(
-    opened: VisibleDatabase,
-    before: str | None = None,
-    table: str | None = None,
-    most: int = JOBS_A_PAGE,
+    opened: VisibleDatabase, before: str | None = None, table: str | None = None, most: int = JOBS_A_PAGE
 ) -> JobsPage:
     """List the newest jobs of a database that a viewer may see, with ids smaller than `before`.
 
@@ -52,7 +49,7 @@ def list_jobs(
     database = opened.database
     names = database.table_names() if table is None else [table]
     places = {name: database.location(name).checkpoints for name in names}
-    local = all(place.local for place in places.values())
+    local = is_local(database.uri)
     listed = in_parallel(lambda name: [(job_id, name) for job_id in job_ids(places[name])], names, local)
     ids = sorted((item for group in listed for item in group if before is None or item[0] < before), reverse=True)
     found: list[Job] = []
@@ -60,9 +57,7 @@ def list_jobs(
     while looked_at < min(len(ids), _READ_FOR_ONE * most) and len(found) < most:
         chunk = ids[looked_at : looked_at + most]
         looked_at += len(chunk)
-        jobs = [
-            job for name in names for job in read_jobs(places[name], [at for at, owner in chunk if owner == name])
-        ]  # fmt: skip
+        jobs = [job for name in names for job in read_jobs(places[name], [id for id, owner in chunk if owner == name])]
         jobs.sort(key=lambda job: job.id, reverse=True)
         found += [job for job in jobs if opened.viewer.may_see_job(opened.conn_id, job)]
     if len(found) > most:
@@ -85,7 +80,6 @@ class JobDetails:
 
     @property
     def shares(self) -> Shares:
-        """The segments of the whole job's progress bar."""
         job = self.job
         if not job.rows_pending:
             return (("committed", 100.0),) if job.state == DONE else ()
@@ -93,7 +87,6 @@ class JobDetails:
 
     @property
     def bars(self) -> list[tuple[ShardStatus, Shares]]:
-        """The shown shards with the segments of their progress bars."""
         return [
             (shard, _shares(shard.rows, shard.rows_committed, shard.rows_ready, shard.rows_checkpointed))
             for shard in self.shards
@@ -120,13 +113,7 @@ def find_job(location: TableLocation, job_id: str) -> JobDetails | None:
 
 @dataclass(frozen=True)
 class ErrorsPage:
-    """A page of a job's failed rows.
-
-    Args:
-        page, pages: 1-based page number, and number of pages.
-        read: number of records that were read; not all are read if there are very many.
-        kinds: the most frequent exceptions with their counts, most frequent first.
-    """
+    """A page of a job's failed rows, of the records that were `read`, and the most frequent exceptions."""
 
     records: tuple[ErrorRecord, ...]
     page: int
@@ -158,7 +145,6 @@ class JobOfRun:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """The task groups around the plan task."""
         return tuple(self.task_id.split(".")[:-1])
 
     @staticmethod
@@ -183,7 +169,6 @@ class JobOfRun:
 
 
 def jobs_of_run(dag_id: str, run_id: str) -> list[JobOfRun]:
-    """Return the jobs that the plan tasks of a DAG run planned."""
     found = (JobOfRun.read(*row) for row in xcoms_of_run(dag_id, run_id, _SUMMARY))
     return [planned for planned in found if planned is not None]
 

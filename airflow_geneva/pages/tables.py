@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +21,7 @@ from airflow_geneva.plan.freshness import Freshness, column_freshness, view_fres
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.timeouts import StoreThreads
 from airflow_geneva.storage.uri import without_credentials
-from airflow_geneva.udf.definition import stored_definition
+from airflow_geneva.udf.definition import read_definition, stored_definition
 from airflow_geneva.views.definition import SYSTEM_COLUMNS, ViewDefinition, is_view
 
 if TYPE_CHECKING:
@@ -38,12 +37,9 @@ _KEPT_SECONDS = 5.0
 
 
 class CountCache:
-    """Runs counts in threads, a few at a time per store, so that a store that hangs blocks no other.
+    """Runs counts in a few threads per store, so that a store that hangs blocks no other.
 
     Results are cached for a few seconds, so that a page that polls for several counts gets each of them.
-
-    Args:
-        at_once: maximum number of threads per store.
     """
 
     def __init__(self, at_once: int = _AT_ONCE) -> None:
@@ -55,21 +51,13 @@ class CountCache:
     def get(self, store: Hashable, name: Hashable, count: Callable[[], _T], until: float) -> _T | None:
         """Return the result of a count, or raise its exception; None if it is not ready in time: then ask again.
 
-        Args:
-            store: key of the store that the count reads.
-            name: key of the count; requests for the same key share one thread.
-            until: deadline of the wait, by ``time.monotonic``.
+        Requests for the same store and name share one thread. `until` is a time of ``time.monotonic``.
         """
         future = self._start((store, name), count)
         if future is None:
             return None
-        try:
-            found: _T = future.result(max(until - time.monotonic(), 0.0))
-        except NotYet:
-            if not future.done():
-                return None
-            raise
-        return found
+        wait([future], max(until - time.monotonic(), 0.0))
+        return future.result() if future.done() else None
 
     def _start(self, key: _Key, count: Callable[[], _T]) -> Future[_T] | None:
         now = time.monotonic()
@@ -103,12 +91,8 @@ _COUNTS = CountCache()
 class ColumnRow:
     """A column or view as a row of a table's page.
 
-    Args:
-        type: the column's Arrow type; "" for a view.
-        what: description of what computes it; None for a plain data column.
-        standing: its freshness; None while it is being counted, and for plain data.
-        error: why the freshness is unknown, or None.
-        job: its newest job that the viewer may see.
+    `what` describes what computes it: None for plain data. `standing` is None while it is counted, and for plain data.
+    `error` says why it is unknown. `job` is the newest one that the viewer may see.
     """
 
     name: str
@@ -120,19 +104,14 @@ class ColumnRow:
 
     @property
     def counting(self) -> bool:
-        """Whether its freshness is still being counted."""
         return self.what is not None and self.standing is None and self.error is None
 
 
 @dataclass(frozen=True)
 class TableDetails:
-    """The data of a table's or view's page.
+    """The data of a table's or view's page, without the system columns of a view.
 
-    Args:
-        columns: its columns, without the system columns of a view.
-        definition: for a view of this package, its query; else None.
-        own: for a view, the view itself; else None.
-        error: what is wrong with its definition, or None.
+    `definition` is the query of a view of this package, `own` the view itself, and `error` says what is wrong with it.
     """
 
     name: str
@@ -146,7 +125,6 @@ class TableDetails:
     error: str | None = None
 
     def source_in(self, database: Database) -> str | None:
-        """The source table, if this is a view of a table in this database."""
         made_of = self.definition
         if made_of is None or made_of.source_database != without_credentials(database.uri):
             return None
@@ -154,10 +132,7 @@ class TableDetails:
 
 
 def describe_table(location: TableLocation) -> TableDetails:
-    """Describe a table from its manifest.
-
-    Unlike pylance, distinguishes a store that does not answer (StorageError) from a table that does not exist.
-    """
+    """Describe a table from its manifest; unlike pylance, tell a missing table from a store that does not answer."""
     name = location.name
     if not location.exists():
         raise InvalidInput(f"There is no table {name!r} at {location.uri}.")
@@ -208,8 +183,6 @@ def _query(definition: ViewDefinition) -> str:
 
 @dataclass(frozen=True)
 class FreshnessView:
-    """The freshness of a table's computed columns, or of a view itself, and of the views of which it is the source."""
-
     columns: tuple[ColumnRow, ...]
     views: tuple[ColumnRow, ...]
     counting: bool
@@ -219,13 +192,12 @@ def count_freshness(opened: VisibleDatabase, location: TableLocation, seconds: f
     """Count pending rows within a time limit; ask again for unfinished counts."""
     until = time.monotonic() + seconds
     described = describe_table(location)
-    dataset = described.dataset
     newest = _newest_jobs(opened, location.name, _JOBS_OF_COLUMNS)
     if described.own is not None:
         shown = [_with_view(location, described.version, described.own, until)]
     else:
-        computed = [column for column in described.columns if column.what is not None]
-        shown = [_with_column(location, dataset, column, until) for column in computed]
+        columns = (column for column in described.columns if column.what is not None)
+        shown = [_with_column(location, described.dataset, column, until) for column in columns]
     shown = [replace(item, job=newest.get(item.name)) for item in shown]
     views = _views_of(opened, location, described.version, until)
     whole = views is not None and not any(item.counting for item in (*shown, *views))
@@ -236,9 +208,8 @@ def _with_column(
     location: TableLocation, dataset: lance.LanceDataset, column: ColumnRow, until: float
 ) -> ColumnRow:  # fmt: skip
     def count() -> Freshness:
-        definition = stored_definition(dataset.schema, column.name)
-        assert definition is not None
-        return column_freshness(dataset, location.checkpoints, definition.input_columns or (), column.name)
+        inputs = read_definition(location.name, dataset.schema, column.name).input_columns or ()
+        return column_freshness(dataset, location.checkpoints, inputs, column.name)
 
     name = (location.name, dataset.version, column.name)
     return column if column.error else _counted(column, location, name, count, until)
@@ -271,17 +242,12 @@ def _views_of(opened: VisibleDatabase, location: TableLocation, version: int, un
     found = _COUNTS.get(location.database_uri, search, lambda: _find_views(opened.database, location.name), until)
     if found is None:
         return None
-    views = []
-    for name in opened.tables():
-        if name in found:
-            place = opened.database.location(name)
-            newest = _newest_jobs(opened, name, 1)
-            views.append(replace(_with_view(place, version, found[name], until), job=newest.get(name)))
-    return views
+    visible = [name for name in opened.tables() if name in found]
+    views = [_with_view(opened.database.location(name), version, found[name], until) for name in visible]
+    return [replace(view, job=_newest_jobs(opened, view.name, 1).get(view.name)) for view in views]
 
 
 def _find_views(database: Database, source: str) -> dict[str, ColumnRow]:
-    """Find the views of a table in its database; skip tables that cannot be opened."""
     place = without_credentials(database.uri)
     found: dict[str, ColumnRow] = {}
     for name in database.table_names():
@@ -296,7 +262,6 @@ def _find_views(database: Database, source: str) -> dict[str, ColumnRow]:
 
 
 def _newest_jobs(opened: VisibleDatabase, table: str, most: int) -> Mapping[str, Job]:
-    """Return the newest visible job of each column of a table, or of a view under its own name."""
     newest: dict[str, Job] = {}
     for job in list_jobs(opened, table=table, most=most).jobs:
         newest.setdefault(job.view or job.column or "", job)
