@@ -28,9 +28,7 @@ def get_provider_info() -> dict[str, Any]:
         "package-name": "airflow-geneva",
         "name": "Geneva",
         "description": "Keeps computed columns and materialized views of Lance tables up to date on Spark.",
-        "integrations": [
-            {"integration-name": "Lance", "external-doc-url": "https://lance.org/", "tags": ["software"]},
-        ],
+        "integrations": [{"integration-name": "Lance", "external-doc-url": "https://lance.org/", "tags": ["software"]}],
         "operators": _modules(
             "operators.apply",
             "operators.cleanup",
@@ -50,7 +48,7 @@ def get_provider_info() -> dict[str, Any]:
                 "handler": None,
                 "factory": "airflow_geneva.assets.lance_asset",
                 "to_openlineage_converter": "airflow_geneva.assets.to_openlineage",
-            },
+            }
         ],
         "extra-links": ["airflow_geneva.links.job.JobLink"],
         "plugins": [{"name": "geneva", "plugin-class": "airflow_geneva.plugin.GenevaPlugin"}],
@@ -89,7 +87,7 @@ def get_provider_info() -> dict[str, Any]:
                         "without Airflow.",
                     ),
                 },
-            },
+            }
         },
         "connection-types": [
             {

@@ -38,13 +38,7 @@ def _load() -> _App:
 _TASK = "dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}"
 _APPS = [{"app": Pages(), "url_prefix": PAGES, "name": "Geneva"}]
 _VIEWS = [
-    {
-        "name": "Lance",
-        "href": f"{pages_root()}/",
-        "destination": "nav",
-        "category": "browse",
-        "url_route": "geneva",
-    },
+    {"name": "Lance", "href": f"{pages_root()}/", "destination": "nav", "category": "browse", "url_route": "geneva"},
     {
         "name": "Geneva job",
         "href": f"{pages_root()}/task?{_TASK}",

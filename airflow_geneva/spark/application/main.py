@@ -79,12 +79,7 @@ def apply_submitted(
     # The submitting task writes heartbeats too, but it may die while the driver continues.
     with reporting_remade(work.tables, job.options), writing_heartbeats(job, "apply"):
         rows = apply_on_spark(context, location, work, loaded, udfs, **every)
-    return {
-        "shard": shard,
-        "fingerprint": fingerprint,
-        "rows_run": rows,
-        "fragments_staged": len(loaded.to_apply),
-    }
+    return {"shard": shard, "fingerprint": fingerprint, "rows_run": rows, "fragments_staged": len(loaded.to_apply)}
 
 
 def write_result(path: str, credentials: Mapping[str, str], document: Mapping[str, Any]) -> None:
