@@ -48,8 +48,9 @@ class CurrentUser:
 
     def may_see_database(self, conn_id: str) -> bool:
         """Whether the user may see any table of a connection's database."""
-        tables = (table for owner, table in dags_by_table() if owner == conn_id)
-        return self.may_read_connection(conn_id) or any(self._uses(conn_id, table) for table in tables)
+        return self.may_read_connection(conn_id) or any(
+            self._uses(conn_id, table) for owner, table in dags_by_table() if owner == conn_id
+        )
 
     def may_see_job(self, conn_id: str | None, job: Job) -> bool:
         """Whether the user may see a job of a connection's database; None if no connection names the database."""
