@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from airflow_geneva.checkpoint.keys import key_part, parse_key, path_to_key
@@ -18,6 +17,7 @@ from airflow_geneva.cli.database import (
     AsJson,
     ConnectionId,
     errors_as_messages,
+    make_grid,
     open_console,
     open_database_argument,
     print_json,
@@ -32,12 +32,9 @@ _NO_FILTER = md5("")
 
 @dataclass
 class CheckpointSummary:
-    """The checkpoints below one prefix: one UDF version, one column, one filter.
+    """The checkpoints below one prefix: one UDF version, one column, one filter, which is a hash; without staged files.
 
-    Args:
-        where: hash of the filter; None without a filter.
-        size_bytes: size of the checkpoints, without staged data files.
-        newest: time of the newest checkpoint, in seconds since the epoch.
+    `newest` is the time of the newest one, in seconds since the epoch.
     """
 
     prefix: str
@@ -97,20 +94,11 @@ def list_all(
     if as_json:
         print_json([asdict(group) for group in found])
         return
-    grid = Table(box=None, pad_edge=False)
-    for heading in ("column", "udf", "version", "filter"):
-        grid.add_column(heading)
-    for heading in ("fragments", "ranges", "size", "newest"):
-        grid.add_column(heading, justify="right")
+    grid = make_grid("column", "udf", "version", "filter", ">fragments", ">ranges", ">size", ">newest")
     for group in found:
         named = (group.column, group.udf, group.version, (group.where or "none")[:8])
-        counts = (
-            f"{group.fragments:,}",
-            f"{group.ranges:,}",
-            readable_bytes(group.size_bytes),
-            format_time(group.newest),
-        )
-        grid.add_row(*(Text(text) for text in named), *counts)
+        size = readable_bytes(group.size_bytes)
+        grid.add_row(*map(Text, named), f"{group.fragments:,}", f"{group.ranges:,}", size, format_time(group.newest))
     open_console().print(grid if found else "No checkpoints.")
 
 
@@ -147,9 +135,7 @@ def collect_garbage(
         print_json({"dry_run": dry_run, **add_up(found), "tables": [garbage.to_json() for garbage in found]})
         return
     total = add_up(found)
-    grid = Table(box=None, pad_edge=False)
-    for heading in ("files", "size", "kind"):
-        grid.add_column(heading, justify="left" if heading == "kind" else "right")
+    grid = make_grid(">files", ">size", "kind")
     for kind, what in KINDS.items():
         grid.add_row(f"{total['kinds'][kind]['files']:,}", readable_bytes(total["kinds"][kind]["bytes"]), what)
     verb = "Would remove" if dry_run else "Removed"

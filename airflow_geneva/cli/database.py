@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from airflow_geneva.database import Database, connect
 from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
@@ -42,11 +43,7 @@ def open_database_argument(
 
     Args:
         arguments: the command's arguments, DB first; DB may be left out if there is a connection.
-        conn_id: the Airflow connection, or None.
         names: names of the arguments after DB.
-
-    Raises:
-        InvalidInput: an argument is missing, there are too many, or the database does not exist.
     """
     given = list(arguments or ())
     least = len(names) if conn_id else len(names) + 1
@@ -56,17 +53,13 @@ def open_database_argument(
             "s3://bucket/db; leave it out and give --conn-id for an Airflow connection."
         )
     uri = given.pop(0) if len(given) > len(names) else None
-    return _open(uri, conn_id), given
-
-
-def _open(uri: str | None, conn_id: str | None) -> Database:
     if conn_id:
         database = _open_connection(conn_id, uri)
     else:
-        database = connect(normalize_uri(uri or ""), read_storage_options(os.environ.get(CREDENTIALS)))
+        database = connect(uri or "", read_storage_options(os.environ.get(CREDENTIALS)))
     if is_local(database.uri) and not Path(database.uri).is_dir():
         raise InvalidInput(f"There is no database {database.uri}: no such folder. Check the path.")
-    return database
+    return database, given
 
 
 def _open_connection(conn_id: str, uri: str | None) -> Database:
@@ -91,7 +84,6 @@ def errors_as_messages() -> Iterator[None]:
 
 
 def print_json(document: Any) -> None:
-    """Print a document as indented JSON."""
     typer.echo(json.dumps(document, indent=2))
 
 
@@ -103,3 +95,11 @@ def without_controls(text: object) -> str:
 def open_console() -> Console:
     """Return a console that does not wrap lines at 80 characters when the output is a file or a pipe."""
     return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_A_FILE)
+
+
+def make_grid(*headings: str) -> Table:
+    """Return a table without lines; `>` before a heading aligns its column to the right."""
+    grid = Table(box=None, pad_edge=False)
+    for heading in headings:
+        grid.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
+    return grid

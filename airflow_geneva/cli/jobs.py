@@ -20,6 +20,7 @@ from airflow_geneva.cli.database import (
     AsJson,
     ConnectionId,
     errors_as_messages,
+    make_grid,
     open_console,
     open_database_argument,
     print_json,
@@ -59,21 +60,13 @@ def jobs(
     if as_json:
         print_json([job.to_json() for job in found])
         return
-    grid = Table(box=None, pad_edge=False)
-    for heading in ("job", "state", "column", "started", "took", "due", "computed", "reused", "committed", "left"):
-        right = heading not in ("job", "state", "column", "started")
-        grid.add_column(heading, justify="right" if right else "left", no_wrap=heading == "job")
-    grid.add_column("errors", justify="right")
+    numbers = (">took", ">due", ">computed", ">reused", ">committed", ">left", ">errors")
+    grid = make_grid("job", "state", "column", "started", *numbers)
+    grid.columns[0].no_wrap = True
     for job in found:
         counts = (job.rows_pending, job.rows_computed, job.rows_reused, job.rows_committed, job.rows_left, job.errors)
-        grid.add_row(
-            job.id,
-            _state(job),
-            Text(job.target),
-            format_time(job.started),
-            f"{job.took:,.1f} s",
-            *(f"{n:,}" for n in counts),
-        )
+        shown = (job.id, _state(job), Text(job.target), format_time(job.started), f"{job.took:,.1f} s")
+        grid.add_row(*shown, *(f"{n:,}" for n in counts))
     open_console().print(grid if found else "No jobs.")
 
 
@@ -237,7 +230,6 @@ def _state(job: Job) -> Text:
 
 
 def _stored_plan(db: Database, job_id: str) -> str:
-    """Describe the plan of a job."""
     job = db.job(job_id)
     about = "\n".join(job.lines()[:1])
     folder = JobFolder.of(db.location(job.table).checkpoints, job_id)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from airflow_geneva.cli import doctor
+from airflow_geneva.cli import app as doctor
 from airflow_geneva.cli.app import app
 from airflow_geneva.spark.installation import (
     NEWEST_SPARK,
