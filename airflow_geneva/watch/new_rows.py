@@ -45,8 +45,7 @@ class NewRows:
 
     Args:
         rows: physical offsets of new or changed rows, by fragment id; may include deleted rows.
-        changed_rows: number of changed rows; 0 if the caller did not ask for them.
-        deleted_rows: number of deleted rows; 0 if the caller did not ask for them, None if unknown.
+        changed_rows, deleted_rows: 0 if the caller did not ask for them; None if unknown.
         version: the version that the observer read; 0: none, None: the observer did not read one version.
     """
 
@@ -61,12 +60,10 @@ class NewRows:
 
     @property
     def fragments(self) -> tuple[int, ...]:
-        """Ids of the fragments with rows that are new or changed."""
         return tuple(sorted(self.rows))
 
     @property
     def row_count(self) -> int:
-        """Number of new, changed and deleted rows, as far as requested and known."""
         return self.new_rows + self.changed_rows + (self.deleted_rows or 0)
 
 
@@ -117,34 +114,26 @@ def _is_another_table(
 def new_rows_for_column(
     dataset: lance.LanceDataset, checkpoints: Storage, inputs: Sequence[str], column: str
 ) -> NewRows:  # fmt: skip
-    """Find the rows on whose current inputs the UDF has not run.
-
-    The UDF has run on rows that failed, but not on rows that a filter did not select.
-    """
+    """Find the rows on whose current inputs the UDF has not run, those that a filter left out included."""
     with garbage_collector_off():
         columns = columns_of(dataset, inputs, (), column)
         state = load_state(checkpoints, columns.output[0]).about(columns.inputs_text)
         computed_rows = ComputedRows(dataset, columns, (*inputs, column), state)
-        inhabited = (files for files in computed_rows.manifest.values() if files.live_rows)
-        lacking = {files.id: _uncomputed(dataset, files, computed_rows) for files in inhabited}
-    rows = {fragment: offsets for fragment, offsets in lacking.items() if offsets}
+        rows: dict[int, Ranges] = {}
+        for files in computed_rows.manifest.values():
+            if not files.live_rows or (files.output and state.of_all_rows(files.signature, files.deletion)):
+                continue
+            live = live_offsets(dataset, files)
+            if lacking := live - Ranges.union(computed_rows.resolve(files, live).values()):
+                rows[files.id] = lacking
     return NewRows(rows, new_rows=sum(map(len, rows.values())), version=None)
-
-
-def _uncomputed(dataset: lance.LanceDataset, files: FragmentFiles, computed_rows: ComputedRows) -> Ranges:
-    if files.output and computed_rows.state.of_all_rows(files.signature, files.deletion):
-        return Ranges.empty()
-    live = live_offsets(dataset, files)
-    return live - Ranges.union(computed_rows.resolve(files, live).values())
 
 
 def new_rows_since(dataset: lance.LanceDataset, version: int, changed_rows: bool) -> NewRows:
     """Find the rows that are new or changed since a version; without stable row ids, the rows of newer fragments.
 
-    Values that were written in place, into existing fragments, do not count, because they may be of any column.
-
-    Args:
-        version: a version newer than the table's means that the table was dropped and created again.
+    Values that were written in place, into existing fragments, do not count, because they may be of any column. If the
+    version is newer than the table's, the table was dropped and created again.
     """
     if dataset.version == version:
         return NewRows(version=version)
@@ -211,12 +200,10 @@ class _EarlierRows:
 
 
 def _same(files: FragmentFiles, other: FragmentFiles | None) -> bool:
-    """Whether a fragment has the same rows in two versions."""
     return other is not None and other.deletion == files.deletion
 
 
 def all_rows_as_new(dataset: lance.LanceDataset) -> NewRows:
-    """Return all rows of a table, for an observer that has read none."""
     with garbage_collector_off():
         inhabited = [files for files in read_manifest(dataset, _NO_COLUMNS).values() if files.live_rows]
     return NewRows(_whole(inhabited), new_rows=sum(files.live_rows for files in inhabited))
@@ -227,10 +214,7 @@ def _whole(fragments: Iterable[FragmentFiles]) -> dict[int, Ranges]:
 
 
 def sample_files(dataset: lance.LanceDataset) -> tuple[tuple[str, ...], int]:
-    """Sample the table: one data file each of some fragments, by the end of its name, and the highest fragment id.
-
-    File names are unique, so no other table has these files.
-    """
+    """Return the ends of the unique names of some data files, and the highest fragment id."""
     with garbage_collector_off():
         fragments = dataset.get_fragments()
         chosen = fragments[:: -(-len(fragments) // _MOST_FILES) or 1]
@@ -239,10 +223,7 @@ def sample_files(dataset: lance.LanceDataset) -> tuple[tuple[str, ...], int]:
 
 
 def is_recreated(dataset: lance.LanceDataset, files: Sequence[str], highest_fragment_id: int) -> bool:
-    """Whether the table was dropped and created again since :func:`sample_files` sampled it.
-
-    A compaction may also replace all sampled files, but its fragments have higher ids.
-    """
+    """Whether a table was created again: a compaction may also replace all files, but its fragments have higher ids."""
     with garbage_collector_off():
         fragments = dataset.get_fragments()
         there = {_end(file) for fragment in fragments for file in fragment.metadata.files}

@@ -13,9 +13,10 @@ from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.lance_io.table_versions import VersionStamp, newest_stamp, reporting_cleaned_up, stamp_of
 from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.timeouts import panics_as_errors, with_short_timeouts
 from airflow_geneva.storage.uri import without_credentials
-from airflow_geneva.table import Table
+from airflow_geneva.udf.definition import read_definition
 from airflow_geneva.view import View
 from airflow_geneva.watch.conditions import WaitCondition
 from airflow_geneva.watch.new_rows import (
@@ -63,25 +64,16 @@ class NewestVersions:
         return NewestVersions(*(None if found is None else _read_stamp(*found) for found in document))
 
 
-def _read_stamp(
-    version: Any, commit: Any, files: Sequence[Any] | None = None, highest_fragment_id: Any = -1
-) -> VersionStamp:
+def _read_stamp(version: int, commit: str, files: Sequence[str] | None = None, highest: int = -1) -> VersionStamp:
     """Parse a stamp that Airflow stored; older versions of this package wrote no files."""
-    return VersionStamp(
-        int(version), str(commit), None if files is None else tuple(map(str, files)), int(highest_fragment_id)
-    )
+    return VersionStamp(int(version), str(commit), None if files is None else tuple(map(str, files)), int(highest))
 
 
 @dataclass(frozen=True)
 class Observation:
-    """The result of checking a table.
+    """The result of checking a version of a table: whether something is new, and the event to send if that is enough.
 
-    Args:
-        pending: whether there is something new.
-        event: the event to send; None to wait longer.
-        seen: the version that was checked.
-        again: when to check again even if the table does not change; None for never.
-        told: for the log.
+    `again` is when to check again even if the table does not change. `told` is for the log.
     """
 
     pending: bool
@@ -101,122 +93,118 @@ def newest_versions(database: Database, wanted: WaitCondition) -> NewestVersions
 def observe(database: Database, wanted: WaitCondition, seen: VersionStamp | None, now: datetime) -> Observation:
     """Find out what is new in a table, since the last seen version if `wanted.since` is None.
 
-    Raises:
-        Exception: anything; see :func:`is_permanent`.
+    Any exception may be raised; see :func:`is_permanent`.
     """
     with panics_as_errors(f"Table {wanted.table} in {database.uri}"):
-        if newest_stamp(_place(database), wanted.table) is None:
+        if newest_stamp(Storage(database.uri, database.options), wanted.table) is None:
             return Observation(False, None, None, None, f"Table {wanted.table} does not exist yet.")
-        table = Table(database.location(wanted.table))
-        dataset = table.lance
-        with reporting_cleaned_up(table.location, dataset):
-            return _look(database, table, dataset, wanted, seen, now)
+        location = database.location(wanted.table)
+        dataset = location.open()
+        with reporting_cleaned_up(location, dataset):
+            return _Check(database, location, dataset, wanted, seen).observe(now)
 
 
-def _look(
-    database: Database,
-    table: Table,
-    dataset: lance.LanceDataset,
-    wanted: WaitCondition,
-    seen: VersionStamp | None,
-    now: datetime,
-) -> Observation:
-    found = _unseen(database, table, dataset, wanted, seen)
-    stamp = stamp_of(_place(database), wanted.table, dataset.version)
-    if stamp is not None and wanted.since is None:
-        files, highest_fragment_id = sample_files(dataset)
-        stamp = replace(stamp, files=files, highest_fragment_id=highest_fragment_id)
-    text = f"Version {dataset.version} of table {wanted.table} has {_in_words(found)}{_since(wanted, seen)}"
-    if not found:
-        return Observation(False, None, stamp, None, f"{text}.")
-    short, again = _unmet_condition(found, wanted), None
-    if not short and wanted.quiet_period is not None:
-        quiet_at = committed_at(dataset, dataset.version) + timedelta(seconds=wanted.quiet_period)
-        if quiet_at > now:
-            short, again = f"the table has changed within {wanted.quiet_period:g} s", quiet_at
-    if short and wanted.max_wait is not None:
-        over_at = committed_at(dataset, first_version(dataset, found)) + timedelta(seconds=wanted.max_wait)
-        if over_at <= now:
-            text, short = f"{text}, some of it for {wanted.max_wait:g} s and more", ""
+@dataclass(frozen=True)
+class _Check:
+    """One check of a table's version for a condition, by an observer that has seen another version, or none."""
+
+    database: Database
+    location: TableLocation
+    dataset: lance.LanceDataset
+    wanted: WaitCondition
+    seen: VersionStamp | None
+
+    def observe(self, now: datetime) -> Observation:
+        dataset, wanted = self.dataset, self.wanted
+        found = self._unseen()
+        stamp = self._stamp_of(dataset.version)
+        if stamp is not None and wanted.since is None:
+            files, highest_fragment_id = sample_files(dataset)
+            stamp = replace(stamp, files=files, highest_fragment_id=highest_fragment_id)
+        text = f"Version {dataset.version} of table {wanted.table} has {_in_words(found)}{self._since()}"
+        if not found:
+            return Observation(False, None, stamp, None, f"{text}.")
+        short, again = "", None
+        if wanted.min_new_rows is not None and found.row_count < wanted.min_new_rows:
+            short = f"{wanted.min_new_rows:,} rows are required"
+        elif wanted.min_new_fragments is not None and len(found.rows) < wanted.min_new_fragments:
+            short = f"{wanted.min_new_fragments:,} fragments are required"
+        elif wanted.quiet_period is not None:
+            quiet_at = committed_at(dataset, dataset.version) + timedelta(seconds=wanted.quiet_period)
+            if quiet_at > now:
+                short, again = f"the table has changed within {wanted.quiet_period:g} s", quiet_at
+        if short and wanted.max_wait is not None:
+            over_at = committed_at(dataset, first_version(dataset, found)) + timedelta(seconds=wanted.max_wait)
+            if over_at <= now:
+                text, short = f"{text}, some of it for {wanted.max_wait:g} s and more", ""
+            else:
+                again = over_at if again is None else min(again, over_at)
+        if short:
+            return Observation(True, None, stamp, again, f"{text}, but {short}: waiting for more.")
+        return Observation(True, self._event(found), stamp, None, f"{text}.")
+
+    def _unseen(self) -> NewRows:
+        dataset, seen = self.dataset, self.seen
+        kind, name = self.wanted.parsed
+        if kind == "view":
+            return self._unseen_by_view(name)
+        if kind == "column":
+            if name not in dataset.schema.names:
+                return all_rows_as_new(dataset)
+            inputs = read_definition(self.wanted.table, dataset.schema, name).input_columns or ()
+            return new_rows_for_column(dataset, self.location.checkpoints, inputs, name)
+        if kind == "version":
+            return new_rows_since(dataset, int(name), self.wanted.changed_rows)
+        if seen is None:
+            return all_rows_as_new(dataset)
+        then = self._stamp_of(seen.version)
+        # A missing version was cleaned up, or belongs to a table that was dropped and created again.
+        if then is None:
+            other = seen.files is not None and is_recreated(dataset, seen.files, seen.highest_fragment_id)
         else:
-            again = over_at if again is None else min(again, over_at)
-    if short:
-        return Observation(True, None, stamp, again, f"{text}, but {short}: waiting for more.")
-    return Observation(True, _event(dataset, wanted, found), stamp, None, f"{text}.")
+            other = then != seen
+        return all_rows_as_new(dataset) if other else new_rows_since(dataset, seen.version, self.wanted.changed_rows)
 
+    def _stamp_of(self, version: int) -> VersionStamp | None:
+        return stamp_of(Storage(self.database.uri, self.database.options), self.wanted.table, version)
 
-def _place(database: Database) -> Storage:
-    return Storage(database.uri, database.options)
+    def _unseen_by_view(self, name: str) -> NewRows:
+        database, table = self.database, self.wanted.table
+        if not database.location(name).exists():
+            return all_rows_as_new(self.dataset)
+        view = database.open_table(name)
+        if not isinstance(view, View):
+            raise InvalidInput(f"since='view:{name}': {name!r} is a table and not a view.")
+        definition = view.view_definition
+        if (definition.source_table, definition.source_database) != (table, without_credentials(database.uri)):
+            raise InvalidInput(
+                f"The source of view {name!r} is {definition.source_table!r} in {definition.source_database}, not "
+                f"{table!r} in {database.uri}. Wait for the view's own source."
+            )
+        reads = [column.name for column in definition.reads]
+        snapshot = CommittedViewState(view.location, view.lance).snapshot
+        return new_rows_for_view(self.dataset, reads, snapshot, self.wanted.changed_rows)
 
+    def _event(self, found: NewRows) -> dict[str, Any]:
+        return {
+            "table": self.wanted.table,
+            "since": self.wanted.since,
+            "from_version": found.version or None,
+            "version": int(self.dataset.version),
+            "fragments": len(found.rows),
+            "fragment_ids": list(found.fragments[:_MOST_IDS]),
+            "new_rows": found.new_rows,
+            "changed_rows": found.changed_rows,
+            "deleted_rows": found.deleted_rows,
+        }
 
-def _unseen(
-    database: Database, table: Table, dataset: lance.LanceDataset, wanted: WaitCondition, seen: VersionStamp | None
-) -> NewRows:  # fmt: skip
-    kind, name = wanted.parsed
-    if kind == "view":
-        return _unseen_by_view(database, table, dataset, name, wanted.changed_rows)
-    if kind == "column":
-        return _unseen_by_column(table, dataset, name)
-    if kind == "version":
-        return new_rows_since(dataset, int(name), wanted.changed_rows)
-    if seen is None:
-        return all_rows_as_new(dataset)
-    then = stamp_of(_place(database), wanted.table, seen.version)
-    # A missing version was cleaned up, or belongs to a table that was dropped and created again.
-    if then is None:
-        other = seen.files is not None and is_recreated(dataset, seen.files, seen.highest_fragment_id)
-    else:
-        other = then != seen
-    if other:
-        return all_rows_as_new(dataset)
-    return new_rows_since(dataset, seen.version, wanted.changed_rows)
-
-
-def _unseen_by_view(
-    database: Database, table: Table, dataset: lance.LanceDataset, name: str, changed_rows: bool
-) -> NewRows:  # fmt: skip
-    if not database.location(name).exists():
-        return all_rows_as_new(dataset)
-    view = database.open_table(name)
-    if not isinstance(view, View):
-        raise InvalidInput(f"since='view:{name}': {name!r} is a table and not a view.")
-    definition = view.view_definition
-    if (definition.source_table, definition.source_database) != (table.name, without_credentials(database.uri)):
-        raise InvalidInput(
-            f"The source of view {name!r} is {definition.source_table!r} in {definition.source_database}, not "
-            f"{table.name!r} in {database.uri}. Wait for the view's own source."
-        )
-    reads = [column.name for column in definition.reads]
-    return new_rows_for_view(dataset, reads, CommittedViewState(view.location, view.lance).snapshot, changed_rows)
-
-
-def _unseen_by_column(table: Table, dataset: lance.LanceDataset, column: str) -> NewRows:
-    if column not in dataset.schema.names:
-        return all_rows_as_new(dataset)
-    inputs = table.definition(column, dataset).input_columns or ()
-    return new_rows_for_column(dataset, table.location.checkpoints, inputs, column)
-
-
-def _unmet_condition(found: NewRows, wanted: WaitCondition) -> str:
-    if wanted.min_new_rows is not None and found.row_count < wanted.min_new_rows:
-        return f"{wanted.min_new_rows:,} rows are required"
-    if wanted.min_new_fragments is not None and len(found.rows) < wanted.min_new_fragments:
-        return f"{wanted.min_new_fragments:,} fragments are required"
-    return ""
-
-
-def _event(dataset: lance.LanceDataset, wanted: WaitCondition, found: NewRows) -> dict[str, Any]:
-    return {
-        "table": wanted.table,
-        "since": wanted.since,
-        "from_version": found.version or None,
-        "version": int(dataset.version),
-        "fragments": len(found.rows),
-        "fragment_ids": list(found.fragments[:_MOST_IDS]),
-        "new_rows": found.new_rows,
-        "changed_rows": found.changed_rows,
-        "deleted_rows": found.deleted_rows,
-    }
+    def _since(self) -> str:
+        kind, name = self.wanted.parsed
+        if kind in ("view", "column"):
+            return f" that {kind} {name} has not seen"
+        if kind == "version":
+            return f" since version {name}"
+        return "" if self.seen is None else f" since version {self.seen.version}"
 
 
 def _in_words(found: NewRows) -> str:
@@ -227,20 +215,8 @@ def _in_words(found: NewRows) -> str:
     return " and ".join(parts) + f" in {len(found.rows):,} fragments"
 
 
-def _since(wanted: WaitCondition, seen: VersionStamp | None) -> str:
-    kind, name = wanted.parsed
-    if kind in ("view", "column"):
-        return f" that {kind} {name} has not seen"
-    if kind == "version":
-        return f" since version {name}"
-    return "" if seen is None else f" since version {seen.version}"
-
-
 class TableWatcher:
-    """Checks a table repeatedly, and opens it only if it may have something new.
-
-    `settled` are the versions up to which everything was reported.
-    """
+    """Checks a table again and again, and opens it only if it may have news; `settled` are the versions reported."""
 
     def __init__(self, wanted: WaitCondition, settled: NewestVersions | None = None) -> None:
         self.wanted = wanted
@@ -265,7 +241,7 @@ class TableWatcher:
         return found
 
     def pause(self, longest: float, now: datetime) -> float:
-        """Seconds until the next step."""
+        """Return the seconds until the next step."""
         if self._again is None:
             return longest
         return min(longest, max(0.0, (self._again - now).total_seconds()))
