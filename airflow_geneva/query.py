@@ -25,9 +25,8 @@ from airflow_geneva.views.definition import (
     source_columns,
     visible_columns,
 )
-from airflow_geneva.views.placeholders import DATA_STORAGE_VERSION, create_view
 from airflow_geneva.views.resolve import QuerySpec, ResolvedColumns, check_expression, resolve_columns
-from airflow_geneva.views.row_order import select_row_ids
+from airflow_geneva.views.rows import DATA_STORAGE_VERSION, create_view, select_row_ids
 
 if TYPE_CHECKING:
     import lance
@@ -160,7 +159,6 @@ class Query:
             InvalidInput: the query does not fit the table.
             UdfError: a UDF failed on a row.
         """
-
         dataset = self.table.lance
         where = freeze_where(self._filter(dataset))
         outputs = self._outputs(dataset)
@@ -240,7 +238,6 @@ class Query:
 
     def _filter(self, dataset: lance.LanceDataset) -> str | None:
         """Return the whole filter; of a view, only computed rows pass it."""
-
         conditions = [check_expression(condition, "The filter") for condition in self.conditions]
         for condition in conditions:
             check_where(dataset, condition)
@@ -248,7 +245,6 @@ class Query:
         return whole[0] if len(whole) == 1 else " AND ".join(f"({part})" for part in whole) or None
 
     def _outputs(self, dataset: lance.LanceDataset) -> ResolvedColumns:
-
         every = ((name, f"`{name}`") for name in visible_columns(dataset.schema))
         first = tuple(every) if self.selected is None else self.selected
         outputs = resolve_columns(dataset, self.table.name, (*first, *self.added))
@@ -262,7 +258,6 @@ class Query:
         return replace(outputs, schema=exploded_schema(outputs.schema, self.exploded))
 
     def _definition(self, dataset: lance.LanceDataset, outputs: ResolvedColumns) -> ViewDefinition:
-
         where = self._filter(dataset)
         check_storable(outputs.schema, DATA_STORAGE_VERSION, f"a view of table {self.table.name!r}")
         expressions = [column.expression or "" for column in outputs.columns if column.kind == "sql"]
@@ -294,9 +289,7 @@ class Query:
 
 
 def _check_repeatable(sql: str) -> None:
-
-    found = volatile_functions(sql)
-    if found:
+    if found := volatile_functions(sql):
         raise InvalidInput(
             f"{sql!r} calls {', '.join(found)}, which returns another value at every call, and a view must have one "
             "result, whenever it is computed. Write a fixed value, filter on a stored column, or store the value in "

@@ -18,7 +18,7 @@ from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf.shipping import UdfReference
 from airflow_geneva.views.definition import OutputColumn, source_inputs
-from airflow_geneva.views.row_order import RowIdArray
+from airflow_geneva.views.rows import RowIdArray
 
 if TYPE_CHECKING:
     import lance

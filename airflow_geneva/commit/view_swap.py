@@ -36,7 +36,7 @@ from airflow_geneva.plan.model import RefreshSpec
 from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.views.definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID
-from airflow_geneva.views.placeholders import PLACEHOLDER_FIELDS
+from airflow_geneva.views.rows import PLACEHOLDER_FIELDS
 
 if TYPE_CHECKING:
     import lance

@@ -31,7 +31,7 @@ from airflow_geneva.plan.shard import FragmentWork, cut_shards
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
 from airflow_geneva.views.definition import OutputColumn, ViewDefinition
-from airflow_geneva.views.row_order import order_row_ids
+from airflow_geneva.views.rows import order_row_ids
 
 if TYPE_CHECKING:
     import lance

@@ -100,7 +100,7 @@ class ViewDefinition:
         where: the whole SQL filter, which includes ``__is_set`` if the source is a view; or None.
         columns: the columns, in order, without the two system columns.
         all_columns: whether the query selected all columns of the source.
-        shuffle_seed: see `airflow_geneva.views.row_order`; None: by row id.
+        shuffle_seed: see `airflow_geneva.views.rows`; None: by row id.
         explode: the list column whose elements become rows, or None.
         reads: every source column that the filter or a column reads, or that their SQL mentions.
     """

@@ -16,7 +16,7 @@ from airflow_geneva.lance_io.data_file import DataFileWriter
 from airflow_geneva.lance_io.row_ranges import Offsets, RowIds
 from airflow_geneva.lance_io.task_memory import byte_limit
 from airflow_geneva.views.definition import SOURCE_ROW_ID, explode_rows, own_columns
-from airflow_geneva.views.row_order import RowIdArray, shuffle_hashes
+from airflow_geneva.views.rows import RowIdArray, shuffle_hashes
 from airflow_geneva.write.column_file import WINDOW_ROWS, FileWidths, fit_rows, staged_file
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from airflow_geneva.run.inline import Udfs, apply_inline
 from airflow_geneva.run.pipeline import PlannedJob, record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
-from airflow_geneva.views.row_order import shuffle_hashes
+from airflow_geneva.views.rows import shuffle_hashes
 from tests.support.counting import Trace
 from tests.udfs_for_tests import views as udfs
 

@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from airflow_geneva import Database, Table, View, connect
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.views import placeholders
-from airflow_geneva.views.placeholders import CREATED_FROM
-from airflow_geneva.views.row_order import RowIdArray
+from airflow_geneva.views import rows as placeholders
+from airflow_geneva.views.rows import CREATED_FROM, RowIdArray
 from tests.support.queries import splitmix64
 from tests.udfs_for_tests import samples
 
