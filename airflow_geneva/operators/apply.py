@@ -42,9 +42,9 @@ from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.spark.installation import java_environment
-from airflow_geneva.spark.session import BLAS_VARIABLES, package_zip, session_settings
 from airflow_geneva.spark.submit import (
     APPLICATION,
+    BLAS_VARIABLES,
     CREDENTIALS,
     HOW_TO_CONNECT,
     Resources,
@@ -52,6 +52,8 @@ from airflow_geneva.spark.submit import (
     SparkMaster,
     driver_environment,
     find_spark_submit,
+    package_zip,
+    session_settings,
 )
 from airflow_geneva.storage.uri import sha256
 

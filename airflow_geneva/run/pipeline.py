@@ -84,7 +84,7 @@ def start(plan: Plan, location: TableLocation, runner: str, watch: Stopwatch) ->
         StorageError: the table's folder is read-only or unreachable.
     """
     if runner == "spark" and any(shard.to_apply for shard in plan.shards):
-        from airflow_geneva.spark.session import open_session
+        from airflow_geneva.spark.tasks import open_session
 
         watch.lap("plan")
         open_session(plan.work.sizing.concurrency)

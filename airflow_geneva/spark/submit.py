@@ -1,17 +1,20 @@
-"""Inputs of a spark-submit: its master, resources, environment and scratch folder."""
+"""What Spark is started with: master, resources, settings, environment, scratch folder, and a zip of this package."""
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import re
 import shutil
 import sys
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import airflow_geneva
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.storage.location import secret_values
 
@@ -20,6 +23,8 @@ APPLICATION = Path(__file__).parent / "application" / "main.py"
 
 CREDENTIALS = "AIRFLOW_GENEVA_STORAGE_OPTIONS"
 """The environment variable that passes the storage options to the driver, as JSON."""
+
+BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 _LOCAL = re.compile(r"local(?:\[(?P<slots>\*|\d+)(?:,\s*(?P<failures>\d+))?\])?")
 _CLUSTER = re.compile(r"(?P<kind>spark|k8s)://.+|(?P<yarn>yarn)|local-cluster\[.+\]")
@@ -42,11 +47,9 @@ _IDENTITY_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 
 @dataclass(frozen=True)
 class SparkMaster:
-    """Where Spark runs.
+    """Where Spark runs: the kind is ``local``, ``spark`` (standalone), ``yarn``, ``k8s`` or ``local-cluster``.
 
-    Args:
-        kind: ``local``, ``spark`` (standalone), ``yarn``, ``k8s`` or ``local-cluster``.
-        slots, failures: cores of a local master, and failures that it allows per task; None for the others.
+    A local master has slots, and a number of failures that it allows per task.
     """
 
     url: str
@@ -69,10 +72,7 @@ class SparkMaster:
         )
 
     def limited(self, concurrency: int) -> SparkMaster:
-        """Return this master with at most ``concurrency`` slots, if it is local.
-
-        In a plain ``local[n]`` one failure of a task fails the job; this allows as many failures as a cluster does.
-        """
+        """Return a local master with at most ``concurrency`` slots, and the failures that a cluster allows per task."""
         if self.slots is None:
             return self
         slots = min(self.slots, concurrency)
@@ -88,12 +88,9 @@ HOW_TO_CONNECT = (
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources that a backfill requests from a cluster.
+    """Task slots that a backfill requests, what one call of the UDF needs, and cores per executor if the user set them.
 
-    Args:
-        concurrency: task slots.
-        num_cpus, num_gpus, memory: what one call of the UDF needs; several calls share a GPU if below 1.
-        executor_cores: cores per executor, if the DAG author set them.
+    Several calls share a GPU if `num_gpus` is below 1.
     """
 
     concurrency: int
@@ -113,7 +110,6 @@ class Resources:
 
     @property
     def calls_per_executor(self) -> int:
-        """Number of calls that run at once in one executor."""
         return self.calls_per_gpu if self.executor_cores is None else max(1, self.executor_cores // self.task_cpus)
 
     def settings(self, master: SparkMaster) -> dict[str, str]:
@@ -155,10 +151,7 @@ class Resources:
 def driver_environment(
     environ: Mapping[str, str], master: SparkMaster, options: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of spark-submit and its driver: what an allow-list keeps of the worker's, and the given.
-
-    The machine's cloud identity is kept if the storage options hold no credentials.
-    """
+    """Return the environment of spark-submit and its driver: what an allow-list keeps of the worker's, and `given`."""
     prefixes = _KEPT_PREFIXES if secret_values(options) else _KEPT_PREFIXES + _IDENTITY_PREFIXES
     kept = {name: value for name, value in environ.items() if name in _KEPT or name.startswith(prefixes)}
     kept.setdefault("PATH", os.defpath)
@@ -215,3 +208,23 @@ class Scratch:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def package_zip() -> bytes:
+    """Zip this package, for workers that do not have it installed."""
+    folder = Path(airflow_geneva.__file__).parent
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.rglob("*.py")):
+            info = zipfile.ZipInfo(f"airflow_geneva/{path.relative_to(folder).as_posix()}", (1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, path.read_bytes())
+    return buffer.getvalue()
+
+
+def session_settings() -> dict[str, str]:
+    """Spark settings of a session that this package starts: quiet, and one BLAS thread per task, to share the cores."""
+    settings = {"spark.ui.enabled": "false", "spark.log.level": "WARN", "spark.ui.showConsoleProgress": "false"}
+    for name in BLAS_VARIABLES:
+        settings[f"spark.executorEnv.{name}"] = "1"
+    return settings

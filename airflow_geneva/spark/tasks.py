@@ -1,14 +1,19 @@
-"""Run a shard's tasks on a SparkContext: the cluster computes and stages, only the driver's caller commits."""
+"""Run a shard's tasks on a Spark session: the cluster computes and stages, only the driver's caller commits."""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_geneva import errors
@@ -20,13 +25,17 @@ from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.inline import Udfs, joint_policy, open_reporter, prepare, run_units
 from airflow_geneva.run.units import Unit, UnitReport, split_fragments, split_into_tasks, whole_unit
-from airflow_geneva.spark.session import open_session, ship_code
+from airflow_geneva.spark.installation import java_environment
+from airflow_geneva.spark.submit import package_zip, session_settings
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.uri import sha256
 from airflow_geneva.udf.error_policy import Policy
+from airflow_geneva.udf.shipping import UdfReference, zip_code
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 logger = logging.getLogger("airflow_geneva.spark")
 
@@ -34,13 +43,14 @@ _TASK_REPORT_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _STOP = "stop.json"
 
+_shipped: set[tuple[str, str]] = set()
+# Spark serves shipped files from these folders, so they stay until this process ends.
+_shipped_folders: list[tempfile.TemporaryDirectory[str]] = []
+
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """All that a Spark task needs, credentials too; sent to executors inside the serialized task, never as a file.
-
-    ``progress`` is the folder of the tasks' progress files; ``skipped`` counts rows skipped before the stage, by rule.
-    """
+    """All that a Spark task needs, credentials too; sent to executors inside the serialized task, never as a file."""
 
     location: TableLocation
     work: JobSpec
@@ -67,10 +77,7 @@ def apply_on_spark(
     udfs: Udfs,
     every: float = EVERY_SECONDS,
 ) -> int:
-    """Compute and stage a shard on a cluster; return the number of rows that the UDF ran on.
-
-    If the UDF fails, rows computed before are checkpointed.
-    """
+    """Compute and stage a shard on a cluster; return the number of rows that the UDF ran on."""
     works = shard.to_apply
     slots = min(work.sizing.concurrency, context.defaultParallelism) * work.sizing.intra_applier_concurrency
     tasks = split_into_tasks(works, work.sizing, slots)
@@ -179,10 +186,8 @@ class _Partition:
             yield from self._run(number, units)
 
     def _run(self, number: int, units: list[Unit]) -> list[UnitReport]:
-        task_spec = self.task_spec
-        rows = sum(unit.rows for unit in units)
-        name = f"task-{number:06}.json"
-        every = _TASK_REPORT_SECONDS
+        task_spec, every = self.task_spec, _TASK_REPORT_SECONDS
+        rows, name = sum(unit.rows for unit in units), f"task-{number:06}.json"
         reporter = ProgressReporter(
             rows, len(units), task_spec.progress, name, self._look_around, every=every, longest=every
         )
@@ -255,3 +260,44 @@ class _ProgressCollector:
             self.count.check(skipped)
         except UdfError as error:
             self.task_spec.stop(error)
+
+
+def open_session(concurrency: int) -> SparkSession:
+    """Return the active session, or start a local one; `JavaNotFound` if there is no Java to start one."""
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    # A background thread has no active session of its own; this returns the process's.
+    with suppress(PySparkRuntimeError):
+        return SparkSession.active()
+    java = tempfile.TemporaryDirectory(prefix="geneva-java-")
+    _shipped_folders.append(java)
+    os.environ.update(java_environment(java.name))
+    slots = max(1, min(concurrency, os.cpu_count() or 1))
+    # Workers of a local session must use this Python; Spark would start the python3 on PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(f"local[{slots},4]").appName("airflow_geneva")
+    for name, value in session_settings().items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def ship_code(context: SparkContext, udf_references: Iterable[UdfReference]) -> None:
+    """Send this package and the UDFs' modules to the workers."""
+    archives: dict[str, Callable[[], bytes | None]] = {"airflow_geneva": package_zip}
+    for path in (udf_reference.import_path for udf_reference in udf_references):
+        if path is not None:
+            archives[path.split(":")[0]] = partial(zip_code, path)
+    for name, make in archives.items():
+        data = make()
+        mark = (str(context.applicationId), "" if data is None else sha256(data))
+        if data is not None and mark not in _shipped:
+            _shipped.add(mark)
+            folder = tempfile.TemporaryDirectory(prefix="geneva-code-")
+            _shipped_folders.append(folder)
+            target = Path(folder.name) / f"{name.replace('.', '_')}-{mark[1][:12]}.zip"
+            target.write_bytes(data)
+            path_before = list(sys.path)
+            context.addPyFile(str(target))
+            # The zip is for the workers; on this path it would shadow the module that the user edits.
+            sys.path[:] = path_before

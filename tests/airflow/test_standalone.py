@@ -21,7 +21,7 @@ import airflow_geneva
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.pipeline import PlannedJob, record_plan
-from airflow_geneva.spark.session import package_zip
+from airflow_geneva.spark.submit import package_zip
 from tests.spark.spark_udfs import surroundings
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]

@@ -16,7 +16,7 @@ import pytest
 import airflow_geneva
 from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.spark import session as spark_session
+from airflow_geneva.spark import tasks as spark_session
 from tests.spark import spark_udfs
 from tests.spark.spark_udfs import dies_once_at_700, double, fails_at_700, logged, seen
 

@@ -35,6 +35,8 @@ def main(arguments: list[str]) -> int:
 
     session = SparkSession.builder.appName("airflow_geneva").getOrCreate()
     from airflow_geneva.errors import GenevaError
+    from airflow_geneva.storage.files import Storage
+    from airflow_geneva.storage.uri import normalize_uri
 
     began = time.monotonic()
     credentials = json.loads(os.environ.get("AIRFLOW_GENEVA_STORAGE_OPTIONS") or "{}")
@@ -47,7 +49,8 @@ def main(arguments: list[str]) -> int:
         print(f"airflow_geneva: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
     result["seconds"] = round(time.monotonic() - began, 3)
-    write_result(options.result, credentials, result)
+    folder, _, name = normalize_uri(options.result).rpartition("/")
+    Storage.at(folder, credentials).write_json(name, result)
     session.stop()
     return 0
 
@@ -80,15 +83,6 @@ def apply_submitted(
     with reporting_remade(work.tables, job.options), writing_heartbeats(job, "apply"):
         rows = apply_on_spark(context, location, work, loaded, udfs, **every)
     return {"shard": shard, "fingerprint": fingerprint, "rows_run": rows, "fragments_staged": len(loaded.to_apply)}
-
-
-def write_result(path: str, credentials: Mapping[str, str], document: Mapping[str, Any]) -> None:
-    """Write the result for the submitting task."""
-    from airflow_geneva.storage.files import Storage
-    from airflow_geneva.storage.uri import normalize_uri
-
-    folder, _, name = normalize_uri(path).rpartition("/")
-    Storage.at(folder, credentials).write_bytes(name, json.dumps(document).encode())
 
 
 if __name__ == "__main__":
