@@ -34,20 +34,15 @@ __all__ = [
 __version__ = "0.1.0"
 
 # Every Airflow process imports this package to read the provider's description: nothing is loaded before it is used.
-_LAZY_EXPORTS = {
-    "Database": "airflow_geneva.database",
-    "Fail": "airflow_geneva.udf",
-    "GenevaError": "airflow_geneva.errors",
-    "Query": "airflow_geneva.query",
-    "Retry": "airflow_geneva.udf",
-    "Skip": "airflow_geneva.udf",
-    "Table": "airflow_geneva.table",
-    "UDF": "airflow_geneva.udf",
-    "UdfCrashed": "airflow_geneva.errors",
-    "View": "airflow_geneva.view",
-    "connect": "airflow_geneva.database",
-    "udf": "airflow_geneva.udf",
+_HOMES = {
+    "database": ("Database", "connect"),
+    "errors": ("GenevaError", "UdfCrashed"),
+    "query": ("Query",),
+    "table": ("Table",),
+    "udf": ("UDF", "Fail", "Retry", "Skip", "udf"),
+    "view": ("View",),
 }
+_LAZY_EXPORTS = {name: f"airflow_geneva.{home}" for home, names in _HOMES.items() for name in names}
 
 
 class _LazyPackage(ModuleType):

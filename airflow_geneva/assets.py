@@ -88,10 +88,8 @@ def watched_lance_asset(
         "max_wait": seconds(max_wait),
         "poll_interval": seconds(poll_interval),
     }
-    ways = {
-        name: f"{value:.15g}" if isinstance(value, float) else value for name, value in sorted(wanted.items()) if value
-    }
-    name = f"{lance_asset(table, lance_conn_id).name}?{urlencode(ways, safe=':')}"
+    ways = {name: f"{given:.15g}" if isinstance(given, float) else given for name, given in wanted.items() if given}
+    name = f"{lance_asset(table, lance_conn_id).name}?{urlencode(sorted(ways.items()), safe=':')}"
     trigger = NewFragmentsTrigger(table, lance_conn_id, asset=name, **wanted)
     return Asset(name=name, uri=f"lance://{name}", watchers=[AssetWatcher(name="new_fragments", trigger=trigger)])
 

@@ -141,7 +141,12 @@ class Database:
         if data is None and schema is None:
             raise InvalidInput(f"Table {name!r} needs data or a schema. Give one of them.")
         rows = as_table(() if data is None else data, schema, write_options.get("max_rows_per_file"))
-        stable = _stable_row_ids(storage_options or {})
+        given = storage_options or {}
+        if unknown := [key for key in given if key not in _STABLE]:
+            raise InvalidInput(
+                f"create_table takes {_STABLE[0]!r} as a storage option, not {unknown}. Give credentials to connect()."
+            )
+        stable = all(str(value).lower() != "false" for value in given.values())
         options = {"enable_stable_row_ids": stable, **write_options}
         lance.write_dataset(rows, location.uri, storage_options=location.storage_options, **options)
         return Table(location)
@@ -156,15 +161,6 @@ class Database:
 
         table = self.open_table(name)
         lance.LanceDataset.drop(table.uri, storage_options=table.location.storage_options)
-
-
-def _stable_row_ids(options: Mapping[str, str]) -> bool:
-    unknown = [key for key in options if key not in _STABLE]
-    if unknown:
-        raise InvalidInput(
-            f"create_table takes {_STABLE[0]!r} as a storage option, not {unknown}. Give credentials to connect()."
-        )
-    return all(str(value).lower() != "false" for value in options.values())
 
 
 def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Database:

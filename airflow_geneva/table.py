@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from airflow_geneva.plan.request import BackfillRequest, SizingOptions
     from airflow_geneva.query import Query
     from airflow_geneva.run.background import JobFuture
+    from airflow_geneva.run.inline import Udfs
+    from airflow_geneva.run.pipeline import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -215,18 +217,14 @@ class Table:
             JobFailed: the job failed; ``.result`` says what it completed before.
         """
         from airflow_geneva.plan.request import BackfillRequest
-        from airflow_geneva.run.inline import Udfs
-        from airflow_geneva.run.pipeline import Stopwatch, check_runner, run, start
+        from airflow_geneva.run.pipeline import run, start
 
-        check_runner(runner)
-        watch = Stopwatch()
         request = BackfillRequest(
             column, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
             ignore_checkpoints, run_after, sizing=sizing,
         )  # fmt: skip
-        plan, function = self._plan(request, udf)
-        job = start(plan, self.location, runner, watch)
-        return run(job, plan.shards, Udfs.of({column: function}), runner, watch)
+        plan, udfs, watch = self._plan_to_run(request, udf, runner)
+        return run(start(plan, self.location, runner, watch), plan.shards, udfs, runner, watch)
 
     def backfill_async(
         self, column: str, udf: UDF | None = None, runner: str = "spark", **options: Any
@@ -248,13 +246,9 @@ class Table:
         """
         from airflow_geneva.plan.request import BackfillRequest
         from airflow_geneva.run.background import start_in_background
-        from airflow_geneva.run.inline import Udfs
-        from airflow_geneva.run.pipeline import Stopwatch, check_runner
 
-        check_runner(runner)
-        watch = Stopwatch()
-        plan, function = self._plan(BackfillRequest.of(column, options), udf)
-        return start_in_background(plan, self.location, Udfs.of({column: function}), runner, watch)
+        plan, udfs, watch = self._plan_to_run(BackfillRequest.of(column, options), udf, runner)
+        return start_in_background(plan, self.location, udfs, runner, watch)
 
     def get_errors(self, job_id: str | None = None, column_name: str | None = None) -> list[ErrorRecord]:
         """Return the error records: rows on which a UDF failed, newest first.
@@ -286,12 +280,12 @@ class Table:
         if job_id is not None:
             return sorted({record.row_address for record in self.get_errors(job_id, column_name)})
         dataset = self.lance
-        computed = [name for name in dataset.schema.names if stored_definition(dataset.schema, name) is not None]
-        found: list[int] = []
-        for name in computed if column_name is None else [column_name]:
-            self.definition(name, dataset)
-            found += failed_addresses(dataset, self.location.checkpoints, name)
-        return sorted(set(found))
+        if column_name is not None:
+            self.definition(column_name, dataset)
+            names = [column_name]
+        else:
+            names = [name for name in dataset.schema.names if stored_definition(dataset.schema, name) is not None]
+        return sorted({row for name in names for row in failed_addresses(dataset, self.location.checkpoints, name)})
 
     def _plan(self, request: BackfillRequest, udf: UDF | None) -> tuple[Plan, UDF]:
         from airflow_geneva.plan.request import plan_request
@@ -303,6 +297,15 @@ class Table:
         function = udf or self.column_udf(request.column, definition)
         own_inputs = definition.input_columns if udf is None or udf.name == definition.name else None
         return plan_request(self.location, request, function, own_inputs, dataset), function
+
+    def _plan_to_run(self, request: BackfillRequest, udf: UDF | None, runner: str) -> tuple[Plan, Udfs, Stopwatch]:
+        from airflow_geneva.run.inline import Udfs
+        from airflow_geneva.run.pipeline import Stopwatch, check_runner
+
+        check_runner(runner)
+        watch = Stopwatch()
+        plan, function = self._plan(request, udf)
+        return plan, Udfs.of({request.column: function}), watch
 
     def column_udf(self, column: str, definition: UdfDefinition | None = None) -> UDF:
         """Import the column's own UDF.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import pyarrow as pa
+
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.storage.files import freeze_options
 from airflow_geneva.table import Table
 from airflow_geneva.views.definition import IS_SET, ViewDefinition, visible_columns
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from typing_extensions import Unpack
 
     from airflow_geneva.job.result import BackfillResult
@@ -45,7 +47,6 @@ class View(Table):
             InvalidInput: the source does not exist.
         """
         from airflow_geneva.database import Database
-        from airflow_geneva.storage.files import freeze_options
 
         definition = self.view_definition
         options = self.location.options if storage_options is None else freeze_options(storage_options)
@@ -54,8 +55,6 @@ class View(Table):
     @property
     def schema(self) -> pa.Schema:
         """The schema of the query's columns."""
-        import pyarrow as pa
-
         whole = self.lance.schema
         return pa.schema([whole.field(name) for name in visible_columns(whole)], metadata=whole.metadata)
 

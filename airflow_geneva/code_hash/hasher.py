@@ -18,7 +18,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from airflow_geneva.code_hash.syntax import Definition, SourceFile, assigned_outside, free_names, significant_fields
+from airflow_geneva.code_hash.syntax import Definition, SourceFile, free_names, significant_fields
 from airflow_geneva.code_hash.values import (
     cells_of,
     dotted_name,
@@ -231,7 +231,8 @@ class _Hasher:
         self, node: Definition, cells: dict[str, Any], namespace: dict[str, Any], source: SourceFile, label: str
     ) -> None:
         module = namespace.get("__name__", "")
-        state = assigned_outside(node) | (source.changed_globals - cells.keys())
+        nonlocals = {name for part in ast.walk(node) if isinstance(part, ast.Nonlocal) for name in part.names}
+        state = nonlocals | (source.changed_globals - cells.keys())
         for name in sorted(free_names(node)):
             self._feed("name", name)
             if name in state:

@@ -19,11 +19,9 @@ Definition: TypeAlias = _Function | ast.ClassDef
 
 
 class SourceFile:
-    """A source file, parsed.
+    """A parsed source file, with the dotted names by the names to which `from ... import ...` binds them.
 
-    Attributes:
-        imports: dotted names that `from ... import ...` statements bind, by the name they bind.
-        changed_globals: module-level names that functions of the file assign to.
+    `changed_globals` are the module-level names that functions of the file assign to.
     """
 
     def __init__(self, text: str) -> None:
@@ -95,20 +93,12 @@ def significant_fields(node: ast.AST, top: bool) -> Iterator[tuple[str, Any]]:
         if name in ("ctx", "type_comment") or (top and name == "decorator_list"):
             continue
         if name == "body" and isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            value = value[1:] if _is_docstring(value[0] if value else None) else value
+            value = value if ast.get_docstring(node, clean=False) is None else value[1:]
         if name == "values" and isinstance(node, ast.JoinedStr):
             value = list(_merge_strings(value))
         if value is None or value == [] or (name == "format_spec" and not value.values):
             continue
         yield name, value
-
-
-def _is_docstring(statement: ast.stmt | None) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
 
 
 def _merge_strings(parts: list[ast.expr]) -> Iterator[ast.expr]:
@@ -127,15 +117,10 @@ def _merge_strings(parts: list[ast.expr]) -> Iterator[ast.expr]:
 
 
 def free_names(definition: Definition) -> set[str]:
-    """Return the free names of a function, lambda or class, without those of its annotations and decorators."""
+    """Return the names that a definition takes from outside, without those of its annotations and decorators."""
     scope = _Scope()
     scope.define(definition)
     return scope.used | scope.nested
-
-
-def assigned_outside(definition: Definition) -> set[str]:
-    """Return the names that a function declares `nonlocal`."""
-    return {name for node in ast.walk(definition) if isinstance(node, ast.Nonlocal) for name in node.names}
 
 
 class _Scope(ast.NodeVisitor):

@@ -125,7 +125,14 @@ class LanceHook(BaseHook):
 
     @cached_property
     def _host(self) -> str:
-        return _uri_of(self._connection, self._extra)
+        """The database's URI; Airflow splits one that is part of a connection URI into host and schema."""
+        given, connection = self._extra.get("uri"), self._connection
+        if given:
+            return str(given)
+        host, schema = connection.host or "", connection.schema or ""
+        if connection.port and "://" in host:
+            host = f"{host}:{connection.port}"
+        return f"{host}/{schema}" if schema else host
 
     @cached_property
     def _extra(self) -> Mapping[str, Any]:
@@ -155,17 +162,6 @@ def missing_connection(conn_id: str, remedy: str) -> InvalidInput:
     """Describe a connection that Airflow does not find; one in the environment is there, and cannot be parsed."""
     what = "cannot be read" if f"AIRFLOW_CONN_{conn_id.upper()}" in os.environ else "does not exist"
     return InvalidInput(f"Airflow connection {conn_id!r} {what}. {remedy}")
-
-
-def _uri_of(connection: Connection, extra: Mapping[str, Any]) -> str:
-    """Return the database's URI; Airflow splits one that is part of a connection URI into host and schema."""
-    given = extra.get("uri")
-    if given:
-        return str(given)
-    host, schema = connection.host or "", connection.schema or ""
-    if connection.port and "://" in host:
-        host = f"{host}:{connection.port}"
-    return f"{host}/{schema}" if schema else host
 
 
 def _absolute(uri: str, what: str) -> str:

@@ -50,7 +50,6 @@ class FileEntry:
 
     @property
     def half_written(self) -> bool:
-        """Whether it is the temporary file of an unfinished write."""
         return _is_half_written(self.name)
 
 
@@ -61,7 +60,6 @@ def _is_half_written(name: str) -> bool:
 
 
 def freeze_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    """Turn storage options into a hashable value."""
     return tuple(sorted((options or {}).items()))
 
 
@@ -84,7 +82,6 @@ class Storage:
         return Storage(normalize_uri(root), freeze_options(options))
 
     def folder(self, *parts: str) -> Storage:
-        """A folder below this one."""
         return Storage(join(self.root, *parts), self.options)
 
     @property
@@ -243,7 +240,6 @@ class Storage:
         return sorted(folders), sorted(name for name in files if not _is_half_written(name))
 
     def delete(self, name: str) -> None:
-        """Remove one file, if it exists."""
         with _store_errors(f"delete {self.path(name)}"):
             if self.local:
                 Path(self.path(name)).unlink(missing_ok=True)

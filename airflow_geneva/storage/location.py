@@ -46,12 +46,10 @@ class TableLocation:
 
     @property
     def checkpoints(self) -> Storage:
-        """The folder of checkpoints, plans and job records."""
         return Storage(join(self.uri, "_checkpoints"), self.options)
 
     @property
     def database_uri(self) -> str:
-        """The URI of the folder that contains the table."""
         return self.uri.rpartition("/")[0]
 
     @property
@@ -78,10 +76,7 @@ class TableLocation:
 
 
 def read_storage_options(given: Any) -> dict[str, str]:
-    """Parse storage options from a connection's extra field: a JSON object, or its text; None and "" mean no options.
-
-    Booleans and numbers become strings. `InvalidInput` does not repeat what else is given: it may hold a secret.
-    """
+    """Parse storage options, a JSON object or its text, as strings; errors do not repeat what may be a secret."""
     if given is None or given == "":
         return {}
     found = given
@@ -96,7 +91,6 @@ def read_storage_options(given: Any) -> dict[str, str]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether an option must not be shown."""
     return name.lower() not in _HARMLESS or "@" in value
 
 

@@ -51,15 +51,9 @@ class StoreThreads:
         self._running: dict[Hashable, int] = {}
 
     async def run(self, store: Hashable, call: Callable[[], _T], seconds: float) -> _T:
-        """Run a call in a thread and return its result.
+        """Run a call in a thread of its store and return its result; `StorageError` if it times out or pylance panics.
 
-        Args:
-            store: key of the store that the call reads.
-            seconds: timeout. A call that takes longer keeps its thread, and its result is dropped.
-
-        Raises:
-            StorageError: the call timed out, or pylance panicked.
-            Exception: any exception of the call.
+        A call that takes longer keeps its thread, and its result is dropped.
         """
         future = self.submit(store, call)
         answer = asyncio.wrap_future(future)

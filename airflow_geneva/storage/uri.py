@@ -17,8 +17,7 @@ _NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")
 def normalize_uri(uri: str | os.PathLike[str]) -> str:
     """Normalize a location, so that two spellings give one checkpoint key: no trailing slash, local paths absolute.
 
-    Raises:
-        InvalidInput: it is empty, not a URI, or holds credentials, which would show up in messages and logs.
+    `InvalidInput` if it holds credentials, which would show up in messages and logs.
     """
     text = os.fspath(uri)
     if not text:
@@ -52,12 +51,10 @@ def without_credentials(uri: str) -> str:
 
 
 def is_local(uri: str) -> bool:
-    """Whether a normalized URI is a local path."""
     return not _SCHEME.match(uri)
 
 
 def join(uri: str, *parts: str) -> str:
-    """Append path parts to a normalized URI."""
     return "/".join([uri.rstrip("/"), *parts])
 
 
@@ -72,7 +69,6 @@ def check_name(name: str, what: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Whether a name is valid for a table or view."""
     return bool(_NAME.fullmatch(name)) and ".." not in name and len(name) <= 200
 
 
