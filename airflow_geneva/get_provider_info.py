@@ -59,6 +59,14 @@ def get_provider_info() -> dict[str, Any]:
                     "Read by each task when it starts, on its worker."
                 ),
                 "options": {
+                    "inline_below_seconds": _option(
+                        "10",
+                        "0",
+                        "A job that takes fewer seconds in one process is computed by its ``plan`` task, without "
+                        "Spark. The time is estimated from an earlier job of the same UDF version; a version without "
+                        "one goes to Spark, as do UDFs that ask for GPUs or memory. With 0 the ``plan`` task "
+                        "computes nothing.",
+                    ),
                     "inline_below_rows": _option(
                         "0",
                         "1000",

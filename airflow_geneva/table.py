@@ -201,14 +201,15 @@ class Table:
         errors_only: bool = False,
         recompute_mixed: bool = False,
         ignore_checkpoints: bool = False,
-        runner: str = "spark",
+        runner: str = "auto",
         run_after: datetime | None = None,
         **sizing: Unpack[SizingOptions],
     ) -> BackfillResult:
         """Compute the missing values of a column, and commit them.
 
         Args:
-            runner: ``spark`` uses the active SparkSession or starts a local one; ``inline`` runs in this process.
+            runner: ``spark`` uses the active SparkSession or starts a local one; ``inline`` runs in this process;
+                ``auto`` runs in this process what takes less than ten seconds there, and the rest on Spark.
 
         The other arguments are those of :meth:`plan_backfill`.
 
@@ -224,10 +225,10 @@ class Table:
             ignore_checkpoints, run_after, sizing=sizing,
         )  # fmt: skip
         plan, udfs, watch = self._plan_to_run(request, udf, runner)
-        return run(start(plan, self.location, runner, watch), plan.shards, udfs, runner, watch)
+        return run(start(plan, self.location, udfs, runner, watch), plan.shards, udfs, watch)
 
     def backfill_async(
-        self, column: str, udf: UDF | None = None, runner: str = "spark", **options: Any
+        self, column: str, udf: UDF | None = None, runner: str = "auto", **options: Any
     ) -> JobFuture:  # fmt: skip
         """Start a backfill in the background of this process.
 
@@ -299,8 +300,9 @@ class Table:
         return plan_request(self.location, request, function, own_inputs, dataset), function
 
     def _plan_to_run(self, request: BackfillRequest, udf: UDF | None, runner: str) -> tuple[Plan, Udfs, Stopwatch]:
+        from airflow_geneva.run.choice import check_runner
         from airflow_geneva.run.inline import Udfs
-        from airflow_geneva.run.pipeline import Stopwatch, check_runner
+        from airflow_geneva.run.pipeline import Stopwatch
 
         check_runner(runner)
         watch = Stopwatch()

@@ -126,13 +126,14 @@ class View(Table):
         max_rows_per_fragment: int | None = None,
         on_code_change: str = "error",
         ignore_checkpoints: bool = False,
-        runner: str = "spark",
+        runner: str = "auto",
         **sizing: Unpack[SizingOptions],
     ) -> BackfillResult:
         """Update the view to its source in one commit; the cost depends on what changed.
 
         Args:
-            runner: ``spark`` uses the active SparkSession or starts a local one; ``inline`` runs in this process.
+            runner: ``spark`` uses the active SparkSession or starts a local one; ``inline`` runs in this process;
+                ``auto`` runs in this process what takes less than ten seconds there, and the rest on Spark.
 
         The other arguments are those of :meth:`plan_refresh`.
 
@@ -140,16 +141,17 @@ class View(Table):
             InvalidInput, CodeChanged: see :meth:`plan_refresh`; nothing was started.
             JobFailed: the job failed; the view is unchanged.
         """
+        from airflow_geneva.run.choice import check_runner
         from airflow_geneva.run.inline import Udfs
-        from airflow_geneva.run.pipeline import Stopwatch, check_runner, run, start
+        from airflow_geneva.run.pipeline import Stopwatch, run, start
         from airflow_geneva.run.view import load_udfs, plan
 
         check_runner(runner)
         request = _request(src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, sizing)
         watch, definition = Stopwatch(), self.view_definition
         planned = plan(self.location, definition, self.source().location, request)
-        job = start(planned, self.location, runner, watch)
-        return run(job, planned.shards, Udfs.of(load_udfs(definition)), runner, watch)
+        udfs = Udfs.of(load_udfs(definition))
+        return run(start(planned, self.location, udfs, runner, watch), planned.shards, udfs, watch)
 
     def add(self, data: Any) -> NoReturn:
         """Always raises: a view's rows come from its query."""

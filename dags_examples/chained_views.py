@@ -12,7 +12,7 @@ from airflow_geneva.task_groups import RefreshTaskGroup
 with DAG(
     dag_id="refresh_long_verses", schedule=[lance_asset("verses")], max_active_runs=1, tags=["geneva"], doc_md=__doc__
 ):
-    RefreshTaskGroup(view="long_verses", source="verses", inline_below_rows=1000)
+    RefreshTaskGroup(view="long_verses", source="verses")
 
 with DAG(
     dag_id="refresh_verses_of_light",
@@ -24,5 +24,5 @@ with DAG(
     define = CreateMaterializedViewOperator(
         task_id="define", view="verses_of_light", table="long_verses", where="text LIKE '%light%'"
     )
-    define >> RefreshTaskGroup(view="verses_of_light", source="long_verses", inline_below_rows=1000)
+    define >> RefreshTaskGroup(view="verses_of_light", source="long_verses")
 # --8<-- [end:example]

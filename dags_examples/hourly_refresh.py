@@ -18,5 +18,5 @@ with DAG(
         where="length(text) > 100",
         select={"text": "text", "embedding": {"udf": "embedding_udfs:embed", "inputs": ["text"]}},
     )
-    define >> RefreshTaskGroup(view="long_verses", source="verses", inline_below_rows=1000)
+    define >> RefreshTaskGroup(view="long_verses", source="verses")
 # --8<-- [end:example]

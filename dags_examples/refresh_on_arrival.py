@@ -27,5 +27,5 @@ with DAG(dag_id="refresh_on_arrival", schedule=[new_verses], max_active_runs=1, 
         where="length(text) > 100",
         select={"text": "text", "embedding": {"udf": "embedding_udfs:embed", "inputs": ["text"]}},
     )
-    arrived() >> define >> RefreshTaskGroup(view="long_verses", source="verses", inline_below_rows=1000)
+    arrived() >> define >> RefreshTaskGroup(view="long_verses", source="verses")
 # --8<-- [end:example]

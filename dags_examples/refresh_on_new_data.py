@@ -26,5 +26,5 @@ with DAG(
         mode="reschedule",
         poke_interval=300,
     )
-    wait >> RefreshTaskGroup(view="long_verses", source="verses", inline_below_rows=1000)
+    wait >> RefreshTaskGroup(view="long_verses", source="verses")
 # --8<-- [end:example]

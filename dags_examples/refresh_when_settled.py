@@ -29,5 +29,5 @@ with DAG(
         poke_interval=60,
         retries=3,
     )
-    wait >> RefreshTaskGroup(view="long_verses", source="verses", inline_below_rows=1000)
+    wait >> RefreshTaskGroup(view="long_verses", source="verses")
 # --8<-- [end:example]

@@ -52,6 +52,8 @@ os.environ.update(
         "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": connection_to(DATABASE),
+        # Each stage in a task of its own; the tests of small jobs set the default again.
+        "AIRFLOW__GENEVA__INLINE_BELOW_SECONDS": "0",
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
         "OPENBLAS_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from airflow_geneva.checkpoint.records import RowRuns, decode_runs, encode_runs,
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError, UdfError
 from airflow_geneva.faults import fault_point
+from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.arrays import rows_where, single_batch
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.task_memory import RowsPerBudget
@@ -36,6 +38,10 @@ logger = logging.getLogger("airflow_geneva.apply")
 
 FIRST_ROWS = 100
 _GROWTH = 10
+
+
+class StopComputing(BaseException):
+    """Raised by ``on_rows`` to end a unit; rows computed before are checkpointed. It is not a failure."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +140,10 @@ class RowWidths:
 
 
 class Applier:
-    """Runs one UDF over fragments of one table version; `udf`, or None, gives the sizes."""
+    """Runs one UDF over fragments of one table version; `udf`, or None, gives the sizes.
+
+    `on_rows` is called after every step, and may raise StopComputing. `speed` is of the rows computed so far.
+    """
 
     def __init__(
         self,
@@ -156,7 +165,7 @@ class Applier:
         self.job = job
         self.work = work
         self.on_rows = on_rows
-        self.rows_run = 0
+        self.speed = UdfSpeed()
         self.mapper = mapper
         self.skipped = skipped
         self.row_by_row = udf is not None and udf.form == "scalar"
@@ -184,7 +193,7 @@ class Applier:
         try:
             for rows in self._read(fragment, live, run):
                 for step in self._steps(rows, run, pending):
-                    pending.add(step)
+                    self._keep(step, pending)
                     fault_point("apply.step")
                     yield step
                     if pending.is_due(self.interval, self.sizer.least, self.sizer.most):
@@ -201,10 +210,6 @@ class Applier:
             pending.flush()
         else:
             pending.errors.write()
-
-    def _count(self, rows: int) -> None:
-        self.rows_run += rows
-        self.on_rows(rows)
 
     def _read(self, fragment: FragmentWork, live: Ranges, run: Ranges) -> Iterator[RowBatch]:
         limit = self.work.sizing.batch_bytes
@@ -262,9 +267,10 @@ class Applier:
             mapped = self.mapper(batch)
         except UdfError as error:
             raise self._explained(error, span, offsets, ids, pending) from error
-        self.sizer.record(len(offsets), time.monotonic() - began)
-        self.fitting.record(len(offsets), mapped.values.nbytes)
-        self._count(len(offsets))
+        seconds, size = time.monotonic() - began, mapped.values.nbytes
+        self.sizer.record(len(offsets), seconds)
+        self.fitting.record(len(offsets), size)
+        self.speed += UdfSpeed(len(offsets), seconds, 0.0 if self.speed.rows else seconds, size)
         failed = pending.errors.add(mapped.failures, offsets, ids)
         step = StepResult(span[0], span[1], encode_runs(offsets, ids), mapped.values, looked_at, failed)
         if mapped.failures:
@@ -274,9 +280,18 @@ class Applier:
             try:
                 self.skipped.add(Counter(failure.rule for failure in first))
             except UdfError:
-                pending.add(step)
+                self._keep_last(step, pending)
                 raise
         return step
+
+    def _keep(self, step: StepResult, pending: _PendingCheckpoint) -> None:
+        pending.add(step)
+        self.on_rows(len(step.values))
+
+    def _keep_last(self, step: StepResult, pending: _PendingCheckpoint) -> None:
+        """Keep a step before an error is raised, which a reason to stop must not replace."""
+        with suppress(StopComputing):
+            self._keep(step, pending)
 
     def _explained(
         self, error: UdfError, span: tuple[int, int], offsets: Offsets, ids: RowIds, pending: _PendingCheckpoint
@@ -294,8 +309,7 @@ class Applier:
             end = int(offsets[error.row_index])
             runs = encode_runs(done, ids[: error.row_index])
             failed = pending.errors.add(error.failures, offsets, ids)
-            pending.add(StepResult(span[0], end, runs, error.computed, Ranges.from_offsets(done), failed))
-            self._count(len(done))
+            self._keep_last(StepResult(span[0], end, runs, error.computed, Ranges.from_offsets(done), failed), pending)
         if error.row_index is not None:
             pending.errors.add([fatal_failure(error, error.row_index)], offsets, ids)
         target = f"{self.work.target}.{error.column}" if error.column else self.work.target

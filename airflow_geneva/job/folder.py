@@ -88,9 +88,16 @@ class JobFolder:
         """Write the fingerprint of the job's current plan, and the sizes of its shards."""
         self.storage.write_json("planned.json", {"fingerprint": fingerprint, "shards": [dict(size) for size in shards]})
 
-    def write_result(self, state: str, result: Mapping[str, Any], error: str | None = None, errors: int = 0) -> None:
-        """Write how the job ended, with the number of its error records."""
-        document = {"state": state, "ended": time.time(), "result": dict(result), "errors": errors}
+    def write_result(
+        self,
+        state: str,
+        result: Mapping[str, Any],
+        error: str | None = None,
+        errors: int = 0,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write how the job ended, with the number of its error records and more fields."""
+        document = {"state": state, "ended": time.time(), "result": dict(result), "errors": errors, **(about or {})}
         document["error"] = None if error is None else mask_secrets(error)
         self.storage.write_json("result.json", document)
 

@@ -74,6 +74,7 @@ class Job:
         errors: number of error records.
         airflow: the Airflow task that planned it, or None.
         notes: notes for the user.
+        runner, runner_reason: where it is computed, ``inline`` or ``spark``, and why; None for jobs of before.
     """
 
     id: str
@@ -112,6 +113,8 @@ class Job:
     notes: tuple[str, ...] = ()
     reasons: Mapping[str, int] = field(default_factory=dict)
     source: str | None = None
+    runner: str | None = None
+    runner_reason: str | None = None
 
     @property
     def open(self) -> bool:
@@ -173,6 +176,9 @@ class Job:
         if self.seconds:
             spent = ((stage, self.seconds[stage]) for stage in STAGES if stage in self.seconds)
             lines.append("  " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in spent))
+        if self.runner is not None:
+            where = "in one process" if self.runner == "inline" else "on Spark"
+            lines.append(f"  computed {where}: {self.runner_reason}")
         if self.airflow is not None:
             lines.append(f"  Airflow: {self.airflow}")
         lines.extend(f"  Note: {note}" for note in self.notes)
@@ -269,7 +275,7 @@ def _job(
     if ended is not None:
         swapped = record["kind"] == "refresh" and ended["state"] == DONE
         shards = tuple(shard.at_rest(ended["state"] == FAILED, swapped) for shard in shards)
-    run = record.get("airflow")
+    run, chosen = record.get("airflow"), {**record, **(ended or {})}
     last_seen = max(float(record["started"]), heartbeat.at if heartbeat else 0.0, float((ended or {}).get("ended", 0)))
     # A heartbeat from far in the future does not count either: a clock was wrong.
     dead = ended is None and abs(now - last_seen) > heartbeat_timeout(heartbeat, retried=run is not None)
@@ -287,6 +293,8 @@ def _job(
         column=_text(record.get("column")),
         view=_text(record.get("view")),
         source=_text(record.get("source")),
+        runner=_text(chosen.get("runner")),
+        runner_reason=_text(chosen.get("runner_reason")),
         udf=str(record.get("udf", "")),
         udf_version=str(record.get("udf_version", "")),
         where=_text(record.get("where")),

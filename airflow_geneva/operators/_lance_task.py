@@ -108,6 +108,7 @@ def load_named_udf(path: Any) -> UDF:
 class Configuration:
     """The options in section `[geneva]`; `get_provider_info` describes each with its default."""
 
+    inline_below_seconds: int
     inline_below_rows: int
     concurrency: int
     version_conflict_max_retries: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
 from airflow_geneva.job.folder import shard_name
 from airflow_geneva.job.heartbeat import writing_heartbeats
+from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._airflow_internals import (
     adopt_application,
@@ -136,16 +136,14 @@ class ApplyOperator(SparkSubmitOperator):
         work = job.work
         again = job.folder.read_shard("apply", job.saved.fingerprint, shard.index) is not None
         if not shard.to_apply or (again and job.is_staged(shard)):
-            _write_result(job, shard, rows_run=0, seconds=0.0)
+            job.write_applied(shard, UdfSpeed(), 0.0)
             return "(all of it was staged, no Spark started)"
         given = optional_int("inline_below_rows", self.inline_below_rows)
         if shard.rows_to_run < (configured.inline_below_rows if given is None else given):
             udfs = Udfs.planned(work)
             # The run uses the planned code, which Spark gets. If this process has another version, compute on Spark.
             if udfs.have_planned_version():
-                began = time.monotonic()
-                rows = job.apply(shard, udfs)
-                _write_result(job, shard, rows, time.monotonic() - began)
+                job.apply(shard, udfs)
                 return "in this task"
         # Airflow keeps the id of a submitted application even when the task is cleared. A `durable` task would take an
         # old one that ended well for the current one.
@@ -257,17 +255,6 @@ class ApplyOperator(SparkSubmitOperator):
         super().on_kill()
         if self._scratch is not None:
             self._scratch.remove()
-
-
-def _write_result(job: PlannedJob, shard: Shard, rows_run: int, seconds: float) -> None:
-    document = {
-        "shard": shard.index,
-        "fingerprint": job.saved.fingerprint,
-        "rows_run": rows_run,
-        "fragments_staged": len(shard.to_apply),
-        "seconds": round(seconds, 3),
-    }
-    job.folder.write_shard("apply", job.saved.fingerprint, shard.index, document)
 
 
 def _code(job: PlannedJob, scratch: Scratch) -> list[str]:

@@ -29,6 +29,7 @@ from airflow_geneva.operators._lance_task import (
 from airflow_geneva.operators._openlineage import lineage_of
 from airflow_geneva.operators.plan import SUMMARY
 from airflow_geneva.plan.model import RefreshSpec
+from airflow_geneva.run.choice import RunnerChoice
 from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.storage.files import Storage
 
@@ -72,6 +73,7 @@ class FinishOperator(LanceOperator):
         retries = conflict_retries(Configuration.read().version_conflict_max_retries)
         with failing_at_once(InvalidInput):
             job = load_job(self.open_database(), summary)
+        job.choice = RunnerChoice(summary.get("runner", "spark"), summary.get("runner_reason", ""))
         indexes = range(len(job.saved.shards))
         committed = [ShardResult.read(job.folder, job.saved.fingerprint, index) for index in indexes]
         there = [shard for shard in committed if shard is not None]
@@ -85,8 +87,8 @@ class FinishOperator(LanceOperator):
         if missing:
             raise AirflowFailException(
                 f"{len(missing)} of {len(indexes)} shards of the plan were not committed: {missing[:20]}. "
-                f"{_KEPT_OF_VIEW if of_view else _KEPT_OF_COLUMN} Clear the failed shards with their "
-                "downstream tasks."
+                f"{_KEPT_OF_VIEW if of_view else _KEPT_OF_COLUMN} Clear "
+                f"{'the failed shards' if job.choice.runner == 'spark' else 'the plan task'} and what is downstream."
             )
         if result.state == PARTIAL:
             message = _LEFT_OF_VIEW if of_view else _LEFT_OF_COLUMN
@@ -178,11 +180,8 @@ def _stamp(job: PlannedJob, version: int) -> VersionStamp | None:
 
 def _seconds(job: PlannedJob, summary: Mapping[str, Any], committed: Sequence[ShardResult]) -> dict[str, float]:
     """Return the seconds of planning, of all spark-submits and of all commits, without waiting times."""
-    shards = range(len(job.saved.shards))
-    applied = [job.folder.read_shard("apply", job.saved.fingerprint, index) for index in shards]
-    spent = sum(float(document.get("seconds", 0.0)) for document in applied if document is not None)
     return {
         "plan": float(summary.get("seconds", 0.0)),
-        "apply": spent,
+        "apply": sum(float(document.get("seconds", 0.0)) for document in job.applied),
         "commit": sum(shard.seconds for shard in committed),
     }

@@ -16,6 +16,7 @@ from airflow_geneva.errors import CodeChanged
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.job.status import job_ids
+from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.lance_io.task_memory import task_memory_bytes
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (
@@ -32,7 +33,10 @@ from airflow_geneva.operators._lance_task import (
 from airflow_geneva.plan.model import BackfillSpec, Plan, Sizing
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.plan.saved_plan import SavedPlan, plan_name, shard_summaries
-from airflow_geneva.run.pipeline import record_plan
+from airflow_geneva.plan.shard import Shard
+from airflow_geneva.run.choice import RunnerChoice, TooSlow, choose_runner
+from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.pipeline import PlannedJob, Stopwatch, apply_and_commit, record_plan
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.udf import load_udf
@@ -92,20 +96,40 @@ class PlanOperator(LanceOperator):
         }
         with failing_at_once(CodeChanged):
             plan, since = self._plan(table, context, asked)
-        saved = record_plan(plan, table.location, ship_code=True, **_about_run(context))
+        udfs = Udfs.planned(plan.work) if plan.shards else Udfs(())
+        below = configured.inline_below_seconds
+        choice = choose_runner(plan, table.location.checkpoints, udfs, below, try_new_code=False)
+        saved = record_plan(plan, table.location, choice, ship_code=True, **_about_run(context))
         work = saved.work
         if since is not None:
             write_outbox(table.location.checkpoints, work.outbox, OutboxEntry(work.job_id, since))
         job = JobFolder.of(table.location.checkpoints, work.job_id)
-        self.log.info("%s", plan)
+        self.log.info("%s%s", plan, f"\n  Computed {choice}." if plan.shards else "")
         summary = {
             "plan_uri": job.storage.path(plan_name(saved.fingerprint)),
             **self._summarize(plan, saved),
             "lance_conn_id": required_text("lance_conn_id", self.lance_conn_id),
+            **choice.describe(),
             "seconds": round(time.monotonic() - began, 3),
         }
+        # `finish` also records a job that fails here, and needs the summary for it.
         context["ti"].xcom_push(SUMMARY, summary)
+        if choice.runner == "inline":
+            try:
+                with conflict_retries(configured.version_conflict_max_retries):
+                    self._compute(PlannedJob(table.location, saved, plan.swap, choice), plan.shards, udfs)
+                return []
+            except TooSlow as slow:
+                choice = RunnerChoice("spark", str(slow))
+                self.log.info("The rest of %s is computed %s.", work.target, choice)
+                context["ti"].xcom_push(SUMMARY, {**summary, **choice.describe()})
         return shard_summaries(plan, saved, job.storage)
+
+    def _compute(self, job: PlannedJob, shards: Sequence[Shard], udfs: Udfs) -> None:
+        """Apply and commit all shards in this task, as their own tasks do."""
+        pace, watch = job.pace(shards), Stopwatch()
+        for shard in shards:
+            apply_and_commit(job, shard, udfs, watch, pace)
 
     @abstractmethod
     def _open(self) -> Table:
@@ -147,7 +171,8 @@ class PlanBackfillOperator(PlanOperator):
     """Plan a backfill: which rows of a column are due, and why, cut into shards.
 
     Returns one dict per shard, to expand `ApplyOperator` and `CommitOperator` over, and pushes a `summary`. If no row
-    is due, the list is empty, so no task is expanded. A retried or cleared task plans again, and uses what was computed
+    is due, the list is empty, so no task is expanded. A small job is computed and committed here, and the list is empty
+    too: see `[geneva] inline_below_seconds`. A retried or cleared task plans again, and uses what was computed
     meanwhile.
 
     All fields but the task's own are templated; empty text means None, and numbers may be text.

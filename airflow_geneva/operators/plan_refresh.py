@@ -22,7 +22,8 @@ class PlanRefreshOperator(PlanOperator):
 
     Returns one dict per shard, to expand `ApplyOperator` and `CommitOperator` over, and pushes a `summary`. If no row
     must be computed, the list is empty, so no task is expanded; `FinishOperator` still removes rows that are no longer
-    in the query's result. A retried or cleared task plans again, and uses what was computed meanwhile.
+    in the query's result. A small job is computed here, and the list is empty too: see `[geneva]
+    inline_below_seconds`. A retried or cleared task plans again, and uses what was computed meanwhile.
 
     All fields but the task's own are templated; empty text means None, and numbers may be text.
 

@@ -88,8 +88,8 @@ class JobFuture:
 
 def start_in_background(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch) -> JobFuture:
     """Write a job's record and plan as :func:`~airflow_geneva.run.pipeline.start` does, and run it in a thread."""
-    job = start(plan, location, runner, watch)
-    future = JobFuture(job, partial(run, job, plan.shards, udfs, runner, watch))
+    job = start(plan, location, udfs, runner, watch)
+    future = JobFuture(job, partial(run, job, plan.shards, udfs, watch))
     # Not a daemon: the process must not exit while native code writes, and a job that is started at the end of a script
     # should finish.
     worker = threading.Thread(target=future.run, name=f"geneva-{future.job_id}", daemon=False)

@@ -68,7 +68,8 @@ class Udfs:
 
     def have_planned_version(self) -> bool:
         """Whether this process has the planned code versions; InvalidInput if a UDF cannot be imported here."""
-        return all(load_udf(str(udf.import_path)).code_version == udf.version for udf in self.references)
+        planned = [udf for _, udf in self.by_column if isinstance(udf, UdfReference)]
+        return all(load_udf(str(udf.import_path)).code_version == udf.version for udf in planned)
 
 
 def joint_policy(udfs: Mapping[str, UDF]) -> Policy:
@@ -144,16 +145,29 @@ class _QueryRows:
                     yield replace(failure, rule=failure.rule + self.first_rule[name], column=name)
 
 
-def apply_inline(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs) -> list[UnitReport]:
-    """Compute and stage a shard in this process; if a UDF fails, the rows computed before are checkpointed."""
+def apply_inline(
+    location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs, on_rows: Callable[[int], None] = lambda rows: None
+) -> list[UnitReport]:
+    """Compute and stage a shard in this process; if a UDF fails, the rows computed before are checkpointed.
+
+    `on_rows` is called with the number of rows after every step; it may raise StopComputing.
+    """
     works = shard.to_apply
     if not works:
         return []
     do, skipped = prepare(location, work, udfs, skipped_before(location, work))
     reporter = open_reporter(location, work, shard)
     reporter.skipped = skipped.counted
+
+    def run(unit: Unit, report: Callable[[int], None]) -> UnitReport:
+        def both(rows: int) -> None:
+            report(rows)
+            on_rows(rows)
+
+        return do(unit, both)
+
     try:
-        return run_units(do, [whole_unit(item) for item in works], reporter, work.sizing.intra_applier_concurrency)
+        return run_units(run, [whole_unit(item) for item in works], reporter, work.sizing.intra_applier_concurrency)
     finally:
         reporter.keep()
 

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from airflow_geneva.checkpoint.facts import append_ledger
-from airflow_geneva.errors import InvalidInput, JobFailed, StorageError, TableRemade
+from airflow_geneva.errors import JobFailed, StorageError, TableRemade
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.result import FAILED, PENDING, BackfillResult, ShardResult
+from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.lance_io.table_versions import reporting_remade
 from airflow_geneva.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan, save_plan
 from airflow_geneva.plan.shard import Shard
+from airflow_geneva.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.run.column import ColumnPublisher
 from airflow_geneva.run.housekeeping import run_maintenance
 from airflow_geneva.run.inline import Udfs, apply_inline, open_target
@@ -36,8 +39,6 @@ from airflow_geneva.storage.uri import sha256
 from airflow_geneva.udf.shipping import zip_code
 
 logger = logging.getLogger("airflow_geneva.run")
-
-RUNNERS = ("spark", "inline")
 
 
 class Publisher(Protocol):
@@ -70,47 +71,50 @@ class Stopwatch:
         self._since = now
 
 
-def check_runner(runner: str) -> None:
-    """Reject an unknown runner before planning."""
-    if runner not in RUNNERS:
-        raise InvalidInput(f'There is no runner {runner!r}. Use runner="spark" or runner="inline".')
-
-
-def start(plan: Plan, location: TableLocation, runner: str, watch: Stopwatch) -> PlannedJob:
-    """Start the session if the job needs one, and record the plan.
+def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch) -> PlannedJob:
+    """Choose where to compute, start the session if the job needs one, and record the plan.
 
     Raises:
         JavaNotFound: there is no active session, and no Java to start one.
         StorageError: the table's folder is read-only or unreachable.
     """
-    if runner == "spark" and any(shard.to_apply for shard in plan.shards):
-        from airflow_geneva.spark.tasks import open_session
-
-        watch.lap("plan")
-        open_session(plan.work.sizing.concurrency)
-        watch.lap("spark")
-    saved = record_plan(plan, location)
+    choice = RunnerChoice(runner, "as requested")
+    if runner == "auto":
+        choice = choose_runner(plan, location.checkpoints, udfs, INLINE_BELOW_SECONDS, try_new_code=True)
+        logger.info("Computing %s %s.", plan.work.target, choice)
+    if choice.runner == "spark" and any(shard.to_apply for shard in plan.shards):
+        _open_session(plan.work, watch, "plan")
+    saved = record_plan(plan, location, choice)
     watch.lap("plan")
-    return PlannedJob(location, saved, plan.swap)
+    return PlannedJob(location, saved, plan.swap, choice)
 
 
-def run(job: PlannedJob, shards: Iterable[Shard], udfs: Udfs, runner: str, watch: Stopwatch) -> BackfillResult:
+def _open_session(work: JobSpec, watch: Stopwatch, before: str) -> None:
+    from airflow_geneva.spark.tasks import open_session
+
+    watch.lap(before)
+    open_session(work.sizing.concurrency)
+    watch.lap("spark")
+
+
+def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) -> BackfillResult:
     """Apply and commit the shards of a job one after another, and finish it.
 
     Raises:
         JobFailed: something failed; ``.result`` says what was completed before.
     """
-    folder, committed = job.folder, list[ShardResult]()
+    committed = list[ShardResult]()
+    pace = job.pace(shards)
     try:
         for shard in shards:
-            with folder.recording_failure(job.saved.fingerprint, shard.index):
-                with writing_heartbeats(folder.storage, "apply"):
-                    job.apply(shard, udfs, runner)
-                watch.lap("apply")
-                with writing_heartbeats(folder.storage, "commit"):
-                    committed.append(job.commit(shard))
-                watch.lap("commit")
-        with writing_heartbeats(folder.storage, "finish") if committed else nullcontext():
+            try:
+                committed.append(apply_and_commit(job, shard, udfs, watch, pace))
+            except TooSlow as slow:
+                job.choice = RunnerChoice("spark", str(slow))
+                logger.info("Computing the rest of %s %s.", job.work.target, job.choice)
+                _open_session(job.work, watch, "apply")
+                committed.append(apply_and_commit(job, shard, udfs, watch))
+        with writing_heartbeats(job.folder.storage, "finish") if committed else nullcontext():
             result = job.finish(committed, watch.seconds)
     except BaseException as error:
         failed = job.fail(committed, error, watch.seconds)
@@ -121,12 +125,33 @@ def run(job: PlannedJob, shards: Iterable[Shard], udfs: Udfs, runner: str, watch
     return result
 
 
+def apply_and_commit(
+    job: PlannedJob, shard: Shard, udfs: Udfs, watch: Stopwatch, on_rows: Callable[[int], None] = lambda rows: None
+) -> ShardResult:
+    """Apply and commit one shard; what ``on_rows`` raises ends an inline computation."""
+    folder = job.folder
+    with folder.recording_failure(job.saved.fingerprint, shard.index):
+        with writing_heartbeats(folder.storage, "apply"):
+            job.apply(shard, udfs, on_rows)
+        watch.lap("apply")
+        with writing_heartbeats(folder.storage, "commit"):
+            result = job.commit(shard)
+        watch.lap("commit")
+    return result
+
+
 def record_plan(
-    plan: Plan, location: TableLocation, run: str = "", ship_code: bool = False, about: Mapping[str, Any] | None = None
+    plan: Plan,
+    location: TableLocation,
+    choice: RunnerChoice,
+    run: str = "",
+    ship_code: bool = False,
+    about: Mapping[str, Any] | None = None,
 ) -> SavedPlan:
     """Write a job's record and plan; from then on any process can carry the job out.
 
     Args:
+        choice: where it will be computed, for the record.
         run: distinguishes two runs of one plan.
         ship_code: store the UDFs' code beside the plan, for workers that do not have it.
         about: more fields for the job record, e.g. the Airflow run.
@@ -144,6 +169,7 @@ def record_plan(
     folder.write_record(
         {
             **work.describe(),
+            **choice.describe(),
             "state": PENDING,
             "rows_total": plan.rows_total,
             "rows_pending": plan.rows_pending,
@@ -170,10 +196,18 @@ class PlannedJob:
 
     Args:
         swap: the swap plan of a refresh, if this process has it already.
+        choice: where it is computed; None: in the process that applies a shard.
     """
 
-    def __init__(self, location: TableLocation, saved: SavedPlan, swap: SwapPlan | None = None) -> None:
+    def __init__(
+        self,
+        location: TableLocation,
+        saved: SavedPlan,
+        swap: SwapPlan | None = None,
+        choice: RunnerChoice | None = None,
+    ) -> None:
         self.location = location
+        self.choice = choice
         self.saved = saved
         self.work = work = saved.work
         self.folder = JobFolder.of(location.checkpoints, work.job_id)
@@ -183,19 +217,44 @@ class PlannedJob:
             else ColumnPublisher(location, saved, work)
         )
 
-    def apply(self, shard: Shard, udfs: Udfs, runner: str = "inline") -> int:
-        """Compute a shard and stage its rows; return the number of rows that the UDFs ran on.
+    def apply(self, shard: Shard, udfs: Udfs, on_rows: Callable[[int], None] = lambda rows: None) -> None:
+        """Compute a shard, stage its rows, and write the result.
+
+        Args:
+            on_rows: called with the number of rows after every step of an inline computation; may raise StopComputing.
 
         Raises:
             UdfError: a UDF failed; rows computed before are checkpointed.
             TableRemade: a table was dropped and created again.
         """
+        began = time.monotonic()
         with reporting_remade(self.work.tables, self.location.options):
-            if runner == "spark" and shard.to_apply:
+            if self.choice is not None and self.choice.runner == "spark" and shard.to_apply:
                 from airflow_geneva.spark.tasks import apply_in_session
 
-                return apply_in_session(self.location, self.work, shard, udfs)
-            return sum(report.rows_run for report in apply_inline(self.location, self.work, shard, udfs))
+                speed = apply_in_session(self.location, self.work, shard, udfs)
+            else:
+                reports = apply_inline(self.location, self.work, shard, udfs, on_rows)
+                speed = sum((report.speed for report in reports), UdfSpeed())
+            self.write_applied(shard, speed, time.monotonic() - began)
+
+    def write_applied(self, shard: Shard, speed: UdfSpeed, seconds: float) -> None:
+        """Write the result of applying a shard."""
+        self.folder.write_shard(
+            "apply", self.saved.fingerprint, shard.index, applied(self.saved, shard, speed, seconds)
+        )
+
+    @cached_property
+    def applied(self) -> list[dict[str, Any]]:
+        """The results of the applied shards, as they are when first asked for."""
+        indexes = range(len(self.saved.shards))
+        found = (self.folder.read_shard("apply", self.saved.fingerprint, index) for index in indexes)
+        return [document for document in found if document is not None]
+
+    def pace(self, shards: Iterable[Shard]) -> Callable[[int], None]:
+        """Return what watches an inline computation of these shards; it raises TooSlow."""
+        below = None if self.choice is None else self.choice.below_seconds
+        return (lambda _: None) if below is None else Pace(sum(shard.rows_to_run for shard in shards), below)
 
     def is_staged(self, shard: Shard) -> bool:
         """Whether a shard is computed and staged, so that only the commit is left."""
@@ -249,12 +308,28 @@ class PlannedJob:
 
     def _write_end(self, result: BackfillResult, error: str | None) -> None:
         errors = count_errors(self.folder.storage) if self.saved.shards else 0
-        self.folder.write_result(result.state, result.to_json(), error, errors)
+        speed = sum((UdfSpeed.from_json(document.get("speed")) for document in self.applied), UdfSpeed())
+        about: dict[str, Any] = {} if self.choice is None else self.choice.describe()
+        if speed.rows:
+            about["speed"] = speed.to_json()
+        self.folder.write_result(result.state, result.to_json(), error, errors, about)
 
     def _missing_error(self, missing: Sequence[int]) -> str:
         error = f"{len(missing)} of {len(self.saved.shards)} shards were not committed: {missing[:20]}."
         failed = self.folder.read_shard("failed", self.saved.fingerprint, missing[0])
         return error if failed is None else f"{error} Shard {missing[0]}: {failed['error']}"
+
+
+def applied(saved: SavedPlan, shard: Shard, speed: UdfSpeed, seconds: float) -> dict[str, Any]:
+    """Return the result of applying a shard, as a document."""
+    return {
+        "shard": shard.index,
+        "fingerprint": saved.fingerprint,
+        "rows_run": speed.rows,
+        "fragments_staged": len(shard.to_apply),
+        "speed": speed.to_json(),
+        "seconds": round(seconds, 3),
+    }
 
 
 def _failure_message(work: JobSpec, error: BaseException) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,6 +16,7 @@ from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, merge_run
 from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError
+from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.fragments import live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import JobSpec, Sizing
@@ -45,11 +47,11 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitReport:
-    """The result of a unit: the number of rows that the UDF ran on, and whether the data file is staged."""
+    """The result of a unit: whether the data file is staged, and how fast the UDFs were."""
 
     fragment: int
-    rows_run: int
     staged: bool
+    speed: UdfSpeed = field(default_factory=UdfSpeed)
 
 
 StagedWriter: TypeAlias = ColumnFileWriter | ViewFileWriter
@@ -186,11 +188,11 @@ class Target(ABC):
 
 def run_unit(target: Target, unit: Unit, applier: Applier) -> UnitReport:
     """Compute the missing rows of a unit; a unit that owns its fragment stages it too."""
-    fragment = unit.work
+    fragment, began = unit.work, time.monotonic()
     live = live_offsets(target.source, fragment.files)
     index = target.index(fragment)
     if unit.whole and target.staged(fragment, index, live):
-        return UnitReport(fragment.id, 0, True)
+        return UnitReport(fragment.id, True)
     due = unit.run & live
     held = target.held(fragment, index, due)
 
@@ -204,7 +206,7 @@ def run_unit(target: Target, unit: Unit, applier: Applier) -> UnitReport:
         target.stream(applier.compute(fragment, live, due, keep_last=False), fragment, live)
     else:
         stage_computed(target, fragment, due, held, compute)
-    return UnitReport(fragment.id, applier.rows_run, unit.whole)
+    return UnitReport(fragment.id, unit.whole, replace(applier.speed, seconds=time.monotonic() - began))
 
 
 def is_shard_staged(target: Target, shard: Shard) -> bool:

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_geneva import errors
+from airflow_geneva.apply.applier import StopComputing
 from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
 from airflow_geneva.errors import GenevaError, UdfCrashed, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
+from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.inline import Udfs, joint_policy, open_reporter, prepare, run_units
@@ -76,8 +78,8 @@ def apply_on_spark(
     shard: Shard,
     udfs: Udfs,
     every: float = EVERY_SECONDS,
-) -> int:
-    """Compute and stage a shard on a cluster; return the number of rows that the UDF ran on."""
+) -> UdfSpeed:
+    """Compute and stage a shard on a cluster; return how fast the UDFs were on the rows that they ran on."""
     works = shard.to_apply
     slots = min(work.sizing.concurrency, context.defaultParallelism) * work.sizing.intra_applier_concurrency
     tasks = split_into_tasks(works, work.sizing, slots)
@@ -91,14 +93,15 @@ def apply_on_spark(
     rest = [(whole_unit(item),) for item in split_fragments(tasks)]
     if rest:
         reports += _run_stage(context, task_spec, rest, reporter, limits, len(tasks))
-    reporter.rows_done = sum(report.rows_run for report in reports)
+    speed = sum((report.speed for report in reports), UdfSpeed())
+    reporter.rows_done = speed.rows
     reporter.ready = sum(report.staged for report in reports)
     reporter.rows_ready = sum(item.rows for item in works)
     reporter.tick(force=True)
-    return reporter.rows_done
+    return speed
 
 
-def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs) -> int:
+def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs) -> UdfSpeed:
     """Compute a shard on the active SparkSession, or on a new local one."""
     context = open_session(work.sizing.concurrency).sparkContext
     udfs = udfs.sent()
@@ -171,10 +174,6 @@ def _explain_worker_death(error: BaseException, work: JobSpec) -> BaseException:
     return crashed
 
 
-class _StopRequested(Exception):
-    """Another task failed: this task checkpoints its rows and ends."""
-
-
 @dataclass(frozen=True)
 class _Partition:
     """The function that runs on executors."""
@@ -198,7 +197,7 @@ class _Partition:
             reporter.skipped = skipped.counted
             reports = run_units(do, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
             reporter.tick(force=True)
-        except _StopRequested:
+        except StopComputing:
             return []
         except GenevaError as error:
             task_spec.stop(error)
@@ -208,7 +207,7 @@ class _Partition:
     def _look_around(self, _line: str) -> None:
         """Stop this task if another one failed. Called in place of a log: tasks report progress only through files."""
         if self.task_spec.progress.exists(_STOP):
-            raise _StopRequested
+            raise StopComputing
 
 
 _GPUS = "CUDA_VISIBLE_DEVICES"

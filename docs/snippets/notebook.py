@@ -16,6 +16,6 @@ table.add_columns({"n": length})
 # --8<-- [start:backfill]
 plan = table.plan_backfill("n", udf=length)
 print(plan)
-r = table.backfill("n", udf=length, runner="inline")  # runner="spark" for more than a notebook can take
+r = table.backfill("n", udf=length)
 print(r, table.to_arrow().column("n"))
 # --8<-- [end:backfill]

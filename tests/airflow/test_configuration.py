@@ -142,7 +142,7 @@ def test_an_option_that_tasks_do_not_know_yet_stops_none_of_them(monkeypatch: py
     info = get_provider_info()
     info["config"]["geneva"]["options"]["new"] = {**OPTIONS["concurrency"], "default": "text"}
     monkeypatch.setattr(_lance_task, "get_provider_info", lambda: info)
-    assert Configuration.read() == Configuration(0, 8, 10, 128 << 20)
+    assert Configuration.read() == Configuration(0, 0, 8, 10, 128 << 20)
 
 
 def test_tasks_read_every_option_that_airflow_describes() -> None:
@@ -193,6 +193,7 @@ def test_airflow_lists_every_option_with_its_description(told_by_airflow: list[s
 def test_airflow_tells_a_single_value(told_by_airflow: list[str]) -> None:
     told = dict(zip(OPTIONS, map(str.strip, told_by_airflow[1:-1]), strict=True))
     assert told == {
+        "inline_below_seconds": "0",
         "inline_below_rows": "17",
         "concurrency": "5",
         "version_conflict_max_retries": "10",

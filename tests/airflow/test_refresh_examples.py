@@ -31,6 +31,7 @@ DULL = "It was a long time ago, and nothing was upon the deep, and it went on li
 @pytest.fixture
 def verses(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     """A small table of verses, with the example UDFs on the Python path as in a DAGs folder."""
+    monkeypatch.setenv("AIRFLOW__GENEVA__INLINE_BELOW_ROWS", "1000")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     yield desk.database.create_table("verses", [{"text": LONG}, {"text": "short"}, {"text": DULL}])
     for name in [name for name in sys.modules if name.startswith("embedding_udfs")]:

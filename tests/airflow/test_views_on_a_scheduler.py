@@ -156,6 +156,8 @@ def site(java_home: str, new_airflow_db: Path, tmp_path: Path) -> Iterator[Site]
     settings = {
         "AIRFLOW_CONN_LANCE_DEFAULT": json.dumps({"conn_type": "lance", "host": str(tmp_path / "db")}),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
+        # Small views are made without Spark; later runs know what a row takes.
+        "AIRFLOW__GENEVA__INLINE_BELOW_ROWS": "1000",
     }
     database = airflow_geneva.connect(tmp_path / "db")
     with start_stack(tmp_path / "home", new_airflow_db, files, settings, (*COMPONENTS, "triggerer")) as stack:

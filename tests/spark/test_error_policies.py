@@ -26,7 +26,7 @@ def test_failed_rows_are_null_and_listed_and_no_task_is_lost(
     spark: object, tmp_path: Path, function: airflow_geneva.UDF
 ) -> None:
     table = make_table(tmp_path, function)
-    result = table.backfill("y", task_size=1_500, batch_size=500)
+    result = table.backfill("y", task_size=1_500, batch_size=500, runner="spark")
     assert (result.state, result.rows_computed, result.rows_failed) == ("DONE", 9_990, 10)
     rows = table.lance.to_table(with_row_address=True).to_pylist()
     assert all(row["y"] == (None if picky.is_bad(row["x"]) else 2 * row["x"]) for row in rows)
@@ -40,7 +40,7 @@ def test_failed_rows_of_a_view_are_listed_as_rows_of_its_source(spark: object, t
     table = airflow_geneva.connect(tmp_path / "db").create_table("numbers", data, max_rows_per_file=2_000)
     query = table.query().select(["x"]).add_columns({"y": (picky.skipping, ["x"])})
     view = query.create_materialized_view(name="picked")
-    result = view.refresh(task_size=1_500, batch_size=500)
+    result = view.refresh(task_size=1_500, batch_size=500, runner="spark")
     assert (result.state, result.rows_computed, result.rows_failed) == ("DONE", 9_990, 10)
     rows = table.lance.to_table(with_row_address=True).to_pylist()
     failed = sorted(row["_rowaddr"] for row in rows if picky.is_bad(row["x"]))
@@ -58,7 +58,7 @@ def test_limits_count_over_all_tasks_of_a_job_and_all_tries_of_a_task(spark: obj
     table.add_columns({"y": picky.limited})
     version = table.version
     with pytest.raises(JobFailed, match=r"at most 9 rows.* 10 failed"):
-        table.backfill("y", task_size=2_000, checkpoint_size=1_000)
+        table.backfill("y", task_size=2_000, checkpoint_size=1_000, runner="spark")
     assert died.exists(), "the try after it did not run the row that was given up before"
     assert table.version == version
 
@@ -66,4 +66,4 @@ def test_limits_count_over_all_tasks_of_a_job_and_all_tries_of_a_task(spark: obj
 def test_a_worker_that_dies_without_a_policy_is_told_how_its_row_is_found(spark: object, tmp_path: Path) -> None:
     table = make_table(tmp_path, picky.deadly_without_a_policy, 1_000)
     with pytest.raises(JobFailed, match=r'UDF .*deadly_without_a_policy.* died.*on_error="skip"'):
-        table.backfill("y")
+        table.backfill("y", runner="spark")

@@ -16,6 +16,7 @@ import pytest
 import airflow_geneva
 from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.run import choice, pipeline
 from airflow_geneva.spark import tasks as spark_session
 from tests.spark import spark_udfs
 from tests.spark.spark_udfs import dies_once_at_700, double, fails_at_700, logged, seen
@@ -38,11 +39,11 @@ def assert_doubled(table: airflow_geneva.Table, column: str = "y") -> None:
 def test_every_row_is_computed_once_and_the_counts_are_the_real_ones(spark: object, tmp_path: Path) -> None:
     table, log = make_table(tmp_path, 5_000, 700)
     table.add_columns({"y": logged})
-    result = table.backfill("y")
+    result = table.backfill("y", runner="spark")
     assert_doubled(table)
     assert sorted(seen(log)) == list(range(5_000))
     assert (result.state, result.rows_computed, result.rows_skipped) == ("DONE", 5_000, 0)
-    again = table.backfill("y")
+    again = table.backfill("y", runner="spark")
     assert (again.rows_computed, again.rows_skipped, again.commits) == (0, 5_000, ())
     assert len(seen(log)) == 5_000
 
@@ -61,20 +62,36 @@ def test_waiting_for_spark_is_not_told_as_planning(
     table.add_columns({"y": double})
     view = table.query().select(["x"]).add_columns({"y2": (double, ["x"])}).create_materialized_view(name="v")
     database = airflow_geneva.connect(tmp_path / "db")
-    for result in (table.backfill("y"), view.refresh()):
+    for result in (table.backfill("y", runner="spark"), view.refresh(runner="spark")):
         assert list(result.seconds)[:3] == ["plan", "spark", "apply"]
         assert result.seconds["spark"] >= 1.5
         assert result.seconds["plan"] < 1.5
         assert re.search(r"plan \d\.\d s, spark \d\.\d s, apply", str(database.job(result.job_id)))
-    assert "spark" not in table.backfill("y").seconds
+    assert "spark" not in table.backfill("y", runner="spark").seconds
     assert "spark" not in view.refresh(ignore_checkpoints=True, runner="inline").seconds
+
+
+def test_a_job_that_turns_out_slow_goes_on_on_spark(
+    spark: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(pipeline, "INLINE_BELOW_SECONDS", 1e-9)
+    table, log = make_table(tmp_path, 4_000, 2_000)
+    table.add_columns({"y": logged})
+    result = table.backfill("y", checkpoint_size=100)
+    assert list(result.seconds)[:3] == ["plan", "apply", "spark"]
+    assert_doubled(table)
+    assert sorted(seen(log)) == list(range(4_000))
+    job = airflow_geneva.connect(tmp_path / "db").job(result.job_id)
+    assert job.runner == "spark"
+    assert "of 4,000 rows took" in str(job.runner_reason)
 
 
 def test_a_fragment_larger_than_a_task_is_split_and_put_together_again(spark: object, tmp_path: Path) -> None:
     table, log = make_table(tmp_path, 4_000, 2_000)
     table.lance.delete("x % 10 = 3")
     table.add_columns({"y": logged})
-    result = table.backfill("y", task_size=300, intra_applier_concurrency=2)
+    result = table.backfill("y", task_size=300, intra_applier_concurrency=2, runner="spark")
     assert_doubled(table)
     assert result.rows_computed == 3_600
     assert sorted(seen(log)) == [x for x in range(4_000) if x % 10 != 3]
@@ -89,7 +106,7 @@ def test_a_udf_of_this_process_travels_to_the_workers(spark: object, tmp_path: P
         return x * factor
 
     table.add_columns({"y": local})
-    table.backfill("y", udf=local)
+    table.backfill("y", udf=local, runner="spark")
     assert_doubled(table)
 
 
@@ -97,7 +114,7 @@ def test_a_failing_row_is_named_and_everything_before_it_is_kept(spark: object, 
     table, log = make_table(tmp_path, 1_000, 1_000)
     table.add_columns({"y": (fails_at_700, ["x", "log"])})
     with pytest.raises(JobFailed, match=r"row 700 of fragment 0.*seven hundred is too much") as caught:
-        table.backfill("y", task_size=1_000)
+        table.backfill("y", task_size=1_000, runner="spark")
     assert isinstance(caught.value.__cause__, UdfError)
     assert caught.value.result is not None
     assert caught.value.result.state == "FAILED"
@@ -117,7 +134,7 @@ def test_a_failing_row_is_named_and_everything_before_it_is_kept(spark: object, 
 def test_a_killed_python_worker_costs_at_most_its_own_interval(spark: object, tmp_path: Path) -> None:
     table, log = make_table(tmp_path, 1_000, 1_000)
     table.add_columns({"y": dies_once_at_700})
-    result = table.backfill("y", checkpoint_size=100)
+    result = table.backfill("y", checkpoint_size=100, runner="spark")
     assert_doubled(table)
     assert result.rows_computed == 1_000
     twice = [x for x, runs in Counter(seen(log)).items() if runs > 1]
@@ -127,7 +144,7 @@ def test_a_killed_python_worker_costs_at_most_its_own_interval(spark: object, tm
 def test_progress_is_kept_in_a_file_and_ends_with_the_truth(spark: object, tmp_path: Path) -> None:
     table, _ = make_table(tmp_path, 2_000, 500)
     table.add_columns({"y": double})
-    result = table.backfill("y")
+    result = table.backfill("y", runner="spark")
     job = JobFolder.of(table.location.checkpoints, result.job_id).storage
     progress = job.read_json("progress-0000.json")
     assert (progress["rows"], progress["rows_done"], progress["ready"], progress["fragments"]) == (2_000, 2_000, 4, 4)
@@ -137,7 +154,7 @@ def test_udf_of_a_module_is_used_as_it_is_in_the_table(spark: object, tmp_path: 
     table, _ = make_table(tmp_path, 10, 10)
     table.add_columns({"y": double})
     assert table.definition("y").import_path == f"{spark_udfs.__name__}:double"
-    table.backfill("y", udf=None)
+    table.backfill("y", udf=None, runner="spark")
     assert_doubled(table)
 
 
@@ -162,7 +179,7 @@ def test_workers_that_hold_older_code_do_not_pass_it_off_as_the_new(
             add = importlib.import_module("edited_udfs").add
             if added == 1:
                 table.add_columns({"y": add})
-            result = table.backfill("y", udf=add, on_code_change="recompute")
+            result = table.backfill("y", udf=add, on_code_change="recompute", runner="spark")
             assert result.rows_computed == 10
             assert table.to_arrow().column("y").to_pylist() == [x + added for x in range(10)]
     finally:

@@ -34,6 +34,7 @@ TABLES = [
 
 SETTINGS = {
     "AIRFLOW__CORE__PARALLELISM": "24",
+    "AIRFLOW__GENEVA__INLINE_BELOW_SECONDS": "0",  # each stage in a task of its own
     "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
     # How soon a task notices that it should not run any more, and how soon others notice that nobody runs it.
     "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "2",

@@ -124,7 +124,9 @@ def jobs() -> Any:
     found = database()
     listed = found.jobs(newest=None)
     short = [[job.id, job.state, job.dead, job.target] for job in listed]
-    return [short, [found.job(job.id).to_json() for job in listed]]
+    whole = [found.job(job.id).to_json() for job in listed]
+    # Jobs of then do not say where they were computed.
+    return [short, [{name: of for name, of in job.items() if of is not None or "runner" not in name} for job in whole]]
 
 
 def rows() -> Any:

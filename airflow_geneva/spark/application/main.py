@@ -38,7 +38,6 @@ def main(arguments: list[str]) -> int:
     from airflow_geneva.storage.files import Storage
     from airflow_geneva.storage.uri import normalize_uri
 
-    began = time.monotonic()
     credentials = json.loads(os.environ.get("AIRFLOW_GENEVA_STORAGE_OPTIONS") or "{}")
     try:
         result = apply_submitted(
@@ -48,7 +47,6 @@ def main(arguments: list[str]) -> int:
         session.stop()
         print(f"airflow_geneva: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
-    result["seconds"] = round(time.monotonic() - began, 3)
     folder, _, name = normalize_uri(options.result).rpartition("/")
     Storage.at(folder, credentials).write_json(name, result)
     session.stop()
@@ -68,10 +66,12 @@ def apply_submitted(
     from airflow_geneva.lance_io.table_versions import reporting_remade
     from airflow_geneva.plan.saved_plan import load_plan
     from airflow_geneva.run.inline import Udfs
+    from airflow_geneva.run.pipeline import applied
     from airflow_geneva.spark.tasks import apply_on_spark
     from airflow_geneva.storage.files import Storage
     from airflow_geneva.storage.location import TableLocation
 
+    began = time.monotonic()
     job = Storage.at(job_uri, credentials)
     saved = load_plan(job, fingerprint)
     work = saved.work
@@ -81,8 +81,8 @@ def apply_submitted(
     loaded = saved.load_shard(job, shard)
     # The submitting task writes heartbeats too, but it may die while the driver continues.
     with reporting_remade(work.tables, job.options), writing_heartbeats(job, "apply"):
-        rows = apply_on_spark(context, location, work, loaded, udfs, **every)
-    return {"shard": shard, "fingerprint": fingerprint, "rows_run": rows, "fragments_staged": len(loaded.to_apply)}
+        speed = apply_on_spark(context, location, work, loaded, udfs, **every)
+    return applied(saved, loaded, speed, time.monotonic() - began)
 
 
 if __name__ == "__main__":

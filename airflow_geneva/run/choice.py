@@ -1,0 +1,117 @@
+"""Where a job is computed: in this process, or on Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_geneva.apply.applier import StopComputing
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.speed import read_speed
+from airflow_geneva.plan.model import JobSpec, Plan
+from airflow_geneva.run.inline import Udfs
+from airflow_geneva.storage.files import Storage
+
+RUNNERS = ("auto", "inline", "spark")
+INLINE_BELOW_SECONDS = 10
+"""About what it costs to start Spark for one shard."""
+
+_LEAST_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class RunnerChoice:
+    """Where a job is computed, and why.
+
+    Args:
+        runner: ``inline`` or ``spark``.
+        below_seconds: of ``inline`` only: go on with Spark when this is left after a second; None: never.
+    """
+
+    runner: str
+    why: str
+    below_seconds: float | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the job's record says of it."""
+        return {"runner": self.runner, "runner_reason": self.why}
+
+    def __str__(self) -> str:
+        return f"{'in this process' if self.runner == 'inline' else 'on Spark'}: {self.why}"
+
+
+class TooSlow(StopComputing):
+    """An inline computation would take longer than Spark takes to start."""
+
+
+@dataclass
+class Pace:
+    """Counts rows of an inline computation, and stops it when the rest would take longer than ``below_seconds``.
+
+    Args:
+        rows: rows to compute.
+    """
+
+    rows: int
+    below_seconds: float
+    done: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def __call__(self, rows: int) -> None:
+        self.done += rows
+        spent = time.monotonic() - self.began
+        left = (self.rows - self.done) * spent / max(self.done, 1)
+        if spent >= _LEAST_SECONDS and left > self.below_seconds:
+            raise TooSlow(
+                f"{self.done:,} of {self.rows:,} rows took {spent:.1f} s in this process, and the others would take "
+                f"about {left:,.0f} s"
+            )
+
+
+def check_runner(runner: str) -> None:
+    """Reject an unknown runner before planning."""
+    if runner not in RUNNERS:
+        raise InvalidInput(f'There is no runner {runner!r}. Use runner="auto", runner="spark" or runner="inline".')
+
+
+def choose_runner(
+    plan: Plan, checkpoints: Storage, udfs: Udfs, below_seconds: float, try_new_code: bool
+) -> RunnerChoice:
+    """Choose by the seconds that the same UDF versions took for a row in earlier jobs.
+
+    Args:
+        below_seconds: compute jobs of fewer estimated seconds in this process; 0: none.
+        try_new_code: begin in this process with UDF versions that never ran.
+    """
+    work, rows = plan.work, plan.rows_to_run
+    if not plan.shards:
+        return RunnerChoice("inline", "there is nothing to do")
+    if below_seconds <= 0:
+        return RunnerChoice("spark", "inline_below_seconds is 0")
+    if not any(shard.to_apply for shard in plan.shards):
+        return RunnerChoice("inline", "everything is staged")
+    if demands := ", ".join(_demands(work)):
+        return RunnerChoice("spark", f"only Spark provides what was asked for: {demands}")
+    if not udfs.have_planned_version():
+        return RunnerChoice("spark", "this process has other code than the plan")
+    speed = read_speed(checkpoints, work.describe())
+    if speed is None:
+        why = f"no earlier job tells how long UDF version {work.describe()['udf_version']} takes"
+        return RunnerChoice("inline" if try_new_code else "spark", why, below_seconds if try_new_code else None)
+    seconds, size = speed.seconds_for(rows), speed.bytes_for(rows)
+    estimate = f"about {seconds:,.1f} s for {rows:,} rows, by an earlier job"
+    if size > work.sizing.task_memory_bytes:
+        return RunnerChoice("spark", f"{estimate}, and {size / 2**20:,.0f} MiB of values are more than one task holds")
+    if seconds >= below_seconds:
+        return RunnerChoice("spark", f"{estimate}; inline_below_seconds is {below_seconds:g}")
+    return RunnerChoice("inline", estimate, below_seconds)
+
+
+def _demands(work: JobSpec) -> Iterable[str]:
+    for udf in work.udfs.values():
+        if udf.num_gpus:
+            yield f"num_gpus={udf.num_gpus:g} of UDF {udf.name!r}"
+        if udf.memory:
+            yield f"memory={udf.memory} of UDF {udf.name!r}"

@@ -1,0 +1,191 @@
+"""Where a job is computed: in this process or on Spark, by what the same UDF versions took in earlier jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import udf
+from airflow_geneva.errors import InvalidInput, JobFailed, UdfError
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.speed import UdfSpeed, read_speed
+from airflow_geneva.job.status import job_ids
+from airflow_geneva.run.choice import Pace, RunnerChoice, TooSlow, choose_runner
+from airflow_geneva.run.inline import Udfs
+from airflow_geneva.table import Table
+from airflow_geneva.udf import UDF
+from tests.support.counting import Trace, leave_trace, triple, triple_row, tripled
+from tests.support.invariants import assert_exact, assert_right
+
+MakeTable = Callable[..., Table]
+
+
+def write_speed(table: Table, speed: UdfSpeed) -> None:
+    """Say in the newest job's record that it took so long."""
+    checkpoints = table.location.checkpoints
+    folder = JobFolder.of(checkpoints, job_ids(checkpoints)[0])
+    folder.write_result("DONE", {}, about={"speed": speed.to_json()})
+
+
+def choose(table: Table, function: UDF = triple, seconds: float = 10, new: bool = False, **how: Any) -> RunnerChoice:
+    plan = table.plan_backfill("y", udf=function, **how)
+    return choose_runner(plan, table.location.checkpoints, Udfs.of({"y": function}), seconds, new)
+
+
+def grown(make_table: MakeTable, function: UDF = triple, rows: int = 50) -> Table:
+    """A table with a job in its past, and so many rows to compute."""
+    table = make_table(20)
+    table.add_columns({"y": function})
+    table.backfill("y", udf=function, runner="inline")
+    table.add([{"x": row} for row in range(rows)])
+    return table
+
+
+@pytest.mark.parametrize("function", [triple, triple_row])
+def test_a_job_records_how_fast_its_udf_was(make_table: MakeTable, function: UDF) -> None:
+    table = grown(make_table, function)
+    found = read_speed(table.location.checkpoints, table.plan_backfill("y", udf=function).work.describe())
+    assert found is not None
+    assert found.rows == 20
+    assert 0 < found.first_seconds <= found.seconds
+    assert found.bytes >= 20 * 8
+
+
+def test_the_estimate_has_the_first_call_which_loads_a_model_and_every_row() -> None:
+    speed = UdfSpeed(rows=100, seconds=5.0, first_seconds=3.0, bytes=800) + UdfSpeed(100, 5.0, 2.0, 800)
+    assert speed == UdfSpeed(200, 10.0, 3.0, 1600)
+    assert speed.seconds_for(40) == 3.0 + 40 * 0.05
+    assert speed.bytes_for(40) == 320
+
+
+@pytest.mark.parametrize("document", [None, "fast", {}, {"rows": "many"}, {"rows": 1, "seconds": None}])
+def test_a_damaged_record_is_no_history(document: object) -> None:
+    assert UdfSpeed.from_json(document) == UdfSpeed()
+
+
+@pytest.mark.parametrize(
+    ("speed", "runner", "why"),
+    [
+        (UdfSpeed(100, 1.0, 0.5, 800), "inline", "about 1.0 s for 50 rows"),
+        (UdfSpeed(100, 1.0, 11.0, 800), "spark", "inline_below_seconds is 10"),
+        (UdfSpeed(100, 100.0, 1.0, 800), "spark", "about 51.0 s for 50 rows"),
+        (UdfSpeed(100, 1.0, 0.5, 100 * 2**22), "spark", "200 MiB of values"),
+    ],
+)
+def test_the_estimate_decides(make_table: MakeTable, speed: UdfSpeed, runner: str, why: str) -> None:
+    table = grown(make_table)
+    write_speed(table, speed)
+    choice = choose(table)
+    assert choice.runner == runner
+    assert why in str(choice)
+
+
+def test_another_version_of_the_code_has_no_history(make_table: MakeTable) -> None:
+    table = grown(make_table)
+    other = udf(data_type=pa.int64(), version="other", name="triple")(lambda x: x)
+    assert choose(table).runner == "inline"
+    assert choose(table, other, on_code_change="new_rows").runner == "spark"
+    assert "no earlier job" in choose(table, other, on_code_change="new_rows").why
+    assert choose(table, other, new=True, on_code_change="new_rows").runner == "inline"
+
+
+def test_a_job_with_nothing_to_do_does_not_hide_the_history(make_table: MakeTable) -> None:
+    table = make_table(20)
+    table.add_columns({"y": triple})
+    for _ in range(3):
+        table.backfill("y", runner="inline")
+    table.add([{"x": 1}])
+    assert choose(table).runner == "inline"
+
+
+@pytest.mark.parametrize("demand", [{"num_gpus": 1}, {"memory": "2g"}])
+def test_what_only_spark_provides_goes_to_spark(make_table: MakeTable, demand: dict[str, Any]) -> None:
+    function = udf(data_type=pa.int64(), version="1", name="same", **demand)(lambda x: x)
+    table = grown(make_table, function)
+    choice = choose(table, function, new=True)
+    assert choice.runner == "spark"
+    assert next(iter(demand)) in choice.why
+
+
+def test_zero_seconds_switch_it_off_and_nothing_to_do_needs_no_spark(make_table: MakeTable) -> None:
+    table = grown(make_table)
+    assert choose(table, seconds=0).runner == "spark"
+    table.backfill("y", runner="inline")
+    assert choose(table, seconds=0).runner == "inline"
+
+
+def test_an_unknown_runner_is_refused_before_anything_is_read(make_table: MakeTable) -> None:
+    table = make_table(1)
+    with pytest.raises(InvalidInput, match='runner="auto", runner="spark" or runner="inline"'):
+        table.backfill("nothing", runner="ray")
+
+
+def test_by_default_a_small_job_runs_in_this_process(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_geneva.spark.tasks.open_session", no_spark)
+    table = make_table(100)
+    table.add_columns({"y": triple})
+    result = table.backfill("y")
+    assert_right(table, "y", tripled)
+    assert_exact(trace, range(100))
+    record = JobFolder.of(table.location.checkpoints, result.job_id).read_record() or {}
+    assert record["runner"] == "inline"
+    assert "no earlier job" in record["runner_reason"]
+
+
+def no_spark(*_: object) -> None:
+    raise AssertionError("Spark was started")
+
+
+def test_a_job_that_turns_out_slow_goes_on_with_spark_from_what_was_computed(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause = [0.06]
+
+    @udf(data_type=pa.int64(), version="1", batch_size=20)
+    def slow(x: int) -> int:
+        time.sleep(pause[0])
+        leave_trace([x])
+        return 3 * x
+
+    monkeypatch.setattr("airflow_geneva.spark.tasks.open_session", no_spark)
+    table = make_table(500, per_fragment=500)
+    table.add_columns({"y": slow})
+    with pytest.raises(JobFailed, match="Spark was started"):
+        table.backfill("y", udf=slow)
+    assert 0 < len(trace.rows()) < 200
+    pause[0] = 0
+    table.backfill("y", udf=slow, runner="inline")
+    assert_right(table, "y", lambda x: 3 * x)
+    assert_exact(trace, range(500))
+
+
+def test_an_error_of_a_slow_udf_is_reported_and_not_taken_to_spark(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @udf(data_type=pa.int64(), version="1")
+    def fails(x: int) -> int:
+        time.sleep(0.15)
+        if x == 10:
+            raise ValueError("ten")
+        return x
+
+    monkeypatch.setattr("airflow_geneva.spark.tasks.open_session", no_spark)
+    table = make_table(500, per_fragment=500)
+    table.add_columns({"y": fails})
+    with pytest.raises(JobFailed, match="row 10 of fragment 0") as caught:
+        table.backfill("y", udf=fails)
+    assert isinstance(caught.value.__cause__, UdfError)
+
+
+def test_the_pace_is_judged_after_a_second_by_what_is_left() -> None:
+    Pace(1_000, 10.0)(1)
+    pace = Pace(1_000, 10.0, began=time.monotonic() - 60)
+    pace(900)
+    with pytest.raises(TooSlow, match=r"100 of 1,000 rows took 60\.0 s .* about 540 s"):
+        Pace(1_000, 10.0, began=time.monotonic() - 60)(100)
