@@ -160,6 +160,23 @@ def test_the_root_keeps_what_users_import_and_airflow_finds_by_name() -> None:
     assert len(root) <= MOST_AT_THE_ROOT
 
 
+def draw_imports() -> str:
+    """Draw which room imports which: a row each, with a dot where it imports the room of the column's number."""
+    width = max(map(len, ROOMS))
+    rows = [" " * (width + 4) + " ".join(f"{number:2}" for number in range(1, len(ROOMS) + 1))]
+    for number, importer in enumerate(ROOMS, 1):
+        found = {place_of(found.imported) for found in WITHIN if place_of(found.importer) == importer}
+        dots = " ".join(" ●" if room in found and room != importer else " ·" for room in ROOMS[:number])
+        above = " ".join(" ○" if room in found else "  " for room in ROOMS[number:])
+        rows.append(f"{number:2}  {importer:{width}}{dots} {above}".rstrip())
+    return "\n".join(rows)
+
+
+def test_the_picture_of_the_imports_is_the_drawn_one() -> None:
+    picture = draw_imports()
+    assert f"```text\n{picture}\n```" in (PACKAGE.parent / "docs" / "architecture.md").read_text(), picture
+
+
 @pytest.mark.parametrize("room", [*sorted(FOUNDATIONS), *ROOMS])
 def test_a_room_imports_only_the_rooms_before_it(room: str) -> None:
     before = {*FOUNDATIONS, *(ROOMS[: ROOMS.index(room) + 1] if room in ROOMS else ())}
