@@ -17,8 +17,8 @@ from airflow_geneva.storage.files import Storage
 
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
 
-APPLY_PROGRESS, COMMITTING = "progress", "committing"
-"""Prefixes of the progress files of a shard's stages."""
+APPLYING, APPLIED, COMMITTING, FAILURE = "applying", "applied", "committing", "failure"
+"""Parts of a shard's status: progress and result of apply, progress of the commit, and why the last try failed."""
 
 
 def new_job_id() -> str:
@@ -56,7 +56,7 @@ class JobFolder:
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Write the job's record, before any other document of the job; remove the documents of an earlier try."""
         _, names = self.storage.list_folder()
-        stages = (f"{APPLY_PROGRESS}-", f"{COMMITTING}-")
+        stages = ("progress-", "committing-")  # written before the status of a shard was one document
         for name in names:
             if name in ("result.json", "planned.json", "heartbeat.json") or name.startswith(stages):
                 self.storage.delete(name)
@@ -101,23 +101,26 @@ class JobFolder:
         document["error"] = None if error is None else mask_secrets(error)
         self.storage.write_json("result.json", document)
 
-    def write_shard(self, stage: str, fingerprint: str, shard: int, document: Mapping[str, Any]) -> None:
-        """Write the result of ``apply`` or ``commit`` for one shard of a plan."""
-        self.storage.write_json(shard_name(stage, fingerprint, shard), dict(document))
+    def read_shard(self, fingerprint: str, shard: int) -> dict[str, Any]:
+        """Read the status of a shard; empty if no task has worked on it."""
+        return self.read(shard_name("status", fingerprint, shard)) or {}
 
-    def read_shard(self, stage: str, fingerprint: str, shard: int) -> dict[str, Any] | None:
-        return self.read(shard_name(stage, fingerprint, shard))
+    def update_shard(self, fingerprint: str, shard: int, **parts: Any) -> None:
+        """Write parts of a shard's status and keep the others. Two tries at a time may lose a part of it."""
+        status = {**self.read_shard(fingerprint, shard), **parts}
+        self.storage.write_json(shard_name("status", fingerprint, shard), status)
 
     @contextmanager
     def recording_failure(self, fingerprint: str, shard: int) -> Iterator[None]:
-        """Write why the work on a shard failed, for the job's record; a new try removes the file first."""
-        name = shard_name("failed", fingerprint, shard)
-        self.storage.delete(name)
+        """Write why the work on a shard failed, for the job's record; a new try removes the reason first."""
+        if self.read_shard(fingerprint, shard).get(FAILURE):
+            self.update_shard(fingerprint, shard, failure=None)
         try:
             yield
         except Exception as error:
             with suppress(StorageError):
-                self.storage.write_json(name, {"error": mask_secrets(str(error)), "at": time.time()})
+                failure = {"error": mask_secrets(str(error)), "at": time.time()}
+                self.update_shard(fingerprint, shard, failure=failure)
             raise
 
     def read(self, name: str) -> dict[str, Any] | None:
@@ -131,7 +134,3 @@ class JobFolder:
 
 def shard_name(stage: str, fingerprint: str, shard: int) -> str:
     return f"{stage}-{fingerprint[:16]}-{shard:04}.json"
-
-
-def progress_name(stage: str, shard: int) -> str:
-    return f"{stage}-{shard:04}.json"

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from airflow_geneva.errors import StorageError
-from airflow_geneva.job.folder import APPLY_PROGRESS, COMMITTING, JobFolder, progress_name, shard_name
-from airflow_geneva.storage.files import Storage
+from airflow_geneva.job.folder import APPLIED, APPLYING, COMMITTING, FAILURE, JobFolder, shard_name
 
 logger = logging.getLogger("airflow_geneva.progress")
 
@@ -82,21 +81,20 @@ class Progress:
 
 @dataclass
 class ProgressReporter:
-    """Logs progress, and keeps the newest in a file every few seconds.
+    """Logs progress, and keeps the newest in a document every few seconds.
 
     The pauses between two lines grow with the time that has passed, so that the log of a shard of hours stays short.
 
     Args:
-        storage: the job's folder, or None to keep no file.
-        every: seconds between two reports in the file, and the shortest pause between two lines.
+        write: writes the document, or None to keep none.
+        every: seconds between two documents, and the shortest pause between two lines.
         longest: the longest pause between two lines.
         skipped: returns the number of skipped rows, by rule.
     """
 
     rows: int
     fragments: int
-    storage: Storage | None = None
-    name: str = "progress.json"
+    write: Callable[[Mapping[str, Any]], None] | None = None
     emit: Callable[[str], Any] = logger.info
     every: float = EVERY_SECONDS
     longest: float = LONGEST_SECONDS
@@ -127,12 +125,12 @@ class ProgressReporter:
         self.rows_ready += rows
 
     def set_committed(self, fragments: int, rows: int, versions: tuple[int, ...]) -> None:
-        """Record what is visible now; writes the file at once, because commits are few."""
+        """Record what is visible now; writes the document at once, because commits are few."""
         self.committed, self.rows_committed, self.versions = fragments, rows, versions
         self.keep()
 
     def tick(self, force: bool = False) -> None:
-        """Log and write the file if it is time."""
+        """Log and write the document if it is time."""
         moment = time.monotonic()
         if not force and moment - max(self._last, self._began) < self.every:
             return
@@ -144,8 +142,8 @@ class ProgressReporter:
         self.keep()
 
     def keep(self) -> None:
-        """Write the file; a failed write does not fail the work."""
-        if self.storage is None:
+        """Write the document; a failed write does not fail the work."""
+        if self.write is None:
             return
         progress = self.now()
         document = {
@@ -155,7 +153,7 @@ class ProgressReporter:
             "skipped": self.skipped(),
         }
         try:
-            self.storage.write_json(self.name, document)
+            self.write(document)
         except StorageError as error:
             if not self._already_warned:
                 self._already_warned = True
@@ -163,7 +161,7 @@ class ProgressReporter:
 
 
 def read_progress(document: Mapping[str, Any]) -> Progress:
-    """Parse a progress file, also of an older version of this package; KeyError, TypeError if it is none."""
+    """Parse a progress document, also of an older version of this package; KeyError, TypeError if it is none."""
     known = {part.name: document[part.name] for part in fields(Progress) if part.name in document}
     return Progress(**{**known, "versions": tuple(document.get("versions", ()))})
 
@@ -282,20 +280,32 @@ def _read_shard(
         fragments_ready=int(size["staged"]),
     )
     committed = read(shard_name("commit", fingerprint, index))
+    found = read(shard_name("status", fingerprint, index)) or {
+        part: read(name.format(plan=fingerprint[:16], shard=index)) for part, name in _FORMER_NAMES.items()
+    }
+    # For a fully committed shard the results are enough.
     if not committed or committed["rows_left"]:
-        # For a fully committed shard the result of its commit is enough.
-        status = _applying(status, read(progress_name(APPLY_PROGRESS, index)))
-        status = _applied(status, read(shard_name("apply", fingerprint, index)))
-        status = _committing(status, read(progress_name(COMMITTING, index)))
-        failed = read(shard_name("failed", fingerprint, index))
-        if failed and not committed:
-            status = replace(status, stage=FAILED, error=failed["error"], rows_per_second=0.0, seconds_left=None)
+        status = _applying(status, found.get(APPLYING))
+        status = _applied(status, found.get(APPLIED))
+        status = _committing(status, found.get(COMMITTING))
+        failure = found.get(FAILURE)
+        if failure and not committed:
+            status = replace(status, stage=FAILED, error=failure["error"], rows_per_second=0.0, seconds_left=None)
     else:
-        status = _applied(status, read(shard_name("apply", fingerprint, index)))
+        status = _applied(status, found.get(APPLIED))
     return _committed(status, committed)
 
 
-def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+_FORMER_NAMES = {
+    APPLYING: "progress-{shard:04}.json",
+    APPLIED: "apply-{plan}-{shard:04}.json",
+    COMMITTING: "committing-{shard:04}.json",
+    FAILURE: "failed-{plan}-{shard:04}.json",
+}
+"""The documents that held the parts of a shard's status before it was one document."""
+
+
+def _applying(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardStatus:
     if not document:
         return status
     progress = read_progress(document)
@@ -315,7 +325,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     )
 
 
-def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+def _applied(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardStatus:
     if not document:
         return status
     return replace(
@@ -331,7 +341,7 @@ def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     )
 
 
-def _committing(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+def _committing(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardStatus:
     if not document:
         return status
     progress = read_progress(document)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.folder import JobFolder, shard_name
 
 PENDING, RUNNING, DONE, PARTIAL, FAILED = "PENDING", "RUNNING", "DONE", "PARTIAL", "FAILED"
 
@@ -53,11 +52,15 @@ class ShardResult:
         fields["left_reasons"] = tuple((int(a), str(b)) for a, b in fields["left_reasons"])
         return ShardResult(**fields)
 
+    def write(self, folder: JobFolder) -> None:
+        """Record that the shard is committed."""
+        folder.storage.write_json(shard_name("commit", self.fingerprint, self.shard), self.to_json())
+
     @staticmethod
     def read(folder: JobFolder, fingerprint: str, shard: int) -> ShardResult | None:
         """Read the commit result of a shard; None if there is none or it is damaged."""
         try:
-            return ShardResult.from_json(folder.read_shard("commit", fingerprint, shard) or {})
+            return ShardResult.from_json(folder.read(shard_name("commit", fingerprint, shard)) or {})
         except (KeyError, TypeError, ValueError):
             return None
 

@@ -14,7 +14,7 @@ from airflow.sdk import BaseHook, Context
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
-from airflow_geneva.job.folder import shard_name
+from airflow_geneva.job.folder import APPLIED
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.links.job import JobLink
@@ -121,7 +121,7 @@ class ApplyOperator(SparkSubmitOperator):
             job.folder.recording_failure(job.saved.fingerprint, shard.index),
         ):
             how = self._compute(job, shard, context, configured)
-        done = job.folder.read_shard("apply", job.saved.fingerprint, shard.index)
+        done = _applied(job, shard)
         if done is None:
             raise AirflowException(
                 f"Spark ended well, and wrote no result in {job.folder.storage.root}. If the table is on a local "
@@ -134,7 +134,7 @@ class ApplyOperator(SparkSubmitOperator):
     def _compute(self, job: PlannedJob, shard: Shard, context: Context, configured: Configuration) -> str:
         """Compute the shard; return in words how."""
         work = job.work
-        again = job.folder.read_shard("apply", job.saved.fingerprint, shard.index) is not None
+        again = _applied(job, shard) is not None
         if not shard.to_apply or (again and job.is_staged(shard)):
             job.write_applied(shard, UdfSpeed(), 0.0)
             return "(all of it was staged, no Spark started)"
@@ -164,7 +164,6 @@ class ApplyOperator(SparkSubmitOperator):
             "--job", job.folder.storage.root,
             "--fingerprint", job.saved.fingerprint,
             "--shard", str(shard.index),
-            "--result", job.folder.storage.path(shard_name("apply", job.saved.fingerprint, shard.index)),
         ]  # fmt: skip
         self.py_files = ",".join([*([self.py_files] if self.py_files else []), *_code(job, scratch)])
         given = self.render_template(self.env_vars, context) or {}
@@ -255,6 +254,11 @@ class ApplyOperator(SparkSubmitOperator):
         super().on_kill()
         if self._scratch is not None:
             self._scratch.remove()
+
+
+def _applied(job: PlannedJob, shard: Shard) -> dict[str, Any] | None:
+    """Return the result of the last try that computed the shard; None if no try has."""
+    return job.folder.read_shard(job.saved.fingerprint, shard.index).get(APPLIED)
 
 
 def _code(job: PlannedJob, scratch: Scratch) -> list[str]:

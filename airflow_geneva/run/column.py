@@ -14,7 +14,7 @@ from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.commit.column import Candidate, ShardCommitter
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import COMMITTING, JobFolder, progress_name
+from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.outbox import JOB_PROPERTY, find_commits
 from airflow_geneva.job.progress import ProgressReporter
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
@@ -120,11 +120,11 @@ class ColumnPublisher:
         committer = ShardCommitter(
             self.location, work, columns, target.source, self.saved.fingerprint, len(self.saved.shards)
         )
+        folder, plan = JobFolder(target.job, work.job_id), self.saved.fingerprint
         reporter = ProgressReporter(
             shard.rows,
             len(shard.fragments),
-            target.job,
-            progress_name(COMMITTING, shard.index),
+            lambda progress: folder.update_shard(plan, shard.index, committing=progress),
             rows_ready=sum(candidate.work.rows for candidate in candidates),
             ready=len(candidates),
         )

@@ -17,7 +17,7 @@ from airflow_geneva.apply.query_columns import QueryComputer
 from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
 from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.errors import InvalidInput, UdfError
-from airflow_geneva.job.folder import APPLY_PROGRESS, JobFolder, progress_name
+from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.task_memory import return_large_buffers
@@ -146,17 +146,24 @@ class _QueryRows:
 
 
 def apply_inline(
-    location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs, on_rows: Callable[[int], None] = lambda rows: None
+    location: TableLocation,
+    work: JobSpec,
+    shard: Shard,
+    udfs: Udfs,
+    on_rows: Callable[[int], None] = lambda rows: None,
+    plan: str = "",
 ) -> list[UnitReport]:
     """Compute and stage a shard in this process; if a UDF fails, the rows computed before are checkpointed.
 
-    `on_rows` is called with the number of rows after every step; it may raise StopComputing.
+    Args:
+        on_rows: called with the number of rows after every step; it may raise StopComputing.
+        plan: fingerprint of the plan; without it, progress is only logged.
     """
     works = shard.to_apply
     if not works:
         return []
     do, skipped = prepare(location, work, udfs, skipped_before(location, work))
-    reporter = open_reporter(location, work, shard)
+    reporter = open_reporter(location, work, shard, plan)
     reporter.skipped = skipped.counted
 
     def run(unit: Unit, report: Callable[[int], None]) -> UnitReport:
@@ -173,13 +180,14 @@ def apply_inline(
 
 
 def open_reporter(
-    location: TableLocation, work: JobSpec, shard: Shard, every: float = EVERY_SECONDS
+    location: TableLocation, work: JobSpec, shard: Shard, plan: str, every: float = EVERY_SECONDS
 ) -> ProgressReporter:
-    storage = JobFolder.of(location.checkpoints, work.job_id).storage
+    folder = JobFolder.of(location.checkpoints, work.job_id)
     rows, works = shard.rows_to_run, shard.to_apply
     held = sum(item.rows for item in works) - rows
-    name = progress_name(APPLY_PROGRESS, shard.index)
-    reporter = ProgressReporter(rows, len(works), storage, name, every=every, rows_held=held)
+    reporter = ProgressReporter(rows, len(works), every=every, rows_held=held)
+    if plan:
+        reporter.write = lambda progress: folder.update_shard(plan, shard.index, applying=progress)
     reporter.keep()
     return reporter
 

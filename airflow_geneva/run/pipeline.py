@@ -18,7 +18,7 @@ from airflow_geneva.checkpoint.facts import append_ledger
 from airflow_geneva.errors import JobFailed, StorageError, TableRemade
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
-from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.folder import APPLIED, FAILURE, JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.result import FAILED, PENDING, BackfillResult, ShardResult
 from airflow_geneva.job.speed import UdfSpeed
@@ -232,24 +232,23 @@ class PlannedJob:
             if self.choice is not None and self.choice.runner == "spark" and shard.to_apply:
                 from airflow_geneva.spark.tasks import apply_in_session
 
-                speed = apply_in_session(self.location, self.work, shard, udfs)
+                speed = apply_in_session(self.location, self.work, shard, udfs, self.saved.fingerprint)
             else:
-                reports = apply_inline(self.location, self.work, shard, udfs, on_rows)
+                reports = apply_inline(self.location, self.work, shard, udfs, on_rows, self.saved.fingerprint)
                 speed = sum((report.speed for report in reports), UdfSpeed())
             self.write_applied(shard, speed, time.monotonic() - began)
 
     def write_applied(self, shard: Shard, speed: UdfSpeed, seconds: float) -> None:
         """Write the result of applying a shard."""
-        self.folder.write_shard(
-            "apply", self.saved.fingerprint, shard.index, applied(self.saved, shard, speed, seconds)
-        )
+        document = applied(self.saved, shard, speed, seconds)
+        self.folder.update_shard(self.saved.fingerprint, shard.index, applied=document)
 
     @cached_property
     def applied(self) -> list[dict[str, Any]]:
         """The results of the applied shards, as they are when first asked for."""
         indexes = range(len(self.saved.shards))
-        found = (self.folder.read_shard("apply", self.saved.fingerprint, index) for index in indexes)
-        return [document for document in found if document is not None]
+        found = (self.folder.read_shard(self.saved.fingerprint, index).get(APPLIED) for index in indexes)
+        return [document for document in found if document]
 
     def pace(self, shards: Iterable[Shard]) -> Callable[[int], None]:
         """Return what watches an inline computation of these shards; it raises TooSlow."""
@@ -266,7 +265,7 @@ class PlannedJob:
         with reporting_remade(self.work.tables, self.location.options):
             result = self.publisher.commit(shard)
             result = replace(result, seconds=round(time.monotonic() - began, 3))
-            self.folder.write_shard("commit", self.saved.fingerprint, shard.index, result.to_json())
+            result.write(self.folder)
         return result
 
     def finish(self, committed: Iterable[ShardResult], seconds: Mapping[str, float] | None = None) -> BackfillResult:
@@ -316,8 +315,8 @@ class PlannedJob:
 
     def _missing_error(self, missing: Sequence[int]) -> str:
         error = f"{len(missing)} of {len(self.saved.shards)} shards were not committed: {missing[:20]}."
-        failed = self.folder.read_shard("failed", self.saved.fingerprint, missing[0])
-        return error if failed is None else f"{error} Shard {missing[0]}: {failed['error']}"
+        failure = self.folder.read_shard(self.saved.fingerprint, missing[0]).get(FAILURE)
+        return f"{error} Shard {missing[0]}: {failure['error']}" if failure else error
 
 
 def applied(saved: SavedPlan, shard: Shard, speed: UdfSpeed, seconds: float) -> dict[str, Any]:

@@ -77,6 +77,7 @@ def apply_on_spark(
     work: JobSpec,
     shard: Shard,
     udfs: Udfs,
+    plan: str,
     every: float = EVERY_SECONDS,
 ) -> UdfSpeed:
     """Compute and stage a shard on a cluster; return how fast the UDFs were on the rows that they ran on."""
@@ -86,7 +87,7 @@ def apply_on_spark(
     storage = JobFolder.of(location.checkpoints, work.job_id).storage
     attempt = f"progress/{shard.index:04}-{int(time.time() * 1000)}"
     task_spec = TaskSpec(location, work, udfs, storage.folder(*attempt.split("/")), skipped_before(location, work))
-    reporter = open_reporter(location, work, shard, every)
+    reporter = open_reporter(location, work, shard, plan, every)
     logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, shard.rows_to_run, len(works), len(tasks))
     limits: Policy = joint_policy(udfs.here()) if has_limits(work) else "fail"
     reports = _run_stage(context, task_spec, tasks, reporter, limits, 0)
@@ -101,12 +102,12 @@ def apply_on_spark(
     return speed
 
 
-def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs) -> UdfSpeed:
+def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs, plan: str) -> UdfSpeed:
     """Compute a shard on the active SparkSession, or on a new local one."""
     context = open_session(work.sizing.concurrency).sparkContext
     udfs = udfs.sent()
     ship_code(context, udfs.references)
-    return apply_on_spark(context, location, work, shard, udfs)
+    return apply_on_spark(context, location, work, shard, udfs, plan)
 
 
 def _run_stage(
@@ -186,10 +187,9 @@ class _Partition:
 
     def _run(self, number: int, units: list[Unit]) -> list[UnitReport]:
         task_spec, every = self.task_spec, _TASK_REPORT_SECONDS
-        rows, name = sum(unit.rows for unit in units), f"task-{number:06}.json"
-        reporter = ProgressReporter(
-            rows, len(units), task_spec.progress, name, self._look_around, every=every, longest=every
-        )
+        rows = sum(unit.rows for unit in units)
+        write = partial(task_spec.progress.write_json, f"task-{number:06}.json")
+        reporter = ProgressReporter(rows, len(units), write, self._look_around, every=every, longest=every)
         try:
             self._look_around("")
             _limit_visible_gpus()

@@ -168,10 +168,7 @@ def test_the_plan_goes_by_reference_and_the_code_goes_along(desk: Desk, recorder
     submitted = recorder.read()
     [shard] = run.xcom("backfill.plan")
     job = shard["plan_uri"].rpartition("/")[0]
-    result = f"{job}/apply-{shard['fingerprint'][:16]}-0000.json"
-    assert submitted.arguments == [
-        *("--job", job, "--fingerprint", shard["fingerprint"], "--shard", "0", "--result", result)
-    ]
+    assert submitted.arguments == ["--job", job, "--fingerprint", shard["fingerprint"], "--shard", "0"]
     code = next(names for file, names in submitted.packed.items() if file.startswith("code-"))
     assert code == ["geneva_dag_udfs.py"]
     assert "airflow_geneva/udf/decorator.py" in submitted.packed["airflow_geneva.zip"]

@@ -18,7 +18,6 @@ from airflow import __version__ as airflow_version
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from packaging.version import Version
 
-from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import PlannedJob
@@ -71,8 +70,6 @@ class Yarn:
         saved = load_plan(storage, fingerprint)
         location = TableLocation(saved.work.table, saved.work.table_name, storage.options)
         PlannedJob(location, saved).apply(saved.load_shard(storage, index), Udfs.planned(saved.work))
-        told = {"shard": index, "fingerprint": fingerprint, "rows_run": 0, "fragments_staged": 1, "seconds": 0.1}
-        JobFolder(storage, saved.work.job_id).write_shard("apply", fingerprint, index, told)
 
 
 @pytest.fixture

@@ -238,9 +238,9 @@ def running_job(table: Table, started: float) -> str:
         "rows": 500, "rows_done": 300, "fragments": 5, "ready": 2, "committed": 0, "seconds": 10.0, "rows_held": 0,
         "rows_ready": 200, "rows_committed": 0, "versions": [],
     }  # fmt: skip
-    folder.storage.write_json("progress-0000.json", progress)
+    folder.update_shard(PRINT, 0, applying=progress)
     committing = {**progress, "ready": 5, "rows_ready": 500, "committed": 1, "rows_committed": 100, "versions": [2]}
-    folder.storage.write_json("committing-0001.json", committing)
+    folder.update_shard(PRINT, 1, committing=committing)
     folder.storage.write_json("heartbeat.json", {"at": started, "stage": "apply"})
     return folder.job_id
 
@@ -257,9 +257,9 @@ def test_a_running_job_moves(reader: Get, database: Database) -> None:
     live = re.search(r'data-live="/geneva([^"]*)" data-after="(\d+)" data-then="reload"', page)
     assert live
     assert 'http-equiv="refresh"' in page
-    storage = JobFolder.of(table.location.checkpoints, job_id).storage
-    progress = storage.read_json("progress-0000.json")
-    storage.write_json("progress-0000.json", {**progress, "rows_done": 400})
+    folder = JobFolder.of(table.location.checkpoints, job_id)
+    progress = folder.read_shard(PRINT, 0)["applying"]
+    folder.update_shard(PRINT, 0, applying={**progress, "rows_done": 400})
     part = reader(live[1])
     assert "40 rows/s" in text_of(part)
     assert "<html" not in part

@@ -96,7 +96,6 @@ def master(java_home: str, bare_python: str, tmp_path_factory: pytest.TempPathFa
 def submit(master: str, python: str, folder: Path, saved: object, job: str, code: Path) -> dict[str, object]:
     package = folder / "airflow_geneva.zip"
     package.write_bytes(package_zip())
-    result = folder / "result.json"
     settings = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -111,12 +110,13 @@ def submit(master: str, python: str, folder: Path, saved: object, job: str, code
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]
     command += [str(APPLICATION), "--job", job, "--fingerprint", saved.fingerprint, "--shard", "0"]  # type: ignore[attr-defined]
-    command += ["--result", str(result), "--progress-seconds", "0.5"]
+    command += ["--progress-seconds", "0.5"]
     kept = ("PATH", "JAVA_HOME", "SPARK_CONF_DIR")
     environment = {**{name: os.environ[name] for name in kept}, "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=300)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4_000:]
-    outcome: dict[str, object] = json.loads(result.read_text())
+    [status] = Path(job).glob("status-*.json")
+    outcome: dict[str, object] = json.loads(status.read_text())["applied"]
     # spark-submit passes what its Python driver writes, to either stream, on to its own output.
     return {**outcome, "log": done.stdout + done.stderr}
 

@@ -81,7 +81,7 @@ def test_a_planned_job_is_pending_and_knows_what_lies_ahead(folder: JobFolder) -
 
 def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
     folder.write_planned(PRINT, SIZES)
-    applying = ProgressReporter(80, 1, folder.storage, "progress-0000.json", rows_held=20)
+    applying = ProgressReporter(80, 1, lambda found: folder.update_shard(PRINT, 0, applying=found), rows_held=20)
     applying.add_rows(30)
     applying.keep()
     beat(folder, RECORD["started"] + 10, "apply")
@@ -95,14 +95,16 @@ def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
     applying.keep()
     job = read(folder, now=RECORD["started"] + 12)
     assert ([shard.stage for shard in job.shards], job.rows_per_second) == (["applied", "waiting"], 0)
-    committing = ProgressReporter(200, 2, folder.storage, "committing-0000.json", rows_ready=200, ready=2)
+    committing = ProgressReporter(
+        200, 2, lambda found: folder.update_shard(PRINT, 0, committing=found), rows_ready=200, ready=2
+    )
     committing.set_committed(1, 100, (8,))
     job = read(folder, now=RECORD["started"] + 12)
     assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (200, 200, 100)
     assert (job.rows_left, job.commits, job.shards[0].fragments_committed) == (200, (8,), 1)
 
     done = ShardResult(0, PRINT, rows_computed=80, rows_reused=118, rows_failed=2, fragments=2, versions=(8, 9))
-    folder.write_shard("commit", PRINT, 0, done.to_json())
+    done.write(folder)
     job = read(folder, now=RECORD["started"] + 12)
     assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (200, 200, 200)
     assert (job.rows_computed, job.rows_reused, job.rows_failed, job.rows_left) == (80, 118, 2, 100)
@@ -112,9 +114,8 @@ def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
 def test_a_running_job_estimates_its_end_from_all_shards_that_run(folder: JobFolder) -> None:
     folder.write_planned(PRINT, SIZES)
     assert (read(folder).rows_per_second, read(folder).seconds_left) == (0, None)
-    for name, rows in ("progress-0000.json", 30), ("progress-0001.json", 20):
-        progress = asdict(Progress(rows=80, rows_done=rows, fragments=1, ready=0, committed=0, seconds=10.0))
-        folder.storage.write_json(name, progress)
+    advance(folder, 0, rows_done=30)
+    advance(folder, 1, rows_done=20)
     beat(folder, RECORD["started"] + 10, "apply")
     job = read(folder, now=RECORD["started"] + 12)
     # Of 300 rows due, 100 were staged before and 50 are computed.
@@ -133,17 +134,17 @@ def test_a_job_remembers_why_rows_were_due_or_were_not(folder: JobFolder) -> Non
 
 def test_what_a_shard_could_not_commit_stays_ready(folder: JobFolder) -> None:
     folder.write_planned(PRINT, SIZES[:1])
-    folder.write_shard("apply", PRINT, 0, {"rows_run": 80, "seconds": 4.0})
+    folder.update_shard(PRINT, 0, applied={"rows_run": 80, "seconds": 4.0})
     partly = ShardResult(0, PRINT, rows_computed=100, rows_left=100, fragments=1, versions=(8,), seconds=0.5)
-    folder.write_shard("commit", PRINT, 0, partly.to_json())
+    partly.write(folder)
     (shard,) = read(folder).shards
     assert (shard.rows_checkpointed, shard.rows_ready, shard.rows_committed) == (200, 200, 100)
     assert dict(shard.seconds) == {"apply": 4.0, "commit": 0.5}
 
 
-def advance(folder: JobFolder, shard: int, rows_done: int, stage: str = "progress") -> None:
+def advance(folder: JobFolder, shard: int, rows_done: int, stage: str = "applying") -> None:
     progress = Progress(80, rows_done, fragments=1, ready=0, committed=0, seconds=10.0)
-    folder.storage.write_json(f"{stage}-{shard:04}.json", asdict(progress))
+    folder.update_shard(PRINT, shard, **{stage: asdict(progress)})
 
 
 def test_a_shard_whose_try_failed_says_so_and_has_no_speed_until_it_is_tried_again(folder: JobFolder) -> None:
@@ -161,7 +162,7 @@ def test_a_shard_whose_try_failed_says_so_and_has_no_speed_until_it_is_tried_aga
         assert read(folder, now=RECORD["started"] + 12).shards[1].stage == "applying"
 
 
-@pytest.mark.parametrize("stage", ["progress", "committing"])
+@pytest.mark.parametrize("stage", ["applying", "committing"])
 def test_no_shard_of_a_failed_job_is_worked_on(folder: JobFolder, stage: str) -> None:
     folder.write_planned(PRINT, SIZES)
     advance(folder, 0, rows_done=30, stage=stage)
@@ -250,7 +251,7 @@ def test_a_driver_that_came_too_late_leaves_a_finished_job_finished(folder: JobF
 
 def test_planning_again_forgets_how_the_try_before_went(folder: JobFolder) -> None:
     folder.write_planned(PRINT, SIZES)
-    ProgressReporter(80, 1, folder.storage, "progress-0000.json", rows_done=80).keep()
+    advance(folder, 0, rows_done=80)
     beat(folder, time.time(), "apply")
     end(folder, "FAILED")
     folder.write_record(RECORD)
@@ -266,6 +267,21 @@ def test_records_of_older_versions_are_readable(checkpoints: Storage) -> None:
     result = BackfillResult(old.job_id, "DONE", rows_computed=5).to_json()
     old.storage.write_json("result.json", {"state": "DONE", "ended": 1_000_100.0, "result": result, "error": None})
     assert (read(old).state, read(old).rows_computed, read(old).took) == ("DONE", 5, 100.0)
+
+
+def test_the_status_of_a_shard_is_read_from_the_documents_that_it_was_before(folder: JobFolder) -> None:
+    folder.write_planned(PRINT, [*SIZES, SIZES[1]])
+    progress = {"rows": 80, "rows_done": 30, "fragments": 1, "ready": 0, "committed": 0, "seconds": 10.0}
+    folder.storage.write_json("progress-0000.json", progress)
+    folder.storage.write_json("progress-0001.json", progress)
+    folder.storage.write_json(f"failed-{PRINT[:16]}-0001.json", {"error": "no disk", "at": 1.0})
+    folder.storage.write_json(f"apply-{PRINT[:16]}-0002.json", {"rows_run": 100, "seconds": 4.0})
+    folder.storage.write_json("committing-0002.json", {**progress, "committed": 1, "versions": [8]})
+    shards = read(folder, now=RECORD["started"] + 1).shards
+    assert [(shard.stage, shard.rows_computed) for shard in shards] == [
+        ("applying", 30), ("failed", 30), ("committing", 100),
+    ]  # fmt: skip
+    assert (shards[1].error, shards[2].versions) == ("no disk", (8,))
 
 
 def test_damaged_and_foreign_folders_do_not_hide_the_others(checkpoints: Storage, folder: JobFolder) -> None:
@@ -299,6 +315,8 @@ def test_damaged_and_foreign_folders_do_not_hide_the_others(checkpoints: Storage
         ("planned.json", b'{"shards": 3}'),
         ("planned.json", b'{"fingerprint": "f", "shards": [{}]}'),
         ("progress-0000.json", b'{"rows": {}}'),
+        ("status-ffffffffffffffff-0000.json", b'{"applying": {"rows": {}}}'),
+        ("status-ffffffffffffffff-0000.json", b'{"failure": "no disk"}'),
     ],
 )
 def test_a_damaged_job_is_told_from_one_that_is_not_there_and_does_not_hide_the_others(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import linecache
 import re
 import sys
@@ -15,7 +16,6 @@ import pytest
 
 import airflow_geneva
 from airflow_geneva.errors import JobFailed, UdfError
-from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run import choice, pipeline
 from airflow_geneva.spark import tasks as spark_session
 from tests.spark import spark_udfs
@@ -145,8 +145,8 @@ def test_progress_is_kept_in_a_file_and_ends_with_the_truth(spark: object, tmp_p
     table, _ = make_table(tmp_path, 2_000, 500)
     table.add_columns({"y": double})
     result = table.backfill("y", runner="spark")
-    job = JobFolder.of(table.location.checkpoints, result.job_id).storage
-    progress = job.read_json("progress-0000.json")
+    [status] = Path(table.uri, "_checkpoints", "jobs", result.job_id).glob("status-*-0000.json")
+    progress = json.loads(status.read_text())["applying"]
     assert (progress["rows"], progress["rows_done"], progress["ready"], progress["fragments"]) == (2_000, 2_000, 4, 4)
 
 

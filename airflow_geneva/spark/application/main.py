@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -22,7 +22,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--job", required=True, help="URI of the job's folder")
     parser.add_argument("--fingerprint", required=True, help="SHA-256 of the plan")
     parser.add_argument("--shard", required=True, type=int, help="index of the shard")
-    parser.add_argument("--result", required=True, help="where to write the outcome, as JSON")
     parser.add_argument("--progress-seconds", type=float, default=None, help="seconds between progress lines")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -35,20 +34,16 @@ def main(arguments: list[str]) -> int:
 
     session = SparkSession.builder.appName("airflow_geneva").getOrCreate()
     from airflow_geneva.errors import GenevaError
-    from airflow_geneva.storage.files import Storage
-    from airflow_geneva.storage.uri import normalize_uri
 
     credentials = json.loads(os.environ.get("AIRFLOW_GENEVA_STORAGE_OPTIONS") or "{}")
     try:
-        result = apply_submitted(
+        apply_submitted(
             session.sparkContext, options.job, options.fingerprint, options.shard, credentials, options.progress_seconds
         )
     except GenevaError as error:
         session.stop()
         print(f"airflow_geneva: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
-    folder, _, name = normalize_uri(options.result).rpartition("/")
-    Storage.at(folder, credentials).write_json(name, result)
     session.stop()
     return 0
 
@@ -60,8 +55,9 @@ def apply_submitted(
     shard: int,
     credentials: Mapping[str, str],
     progress_seconds: float | None = None,
-) -> dict[str, Any]:
-    """Compute one shard of a stored plan; after an error, rows computed before are checkpointed."""
+) -> None:
+    """Compute one shard of a stored plan and record that; after an error, rows computed before are checkpointed."""
+    from airflow_geneva.job.folder import JobFolder
     from airflow_geneva.job.heartbeat import writing_heartbeats
     from airflow_geneva.lance_io.table_versions import reporting_remade
     from airflow_geneva.plan.saved_plan import load_plan
@@ -81,8 +77,9 @@ def apply_submitted(
     loaded = saved.load_shard(job, shard)
     # The submitting task writes heartbeats too, but it may die while the driver continues.
     with reporting_remade(work.tables, job.options), writing_heartbeats(job, "apply"):
-        speed = apply_on_spark(context, location, work, loaded, udfs, **every)
-    return applied(saved, loaded, speed, time.monotonic() - began)
+        speed = apply_on_spark(context, location, work, loaded, udfs, fingerprint, **every)
+    document = applied(saved, loaded, speed, time.monotonic() - began)
+    JobFolder(job, work.job_id).update_shard(fingerprint, shard, applied=document)
 
 
 if __name__ == "__main__":
