@@ -29,7 +29,7 @@ from airflow_geneva.cli.database import (
 from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.error_records import read_errors
-from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.job.progress import ShardStatus
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL
 from airflow_geneva.job.status import Job, format_time
@@ -233,14 +233,14 @@ def _stored_plan(db: Database, job_id: str) -> str:
     job = db.job(job_id)
     about = "\n".join(job.lines()[:1])
     folder = JobFolder.of(db.location(job.table).checkpoints, job_id)
-    planned = folder.read("planned.json")
-    if planned is None:
+    plan = (folder.read(RECORD) or {}).get("plan")
+    if plan is None or not folder.storage.exists(plan_name(plan)):
         if job.shard_count:
             raise InvalidInput(f"The plan of job {job_id} was removed or never finished. Run the {job.kind} again.")
         if job.commits:
             return f"{about}\n  No row had to be computed: rows were only removed from the view."
         return f"{about}\n  Nothing to do: all {job.rows_total:,} rows were up to date."
-    saved = load_plan(folder.storage, planned["fingerprint"])
+    saved = load_plan(folder.storage, plan)
     version = f"{f'{job.source} at' if job.source else 'table'} version {saved.work.version}"
     lines = [
         about,

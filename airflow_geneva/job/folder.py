@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -15,6 +15,7 @@ from airflow_geneva.errors import InvalidInput, StorageError, mask_secrets
 from airflow_geneva.faults import fault_point
 from airflow_geneva.storage.files import Storage
 
+RECORD, HEARTBEAT = "job.json", "heartbeat.json"
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
 
 APPLYING, APPLIED, COMMITTING, FAILURE = "applying", "applied", "committing", "failure"
@@ -53,40 +54,11 @@ class JobFolder:
             raise InvalidInput(f"{job_id!r} is not a job id.")
         return JobFolder(checkpoints.folder("jobs", job_id), job_id)
 
-    def write_record(self, record: Mapping[str, Any]) -> None:
-        """Write the job's record, before any other document of the job; remove the documents of an earlier try."""
-        _, names = self.storage.list_folder()
-        stages = ("progress-", "committing-")  # written before the status of a shard was one document
-        for name in names:
-            if name in ("result.json", "planned.json", "heartbeat.json") or name.startswith(stages):
-                self.storage.delete(name)
-        self.storage.write_json("job.json", {"started": time.time(), **record, "id": self.job_id})
-
-    def read_record(self) -> dict[str, Any] | None:
-        """Read the job's record, with state and result once the job has ended; None if there is no such job."""
-        record = self.read("job.json")
-        if record is not None:
-            kept = record.pop("ended", None)
-            record.update(self.read("result.json") or kept or {})
-        return record
-
-    def reduce_to_record(self) -> None:
-        """Merge the result into the record, keep the error records, and remove all other documents."""
-        record, ended = self.storage.read_json("job.json"), self.read("result.json")
-        if ended is not None:
-            self.storage.write_json("job.json", {**record, "ended": ended})
-            fault_point("record.kept")
-        names = [name for name in self.storage.list_files() if name != "job.json" and not name.startswith("errors/")]
-        # Remove the plans first: a cleared task then reports that its plan is gone, even if other files still exist.
-        plans = [name for name in names if name.startswith("plan-")]
-        self.storage.delete_all(plans)
-        self.storage.delete_all(name for name in names if name not in plans)
-        for name in {name.partition("/")[0] for name in names if "/" in name}:
-            self.storage.remove_empty_folders(name)
-
-    def write_planned(self, fingerprint: str, shards: Sequence[Mapping[str, int]]) -> None:
-        """Write the fingerprint of the job's current plan, and the sizes of its shards."""
-        self.storage.write_json("planned.json", {"fingerprint": fingerprint, "shards": [dict(size) for size in shards]})
+    def write_record(self, record: Mapping[str, Any], plan: str | None = None) -> None:
+        """Write the job's record, before any other document of the job; and again with the fingerprint of its plan."""
+        if plan is None:
+            self.storage.delete(HEARTBEAT)  # of an earlier try
+        self.storage.write_json(RECORD, {"started": time.time(), **record, "id": self.job_id, "plan": plan})
 
     def write_result(
         self,
@@ -95,11 +67,40 @@ class JobFolder:
         error: str | None = None,
         errors: int = 0,
         about: Mapping[str, Any] | None = None,
+        plan: str | None = None,
     ) -> None:
-        """Write how the job ended, with the number of its error records and more fields."""
-        document = {"state": state, "ended": time.time(), "result": dict(result), "errors": errors, **(about or {})}
-        document["error"] = None if error is None else mask_secrets(error)
-        self.storage.write_json("result.json", document)
+        """Write into the record how the job ended, unless the record is gone, or the job has another plan by now.
+
+        Args:
+            errors: number of its error records.
+            about: more fields.
+            plan: fingerprint of the plan that was carried out.
+        """
+        record = self.read(RECORD)
+        if record is None or (plan and record.get("plan") not in (None, plan)):
+            return
+        ended = {"state": state, "ended": time.time(), "result": dict(result), "errors": errors, **(about or {})}
+        ended["error"] = None if error is None else mask_secrets(error)
+        self.storage.write_json(RECORD, {**record, "ended": ended})
+
+    def read_end(self, record: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return how the job ended: what its record says, or a document of its own if it is older; else None."""
+        ended: dict[str, Any] | None = record.get("ended")
+        return self.read("result.json") if ended is None and "plan" not in record else ended
+
+    def reduce_to_record(self) -> None:
+        """Keep the record and the error records, and remove all other documents."""
+        record = self.storage.read_json(RECORD)
+        if "plan" not in record:
+            self.storage.write_json(RECORD, {**record, "ended": self.read_end(record)})
+        names = [name for name in self.storage.list_files() if name != RECORD and not name.startswith("errors/")]
+        # Remove the plans first: a cleared task then reports that its plan is gone, even if other files still exist.
+        plans = [name for name in names if name.startswith("plan-")]
+        self.storage.delete_all(plans)
+        fault_point("plans.removed")
+        self.storage.delete_all(name for name in names if name not in plans)
+        for name in {name.partition("/")[0] for name in names if "/" in name}:
+            self.storage.remove_empty_folders(name)
 
     def read_shard(self, fingerprint: str, shard: int) -> dict[str, Any]:
         """Read the status of a shard; empty if no task has worked on it."""
@@ -130,6 +131,10 @@ class JobFolder:
         except (FileNotFoundError, ValueError):
             return None
         return document if isinstance(document, dict) else None
+
+
+def plan_name(fingerprint: str) -> str:
+    return f"plan-{fingerprint[:16]}.json"
 
 
 def shard_name(stage: str, fingerprint: str, shard: int) -> str:

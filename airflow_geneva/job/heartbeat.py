@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_geneva.job.folder import HEARTBEAT
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.storage.files import Storage
 
@@ -26,8 +27,6 @@ RUNNING_TIMEOUT = 3600.0
 # Between two Airflow tasks no process writes heartbeats: the next task may wait for its retry delay, a pool slot or the
 # cluster, and a user may clear it the next morning. The same holds for a killed Airflow task that waits for its retry.
 WAITING_TIMEOUT = 24 * 3600.0
-
-HEARTBEAT = "heartbeat.json"
 
 
 @dataclass(frozen=True)

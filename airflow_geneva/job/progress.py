@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from airflow_geneva.errors import StorageError
-from airflow_geneva.job.folder import APPLIED, APPLYING, COMMITTING, FAILURE, JobFolder, shard_name
+from airflow_geneva.job.folder import APPLIED, APPLYING, COMMITTING, FAILURE, JobFolder, plan_name, shard_name
 
 logger = logging.getLogger("airflow_geneva.progress")
 
@@ -245,12 +245,20 @@ class ShardStatus:
         return (self.error or "").partition("\n")[0]
 
 
-def read_shards(folder: JobFolder, planned: Mapping[str, Any], names: Collection[str]) -> tuple[ShardStatus, ...]:
-    """Read the shards of a job's current plan from its ``planned.json`` and the files in its folder."""
-    there = frozenset(names)
+def read_shards(folder: JobFolder, record: Mapping[str, Any]) -> tuple[ShardStatus, ...]:
+    """Read the shards of a job's current plan; none if there is no plan yet, or no more."""
+    if "plan" in record:
+        fingerprint = record["plan"]
+        planned = folder.read(plan_name(fingerprint)) if fingerprint else None
+    else:  # written by an older version of this package
+        planned = folder.read("planned.json")
+        fingerprint = (planned or {}).get("fingerprint")
+    if planned is None:
+        return ()
+    names = frozenset(folder.storage.list_folder()[1])
     sizes = list(enumerate(planned["shards"]))
     found = in_parallel(
-        lambda item: _read_shard(folder, planned["fingerprint"], item[0], item[1], there), sizes, folder.storage.local
+        lambda item: _read_shard(folder, fingerprint, item[0], item[1], names), sizes, folder.storage.local
     )
     return tuple(found)
 

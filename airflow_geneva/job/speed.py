@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
-from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.folder import RECORD, JobFolder
 from airflow_geneva.job.status import job_ids
 from airflow_geneva.storage.files import Storage
 
@@ -69,9 +69,10 @@ def read_speed(checkpoints: Storage, described: Mapping[str, Any]) -> UdfSpeed |
         described: what the record of such a job says of it.
     """
     for name in islice(job_ids(checkpoints), _MOST_JOBS_READ):
-        record = JobFolder.of(checkpoints, name).read_record() or {}
+        folder = JobFolder.of(checkpoints, name)
+        record = folder.read(RECORD) or {}
         if all(record.get(part) == described.get(part) for part in _SAME):
-            speed = UdfSpeed.from_json(record.get("speed"))
+            speed = UdfSpeed.from_json((folder.read_end(record) or {}).get("speed"))
             if speed.rows:
                 return speed
     return None

@@ -11,8 +11,8 @@ from typing import Any
 
 from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.error_records import count_errors_so_far
-from airflow_geneva.job.folder import JobFolder, is_job_id
-from airflow_geneva.job.heartbeat import HEARTBEAT, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
+from airflow_geneva.job.folder import HEARTBEAT, RECORD, JobFolder, is_job_id
+from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
 from airflow_geneva.job.progress import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, RUNNING
 from airflow_geneva.storage.files import Storage
@@ -209,7 +209,7 @@ def read_job(folder: JobFolder, with_shards: bool = True, now: float | None = No
     """Read the job of a folder; None if there is none.
 
     Args:
-        with_shards: read the shards of a DONE job too; everything else about it is in two documents.
+        with_shards: read the shards of a DONE job too; everything else about it is in its record.
         now: the time to compare heartbeats with; by default now.
 
     Raises:
@@ -228,16 +228,14 @@ def read_job(folder: JobFolder, with_shards: bool = True, now: float | None = No
 
 def _read(folder: JobFolder, with_shards: bool, now: float) -> Job | None:
     try:
-        record = folder.storage.read_json("job.json")
+        record = folder.storage.read_json(RECORD)
     except FileNotFoundError:
         return None
-    ended = folder.read("result.json") or record.get("ended")
+    ended = folder.read_end(record)
     heartbeat = Heartbeat.from_json(folder.read(HEARTBEAT))
     shards: tuple[ShardStatus, ...] = ()
     if with_shards or ended is None or ended["state"] != DONE:
-        _, names = folder.storage.list_folder()
-        planned = folder.read("planned.json") if "planned.json" in names else None
-        shards = () if planned is None else read_shards(folder, planned, names)
+        shards = read_shards(folder, record)
     job = _job(folder.job_id, record, ended, heartbeat, shards, now)
     return job if job.ended is not None else replace(job, errors=count_errors_so_far(folder.storage))
 

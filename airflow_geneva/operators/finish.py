@@ -11,7 +11,7 @@ from airflow.sdk import Asset, AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import JobFolder, job_start_time
+from airflow_geneva.job.folder import RECORD, JobFolder, job_start_time
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.outbox import OutboxEntry, find_commits, read_outbox, remove_from_outbox
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
@@ -143,8 +143,9 @@ class FinishOperator(LanceOperator):
         oldest = min((mark.since for mark in jobs.values()), default=int(dataset.version))
         commits = find_commits(dataset, max(oldest, announced or 0), jobs)
         for mark in marks:
-            record = JobFolder.of(checkpoints, mark.job_id).read_record() or {}
-            if mark.job_id not in commits.values() and record.get("state") in (DONE, PARTIAL):
+            folder = JobFolder.of(checkpoints, mark.job_id)
+            ended = folder.read_end(folder.read(RECORD) or {}) or {}
+            if mark.job_id not in commits.values() and ended.get("state") in (DONE, PARTIAL):
                 remove_from_outbox(checkpoints, work.outbox, mark)
         if not commits:
             self.outlets = [outlet for outlet in self.outlets if outlet != asset]

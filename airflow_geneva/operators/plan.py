@@ -13,7 +13,7 @@ from typing import Any
 from airflow.sdk import Context
 
 from airflow_geneva.errors import CodeChanged
-from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.folder import JobFolder, plan_name
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.job.status import job_ids
 from airflow_geneva.lance_io.conflicts import conflict_retries
@@ -32,7 +32,7 @@ from airflow_geneva.operators._lance_task import (
 )
 from airflow_geneva.plan.model import BackfillSpec, Plan, Sizing
 from airflow_geneva.plan.request import BackfillRequest, plan_request
-from airflow_geneva.plan.saved_plan import SavedPlan, plan_name, shard_summaries
+from airflow_geneva.plan.saved_plan import SavedPlan, shard_summaries
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.choice import RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.run.inline import Udfs

@@ -12,6 +12,7 @@ from airflow_geneva.checkpoint.packs import from_bytes, to_bytes
 from airflow_geneva.checkpoint.provenance import PriorFailures
 from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.folder import plan_name
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import JobSpec, Plan, job_spec_from_json
 from airflow_geneva.plan.shard import Shard
@@ -78,7 +79,7 @@ class SavedPlan:
 
     Args:
         fingerprint: SHA-256 of the header, which holds the digests of the shards.
-        shards: for each shard its ``file``, ``sha256``, ``fragments`` and ``rows``.
+        shards: for each shard its ``file`` and ``sha256``, and its sizes, which the status of the job begins with.
         swap: for a refresh, ``file`` and ``sha256`` of its swap.
     """
 
@@ -104,10 +105,7 @@ class SavedPlan:
 
 def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
     """Write a plan into its job's folder; `run` gives equal plans of two runs different fingerprints."""
-    entries = [
-        {**_save_part(job, shard.dump()), "fragments": len(shard.fragments), "rows": shard.rows}
-        for shard in plan.shards
-    ]
+    entries = [{**_save_part(job, shard.dump()), **_sizes(shard)} for shard in plan.shards]
     header = {
         "format": _FORMAT,
         "run": run,
@@ -123,6 +121,18 @@ def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
     fingerprint = sha256(data)
     job.write_bytes(plan_name(fingerprint), data)
     return _saved(fingerprint, header)
+
+
+def _sizes(shard: Shard) -> dict[str, int]:
+    """Return the sizes of a shard before it runs."""
+    staged = [fragment.rows for fragment in shard.fragments if fragment.staged]
+    return {
+        "rows": shard.rows,
+        "fragments": len(shard.fragments),
+        "staged": len(staged),
+        "rows_staged": sum(staged),
+        "rows_held": shard.rows - sum(staged) - shard.rows_to_run,
+    }
 
 
 def _save_part(job: Storage, data: bytes) -> dict[str, Any]:
@@ -142,10 +152,6 @@ def load_plan(job: Storage, fingerprint: str) -> SavedPlan:
             f"{_FORMAT}. Clear the plan task with its downstream tasks."
         )
     return _saved(fingerprint, header)
-
-
-def plan_name(fingerprint: str) -> str:
-    return f"plan-{fingerprint[:16]}.json"
 
 
 def shard_summaries(plan: Plan, saved: SavedPlan, job: Storage) -> list[dict[str, Any]]:

@@ -166,18 +166,18 @@ def record_plan(
     if plan.shards or (plan.swap and (plan.swap.gone or plan.swap.advances)):
         plan = plan.with_work(tables=tuple(table.stamped(location.options) for table in plan.work.tables))
     work = plan.work
-    folder.write_record(
-        {
-            **work.describe(),
-            **choice.describe(),
-            "state": PENDING,
-            "rows_total": plan.rows_total,
-            "rows_pending": plan.rows_pending,
-            "shards": len(plan.shards),
-            "reasons": plan.reasons,
-            **(about or {}),
-        }
-    )
+    record = {
+        **work.describe(),
+        **choice.describe(),
+        "started": time.time(),
+        "state": PENDING,
+        "rows_total": plan.rows_total,
+        "rows_pending": plan.rows_pending,
+        "shards": len(plan.shards),
+        "reasons": plan.reasons,
+        **(about or {}),
+    }
+    folder.write_record(record)
     fault_point("plan.recorded")
     alive = writing_heartbeats(folder.storage, "plan") if plan.shards else nullcontext()
     with reporting_remade(work.tables, location.options), alive:
@@ -185,7 +185,7 @@ def record_plan(
             append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
         saved = save_plan(plan, folder.storage, run)
         if plan.shards:
-            folder.write_planned(saved.fingerprint, [_sizes(shard) for shard in plan.shards])
+            folder.write_record(record, saved.fingerprint)
     fault_point("plan.saved")
     _log_reused_checkpoints(plan)
     return saved
@@ -311,7 +311,7 @@ class PlannedJob:
         about: dict[str, Any] = {} if self.choice is None else self.choice.describe()
         if speed.rows:
             about["speed"] = speed.to_json()
-        self.folder.write_result(result.state, result.to_json(), error, errors, about)
+        self.folder.write_result(result.state, result.to_json(), error, errors, about, self.saved.fingerprint)
 
     def _missing_error(self, missing: Sequence[int]) -> str:
         error = f"{len(missing)} of {len(self.saved.shards)} shards were not committed: {missing[:20]}."
@@ -349,18 +349,6 @@ def _store_code(work: JobSpec, job: Storage) -> tuple[CodeArchive, ...]:
             found[digest] = CodeArchive(f"code-{digest[:16]}.zip", digest)
             job.write_bytes(found[digest].zip, archive)
     return tuple(found.values())
-
-
-def _sizes(shard: Shard) -> dict[str, int]:
-    """Return the sizes of a shard for the job's record, before it runs."""
-    staged = [fragment.rows for fragment in shard.fragments if fragment.staged]
-    return {
-        "rows": shard.rows,
-        "fragments": len(shard.fragments),
-        "staged": len(staged),
-        "rows_staged": sum(staged),
-        "rows_held": shard.rows - sum(staged) - shard.rows_to_run,
-    }
 
 
 def _log_reused_checkpoints(plan: Plan) -> None:

@@ -22,7 +22,7 @@ from fastapi.testclient import TestClient
 from airflow_geneva import Database, Table, connect, udf
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.job.error_records import ErrorRecord, write_errors
-from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.folder import JobFolder, plan_name
 from airflow_geneva.pages.app import app
 from airflow_geneva.pages.tables import CountCache
 from airflow_geneva.task_groups import RefreshTaskGroup
@@ -142,9 +142,8 @@ def test_a_secret_is_masked_before_a_text_is_cut(reader: Get, database: Database
     message = "x" * (300 - len(SECRET) // 2) + SECRET
     error = ErrorRecord(job_id, "y", "f", "v", 1, 1, "ValueError", message, "Traceback", 1, 1, 1.0)
     write_errors(folder.storage, "range-0", [error])
-    result = folder.read("result.json")
-    assert result is not None
-    folder.storage.write_json("result.json", {**result, "errors": 1})
+    record = folder.storage.read_json("job.json")
+    folder.storage.write_json("job.json", {**record, "ended": {**record["ended"], "errors": 1}})
     assert "a-secret" not in reader(of_job("docs", job_id))
 
 
@@ -231,9 +230,9 @@ PRINT = "f" * 64
 
 def running_job(table: Table, started: float) -> str:
     folder = JobFolder.of(table.location.checkpoints, "20260101T000000-running")
-    folder.write_record({**RUNNING, "started": started})
     size = {"rows": 500, "fragments": 5, "staged": 0, "rows_staged": 0, "rows_held": 0}
-    folder.write_planned(PRINT, [size, size])
+    folder.storage.write_json(plan_name(PRINT), {"shards": [size, size]})
+    folder.write_record({**RUNNING, "started": started}, PRINT)
     progress = {
         "rows": 500, "rows_done": 300, "fragments": 5, "ready": 2, "committed": 0, "seconds": 10.0, "rows_held": 0,
         "rows_ready": 200, "rows_committed": 0, "versions": [],
@@ -308,9 +307,8 @@ def test_errors_are_paged_and_bounded(reader: Get, database: Database) -> None:
     ]
     for start in range(0, 1500, 500):
         write_errors(folder.storage, f"range-{start}", records[start : start + 500])
-    result = folder.read("result.json")
-    assert result is not None
-    folder.storage.write_json("result.json", {**result, "errors": 1500})
+    record = folder.storage.read_json("job.json")
+    folder.storage.write_json("job.json", {**record, "ended": {**record["ended"], "errors": 1500}})
     page = reader(of_job("docs", job_id))
     assert "1,500 error records, of which 1,000 are listed here" in text_of(page)
     assert "page 1 of 40" in text_of(page)

@@ -133,7 +133,7 @@ def test_the_files_beside_a_view_stay_few_and_a_restore_runs_no_row(table: Table
 def test_a_job_that_ended_long_ago_is_its_record_only_and_its_tasks_say_so(table: Table, often: None) -> None:
     first = table.backfill("y", runner="inline", where="id < 5")
     folder = JobFolder.of(table.location.checkpoints, first.job_id)
-    fingerprint = folder.read("planned.json")["fingerprint"]
+    fingerprint = folder.read("job.json")["plan"]
     before = connect(Path(table.uri).parent).job(first.job_id)
     open_job = record_plan(table.plan_backfill("z"), table.location)
     marked = table.backfill("y", runner="inline", where="id = 5")
@@ -181,7 +181,7 @@ house.grow(table, int(sys.argv[2]), 8, checkpoint_size=20)
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("fault", ["fold.written", "pack.written", "record.kept", "file.removed:3"])
+@pytest.mark.parametrize("fault", ["fold.written", "pack.written", "plans.removed", "file.removed:3"])
 def test_killed_while_it_tidies_up_nothing_is_lost(table: Table, trace: Trace, often: None, fault: str) -> None:
     defined = table.version
     environment = {**os.environ, "AIRFLOW_GENEVA_FAULT": fault}

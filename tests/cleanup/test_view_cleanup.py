@@ -320,7 +320,7 @@ def test_what_a_killed_refresh_left_goes_with_the_garbage(table: Table, trace: T
     assert len(snapshots(view)) == 2 + left
     for path in Path(view.uri, "_checkpoints/jobs").glob("*/job.json"):
         job = JobFolder.of(view.location.checkpoints, path.parent.name)
-        if job.read("result.json") is None:
+        if (job.read("job.json") or {}).get("ended") is None:
             # As if it had been silent for long.
             job.write_result("FAILED", {**dict.fromkeys(COUNTS, 0), "seconds": {}, "commits": [], "notes": []})
     assert clean(view).file_group(SNAPSHOTS).count == left

@@ -13,7 +13,7 @@ import pytest
 from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job import error_records
 from airflow_geneva.job.error_records import ErrorRecord, count_errors, read_errors, write_errors
-from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.folder import JobFolder, plan_name
 from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT, WAITING_TIMEOUT
 from airflow_geneva.job.progress import Progress, ProgressReporter
 from airflow_geneva.job.result import BackfillResult, ShardResult
@@ -65,13 +65,18 @@ def beat(folder: JobFolder, at: float, stage: str, over: bool = False) -> None:
     folder.storage.write_json("heartbeat.json", {"at": at, "stage": stage, "over": over})
 
 
+def plan(folder: JobFolder, sizes: list[dict[str, int]], record: dict[str, Any] = RECORD) -> None:
+    folder.storage.write_json(plan_name(PRINT), {"shards": sizes})
+    folder.write_record(record, PRINT)
+
+
 def end(folder: JobFolder, state: str = "DONE", **more: Any) -> None:
     result = BackfillResult(folder.job_id, state, **more)
     folder.write_result(state, result.to_json(), "it broke" if state == "FAILED" else None, errors=3)
 
 
 def test_a_planned_job_is_pending_and_knows_what_lies_ahead(folder: JobFolder) -> None:
-    folder.write_planned(PRINT, SIZES)
+    plan(folder, SIZES)
     job = read(folder, now=RECORD["started"] + 5)
     assert (job.state, job.open, job.dead, job.target) == ("PENDING", True, False, "docs.n")
     assert (job.rows_total, job.rows_pending, job.rows_skipped, job.rows_left) == (1000, 300, 700, 300)
@@ -80,7 +85,7 @@ def test_a_planned_job_is_pending_and_knows_what_lies_ahead(folder: JobFolder) -
 
 
 def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
-    folder.write_planned(PRINT, SIZES)
+    plan(folder, SIZES)
     applying = ProgressReporter(80, 1, lambda found: folder.update_shard(PRINT, 0, applying=found), rows_held=20)
     applying.add_rows(30)
     applying.keep()
@@ -112,7 +117,7 @@ def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
 
 
 def test_a_running_job_estimates_its_end_from_all_shards_that_run(folder: JobFolder) -> None:
-    folder.write_planned(PRINT, SIZES)
+    plan(folder, SIZES)
     assert (read(folder).rows_per_second, read(folder).seconds_left) == (0, None)
     advance(folder, 0, rows_done=30)
     advance(folder, 1, rows_done=20)
@@ -133,7 +138,7 @@ def test_a_job_remembers_why_rows_were_due_or_were_not(folder: JobFolder) -> Non
 
 
 def test_what_a_shard_could_not_commit_stays_ready(folder: JobFolder) -> None:
-    folder.write_planned(PRINT, SIZES[:1])
+    plan(folder, SIZES[:1])
     folder.update_shard(PRINT, 0, applied={"rows_run": 80, "seconds": 4.0})
     partly = ShardResult(0, PRINT, rows_computed=100, rows_left=100, fragments=1, versions=(8,), seconds=0.5)
     partly.write(folder)
@@ -148,7 +153,7 @@ def advance(folder: JobFolder, shard: int, rows_done: int, stage: str = "applyin
 
 
 def test_a_shard_whose_try_failed_says_so_and_has_no_speed_until_it_is_tried_again(folder: JobFolder) -> None:
-    folder.write_planned(PRINT, SIZES)
+    plan(folder, SIZES)
     advance(folder, 0, rows_done=30)
     advance(folder, 1, rows_done=20)
     with pytest.raises(OSError, match="no disk"), folder.recording_failure(PRINT, 1):
@@ -164,7 +169,7 @@ def test_a_shard_whose_try_failed_says_so_and_has_no_speed_until_it_is_tried_aga
 
 @pytest.mark.parametrize("stage", ["applying", "committing"])
 def test_no_shard_of_a_failed_job_is_worked_on(folder: JobFolder, stage: str) -> None:
-    folder.write_planned(PRINT, SIZES)
+    plan(folder, SIZES)
     advance(folder, 0, rows_done=30, stage=stage)
     end(folder, "FAILED", rows_left=300)
     # The task that did the first was killed, and could not say why.
@@ -172,7 +177,7 @@ def test_no_shard_of_a_failed_job_is_worked_on(folder: JobFolder, stage: str) ->
 
 
 def test_no_shard_of_a_job_that_is_found_dead_is_worked_on(folder: JobFolder) -> None:
-    folder.write_planned(PRINT, SIZES)
+    plan(folder, SIZES)
     advance(folder, 0, rows_done=30)
     beat(folder, RECORD["started"] + 10, "apply")
     dead = read(folder, now=RECORD["started"] + RUNNING_TIMEOUT + 11)
@@ -181,7 +186,7 @@ def test_no_shard_of_a_job_that_is_found_dead_is_worked_on(folder: JobFolder) ->
 
 
 def test_an_ended_job_says_what_its_result_says(folder: JobFolder) -> None:
-    folder.write_planned(PRINT, [])
+    plan(folder, [])
     end(
         folder, rows_computed=225, rows_reused=75, rows_skipped=700, commits=(8, 9), seconds={"plan": 0.5, "apply": 9.0}
     )
@@ -250,13 +255,24 @@ def test_a_driver_that_came_too_late_leaves_a_finished_job_finished(folder: JobF
 
 
 def test_planning_again_forgets_how_the_try_before_went(folder: JobFolder) -> None:
-    folder.write_planned(PRINT, SIZES)
+    plan(folder, SIZES)
     advance(folder, 0, rows_done=80)
     beat(folder, time.time(), "apply")
     end(folder, "FAILED")
     folder.write_record(RECORD)
     job = read(folder)
     assert (job.state, job.shards, job.error, job.rows_checkpointed) == ("PENDING", (), None, 0)
+
+
+def test_a_finish_that_comes_after_its_job_was_planned_again_does_not_end_it(folder: JobFolder) -> None:
+    plan(folder, SIZES)
+    result = BackfillResult(folder.job_id, "DONE", rows_computed=300).to_json()
+    folder.write_result("DONE", result, plan="e" * 64)
+    assert read(folder).state == "PENDING"
+    folder.write_result("DONE", result, plan=PRINT)
+    assert (read(folder).state, read(folder).rows_computed) == ("DONE", 300)
+    folder.write_result("PARTIAL", result, plan=PRINT)
+    assert read(folder).state == "PARTIAL"
 
 
 def test_records_of_older_versions_are_readable(checkpoints: Storage) -> None:
@@ -270,7 +286,8 @@ def test_records_of_older_versions_are_readable(checkpoints: Storage) -> None:
 
 
 def test_the_status_of_a_shard_is_read_from_the_documents_that_it_was_before(folder: JobFolder) -> None:
-    folder.write_planned(PRINT, [*SIZES, SIZES[1]])
+    folder.storage.write_json("job.json", {**RECORD, "id": folder.job_id})
+    folder.storage.write_json("planned.json", {"fingerprint": PRINT, "shards": [*SIZES, SIZES[1]]})
     progress = {"rows": 80, "rows_done": 30, "fragments": 1, "ready": 0, "committed": 0, "seconds": 10.0}
     folder.storage.write_json("progress-0000.json", progress)
     folder.storage.write_json("progress-0001.json", progress)
@@ -289,7 +306,8 @@ def test_damaged_and_foreign_folders_do_not_hide_the_others(checkpoints: Storage
     damaged.storage.write_bytes("job.json", b'{"kind": "back')
     checkpoints.write_bytes("jobs/not a job/x.json", b"{}")
     folder.storage.write_bytes("heartbeat.json", b"")
-    folder.storage.write_bytes("planned.json", b"[1")
+    plan(folder, SIZES)
+    folder.storage.write_bytes(plan_name(PRINT), b"[1")
     assert [job.id for job in read_jobs(checkpoints, job_ids(checkpoints))] == [folder.job_id]
 
 
@@ -310,11 +328,13 @@ def test_damaged_and_foreign_folders_do_not_hide_the_others(checkpoints: Storage
         ("job.json", b"[" * 100_000),
         ("job.json", json.dumps({**RECORD, "state": "QUEUED"}).encode()),
         ("job.json", json.dumps({**RECORD, "column": 5}).encode()),
-        ("result.json", b'{"state": "DONE"}'),
-        ("result.json", b'{"state": "DONE", "ended": 5, "result": []}'),
+        ("job.json", json.dumps({**RECORD, "ended": {"state": "DONE"}}).encode()),
+        ("job.json", json.dumps({**RECORD, "ended": {"state": "DONE", "ended": 5, "result": []}}).encode()),
+        ("job.json", json.dumps({**RECORD, "plan": 5}).encode()),
         ("planned.json", b'{"shards": 3}'),
         ("planned.json", b'{"fingerprint": "f", "shards": [{}]}'),
-        ("progress-0000.json", b'{"rows": {}}'),
+        ("plan-ffffffffffffffff.json", b'{"shards": 3}'),
+        ("plan-ffffffffffffffff.json", b"{}"),
         ("status-ffffffffffffffff-0000.json", b'{"applying": {"rows": {}}}'),
         ("status-ffffffffffffffff-0000.json", b'{"failure": "no disk"}'),
     ],
@@ -324,7 +344,9 @@ def test_a_damaged_job_is_told_from_one_that_is_not_there_and_does_not_hide_the_
 ) -> None:
     damaged = JobFolder.of(checkpoints, "20260102T000000-b")
     damaged.write_record(RECORD)
-    damaged.write_planned(PRINT, SIZES)
+    plan(damaged, SIZES)
+    if name == "planned.json":
+        damaged.storage.write_json("job.json", RECORD)
     damaged.storage.write_bytes(name, document)
     with pytest.raises(DamagedRecord, match=r"record of job 20260102T000000-b in .* is damaged"):
         read_job(damaged)
@@ -334,8 +356,7 @@ def test_a_damaged_job_is_told_from_one_that_is_not_there_and_does_not_hide_the_
 
 
 def test_a_job_reads_well_and_goes_through_json(folder: JobFolder) -> None:
-    folder.write_record({**RECORD, **AIRFLOW, "where": "x > 1"})
-    folder.write_planned(PRINT, SIZES)
+    plan(folder, SIZES, {**RECORD, **AIRFLOW, "where": "x > 1"})
     beat(folder, RECORD["started"] + 60, "plan", over=True)
     job = read(folder, now=RECORD["started"] + 61)
     assert str(job).splitlines() == [

@@ -370,8 +370,8 @@ GUARDS = [
     ),
     Guard(
         "A password in an error message would stay in the job's record.",
-        'document["error"] = None if error is None else mask_secrets(error)',
-        'document["error"] = error',
+        'ended["error"] = None if error is None else mask_secrets(error)',
+        'ended["error"] = error',
         ("storage/test_storage.py::test_what_a_job_keeps_of_its_failure_names_no_credentials",),
     ),
     Guard(

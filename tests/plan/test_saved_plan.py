@@ -14,11 +14,12 @@ from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.checkpoint.reuse import Ancestor
 from airflow_geneva.checkpoint.view_snapshot import Snapshot, SourceFragment
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.folder import plan_name
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable
 from airflow_geneva.plan.model import BackfillSpec, CodeArchive, Plan, Sizing
-from airflow_geneva.plan.saved_plan import SwapPlan, load_plan, plan_name, save_plan, shard_summaries
+from airflow_geneva.plan.saved_plan import SwapPlan, load_plan, save_plan, shard_summaries
 from airflow_geneva.plan.shard import FragmentWork, Shard, cut_shards
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.udf.decorator import UdfDefinition

@@ -56,7 +56,7 @@ ELSEWHERE = {
     "cleanup.removed",
     "fold.written",
     "pack.written",
-    "record.kept",
+    "plans.removed",
     "file.removed",
     "view.staged",
     "advance.written",

@@ -133,7 +133,7 @@ def test_by_default_a_small_job_runs_in_this_process(
     result = table.backfill("y")
     assert_right(table, "y", tripled)
     assert_exact(trace, range(100))
-    record = JobFolder.of(table.location.checkpoints, result.job_id).read_record() or {}
+    record = (JobFolder.of(table.location.checkpoints, result.job_id).read("job.json") or {})["ended"]
     assert record["runner"] == "inline"
     assert "no earlier job" in record["runner_reason"]
 

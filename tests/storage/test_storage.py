@@ -46,6 +46,7 @@ def test_an_endpoint_that_names_its_credentials_is_not_repeated(call: Callable[[
 def test_what_a_job_keeps_of_its_failure_names_no_credentials(tmp_path: Path, ending: str) -> None:
     folder = JobFolder.of(Storage.at(str(tmp_path)), "20260101T000000-a")
     if ending == "result":
+        folder.write_record({})
         folder.write_result("FAILED", {}, f"cannot reach {ENDPOINT}/lake")
     else:
         with pytest.raises(OSError, match="planted"), folder.recording_failure("f" * 64, 0):
