@@ -26,6 +26,8 @@ from airflow_geneva.lance_io.row_ranges import Ranges, from_lists, to_lists
 from airflow_geneva.storage.files import Storage
 
 _FOLD_AFTER = 16
+_FOLDS = ("ledger._fold-", "fold.")
+"""What the keys of folds begin with: now, and in databases of before."""
 _SEEN_KEPT = 8
 _WORTH_IT = 0.25
 Present = Callable[[set[str]], Collection[str] | None]
@@ -211,7 +213,7 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
                 state.seen.append(fact.at)
             else:
                 state.facts.setdefault(fact.signature, []).append(fact)
-        if key.startswith("ledger."):
+        if not is_fold(key):
             # A plan marks the version that it read; finish marks a version after those of the job's commits.
             about = announced if marks == len(state.seen) else marked
             job = key.split(".")[1]
@@ -228,7 +230,7 @@ def append_ledger(checkpoints: Storage, field_id: int, job_id: str, facts: Seque
 
 
 def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
-    """Combine many ledgers into one document, the fold, and remove the ledgers of the previous fold.
+    """Combine many ledgers into one, the fold, and remove the ledgers of the previous fold.
 
     The ledgers of the newest fold stay until the next one, in case the fold is damaged.
 
@@ -252,14 +254,19 @@ def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
 
 def new_fold_key() -> str:
     """Make a key that sorts by time: readers start with the newest fold and skip the documents that it covers."""
-    return f"fold.{time.time_ns():020}.{uuid.uuid4().hex[:12]}"
+    return f"{_FOLDS[0]}{time.time_ns():020}.{uuid.uuid4().hex[:12]}"
+
+
+def is_fold(key: str) -> bool:
+    """Whether a ledger covers others. No job id begins with an underscore."""
+    return key.startswith(_FOLDS)
 
 
 def _by_age(keys: Iterable[str]) -> list[str]:
-    """Sort keys: folds, newest first, then ledgers."""
+    """Sort keys: folds, newest first, then the other ledgers."""
     found = list(keys)
-    folds = sorted((key for key in found if key.startswith("fold.")), reverse=True)
-    return folds + [key for key in found if key.startswith("ledger.")]
+    folds = {key.removeprefix(_FOLDS[0]).removeprefix(_FOLDS[1]): key for key in found if is_fold(key)}
+    return [folds[time] for time in sorted(folds, reverse=True)] + [key for key in found if not is_fold(key)]
 
 
 def _not_folded(store: CheckpointStore) -> list[str]:
@@ -267,7 +274,7 @@ def _not_folded(store: CheckpointStore) -> list[str]:
     keys = store.list_keys()
     covered: set[str] = set()
     for key in _by_age(keys):
-        if key.startswith("fold.") and key not in covered:
+        if is_fold(key) and key not in covered:
             with suppress(KeyError):
                 covered |= _covered_by(store.read(key, ["at"]))
     return [key for key in keys if key not in covered]

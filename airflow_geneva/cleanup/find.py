@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 
-from airflow_geneva.checkpoint.facts import covered_documents
+from airflow_geneva.checkpoint.facts import covered_documents, is_fold
 from airflow_geneva.checkpoint.keys import ParsedKey, parse_key, path_to_key
 from airflow_geneva.checkpoint.packs import keys_of_pack
 from airflow_geneva.checkpoint.view_snapshot import snapshot_job, snapshot_key
@@ -240,7 +240,7 @@ class _Search:
                 continue
             keys = {path_to_key(name): file for name, file in files.items()}
             folds = sorted(
-                (key for key, file in keys.items() if key.startswith("fold.") and file.modified < settled),
+                (key for key, file in keys.items() if is_fold(key) and file.modified < settled),
                 key=lambda key: -keys[key].modified,
             )
             covered = covered_documents(self.checkpoints, field_id, folds) if folds else set()

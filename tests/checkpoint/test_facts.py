@@ -153,7 +153,7 @@ def test_few_ledgers_are_left_alone(tmp_path: Path) -> None:
 def test_a_fold_that_is_damaged_leaves_the_ledgers_it_was_made_of(tmp_path: Path) -> None:
     write_many(tmp_path, 20)
     fold_ledgers(checkpoints(tmp_path), 7)
-    (fold,) = (tmp_path / "state").rglob("fold*.lance")
+    (fold,) = (tmp_path / "state").rglob("ledger._fold-*.lance")
     fold.write_bytes(b"")
     assert load_state(checkpoints(tmp_path), 7).known("s", 20) == {Provenance("v"): Ranges.of(0, 20)}
 
@@ -168,7 +168,7 @@ def test_a_damaged_ledger_costs_its_own_facts_only(tmp_path: Path) -> None:
 def test_two_folds_at_once_agree(tmp_path: Path) -> None:
     write_many(tmp_path, 20)
     fold_ledgers(checkpoints(tmp_path), 7)
-    (first,) = (tmp_path / "state").rglob("fold*.lance")
+    (first,) = (tmp_path / "state").rglob("ledger._fold-*.lance")
     hidden = first.rename(tmp_path / "hidden")
     fold_ledgers(checkpoints(tmp_path), 7)
     hidden.rename(first)

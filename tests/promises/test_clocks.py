@@ -11,7 +11,7 @@ import pytest
 
 import airflow_geneva.checkpoint.facts as state
 from airflow_geneva import connect
-from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, load_state, seen
+from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, is_fold, load_state, seen
 from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import CHECKPOINTS, Garbage
 from airflow_geneva.errors import JobFailed
@@ -107,4 +107,4 @@ def test_folds_of_a_clock_that_runs_backwards_hold_all_facts(
         fold_ledgers(checkpoints, 3)
     found = load_state(checkpoints, 3)
     assert set(range(60 - 5, 61)) <= set(found.seen)
-    assert len([key for key in found.ledgers if key.startswith("fold.")]) == 1
+    assert len([key for key in found.ledgers if is_fold(key)]) == 1
