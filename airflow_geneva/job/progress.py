@@ -145,19 +145,17 @@ class ProgressReporter:
         """Write the document; a failed write does not fail the work."""
         if self.write is None:
             return
-        progress = self.now()
-        document = {
-            **asdict(progress),
-            "rows_per_second": progress.rows_per_second,
-            "at": time.time(),
-            "skipped": self.skipped(),
-        }
         try:
-            self.write(document)
+            self.write(self.document())
         except StorageError as error:
             if not self._already_warned:
                 self._already_warned = True
                 logger.warning("Cannot write the progress; the work goes on: %s", error)
+
+    def document(self) -> dict[str, Any]:
+        progress = self.now()
+        speed = progress.rows_per_second
+        return {**asdict(progress), "rows_per_second": speed, "at": time.time(), "skipped": self.skipped()}
 
 
 def read_progress(document: Mapping[str, Any]) -> Progress:

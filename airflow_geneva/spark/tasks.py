@@ -20,7 +20,7 @@ from airflow_geneva import errors
 from airflow_geneva.apply.applier import StopComputing
 from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
 from airflow_geneva.errors import GenevaError, UdfCrashed, UdfError
-from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.folder import STOP, JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.plan.model import JobSpec
@@ -43,7 +43,7 @@ logger = logging.getLogger("airflow_geneva.spark")
 
 _TASK_REPORT_SECONDS = 2.0
 _POLL_SECONDS = 0.05
-_STOP = "stop.json"
+_FAILURE = "failure"
 
 _shipped: set[tuple[str, str]] = set()
 # Spark serves shipped files from these folders, so they stay until this process ends.
@@ -52,23 +52,30 @@ _shipped_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """All that a Spark task needs, credentials too; sent to executors inside the serialized task, never as a file."""
+    """All that a Spark task needs, credentials too; sent to executors inside the serialized task, never as a file.
+
+    ``attempt`` names the folder of the tasks' reports; ``skipped`` counts rows skipped before the stage, by rule.
+    """
 
     location: TableLocation
     work: JobSpec
     udfs: Udfs
-    progress: Storage
+    job: JobFolder
+    plan: str
+    shard: int
+    attempt: str
     skipped: Mapping[int, int]
 
-    def stop(self, error: GenevaError) -> None:
-        """Tell all tasks to checkpoint their rows and end, because of a failure."""
-        self.progress.write_json(_STOP, {"failure": [type(error).__name__, str(error)]})
+    @property
+    def progress(self) -> Storage:
+        return self.job.storage.folder("progress", self.attempt)
 
-    def raise_failure(self) -> None:
-        """Raise the failure that stopped the tasks; the failed task may have died before it could return it."""
-        if self.progress.exists(_STOP):
-            kind, message = self.progress.read_json(_STOP)["failure"]
-            raise getattr(errors, kind)(message)
+    def stop(self) -> None:
+        """Make the driver tell all tasks to checkpoint their rows and end."""
+        self.job.update_shard(self.plan, self.shard, stop=self.attempt)
+
+    def is_stopped(self) -> bool:
+        return bool(self.job.read_shard(self.plan, self.shard).get(STOP) == self.attempt)
 
 
 def apply_on_spark(
@@ -84,9 +91,9 @@ def apply_on_spark(
     works = shard.to_apply
     slots = min(work.sizing.concurrency, context.defaultParallelism) * work.sizing.intra_applier_concurrency
     tasks = split_into_tasks(works, work.sizing, slots)
-    storage = JobFolder.of(location.checkpoints, work.job_id).storage
-    attempt = f"progress/{shard.index:04}-{int(time.time() * 1000)}"
-    task_spec = TaskSpec(location, work, udfs, storage.folder(*attempt.split("/")), skipped_before(location, work))
+    job = JobFolder.of(location.checkpoints, work.job_id)
+    attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
+    task_spec = TaskSpec(location, work, udfs, job, plan, shard.index, attempt, skipped_before(location, work))
     reporter = open_reporter(location, work, shard, plan, every)
     logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, shard.rows_to_run, len(works), len(tasks))
     limits: Policy = joint_policy(udfs.here()) if has_limits(work) else "fail"
@@ -146,7 +153,9 @@ def _run_stage(
         watcher.look()
     if failure:
         raise _explain_worker_death(failure[0], task_spec.work)
-    task_spec.raise_failure()
+    watcher.look(now=True)
+    if watcher.failure is not None:
+        raise watcher.failure
     # A killed try of a task skipped rows that the next try did not run; only the error records have all of them.
     SkipCount(limits, task_spec.work.rows, skipped_before(task_spec.location, task_spec.work)).check()
     return reports
@@ -200,13 +209,13 @@ class _Partition:
         except StopComputing:
             return []
         except GenevaError as error:
-            task_spec.stop(error)
+            write({**reporter.document(), _FAILURE: [type(error).__name__, str(error)]})
             return []
         return reports
 
     def _look_around(self, _line: str) -> None:
         """Stop this task if another one failed. Called in place of a log: tasks report progress only through files."""
-        if self.task_spec.progress.exists(_STOP):
+        if self.task_spec.is_stopped():
             raise StopComputing
 
 
@@ -232,17 +241,16 @@ class _ProgressCollector:
         self.reporter = reporter
         self.count = count
         self.done_before = done_before
+        self.failure: GenevaError | None = None
         self._next = 0.0
 
-    def look(self) -> None:
-        if time.monotonic() < self._next:
+    def look(self, now: bool = False) -> None:
+        if time.monotonic() < self._next and not now:
             return
         self._next = time.monotonic() + _TASK_REPORT_SECONDS
         rows = ready = rows_ready = 0
         skipped: Counter[int] = Counter()
         for name in self.task_spec.progress.list_files():
-            if name == _STOP:
-                continue
             try:
                 document = self.task_spec.progress.read_json(name)
             except (FileNotFoundError, ValueError):
@@ -251,6 +259,9 @@ class _ProgressCollector:
             ready += document["ready"]
             rows_ready += document["rows_ready"]
             skipped.update({int(rule): given_up for rule, given_up in document["skipped"].items()})
+            if failure := document.get(_FAILURE):
+                kind, message = failure
+                self._stop(getattr(errors, kind)(message))
         self.reporter.rows_done = max(self.reporter.rows_done, self.done_before, rows)
         self.reporter.ready = max(self.reporter.ready, ready)
         self.reporter.rows_ready = max(self.reporter.rows_ready, rows_ready)
@@ -258,7 +269,12 @@ class _ProgressCollector:
         try:
             self.count.check(skipped)
         except UdfError as error:
-            self.task_spec.stop(error)
+            self._stop(error)
+
+    def _stop(self, failure: GenevaError) -> None:
+        if self.failure is None:
+            self.failure = failure
+            self.task_spec.stop()
 
 
 def open_session(concurrency: int) -> SparkSession:
