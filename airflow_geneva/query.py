@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_geneva.apply.query_columns import QueryComputer, take_rows
+from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.arrays import check_storable, single_batch
 from airflow_geneva.lance_io.filters import check_where, freeze_where, volatile_functions, where_columns
 from airflow_geneva.storage.uri import without_credentials
+from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
+from airflow_geneva.view import View
 from airflow_geneva.views.definition import (
     IS_SET,
     ViewDefinition,
@@ -30,10 +33,6 @@ from airflow_geneva.views.rows import DATA_STORAGE_VERSION, create_view, select_
 
 if TYPE_CHECKING:
     import lance
-
-    from airflow_geneva.database import Database
-    from airflow_geneva.table import Table
-    from airflow_geneva.view import View
 
 ROWS_PER_FRAGMENT = 1_048_576
 _READ_ROWS = 4_096
@@ -211,9 +210,6 @@ class Query:
             view = table.query().where("n > 10").create_materialized_view(db, "long_docs")
             ```
         """
-        from airflow_geneva.database import Database
-        from airflow_geneva.view import View
-
         chosen, called = _one_of("db", db, "conn", conn), _one_of("name", name, "view_name", view_name)
         if called is None:
             raise InvalidInput('The view has no name. Give one: create_materialized_view(db, "long_docs").')

@@ -7,30 +7,31 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.error_records import ErrorRecord, read_errors
+from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.lance_io.arrays import RowData, as_table
+from airflow_geneva.plan.freshness import failed_addresses
+from airflow_geneva.plan.model import Plan
+from airflow_geneva.plan.request import BackfillRequest, SizingOptions, plan_request
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.udf import UDF, UdfDefinition
+from airflow_geneva.udf import UDF, UdfDefinition, load_stored_udf
 from airflow_geneva.udf.definition import (
     UDF_KEY,
     ColumnSpec,
     check_type,
     define_column,
     define_columns,
-    load_column_udf,
     read_definition,
     stored_definition,
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from lance import LanceDataset
     from typing_extensions import Unpack
 
-    from airflow_geneva.job.error_records import ErrorRecord
-    from airflow_geneva.job.result import BackfillResult
-    from airflow_geneva.plan.model import Plan
-    from airflow_geneva.plan.request import BackfillRequest, SizingOptions
     from airflow_geneva.query import Query
     from airflow_geneva.run.background import JobFuture
     from airflow_geneva.run.inline import Udfs
@@ -182,8 +183,6 @@ class Table:
             InvalidInput: an argument is not valid, or names something that does not exist.
             CodeChanged: rows hold another UDF version's value, and ``on_code_change`` is ``error``.
         """
-        from airflow_geneva.plan.request import BackfillRequest
-
         request = BackfillRequest(
             column, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
             ignore_checkpoints, run_after, sizing=sizing,
@@ -217,7 +216,6 @@ class Table:
             InvalidInput, CodeChanged: see :meth:`plan_backfill`; nothing was started.
             JobFailed: the job failed; ``.result`` says what it completed before.
         """
-        from airflow_geneva.plan.request import BackfillRequest
         from airflow_geneva.run.pipeline import run, start
 
         request = BackfillRequest(
@@ -245,7 +243,6 @@ class Table:
             result = future.result()
             ```
         """
-        from airflow_geneva.plan.request import BackfillRequest
         from airflow_geneva.run.background import start_in_background
 
         plan, udfs, watch = self._plan_to_run(BackfillRequest.of(column, options), udf, runner)
@@ -261,8 +258,6 @@ class Table:
         Raises:
             InvalidInput: ``job_id`` is not a job id.
         """
-        from airflow_geneva.job.error_records import read_errors
-
         return read_errors(self.location.checkpoints, job_id, column_name)
 
     def get_failed_row_addresses(self, job_id: str | None = None, column_name: str | None = None) -> list[int]:
@@ -276,8 +271,6 @@ class Table:
         Raises:
             InvalidInput: ``job_id`` is not a job id, or the column is not a computed column.
         """
-        from airflow_geneva.plan.freshness import failed_addresses
-
         if job_id is not None:
             return sorted({record.row_address for record in self.get_errors(job_id, column_name)})
         dataset = self.lance
@@ -289,8 +282,6 @@ class Table:
         return sorted({row for name in names for row in failed_addresses(dataset, self.location.checkpoints, name)})
 
     def _plan(self, request: BackfillRequest, udf: UDF | None) -> tuple[Plan, UDF]:
-        from airflow_geneva.plan.request import plan_request
-
         dataset = self.lance
         definition = self.definition(request.column, dataset)
         if udf is not None and not isinstance(udf, UDF):
@@ -315,4 +306,10 @@ class Table:
         Raises:
             InvalidInput: it has no import path, or cannot be imported here.
         """
-        return load_column_udf(column, definition or self.definition(column))
+        definition = definition or self.definition(column)
+        if definition.import_path is None:
+            raise InvalidInput(
+                f"The UDF {definition.name!r} of column {column!r} was defined in a notebook or script, so it cannot "
+                f"be imported. Pass it: table.backfill({column!r}, udf=...), or move it to a module."
+            )
+        return load_stored_udf(definition.import_path)

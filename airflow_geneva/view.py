@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
+from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.folder import new_job_id
+from airflow_geneva.job.result import BackfillResult
+from airflow_geneva.plan.freshness import failed_source_addresses
+from airflow_geneva.plan.model import Plan
+from airflow_geneva.plan.request import BackfillRequest, RefreshRequest, SizingOptions, check_sizing
 from airflow_geneva.storage.files import freeze_options
 from airflow_geneva.table import Table
+from airflow_geneva.udf import UDF
 from airflow_geneva.views.definition import IS_SET, ViewDefinition, visible_columns
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from airflow_geneva.job.result import BackfillResult
-    from airflow_geneva.plan.model import Plan
-    from airflow_geneva.plan.request import BackfillRequest, RefreshRequest, SizingOptions
-    from airflow_geneva.udf import UDF
 
 
 class View(Table):
@@ -78,9 +80,6 @@ class View(Table):
         Raises:
             InvalidInput: ``job_id`` is not a job id, or ``column_name`` is given without it.
         """
-        from airflow_geneva.commit.view_state import CommittedViewState
-        from airflow_geneva.plan.freshness import failed_source_addresses
-
         if job_id is not None:
             return super().get_failed_row_addresses(job_id, column_name)
         if column_name is not None:
@@ -117,7 +116,9 @@ class View(Table):
         """
         from airflow_geneva.run.view import plan
 
-        request = _request(src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, sizing)
+        request = RefreshRequest(
+            new_job_id(), src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, check_sizing(sizing)
+        )
         return plan(self.location, self.view_definition, self.source().location, request)
 
     def refresh(
@@ -147,7 +148,9 @@ class View(Table):
         from airflow_geneva.run.view import load_udfs, plan
 
         check_runner(runner)
-        request = _request(src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, sizing)
+        request = RefreshRequest(
+            new_job_id(), src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, check_sizing(sizing)
+        )
         watch, definition = Stopwatch(), self.view_definition
         planned = plan(self.location, definition, self.source().location, request)
         udfs = Udfs.of(load_udfs(definition))
@@ -180,18 +183,3 @@ class View(Table):
         raise InvalidInput(
             f"View {self.name!r} cannot be backfilled: its query computes column {column!r}. Call view.refresh()."
         )
-
-
-def _request(
-    src_version: int | None,
-    max_rows_per_fragment: int | None,
-    on_code_change: str,
-    ignore_checkpoints: bool,
-    sizing: SizingOptions,
-) -> RefreshRequest:
-    from airflow_geneva.job.folder import new_job_id
-    from airflow_geneva.plan.request import RefreshRequest, check_sizing
-
-    return RefreshRequest(
-        new_job_id(), src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, check_sizing(sizing)
-    )

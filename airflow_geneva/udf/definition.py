@@ -13,7 +13,6 @@ from airflow_geneva.lance_io.arrays import check_storable
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.udf.annotations import check_inputs
 from airflow_geneva.udf.decorator import UDF, UdfDefinition
-from airflow_geneva.udf.shipping import load_stored_udf
 
 UDF_KEY = "geneva::udf"
 """Key of the column's metadata under which its definition is stored."""
@@ -87,15 +86,6 @@ def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition
             "Name a computed column, or add one."
         )
     return definition
-
-
-def load_column_udf(column: str, definition: UdfDefinition) -> UDF:
-    if definition.import_path is None:
-        raise InvalidInput(
-            f"The UDF {definition.name!r} of column {column!r} was defined in a notebook or script, so it cannot be "
-            f"imported. Pass it: table.backfill({column!r}, udf=...), or move it to a module."
-        )
-    return load_stored_udf(definition.import_path)
 
 
 def _check_cycle(table: str, schema: pa.Schema, column: str, inputs: Sequence[str]) -> None:
