@@ -20,7 +20,6 @@ from airflow_geneva.storage.uri import check_name, is_local, normalize_uri
 
 JOBS_A_PAGE = 100
 _READ_FOR_ONE = 10
-Shares = tuple[tuple[str, float], ...]
 SHARDS_SHOWN = 50
 ERRORS_A_PAGE = 25
 _MOST_ERRORS = 1_000
@@ -78,26 +77,16 @@ class JobDetails:
         """Number of failed rows; for a running or failed job the number of error records."""
         return max(self.job.rows_failed, self.job.errors)
 
-    @property
-    def shares(self) -> Shares:
-        job = self.job
-        if not job.rows_pending:
-            return (("committed", 100.0),) if job.state == DONE else ()
-        return _shares(job.rows_pending, job.rows_committed, job.rows_ready, job.rows_checkpointed)
-
-    @property
-    def bars(self) -> list[tuple[ShardStatus, Shares]]:
-        return [
-            (shard, _shares(shard.rows, shard.rows_committed, shard.rows_ready, shard.rows_checkpointed))
-            for shard in self.shards
-        ]
-
-
-def _shares(rows: int, committed: int, ready: int, checkpointed: int) -> Shares:
-    """Return the percentage of rows by the last state that they reached, without empty parts."""
-    reached = (("committed", 0, committed), ("ready", committed, ready), ("checkpointed", ready, checkpointed))
-    parts = ((name, 100.0 * (min(end, rows) - min(start, rows)) / max(rows, 1)) for name, start, end in reached)
-    return tuple((name, round(part, 3)) for name, part in parts if part > 0)
+    @staticmethod
+    def shares(item: Job | ShardStatus) -> tuple[tuple[str, float], ...]:
+        """Return the percentage of rows by the last state that they reached, without empty parts."""
+        rows = item.rows_pending if isinstance(item, Job) else item.rows
+        if isinstance(item, Job) and not rows:
+            return (("committed", 100.0),) if item.state == DONE else ()
+        committed, ready, stored = item.rows_committed, item.rows_ready, item.rows_checkpointed
+        reached = (("committed", 0, committed), ("ready", committed, ready), ("checkpointed", ready, stored))
+        parts = ((name, 100.0 * (min(end, rows) - min(start, rows)) / max(rows, 1)) for name, start, end in reached)
+        return tuple((name, round(part, 3)) for name, part in parts if part > 0)
 
 
 def find_job(location: TableLocation, job_id: str) -> JobDetails | None:

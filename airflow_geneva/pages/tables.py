@@ -248,7 +248,6 @@ def _views_of(opened: VisibleDatabase, location: TableLocation, version: int, un
 
 
 def _find_views(database: Database, source: str) -> dict[str, ColumnRow]:
-    place = without_credentials(database.uri)
     found: dict[str, ColumnRow] = {}
     for name in database.table_names():
         try:
@@ -256,7 +255,7 @@ def _find_views(database: Database, source: str) -> dict[str, ColumnRow]:
             definition = ViewDefinition.read(metadata, name) if is_view(metadata) else None
         except GenevaError:
             continue
-        if definition is not None and (definition.source_table, definition.source_database) == (source, place):
+        if definition is not None and definition.is_of(database.uri, source):
             found[name] = ColumnRow(name, "", _query(definition))
     return found
 
