@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -126,17 +126,8 @@ def announced_version(
         is_ours: whether an event's `to_version` and `commit` belong to this very table.
         since: older events are read only if they are among the newest hundred, because there may be any number.
     """
-    newest = asset_events(asset, _NEWEST_EVENTS)
-    found = _to_version(newest, column, is_ours)
-    if found is None and len(newest) == _NEWEST_EVENTS:
-        older = asset_events(asset, None, since and since - _CLOCKS_DIFFER)
-        found = _to_version(older, column, is_ours)
-    return found
-
-
-def _to_version(events: list[Any], column: str | None, is_ours: Callable[[int, str | None], bool]) -> int | None:
     asked: set[tuple[int, str | None]] = set()
-    for event in events:
+    for event in _newest_first(asset, since):
         extra = event.extra or {}
         version, commit = extra.get("to_version"), extra.get("commit")
         if extra.get("producer") != PRODUCER or extra.get("column") != column or not isinstance(version, int):
@@ -145,6 +136,13 @@ def _to_version(events: list[Any], column: str | None, is_ours: Callable[[int, s
             return version
         asked.add((version, commit))
     return None
+
+
+def _newest_first(asset: Asset, since: datetime | None) -> Iterator[Any]:
+    newest = asset_events(asset, _NEWEST_EVENTS)
+    yield from newest
+    if len(newest) == _NEWEST_EVENTS:
+        yield from asset_events(asset, None, since and since - _CLOCKS_DIFFER)
 
 
 def to_openlineage(asset: Asset, lineage_context: Any) -> Any:

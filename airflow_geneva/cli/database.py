@@ -54,23 +54,19 @@ def open_database_argument(
         )
     uri = given.pop(0) if len(given) > len(names) else None
     if conn_id:
-        database = _open_connection(conn_id, uri)
+        try:
+            from airflow_geneva.hooks.lance import LanceHook
+        except ImportError as error:
+            raise InvalidInput(
+                f"--conn-id needs Airflow, which cannot be imported here: {error}. Give the database's path or URI, "
+                f"and its credentials in {CREDENTIALS}."
+            ) from error
+        database = LanceHook(conn_id).get_database(uri and normalize_uri(uri))
     else:
         database = connect(uri or "", read_storage_options(os.environ.get(CREDENTIALS)))
     if is_local(database.uri) and not Path(database.uri).is_dir():
         raise InvalidInput(f"There is no database {database.uri}: no such folder. Check the path.")
     return database, given
-
-
-def _open_connection(conn_id: str, uri: str | None) -> Database:
-    try:
-        from airflow_geneva.hooks.lance import LanceHook
-    except ImportError as error:
-        raise InvalidInput(
-            f"--conn-id needs Airflow, which cannot be imported here: {error}. Give the database's path or URI, and "
-            f"its credentials in {CREDENTIALS}."
-        ) from error
-    return LanceHook(conn_id).get_database(None if uri is None else normalize_uri(uri))
 
 
 @contextmanager

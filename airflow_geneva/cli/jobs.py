@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -159,10 +159,10 @@ def plan(
             return
         # As Python does for a script, because UDFs are modules of the project in the current folder.
         sys.path.insert(0, os.getcwd())
+        options: dict[str, Any] = {"udf": udf, "where": where, "continue_from": continue_from}
+        options |= {"errors_only": errors_only, "recompute_mixed": recompute_mixed}
         if view is not None:
-            options: dict[str, object] = {"--udf": udf, "--where": where, "--continue-from": continue_from}
-            options |= {"--errors-only": errors_only, "--recompute-mixed": recompute_mixed}
-            if given := [option for option, value in options.items() if value]:
+            if given := [f"--{name.replace('_', '-')}" for name, value in options.items() if value]:
                 raise InvalidInput(f"{' and '.join(given)} apply to columns, and --view {view} is planned as a whole.")
             db, _ = open_database_argument(arguments, conn_id)
             found = db.open_table(view)
@@ -171,29 +171,17 @@ def plan(
             typer.echo(found.plan_refresh(read_version, None, on_code_change, ignore_checkpoints))
             return
         db, (table, column) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN")
-        typer.echo(
-            db.open_table(table).plan_backfill(
-                column,
-                udf=load_udf(udf) if udf else None,
-                where=where,
-                read_version=read_version,
-                on_code_change=on_code_change,
-                continue_from=continue_from,
-                errors_only=errors_only,
-                recompute_mixed=recompute_mixed,
-                ignore_checkpoints=ignore_checkpoints,
-            )
-        )
+        options |= {"read_version": read_version, "on_code_change": on_code_change}
+        options |= {"udf": load_udf(udf) if udf else None, "ignore_checkpoints": ignore_checkpoints}
+        typer.echo(db.open_table(table).plan_backfill(column, **options))
 
 
 def _follow(db: Database, job_id: str, watch: bool) -> Iterator[Job]:
     """Read a job, and with ``watch`` again until it has ended."""
-    job = db.job(job_id)
-    yield job
+    yield (job := db.job(job_id))
     while watch and job.open:
         time.sleep(_WATCH_SECONDS)
-        job = db.job(job_id)
-        yield job
+        yield (job := db.job(job_id))
 
 
 def _render_job(job: Job) -> RenderableType:

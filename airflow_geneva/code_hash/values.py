@@ -61,7 +61,6 @@ def plain_tokens(value: Any) -> tuple[str | bytes, ...]:
 
 
 def cells_of(functions: list[types.FunctionType]) -> dict[str, Any]:
-    """Return the values of the functions' closure cells, by name."""
     found: dict[str, Any] = {}
     for function in functions:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -90,7 +89,6 @@ def is_code(value: Any) -> bool:
 
 
 def module_of(value: Any) -> str:
-    """Return the module in which code was written."""
     if isinstance(value, types.MethodType):
         return module_of(value.__func__)
     if isinstance(value, types.FunctionType):
@@ -124,5 +122,4 @@ def dotted_name(value: Any) -> str:
 
 
 def label_of(value: Any) -> str:
-    """Return the name of a class or function for messages."""
     return f"'{value.__module__}.{value.__qualname__}'"

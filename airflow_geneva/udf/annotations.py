@@ -6,11 +6,12 @@ import collections.abc
 import datetime
 import decimal
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pt
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.arrow_types import castable, is_binary, is_list, is_string, stored_as
@@ -20,16 +21,18 @@ from airflow_geneva.udf.signature import UNKNOWN, Signature, union_members
 if TYPE_CHECKING:
     from airflow_geneva.udf.decorator import UDF
 
-_OUTPUT_TYPES: dict[Any, pa.DataType] = {
-    bool: pa.bool_(),
-    int: pa.int64(),
-    float: pa.float64(),
-    str: pa.string(),
-    bytes: pa.binary(),
-    datetime.datetime: pa.timestamp("us"),
-    datetime.date: pa.date32(),
-    datetime.time: pa.time64("us"),
-    datetime.timedelta: pa.duration("us"),
+# Python types: the Arrow type that they give, if there is one, and the Arrow types that they accept.
+_PYTHON_TYPES: dict[Any, tuple[pa.DataType | None, Callable[[pa.DataType], bool]]] = {
+    bool: (pa.bool_(), pt.is_boolean),
+    int: (pa.int64(), lambda t: pt.is_integer(t) or pt.is_boolean(t)),
+    float: (pa.float64(), lambda t: pt.is_floating(t) or pt.is_integer(t)),
+    str: (pa.string(), is_string),
+    bytes: (pa.binary(), is_binary),
+    datetime.datetime: (pa.timestamp("us"), pt.is_timestamp),
+    datetime.date: (pa.date32(), pt.is_date),
+    datetime.time: (pa.time64("us"), pt.is_time),
+    datetime.timedelta: (pa.duration("us"), pt.is_duration),
+    decimal.Decimal: (None, pt.is_decimal),
 }
 _ARRAY_TYPES: dict[Any, pa.DataType] = {
     type(pa.nulls(0, data_type)): data_type
@@ -41,18 +44,6 @@ _ARRAY_TYPES: dict[Any, pa.DataType] = {
 }
 _LISTS = (list, tuple, collections.abc.Sequence, collections.abc.Iterable, np.ndarray)
 _MAPPINGS = (dict, collections.abc.Mapping)
-_ACCEPTS: dict[Any, Any] = {
-    bool: pa.types.is_boolean,
-    int: lambda t: pa.types.is_integer(t) or pa.types.is_boolean(t),
-    float: lambda t: pa.types.is_floating(t) or pa.types.is_integer(t),
-    str: is_string,
-    bytes: is_binary,
-    datetime.datetime: pa.types.is_timestamp,
-    datetime.date: pa.types.is_date,
-    datetime.time: pa.types.is_time,
-    datetime.timedelta: pa.types.is_duration,
-    decimal.Decimal: pa.types.is_decimal,
-}
 
 
 def output_type(signature: Signature, data_type: pa.DataType | None, name: str) -> pa.DataType:
@@ -79,7 +70,7 @@ def output_type(signature: Signature, data_type: pa.DataType | None, name: str) 
     members = union_members(signature.result)
     whole_batch = signature.form != "scalar"
     # Arrow stores Python integers in such columns without losing their value.
-    widens = int in members and (pa.types.is_floating(data_type) or pa.types.is_decimal(data_type))
+    widens = int in members and (pt.is_floating(data_type) or pt.is_decimal(data_type))
     if not widens and not any(_gives(one, data_type, whole_batch) for one in members):
         raise InvalidInput(
             f"Type mismatch for the output of UDF {name!r}: its result is annotated as {_show(signature.result)} "
@@ -102,7 +93,7 @@ def _type_of(annotation: Any) -> pa.DataType | None:
                 return pa.from_numpy_dtype(np.dtype(annotation))
             except (pa.ArrowException, TypeError):
                 return None
-        return _OUTPUT_TYPES.get(annotation, _ARRAY_TYPES.get(annotation))
+        return _PYTHON_TYPES.get(annotation, (_ARRAY_TYPES.get(annotation),))[0]
     return None
 
 
@@ -128,16 +119,16 @@ def _holds_items(item: pa.DataType, data_type: pa.DataType) -> bool:
     held = data_type
     while is_list(held):
         held = held.value_type
-    if pa.types.is_null(held) or pa.types.is_map(held) or isinstance(held, pa.BaseExtensionType):
+    if pt.is_null(held) or pt.is_map(held) or isinstance(held, pa.BaseExtensionType):
         return True
     if castable(item, held):
         return True
     # Inside lists Arrow also converts integers to times, booleans to times and floats, and strings to binary.
-    plain = held.value_type if pa.types.is_dictionary(held) else held
+    plain = held.value_type if pt.is_dictionary(held) else held
     texts = (is_string(item) or is_binary(item)) and (is_string(plain) or is_binary(plain))
-    truth = pa.types.is_boolean(item)
-    times = (truth or pa.types.is_integer(item)) and pa.types.is_temporal(held)
-    return held is not data_type and bool(texts or times or (truth and pa.types.is_floating(held)))
+    truth = pt.is_boolean(item)
+    times = (truth or pt.is_integer(item)) and pt.is_temporal(held)
+    return held is not data_type and bool(texts or times or (truth and pt.is_floating(held)))
 
 
 def accepts(annotation: Any, data_type: pa.DataType) -> bool | None:
@@ -151,23 +142,23 @@ def accepts(annotation: Any, data_type: pa.DataType) -> bool | None:
     annotation = members[0]
     if isinstance(annotation, type) and issubclass(annotation, pa.Array):
         return annotation is pa.Array or issubclass(type(pa.nulls(0, data_type)), annotation)
-    if pa.types.is_dictionary(data_type):
+    if pt.is_dictionary(data_type):
         data_type = data_type.value_type
-    if pa.types.is_null(data_type):
+    if pt.is_null(data_type):
         return True
     origin = typing.get_origin(annotation) or annotation
     if origin in _LISTS:
         return _accepts_list(annotation, origin, data_type)
     if origin in _MAPPINGS:
-        return bool(pa.types.is_struct(data_type) or pa.types.is_map(data_type))
-    test = _ACCEPTS.get(annotation) if isinstance(annotation, type) else None
-    return None if test is None else bool(test(data_type))
+        return bool(pt.is_struct(data_type) or pt.is_map(data_type))
+    known = _PYTHON_TYPES.get(annotation) if isinstance(annotation, type) else None
+    return None if known is None else bool(known[1](data_type))
 
 
 def _accepts_list(annotation: Any, origin: Any, data_type: pa.DataType) -> bool:
     if not is_list(data_type):
         # A map's entries arrive as a list of pairs, and a string is a sequence too.
-        return bool(pa.types.is_map(data_type)) or (origin is not list and origin is not np.ndarray)
+        return bool(pt.is_map(data_type)) or (origin is not list and origin is not np.ndarray)
     items = typing.get_args(annotation)
     if origin is np.ndarray or len(items) != 1:
         return True
@@ -175,10 +166,7 @@ def _accepts_list(annotation: Any, origin: Any, data_type: pa.DataType) -> bool:
 
 
 def check_inputs(udf: UDF, schema: pa.Schema, input_columns: Sequence[str] | None, table_name: str) -> None:
-    """Check that a table has the UDF's input columns, with types that its annotations allow.
-
-    ``input_columns`` are in the order of its parameters; None: the UDF's own, or all columns for a record-batch UDF.
-    """
+    """Check that a table has the UDF's input columns, with types that its annotations allow."""
     columns = udf.resolve_inputs(input_columns)
     if columns is None:
         return

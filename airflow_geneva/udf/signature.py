@@ -29,12 +29,10 @@ class Signature:
 
     Attributes:
         form: "scalar" (Python values of one row), "array" (one `pa.Array` per column) or "record_batch".
-        required: parameters without a default value, in order.
-        parameters: all parameters that can take a column, in order.
+        required: parameters without a default value, in order; `parameters`: all that can take a column.
         takes_any_number: whether there is a `*args`.
-        annotations: annotations by parameter, as far as they can be resolved.
-        result: annotation of the result, or `UNKNOWN`; for a generator, a list of its item type.
-        yields: whether it is a generator, whose values are collected in a list.
+        annotations: by parameter, as far as they can be resolved.
+        result: annotation of the result, or `UNKNOWN`; for a generator (`yields`), a list of its item type.
     """
 
     form: Form
@@ -52,10 +50,7 @@ class Signature:
 
 
 def read_signature(func: Any, name: str) -> Signature:
-    """Read the signature of a function, or of `__call__` of a class or instance.
-
-    `InvalidInput` if the annotations mix forms or name a Table or ChunkedArray, or a parameter cannot take a column.
-    """
+    """Read the signature of a function, or of `__call__` of a class or instance."""
     has_own_call = isinstance(func, type) or isinstance(type(func).__call__, types.FunctionType)
     function = func.__call__ if has_own_call else func
     plain = inspect.unwrap(function)

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.arrays import rows_at
+from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.udf.decorator import UdfDefinition
 
 if TYPE_CHECKING:
@@ -125,8 +126,11 @@ class ViewDefinition:
 
     @property
     def has_limit(self) -> bool:
-        """Whether a limit or offset decides which rows are in the view."""
         return self.limit is not None or self.offset > 0
+
+    def is_of(self, database_uri: str, table: str) -> bool:
+        """Whether a table is the source."""
+        return (self.source_table, self.source_database) == (table, without_credentials(database_uri))
 
     def column(self, name: str) -> OutputColumn:
         return next(column for column in self.columns if column.name == name)
@@ -288,7 +292,6 @@ def _field_ids(field: Any) -> Iterator[int]:
 
 
 def exploded_schema(schema: pa.Schema, column: str) -> pa.Schema:
-    """Return a schema after a list column is exploded; `InvalidInput` if there is no such list column."""
     if column not in schema.names:
         raise InvalidInput(f"explode({column!r}): the query has no such column, only {', '.join(schema.names)}.")
     found = schema.field(column).type

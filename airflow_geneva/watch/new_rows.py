@@ -159,7 +159,7 @@ def new_rows_since(dataset: lance.LanceDataset, version: int, changed_rows: bool
         if not files.live_rows or _same(files, before.get(files.id)):
             continue
         offsets, ids, created, updated = _rows(dataset, files.id)
-        came = created > version if then is None else ~there.had(ids)
+        came = created > version if then is None else ~there.ids.mask(ids)
         other = np.zeros_like(came)
         if changed_rows:
             other = ~came & (updated > version if then is None else there.differs(files.id, ids, updated))
@@ -186,9 +186,6 @@ class _EarlierRows:
         self.by_fragment[fragment] = Ranges.from_offsets(ids)
         for version in np.unique(updated):
             self.by_update.setdefault(int(version), []).append(Ranges.from_offsets(ids[updated == version]))
-
-    def had(self, ids: Offsets) -> Mask:
-        return self.ids.mask(ids)
 
     def differs(self, fragment: int, ids: Offsets, updated: Offsets) -> Mask:
         """Return which rows were updated since, or whose update a restore has undone; both move the rows."""

@@ -15,7 +15,6 @@ from airflow_geneva.lance_io.table_versions import VersionStamp, newest_stamp, r
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.timeouts import panics_as_errors, with_short_timeouts
-from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.udf.definition import read_definition
 from airflow_geneva.view import View
 from airflow_geneva.watch.conditions import WaitCondition
@@ -176,7 +175,7 @@ class _Check:
         if not isinstance(view, View):
             raise InvalidInput(f"since='view:{name}': {name!r} is a table and not a view.")
         definition = view.view_definition
-        if (definition.source_table, definition.source_database) != (table, without_credentials(database.uri)):
+        if not definition.is_of(database.uri, table):
             raise InvalidInput(
                 f"The source of view {name!r} is {definition.source_table!r} in {definition.source_database}, not "
                 f"{table!r} in {database.uri}. Wait for the view's own source."
