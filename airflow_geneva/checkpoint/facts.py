@@ -230,12 +230,9 @@ def append_ledger(checkpoints: Storage, field_id: int, job_id: str, facts: Seque
 
 
 def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
-    """Combine many ledgers into one, the fold, and remove the ledgers of the previous fold.
+    """Combine many ledgers into one, the fold, if there are enough; say whether there were.
 
     The ledgers of the newest fold stay until the next one, in case the fold is damaged.
-
-    Returns:
-        Whether there were enough ledgers to fold.
     """
     store = state_store(checkpoints, field_id)
     if len(_not_folded(store)) < _FOLD_AFTER:

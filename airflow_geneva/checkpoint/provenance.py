@@ -18,12 +18,9 @@ PriorFailures = tuple[tuple[int, Ranges], ...]
 
 @dataclass(frozen=True, order=True)
 class Provenance:
-    """The origin of a row's value.
+    """The origin of a row's value: the version that it counts as, and the one whose code made it, if that is another.
 
-    Args:
-        version: the UDF version that the value counts as.
-        made_by: the version whose code computed the value; "" if it is `version`.
-        failures: number of runs in which the UDF failed on the row; above 0 the value is NULL.
+    After `failures` runs in which the UDF failed on the row, its value is NULL.
     """
 
     version: str

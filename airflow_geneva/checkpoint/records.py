@@ -68,19 +68,11 @@ class StagedFragment:
     """A finished data file that is not committed yet.
 
     Args:
-        file: its name below the table's ``data/``.
-        src_data_files: paths of the input and filter files that it was computed from.
-        output_field_ids: field ids that it was written for.
         output_files: data files of the output whose old values it copies, as ``[field id, base, path]``.
         deletion: identity of the fragment's deletion file when it was built.
-        live: the rows that were live then.
-        physical_rows: rows in the file.
-        runs: computed rows.
         looked_at: every row that was due, including rows that the filter did not select.
-        by_job: number of computed rows, by job.
         failures: the job that staged it, and the rows that failed; they count as computed, with NULL.
         taken: computed rows whose values come from another version of the UDF, by that version.
-        agreement: see :class:`airflow_geneva.checkpoint.reuse.ReuseRules`.
         dense: the file holds the computed rows only, one after another, as new rows of a view.
     """
 

@@ -214,12 +214,9 @@ class CheckpointIndex:
         staged_usable: Callable[[StagedFragment], bool],
         tried: PriorFailures = (),
     ) -> ReusableRows:
-        """Find the wanted rows that checkpoints hold.
+        """Find the wanted rows that checkpoints hold: those of the place by offset, those of ancestors by row id.
 
-        Args:
-            place: (srcfiles, id) of the fragment; its checkpoints match by physical offset.
-            ancestors: fragments that it was compacted from; their checkpoints match by row id.
-            row_ids: called at most once, and only if ancestors have checkpoints.
+        `row_ids` is called at most once, and only if ancestors have checkpoints.
         """
         pieces: list[CheckpointedRows] = []
         looked_at = Ranges.empty()
@@ -247,8 +244,7 @@ class CheckpointIndex:
     ) -> tuple[list[CheckpointedRows], Ranges]:
         """Read the usable rows of a key, one piece per UDF version, and all rows that it covers.
 
-        Args:
-            tried: rows that failed in earlier runs; None for an ancestor, whose failed rows always run again.
+        Of an ancestor `tried` is None: its failed rows always run again.
         """
         parsed = parse_key(key)
         if parsed is None:

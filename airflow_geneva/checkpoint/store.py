@@ -186,14 +186,7 @@ def with_checksums(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def without_checksums(batch: pa.RecordBatch, whole: bool) -> pa.RecordBatch:
-    """Verify and remove the checksums; the batch may hold only some columns.
-
-    Args:
-        whole: whether the batch has all rows, so that its columns can be verified.
-
-    Raises:
-        ValueError: a checksum does not match.
-    """
+    """Verify and remove the checksums, those of columns if the batch has all rows; ValueError if one does not match."""
     metadata = dict(batch.schema.metadata or {})
     if _KEY not in metadata:  # written by a version without checksums
         return batch

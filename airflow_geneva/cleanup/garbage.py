@@ -32,14 +32,7 @@ _TTL = re.compile(r"(\d{1,9})([smhdw])")
 
 
 def parse_ttl(ttl: timedelta | str) -> timedelta:
-    """Parse a minimum age.
-
-    Args:
-        ttl: a timedelta, or text such as ``7d``, ``12h`` or ``30m``.
-
-    Raises:
-        InvalidInput: it is something else, or not above zero.
-    """
+    """Parse a minimum age, such as ``7d``, ``12h`` or ``30m``; InvalidInput if it is none, or not above zero."""
     span = ttl
     if isinstance(span, str):
         match = _TTL.fullmatch(span.strip().lower())
@@ -76,11 +69,8 @@ class Garbage:
     """The files beside a table that are not needed any more, or that were removed.
 
     Args:
-        table: the table's name.
-        file_groups: the files, by kind.
         notes: which possible garbage was kept, and why.
         jobs: ids of the jobs that had ended at the time of the search.
-        version: the table's newest version at that time.
         owners: by staged data file, the checkpoint folder that names it; "" if none does.
         found: time of the search in seconds since the epoch, by the store's clock.
     """

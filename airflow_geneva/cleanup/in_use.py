@@ -38,13 +38,9 @@ CheckpointPlace = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class ActiveJobs:
-    """The jobs of a table when they were read.
+    """The jobs of a table when they were read: those that a process works on or may resume, and the others.
 
-    Args:
-        open: jobs that a process works on or may resume.
-        ended: the other jobs.
-        unreadable: job folders whose record is damaged.
-        bare: job folders without a record.
+    Folders of `unreadable` jobs have a damaged record, those of `bare` ones none.
     """
 
     open: tuple[Job, ...]
@@ -78,14 +74,9 @@ def may_use_folder(job: Job, work_folder: str) -> bool:
 
 
 def read_active_jobs(checkpoints: Storage, now: float, is_touched: Callable[[str], bool]) -> ActiveJobs:
-    """Read all jobs of a table.
+    """Read all jobs of a table; if that fails with a StorageError, nothing may be removed.
 
-    Args:
-        now: the time to compare heartbeats with.
-        is_touched: whether the files of an unfinished job changed recently; its heartbeats may be by another clock.
-
-    Raises:
-        StorageError: the jobs cannot be listed or read; then nothing may be removed.
+    `is_touched` says whether the files of an unfinished job changed recently: its heartbeats may be by another clock.
     """
     opened: list[Job] = []
     ended: dict[str, Job] = {}
@@ -116,9 +107,7 @@ def _read(checkpoints: Storage, job_id: str, now: float) -> Job | bool:
 def planned_places(job: Storage, plans: Iterable[str], wanted: Collection[str]) -> set[CheckpointPlace] | None:
     """Return the checkpoint places that the plans of a job may use; None if a plan cannot be read.
 
-    Args:
-        plans: names of its plan headers.
-        wanted: key prefixes to look for; shards of other plans are not read.
+    Shards of plans without a `wanted` key prefix are not read.
     """
     found: set[CheckpointPlace] = set()
     try:
@@ -140,11 +129,7 @@ def planned_places(job: Storage, plans: Iterable[str], wanted: Collection[str]) 
 def named_snapshots(location: TableLocation, dataset: lance.LanceDataset, since: int = 0) -> set[str]:
     """Return the snapshots that the versions of a view (tagged ones included) and its stored notes reference.
 
-    Args:
-        since: check only versions from this one on.
-
-    Raises:
-        LookupError: a version cannot be read.
+    Checks only versions from `since` on. LookupError: a version cannot be read.
     """
 
     def named(version: int) -> str:
@@ -183,12 +168,7 @@ def sidecar_folder(name: str) -> str:
 def without_referenced(dataset: lance.LanceDataset, names: Iterable[str], since: int | None = None) -> set[str]:
     """Return those of the given files that no existing version, tag or branch references.
 
-    Args:
-        names: relative to the table's folder.
-        since: check only versions from this one on, and all branches.
-
-    Raises:
-        LookupError: a version or branch cannot be read.
+    Checks only versions from `since` on, and all branches. LookupError: a version or branch cannot be read.
     """
     left = set(names)
     with engine_errors(lambda error: LookupError(str(error))):
@@ -211,12 +191,7 @@ def _referenced(dataset: lance.LanceDataset, names: set[str], since: int | None)
 
 @dataclass(frozen=True)
 class ReferencedFiles:
-    """The staged data files that checkpoints name.
-
-    Args:
-        folders: by file name, the checkpoint folder (UDF, version and column) that names it.
-        complete: whether all checkpoints could be read.
-    """
+    """The staged data files that checkpoints name, with the folder of each; `complete` if all could be read."""
 
     folders: dict[str, str]
     complete: bool

@@ -34,13 +34,10 @@ _NOTE, _INTENTS = "state/view/advanced.json", "state/view/swapping"
 
 @dataclass(frozen=True)
 class Swap:
-    """The swap that a view's rows come from.
+    """The swap that a view's rows come from; its job is "" if there was none.
 
     Args:
-        job_id: the job that committed the swap; "" if there was no swap.
-        source_version: the source version that the swap reflects.
         snapshot: key of the swap's snapshot. It is unique per swap, because a job that plans again may swap again.
-        plan: fingerprint of the plan that the swap completed.
         changed: what other writers did to the rows since; "" for nothing. Otherwise the view's content is unknown.
         placeholders: whether the view may have rows that are not set.
     """
@@ -94,11 +91,7 @@ def _swap_of(commit: Commit) -> Swap | None:
 
 
 def _changes(dataset: lance.LanceDataset, commit: Commit) -> str | None:
-    """Say what a commit did to the rows.
-
-    Returns:
-        "" for nothing, "?" if it may have added rows that are not set, None if the commit was cleaned up.
-    """
+    """Say what a commit did to the rows: "" for nothing, "?" for rows that may not be set; None if it is gone."""
     import lance
 
     made, version, operation = lance.LanceOperation, commit.version, commit.operation
@@ -189,12 +182,7 @@ def drop_intents(location: TableLocation, snapshots: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class AdvanceNote:
-    """States that a swap also reflects a later source version, which changed no row of the view.
-
-    Args:
-        swap: snapshot of the swap that the note is about; the note does not count for any other swap.
-        snapshot: key of the snapshot at the later version.
-    """
+    """States that the swap with a snapshot also reflects a later source version, which changed no row of the view."""
 
     swap: str
     source_version: int

@@ -109,11 +109,7 @@ class ErrorRecord:
 
 
 def write_errors(job: Storage, name: str, records: Sequence[ErrorRecord]) -> None:
-    """Write error records to one file, atomically; without records write nothing.
-
-    Args:
-        name: name of the file, by the range that was run: a second run of the range replaces the file.
-    """
+    """Write error records to one file, named by the range that was run: a second run of the range replaces it."""
     if not records:
         return
     table = pa.Table.from_pylist([record.to_json() for record in records], schema=_SCHEMA)
@@ -128,11 +124,7 @@ def read_errors(
 ) -> list[ErrorRecord]:
     """Return the error records of a table's jobs, newest first; one per job, column, row id and attempt.
 
-    Args:
-        most: maximum number of records; if there are more, the first ones that are read.
-
-    Raises:
-        InvalidInput: ``job_id`` is not a job id.
+    With more than `most` records, the first ones that are read. InvalidInput: ``job_id`` is not a job id.
     """
     newest: dict[tuple[Any, ...], ErrorRecord] = {}
     for table in _tables(checkpoints, sorted(_error_files(checkpoints, job_id))):

@@ -70,13 +70,7 @@ class JobFolder:
         about: Mapping[str, Any] | None = None,
         plan: str | None = None,
     ) -> None:
-        """Write into the record how the job ended, unless the record is gone, or the job has another plan by now.
-
-        Args:
-            errors: number of its error records.
-            about: more fields.
-            plan: fingerprint of the plan that was carried out.
-        """
+        """Write into the record how the job ended, unless the record is gone, or names another plan by now."""
         record = self.read(RECORD)
         if record is None or (plan and record.get("plan") not in (None, plan)):
             return

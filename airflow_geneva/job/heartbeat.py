@@ -31,14 +31,7 @@ WAITING_TIMEOUT = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The last heartbeat of a job.
-
-    Args:
-        at: time in seconds since the epoch.
-        stage: the running stage: ``plan``, ``apply``, ``commit`` or ``finish``.
-        over: the stage had ended, successfully or not; the next heartbeat comes when the next stage begins.
-        host, pid: the process that wrote it.
-    """
+    """The last heartbeat of a job, in seconds since the epoch; `over` if the stage had ended, successfully or not."""
 
     at: float
     stage: str
@@ -61,11 +54,7 @@ class Heartbeat:
 
 
 def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool) -> float:
-    """Return the seconds without a heartbeat after which an unfinished job counts as dead.
-
-    Args:
-        retried: whether Airflow may retry a killed task.
-    """
+    """Return the seconds after which an unfinished job counts as dead; `retried`: Airflow may try its tasks again."""
     working = heartbeat is not None and not heartbeat.over and not retried
     return RUNNING_TIMEOUT if working else WAITING_TIMEOUT
 
@@ -73,41 +62,33 @@ def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool) -> float:
 @contextmanager
 def writing_heartbeats(job: Storage, stage: str, every: float = EVERY_SECONDS) -> Iterator[None]:
     """Write heartbeats while the body runs one stage of a job; a failed write does not fail the job."""
-    pulse = _HeartbeatWriter(job, stage)
-    pulse.beat()
-    over = threading.Event()
+    warned = False
+
+    def beat(over: bool = False) -> None:
+        nonlocal warned
+        who = {"host": socket.gethostname(), "pid": os.getpid()}
+        try:
+            job.write_json(HEARTBEAT, {"at": time.time(), "stage": stage, "over": over, **who})
+        except BaseException as error:
+            # Airflow stops a task, or times it out, with a BaseException.
+            if not is_failure(error):
+                raise
+            if not warned:
+                warned = True
+                logger.warning("Cannot write the heartbeat of this job; the job goes on: %s", error)
 
     def beat_on() -> None:
-        while not over.wait(every):
-            pulse.beat()
+        while not ended.wait(every):
+            beat()
 
+    beat()
+    ended = threading.Event()
     thread = threading.Thread(target=beat_on, name="geneva-heartbeat", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         # A write that hangs because the store does not answer must not delay the job.
         thread.join(timeout=5.0)
-        pulse.beat(over=True)
-
-
-class _HeartbeatWriter:
-    def __init__(self, job: Storage, stage: str) -> None:
-        self.job = job
-        self.stage = stage
-        self._already_warned = False
-
-    def beat(self, over: bool = False) -> None:
-        document = {
-            "at": time.time(), "stage": self.stage, "over": over, "host": socket.gethostname(), "pid": os.getpid(),
-        }  # fmt: skip
-        try:
-            self.job.write_json(HEARTBEAT, document)
-        except BaseException as error:
-            # Airflow stops a task, or times it out, with a BaseException.
-            if not is_failure(error):
-                raise
-            if not self._already_warned:
-                self._already_warned = True
-                logger.warning("Cannot write the heartbeat of this job; the job goes on: %s", error)
+        beat(over=True)

@@ -24,12 +24,7 @@ OUTBOX_OF_VIEW = "field--1"
 
 @dataclass(frozen=True)
 class OutboxEntry:
-    """A job that may have commits to announce.
-
-    Args:
-        job_id: the job.
-        since: the planned table version; the job's commits come after it.
-    """
+    """A job that may have commits to announce; they come after the planned version, `since`."""
 
     job_id: str
     since: int

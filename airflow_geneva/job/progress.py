@@ -28,20 +28,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of one shard at one time.
-
-    Args:
-        rows: rows to compute.
-        rows_done: rows that the UDF has run on in this try.
-        fragments: fragments of the shard.
-        ready: fragments whose data file is staged.
-        committed: fragments visible in the table.
-        seconds: seconds since the try began.
-        rows_held: rows that were in checkpoints when the shard was planned.
-        rows_ready: rows of the staged fragments.
-        rows_committed: rows of the visible fragments.
-        versions: table versions written.
-    """
+    """The progress of one shard: `ready` is staged, and `held` was in checkpoints when the shard was planned."""
 
     rows: int
     rows_done: int
@@ -81,15 +68,10 @@ class Progress:
 
 @dataclass
 class ProgressReporter:
-    """Logs progress, and keeps the newest in a document every few seconds.
+    """Logs progress, and keeps the newest in a document every few seconds, if it can `write` one.
 
-    The pauses between two lines grow with the time that has passed, so that the log of a shard of hours stays short.
-
-    Args:
-        write: writes the document, or None to keep none.
-        every: seconds between two documents, and the shortest pause between two lines.
-        longest: the longest pause between two lines.
-        skipped: returns the number of skipped rows, by rule.
+    The pauses between two lines grow with the time that has passed, up to `longest` seconds, so that the log of a shard
+    of hours stays short.
     """
 
     rows: int
@@ -215,11 +197,7 @@ class ShardStatus:
         )
 
     def at_rest(self, failed: bool, swapped: bool = False) -> ShardStatus:
-        """Return the shard after its job has ended or died, when no process works on it any more.
-
-        Args:
-            swapped: the view was swapped, which makes all shards visible at once.
-        """
+        """Return the shard after its job has ended or died; the swap of a view makes all shards visible at once."""
         ended = replace(self, rows_per_second=0.0, seconds_left=None)
         if not swapped:
             worked_on = self.stage in ("applying", "committing")

@@ -13,19 +13,11 @@ PENDING, RUNNING, DONE, PARTIAL, FAILED = "PENDING", "RUNNING", "DONE", "PARTIAL
 
 @dataclass(frozen=True)
 class ShardResult:
-    """The result of committing one shard.
+    """The result of committing one shard; fields are as in :class:`BackfillResult`.
 
     Args:
-        shard: its index.
-        fingerprint: fingerprint of the plan.
-        rows_computed: rows that this job computed and that are visible now.
-        rows_reused: rows that earlier jobs computed and this commit made visible.
-        rows_failed: rows on which the UDF failed.
-        rows_left: due rows that could not be committed.
         rows_taken: rows among the reused ones whose value another UDF version computed.
-        versions: table versions written.
         left_reasons: why rows were left, by fragment.
-        seconds: duration of the commit.
         visible: whether the rows are visible; a view's become visible in its swap at the end.
     """
 

@@ -206,14 +206,9 @@ def format_time(seconds: float) -> str:
 
 
 def read_job(folder: JobFolder, with_shards: bool = True, now: float | None = None) -> Job | None:
-    """Read the job of a folder; None if there is none.
+    """Read the job of a folder; None if there is none. DamagedRecord: its documents are damaged.
 
-    Args:
-        with_shards: read the shards of a DONE job too; everything else about it is in its record.
-        now: the time to compare heartbeats with; by default now.
-
-    Raises:
-        DamagedRecord: the job's documents are damaged.
+    Without `with_shards`, those of a DONE job are not read: everything else about it is in its record.
     """
     try:
         job = _read(folder, with_shards, time.time() if now is None else now)

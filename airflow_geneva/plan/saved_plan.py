@@ -78,7 +78,7 @@ class SavedPlan:
     """The header of a stored plan: everything except its fragments.
 
     Args:
-        fingerprint: SHA-256 of the header, which holds the digests of the shards.
+        fingerprint: SHA-256 of the header, which holds the digests of the parts.
         shards: for each shard its ``file`` and ``sha256``, and its sizes, which the status of the job begins with.
         swap: for a refresh, ``file`` and ``sha256`` of its swap.
     """
