@@ -267,17 +267,17 @@ def _read_shard(
     found = read(shard_name("status", fingerprint, index)) or {
         part: read(name.format(plan=fingerprint[:16], shard=index)) for part, name in _FORMER_NAMES.items()
     }
-    # For a fully committed shard the results are enough.
-    if not committed or committed["rows_left"]:
-        status = _applying(status, found.get(APPLYING))
-        status = _applied(status, found.get(APPLIED))
-        status = _committing(status, found.get(COMMITTING))
-        failure = found.get(FAILURE)
-        if failure and not committed:
-            status = replace(status, stage=FAILED, error=failure["error"], rows_per_second=0.0, seconds_left=None)
-    else:
-        status = _applied(status, found.get(APPLIED))
-    return _committed(status, committed)
+    stages = {APPLYING: _applying, APPLIED: _applied, COMMITTING: _committing}
+    if committed and not committed["rows_left"]:
+        stages = {APPLIED: _applied}
+    for part, add in stages.items():
+        if found.get(part):
+            status = add(status, found[part])
+    if committed:
+        return _committed(status, committed)
+    if failure := found.get(FAILURE):
+        return replace(status, stage=FAILED, error=failure["error"], rows_per_second=0.0, seconds_left=None)
+    return status
 
 
 _FORMER_NAMES = {
@@ -289,9 +289,7 @@ _FORMER_NAMES = {
 """The documents that held the parts of a shard's status before it was one document."""
 
 
-def _applying(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardStatus:
-    if not document:
-        return status
+def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     progress = read_progress(document)
     # Fragments that were staged when the shard was planned are not applied again.
     rows_ready = status.rows_ready + progress.rows_ready
@@ -309,9 +307,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardS
     )
 
 
-def _applied(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardStatus:
-    if not document:
-        return status
+def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     return replace(
         status,
         stage="applied",
@@ -325,9 +321,7 @@ def _applied(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardSt
     )
 
 
-def _committing(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardStatus:
-    if not document:
-        return status
+def _committing(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     progress = read_progress(document)
     return replace(
         status,
@@ -345,8 +339,6 @@ def _committing(status: ShardStatus, document: Mapping[str, Any] | None) -> Shar
 
 
 def _committed(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
-    if not document:
-        return status
     visible = int(document["rows_computed"]) + int(document["rows_reused"]) + int(document["rows_failed"])
     whole = not document["rows_left"]
     shown = document.get("visible", True)
