@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.lance_io.arrays import convert_array
-from airflow_geneva.lance_io.arrow_types import castable, is_list, storage_type
+from airflow_geneva.lance_io.arrays import castable, convert_array, is_list, storage_type
 from airflow_geneva.lance_io.blobs import as_blobs, is_blob_type
 
 

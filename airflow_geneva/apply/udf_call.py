@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.errors import InvalidInput, UdfError
-from airflow_geneva.lance_io.arrow_types import is_list
+from airflow_geneva.lance_io.arrays import is_list
 from airflow_geneva.udf.error_policy import Rules, matching_rules_of
 from airflow_geneva.udf.signature import union_members
 

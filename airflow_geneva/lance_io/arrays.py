@@ -1,9 +1,9 @@
-"""Convert Arrow values without changing them, and find out which ones pylance can store."""
+"""Families of Arrow types; convert Arrow values without changing them; find out which ones pylance can store."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeAlias, TypeVar
 
@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.arrow_types import storage_type
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 
@@ -19,6 +18,107 @@ RowData: TypeAlias = "pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]"
 
 _ROWS_PER_FILE = 1 << 20
 _NOWHERE = -1
+
+
+def is_string(t: pa.DataType) -> bool:
+    """Whether a type is a string of any layout."""
+    return bool(pt.is_string(t) or pt.is_large_string(t) or pt.is_string_view(t))
+
+
+def is_binary(t: pa.DataType) -> bool:
+    """Whether a type is binary of any layout."""
+    return bool(pt.is_binary(t) or pt.is_large_binary(t) or pt.is_binary_view(t) or pt.is_fixed_size_binary(t))
+
+
+def is_list(t: pa.DataType) -> bool:
+    """Whether a type is a list, large list or fixed-size list."""
+    return bool(pt.is_list(t) or pt.is_large_list(t) or pt.is_fixed_size_list(t))
+
+
+_FAMILIES: tuple[Callable[[pa.DataType], bool], ...] = (
+    lambda t: pt.is_integer(t) or pt.is_floating(t) or pt.is_decimal(t),
+    is_string,
+    lambda t: pt.is_binary(t) or pt.is_large_binary(t) or pt.is_binary_view(t),
+    pt.is_timestamp,
+    pt.is_date,
+    pt.is_time,
+    pt.is_duration,
+)
+
+
+def castable(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a cast changes only the layout of values; Arrow itself would also parse and print numbers."""
+    if found == wanted or pt.is_null(found):
+        return True
+    if isinstance(wanted, pa.BaseExtensionType):
+        return castable(storage_type(found), storage_type(wanted))
+    if pt.is_timestamp(found) and pt.is_timestamp(wanted):
+        return (found.tz is None) == (wanted.tz is None)
+    if pt.is_dictionary(found) or pt.is_dictionary(wanted):
+        plain_found = found.value_type if pt.is_dictionary(found) else found
+        plain_wanted = wanted.value_type if pt.is_dictionary(wanted) else wanted
+        return castable(plain_found, plain_wanted)
+    if is_list(found) and is_list(wanted):
+        return castable(found.value_type, wanted.value_type)
+    if pt.is_map(found) and pt.is_map(wanted):
+        return castable(found.key_type, wanted.key_type) and castable(found.item_type, wanted.item_type)
+    if pt.is_struct(found) and pt.is_struct(wanted):
+        types = {field.name: field.type for field in wanted}
+        return all(field.name in types and castable(field.type, types[field.name]) for field in found)
+    return any(family(found) and family(wanted) for family in _FAMILIES)
+
+
+def map_leaves(data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return a type in which every leaf type (one that is not nested) and every extension type is replaced."""
+
+    def inner(field: pa.Field) -> pa.Field:
+        return field.with_type(map_leaves(field.type, leaf))
+
+    if isinstance(data_type, pa.BaseExtensionType):
+        return leaf(data_type)
+    if pt.is_struct(data_type):
+        return pa.struct([inner(field) for field in data_type])
+    if pt.is_map(data_type):
+        # pyarrow always reads the fields of a map back under these names.
+        key, item = inner(data_type.key_field).with_name("key"), inner(data_type.item_field).with_name("value")
+        return pa.map_(key, item, data_type.keys_sorted)
+    if pt.is_fixed_size_list(data_type):
+        # pylance does not keep the NOT NULL flag of fixed-size list items.
+        return pa.list_(inner(data_type.value_field).with_nullable(True), data_type.list_size)
+    if pt.is_large_list(data_type):
+        return pa.large_list(inner(data_type.value_field))
+    if pt.is_list(data_type):
+        return pa.list_(inner(data_type.value_field))
+    return leaf(data_type)
+
+
+def storage_type(data_type: pa.DataType) -> pa.DataType:
+    """Return a type in which every extension type is replaced by its storage type."""
+    return map_leaves(
+        data_type, lambda found: storage_type(found.storage_type) if isinstance(found, pa.BaseExtensionType) else found
+    )
+
+
+def stored_as(data_type: pa.DataType) -> pa.DataType:
+    """Return the type that pylance reads back after writing this type: same values, sometimes another layout."""
+
+    def leaf(found: pa.DataType) -> pa.DataType:
+        if pt.is_string_view(found):
+            return pa.string()
+        if pt.is_binary_view(found):
+            return pa.binary()
+        if pt.is_dictionary(found) and found.ordered:
+            return pa.dictionary(found.index_type, found.value_type)
+        return pa.json_() if getattr(found, "extension_name", "") == "arrow.json" else found
+
+    return map_leaves(data_type, leaf)
+
+
+def nested_types(data_type: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield a type and all types inside it; an extension type is not looked into."""
+    yield data_type
+    for at in range(0 if isinstance(data_type, pa.BaseExtensionType) else data_type.num_fields):
+        yield from nested_types(data_type.field(at).type)
 
 
 def single_batch(table: pa.Table) -> pa.RecordBatch:
@@ -68,10 +168,8 @@ def _without_slices(values: Rows) -> Rows:
 
 
 def _holds_nested_fixed_lists(data_type: pa.DataType) -> bool:
-    stored = storage_type(data_type)
-    if pt.is_fixed_size_list(stored) and pt.is_fixed_size_list(stored.value_type):
-        return True
-    return any(_holds_nested_fixed_lists(stored.field(at).type) for at in range(stored.num_fields))
+    lists = (found for found in nested_types(storage_type(data_type)) if pt.is_fixed_size_list(found))
+    return any(pt.is_fixed_size_list(found.value_type) for found in lists)
 
 
 def cut_for_files(table: pa.Table, rows_per_file: int | None) -> pa.Table:

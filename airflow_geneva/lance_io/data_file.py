@@ -17,8 +17,7 @@ import pyarrow.types as pt
 
 from airflow_geneva.errors import StorageError
 from airflow_geneva.faults import fault_point
-from airflow_geneva.lance_io.arrays import copy_sliced_columns, rows_at, single_batch, why_not_storable
-from airflow_geneva.lance_io.arrow_types import leaf_types
+from airflow_geneva.lance_io.arrays import copy_sliced_columns, nested_types, rows_at, single_batch, why_not_storable
 from airflow_geneva.lance_io.blobs import BlobFileWriter, is_blob
 from airflow_geneva.lance_io.engine_errors import (
     EngineError,
@@ -214,7 +213,7 @@ def _within(batches: pa.RecordBatchReader, room: float) -> pa.Table:
 def _decoded(reader: LanceFileReader, table: pa.Table) -> pa.RecordBatch:
     """Convert JSON columns back to text: files hold a binary form that pylance decodes only when it reads a table."""
     batch = single_batch(table)
-    if not any(pt.is_large_binary(leaf) for field in batch.schema for leaf in leaf_types(field.type)):
+    if not any(pt.is_large_binary(leaf) for field in batch.schema for leaf in nested_types(field.type)):
         return batch
     written = reader.metadata().schema
     found = [name for name in batch.schema.names if _is_json(written.field(name))]

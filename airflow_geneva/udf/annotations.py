@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.arrow_types import castable, is_binary, is_list, is_string, stored_as
+from airflow_geneva.lance_io.arrays import castable, is_binary, is_list, is_string, stored_as
 from airflow_geneva.lance_io.blobs import is_blob_type
 from airflow_geneva.udf.signature import UNKNOWN, Signature, union_members
 
