@@ -29,7 +29,7 @@ from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.run.units import Target, staged_or_restaged
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.definition import MIXED_VERSIONS_KEY
-from airflow_geneva.write.column_file import ColumnFileWriter, assemble
+from airflow_geneva.write.data_files import ColumnFileWriter, assemble
 
 logger = logging.getLogger("airflow_geneva.run")
 _MIXED = "mixed:"

@@ -22,8 +22,7 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import JobSpec, Sizing
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.storage.files import Storage
-from airflow_geneva.write.column_file import ColumnFileWriter
-from airflow_geneva.write.view_file import ViewFileWriter
+from airflow_geneva.write.data_files import ColumnFileWriter, ViewFileWriter
 
 if TYPE_CHECKING:
     import lance

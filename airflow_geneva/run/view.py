@@ -34,8 +34,14 @@ from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF, load_stored_udf
 from airflow_geneva.views.definition import ViewDefinition
-from airflow_geneva.write.column_file import WINDOW_ROWS, CheckpointedRowsReader, fit_rows
-from airflow_geneva.write.view_file import ViewFileWriter, own_values, reorder_rows
+from airflow_geneva.write.data_files import (
+    WINDOW_ROWS,
+    CheckpointedRowsReader,
+    ViewFileWriter,
+    fit_rows,
+    own_values,
+    reorder_rows,
+)
 
 if TYPE_CHECKING:
     import lance
