@@ -77,7 +77,8 @@ def _convert(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
         if not castable(made.type, data_type):
             raise OutputMismatch(f"a NumPy array of {values.dtype} is not {data_type}")
         return made.cast(data_type, safe=True)
-    if is_list(data_type) and _is_primitive(data_type.value_type):
+    item = data_type.value_type if is_list(data_type) else pa.null()
+    if pa.types.is_integer(item) or pa.types.is_floating(item) or pa.types.is_boolean(item):
         made = _stack(values, data_type)
         if made is not None:
             return made
@@ -191,7 +192,3 @@ def _to_storage(value: Any, data_type: pa.DataType) -> Any:
     if is_list(data_type) and not isinstance(value, (str, bytes)):
         return [_to_storage(item, data_type.value_type) for item in value]
     return value
-
-
-def _is_primitive(data_type: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_boolean(data_type))

@@ -256,9 +256,6 @@ class BatchResults:
         if len(values):
             self._parts[start] = values
 
-    def put_null(self, row: int) -> None:
-        self.put(row, pa.nulls(1, self.mapper.udf.data_type))
-
     def add_failure(self, row: int, rule: int, trouble: CallFailure) -> None:
         """Record a row as failed under a `Skip` rule."""
         calls = int(self._calls[row])

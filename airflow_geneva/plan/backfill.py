@@ -130,7 +130,10 @@ class _Planner:
             self._count(FRESH, rows - given_up)
             return None
         live = live_offsets(self.dataset, files)
-        looked_at = self._looked_at(files)
+        looked_at = Ranges.empty()
+        if self.work.where is not None:
+            # An earlier job evaluated this filter for these rows.
+            looked_at = self.state.looked_at(files.where_signature(), self.where_hash, version, files.physical_rows)
         known = self.computed.resolve(files, live, settled=looked_at)
         found = classify_rows(known, live, version, self.work.continue_from, self.wanted)
         due, given_up = found.due, len(found.given_up)
@@ -195,13 +198,6 @@ class _Planner:
     def _physical_rows_then(self) -> dict[int, int]:
         then = open_version(self.dataset, self.read_version)
         return {fragment.fragment_id: fragment.metadata.physical_rows for fragment in then.get_fragments()}
-
-    def _looked_at(self, files: FragmentFiles) -> Ranges:
-        """Return the rows for which an earlier job evaluated this filter."""
-        if self.work.where is None:
-            return Ranges.empty()
-        signature = files.where_signature()
-        return self.state.looked_at(signature, self.where_hash, self.work.udf_version, files.physical_rows)
 
     def _selected(self, dues: list[_Due]) -> list[_Due]:
         """Evaluate the filter on the candidates, and drop fragments in which it selects none."""

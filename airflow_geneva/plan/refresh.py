@@ -101,7 +101,8 @@ def plan_refresh(
         code = tuple(sorted((name, udf.code_version) for name, udf in udfs.items()))
         rows_by_other_version = check_view_code_change(view_state, code, request.on_code_change, view.name)
         base = view_state.snapshot
-        older = _older(base, code)
+        # Rows that stay in the view may hold values of these code versions.
+        older = () if base is None else tuple(sorted({*base.older, *base.code} - set(code)))
         if older and request.on_code_change == "recompute":
             base, older = None, ()
         with garbage_collector_off():
@@ -155,11 +156,6 @@ def _check_version(definition: ViewDefinition, dataset: lance.LanceDataset, view
             f"{definition.source_version} only, which it was made from. Copy the table with db.create_table(...), "
             'which enables them (storage option "new_table_enable_stable_row_ids"), and make the view again.'
         )
-
-
-def _older(base: Snapshot | None, code: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Return the older code versions whose values rows that stay in the view may hold."""
-    return () if base is None else tuple(sorted({*base.older, *base.code} - set(code)))
 
 
 def compare_source(dataset: lance.LanceDataset, names: tuple[str, ...], snapshot: Snapshot | None) -> SourceChanges:

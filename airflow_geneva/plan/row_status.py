@@ -45,14 +45,12 @@ class RowStatus:
 
     Args:
         due: rows to run.
-        done: rows that hold the version's value.
         others: rows that hold another version's value and are not done, by that version.
         accepted: the rows among `others` that keep their value and count as this version's, by that version.
         given_up: rows that failed in the maximum number of runs.
     """
 
     due: Ranges
-    done: Ranges
     others: Mapping[str, Ranges]
     accepted: Mapping[str, Ranges]
     given_up: Ranges
@@ -70,12 +68,12 @@ def classify_rows(
     if wanted.on_code_change == "new_rows":
         left_alone = others
     if wanted.errors_only:
-        return RowStatus(failed, done, others, {}, Ranges.empty())
+        return RowStatus(failed, others, {}, Ranges.empty())
     if wanted.recompute_mixed:
         mixed = rows_that(known, lambda p: p.version == version and bool(p.made_by)) & live
-        return RowStatus(mixed, done - mixed, others, {}, given_up)
+        return RowStatus(mixed, others, {}, given_up)
     due = live - done - given_up - Ranges.union(left_alone.values())
-    return RowStatus(due, done, others, left_alone, given_up)
+    return RowStatus(due, others, left_alone, given_up)
 
 
 def _is_done(provenance: Provenance, version: str, continue_from: tuple[str, ...], strict: bool) -> bool:

@@ -31,7 +31,7 @@ def _retry(results: BatchResults, rule: int | None, calls: int) -> bool:
 def _skip_or_fail(results: BatchResults, row: int, rule: int | None, trouble: CallFailure) -> None:
     if rule is None or not isinstance(results.rules[rule], Skip):
         raise results.failed(row, trouble)
-    results.put_null(row)
+    results.put(row, pa.nulls(1, results.mapper.udf.data_type))
     results.add_failure(row, rule, trouble)
 
 

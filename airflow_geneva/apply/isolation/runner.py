@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 import pyarrow as pa
 
@@ -106,7 +105,7 @@ class _WorkerMapper(BatchMapper):
 
     def __init__(self, mapper: Mapper, source: UDF | UdfReference) -> None:
         self.mapper = mapper
-        self.source = source
+        self.reference = source if isinstance(source, UdfReference) else UdfReference.of(source)
         self.timeout = mapper.udf.timeout
         self.rules = rules_of(mapper.udf.on_error)
         self.child: WorkerProcess | None = None
@@ -173,17 +172,13 @@ class _WorkerMapper(BatchMapper):
 
     def _acquire(self) -> WorkerProcess:
         try:
-            return POOL.acquire(self._reference)
+            return POOL.acquire(self.reference)
         except UdfSetupFailed as unfit:
             raise UdfError(f"UDF {self.mapper.udf.name!r} could not be set up: {unfit}") from unfit
         except OSError as error:
             raise UdfError(
                 f"UDF {self.mapper.udf.name!r} could not be set up: no process can be started for it ({error})."
             ) from error
-
-    @cached_property
-    def _reference(self) -> UdfReference:
-        return self.source if isinstance(self.source, UdfReference) else UdfReference.of(self.source)
 
     def _explain(self, lost: WorkerLost) -> CallFailure:
         kind: type[Exception] = UdfCrashed
