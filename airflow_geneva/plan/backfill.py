@@ -25,11 +25,10 @@ from airflow_geneva.lance_io.table_versions import open_version
 from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.model import BackfillSpec, Plan, ReasonCount
 from airflow_geneva.plan.reusable_checkpoints import (
+    ReusableColumn,
     check_continue_from,
     continue_from_notes,
     find_mismatches,
-    held_for_column,
-    staged_for_column,
 )
 from airflow_geneva.plan.row_status import DueRules, RowStatus, check_code_change, classify_rows
 from airflow_geneva.plan.shard import FragmentWork, cut_shards
@@ -233,9 +232,5 @@ class _Planner:
                 self._count(f"{NOT_SELECTED} or {FRESH}" if self.work.where else self._why_not(), rest)
             older, kept = ancestors.get(due.files.id, ()), tuple(due.known.items())
             work = FragmentWork(due.files, due.reason, due.due, due.due, due.rows, False, older, kept)
-            if older or work.place in index:
-                staged = staged_for_column(self.dataset, self.work, work, index, due.live)
-                done = due.due if staged else held_for_column(self.dataset, self.work, work, index, due.due).done
-                work = replace(work, missing=due.due - done, staged=staged is not None)
-            works.append(work)
+            works.append(ReusableColumn(self.dataset, self.work).look_up(work, index, due.live))
         return works

@@ -24,7 +24,7 @@ from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, r
 from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.model import Plan, ReasonCount, RefreshSpec
 from airflow_geneva.plan.request import RefreshRequest, checkpoints_ignored
-from airflow_geneva.plan.reusable_checkpoints import find_mismatches, held_for_view, staged_for_view
+from airflow_geneva.plan.reusable_checkpoints import ReusableView, find_mismatches
 from airflow_geneva.plan.row_status import check_view_code_change
 from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.plan.shard import FragmentWork, cut_shards
@@ -112,7 +112,10 @@ def plan_refresh(
             chosen, gone, matching = choose_rows(dataset, definition, changes, base, view_state)
             work = _work(view, definition, source, dataset, udfs, code, request, view_state)
             index = CheckpointIndex(CheckpointStore(view.checkpoints), work.reuse_rules) if chosen else None
-            works = [_fragment_work(dataset, view_state.dataset, work, item, index) for item in chosen]
+            works = [_fragment_work(work, item) for item in chosen]
+            if index is not None:
+                reusable = ReusableView(dataset, work, view_state.dataset)
+                works = [reusable.look_up(fragment, index, fragment.due) for fragment in works]
         if base is None and view_state.snapshot is not None and not rows_by_other_version:
             changes.notes.append(
                 "rows may hold values of other code, kept by earlier refreshes: all are computed again."
@@ -312,17 +315,6 @@ def _as_planned(column: OutputColumn, udfs: Mapping[str, UDF]) -> OutputColumn:
     return replace(column, udf=replace(now, import_path=column.udf.import_path))
 
 
-def _fragment_work(
-    dataset: lance.LanceDataset,
-    view: lance.LanceDataset,
-    work: RefreshSpec,
-    item: ChangedFragment,
-    index: CheckpointIndex | None,
-) -> FragmentWork:
+def _fragment_work(work: RefreshSpec, item: ChangedFragment) -> FragmentWork:
     kept = tuple((Provenance(work.udf_version, failures=runs), rows) for runs, rows in item.tried)
-    planned = FragmentWork(item.files, CHANGED, item.rows, item.rows, len(item.rows), False, (), kept)
-    if index is None or planned.place not in index:
-        return planned
-    staged = staged_for_view(view, work, planned, index)
-    done = item.rows if staged else held_for_view(dataset, view, work, planned, index, item.rows).done
-    return replace(planned, missing=item.rows - done, staged=staged is not None)
+    return FragmentWork(item.files, CHANGED, item.rows, item.rows, len(item.rows), False, (), kept)

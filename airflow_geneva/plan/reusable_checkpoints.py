@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +24,7 @@ from airflow_geneva.storage.files import Storage
 if TYPE_CHECKING:
     import lance
 
-    from airflow_geneva.plan.model import BackfillSpec, RefreshSpec
+    from airflow_geneva.plan.model import BackfillSpec, JobSpec, RefreshSpec
 
 
 _MOST_SHOWN = 5
@@ -49,70 +50,77 @@ def staged_fits(
     return is_staged_complete(dataset, staged)
 
 
-def staged_for_column(
-    dataset: lance.LanceDataset, work: BackfillSpec, fragment: FragmentWork, index: CheckpointIndex, live: Ranges
-) -> StagedFragment | None:
-    staged = index.staged_at(fragment.place)
-    if staged is None:
-        return None
-    output, settled = field_ids(dataset, work.column), index.reuse_rules.done_rows(staged, work.tried(fragment))
-    fits = staged_fits(dataset, staged, fragment.files, live, fragment.due & live, output, settled)
-    return staged if fits else None
-
-
-def held_for_column(
-    dataset: lance.LanceDataset, work: BackfillSpec, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges
-) -> ReusableRows:
-    # A data file alone holds only references to blobs.
-    blobs = is_blob(dataset.schema.field(work.column))
-    return index.held(
-        fragment.place,
-        fragment.ancestors,
-        wanted,
-        partial(row_ids, dataset, fragment.id),
-        lambda staged: not blobs and is_staged_complete(dataset, staged),
-        work.tried(fragment),
-    )
-
-
-def staged_for_view(
-    view: lance.LanceDataset, work: RefreshSpec, fragment: FragmentWork, index: CheckpointIndex
-) -> StagedFragment | None:
-    staged = index.staged_at(fragment.place)
-    if staged is None or staged.computed != fragment.due:
-        return None
-    done = index.reuse_rules.done_rows(staged, work.tried(fragment)).contains(fragment.due)
-    return staged if done and _is_view_file_complete(view, staged) else None
-
-
-def held_for_view(
-    source: lance.LanceDataset,
-    view: lance.LanceDataset,
-    work: RefreshSpec,
-    fragment: FragmentWork,
-    index: CheckpointIndex,
-    wanted: Ranges,
-) -> ReusableRows:
-    # Single source rows cannot be read from a staged file after explode, nor if it has blob columns.
-    blobs = not work.plain_blobs and any(is_blob(field) for field in view.schema)
-    single_rows = work.definition.explode is None and not blobs
-    return index.held(
-        fragment.place,
-        (),
-        wanted,
-        partial(row_ids, source, fragment.id),
-        lambda staged: single_rows and _is_view_file_complete(view, staged),
-        work.tried(fragment),
-    )
-
-
 def is_staged_complete(dataset: lance.LanceDataset, staged: StagedFragment) -> bool:
     """Whether the data file exists, is readable, and has the expected number of rows."""
     return LanceFile.of_table(dataset, staged.file).count_rows() == staged.physical_rows
 
 
-def _is_view_file_complete(view: lance.LanceDataset, staged: StagedFragment) -> bool:
-    return staged.dense and is_staged_complete(view, staged)
+@dataclass(frozen=True)
+class Reusable(ABC):
+    """What a plan or a task can reuse of the rows of a column or a view, which are computed from `source`."""
+
+    source: lance.LanceDataset
+    work: JobSpec
+
+    @abstractmethod
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+        """Return the fragment's staged data file if it can be made visible as it is."""
+
+    @abstractmethod
+    def has_single_rows(self, staged: StagedFragment) -> bool:
+        """Whether the values of single rows can be read from a staged data file."""
+
+    def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
+        """Return the fragment's computed rows that the store has."""
+        ids, tried = partial(row_ids, self.source, fragment.id), self.work.tried(fragment)
+        return index.held(fragment.place, fragment.ancestors, wanted, ids, self.has_single_rows, tried)
+
+    def look_up(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> FragmentWork:
+        """Return the fragment without the rows that the store has."""
+        if not fragment.ancestors and fragment.place not in index:
+            return fragment
+        staged = self.staged(fragment, index, live)
+        done = fragment.due if staged else self.held(fragment, index, fragment.due).done
+        return replace(fragment, missing=fragment.due - done, staged=staged is not None)
+
+
+@dataclass(frozen=True)
+class ReusableColumn(Reusable):
+    work: BackfillSpec
+
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+        staged = index.staged_at(fragment.place)
+        if staged is None:
+            return None
+        settled = index.reuse_rules.done_rows(staged, self.work.tried(fragment))
+        output, due = field_ids(self.source, self.work.column), fragment.due & live
+        fits = staged_fits(self.source, staged, fragment.files, live, due, output, settled)
+        return staged if fits else None
+
+    def has_single_rows(self, staged: StagedFragment) -> bool:
+        # A data file alone holds only references to blobs.
+        return not is_blob(self.source.schema.field(self.work.column)) and is_staged_complete(self.source, staged)
+
+
+@dataclass(frozen=True)
+class ReusableView(Reusable):
+    work: RefreshSpec
+    view: lance.LanceDataset
+
+    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
+        staged = index.staged_at(fragment.place)
+        if staged is None or staged.computed != fragment.due:
+            return None
+        done = index.reuse_rules.done_rows(staged, self.work.tried(fragment)).contains(fragment.due)
+        return staged if done and self._is_complete(staged) else None
+
+    def has_single_rows(self, staged: StagedFragment) -> bool:
+        # Single source rows cannot be read from a staged file after explode, nor if it has blob columns.
+        blobs = not self.work.plain_blobs and any(is_blob(field) for field in self.view.schema)
+        return self.work.definition.explode is None and not blobs and self._is_complete(staged)
+
+    def _is_complete(self, staged: StagedFragment) -> bool:
+        return staged.dense and is_staged_complete(self.view, staged)
 
 
 def check_continue_from(checkpoints: Storage, work: BackfillSpec) -> None:
@@ -177,7 +185,7 @@ def continue_from_notes(
         for place in index.places() & set(open_rows):
             fragment, wanted = open_rows[place]
             alone = replace(fragment, ancestors=(), kept=())
-            rows += len(held_for_column(dataset, work, alone, index, wanted).computed)
+            rows += len(ReusableColumn(dataset, work).held(alone, index, wanted).computed)
         if rows:
             named = _named(store, work.column, version)
             yield f'{rows:,} rows are checkpointed by UDF version {named}: continue_from="{named}" would save them.'

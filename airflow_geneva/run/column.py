@@ -10,7 +10,7 @@ from typing import Any
 from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, seen
 from airflow_geneva.checkpoint.provenance import version_label
 from airflow_geneva.checkpoint.records import StagedFragment, encode_runs, merge_runs
-from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows
+from airflow_geneva.checkpoint.reuse import ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.commit.column import Candidate, ShardCommitter
 from airflow_geneva.errors import InvalidInput
@@ -23,7 +23,7 @@ from airflow_geneva.lance_io.filters import where_columns
 from airflow_geneva.lance_io.fragments import columns_of, field_ids, live_offsets, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec
-from airflow_geneva.plan.reusable_checkpoints import held_for_column, staged_for_column
+from airflow_geneva.plan.reusable_checkpoints import ReusableColumn
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.run.units import Target, staged_or_restaged
@@ -36,10 +36,8 @@ _MIXED = "mixed:"
 
 
 @dataclass(frozen=True)
-class ColumnTarget(Target):
+class ColumnTarget(ReusableColumn, Target):
     """A column of a table, as all units of a backfill share it."""
-
-    work: BackfillSpec
 
     @staticmethod
     def at(location: TableLocation, work: BackfillSpec) -> ColumnTarget:
@@ -58,13 +56,7 @@ class ColumnTarget(Target):
                 "Airflow, run the backfill again."
             ) from error
         work.read.check(source)
-        return ColumnTarget(source, CheckpointStore(checkpoints), work, job)
-
-    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
-        return staged_for_column(self.source, self.work, fragment, index, live)
-
-    def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
-        return held_for_column(self.source, self.work, fragment, index, wanted)
+        return ColumnTarget(source, work, CheckpointStore(checkpoints), job)
 
     def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
         live, limit = live_offsets(self.source, fragment.files), self.work.sizing.batch_bytes

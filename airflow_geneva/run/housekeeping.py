@@ -132,7 +132,7 @@ def _redundant_ranges(
         if isinstance(work, RefreshSpec)
         else work.column in names and is_blob(dataset.schema.field(work.column))
     ):
-        # Such a data file cannot replace range checkpoints: see `held_for_column` and `held_for_view`.
+        # Such a data file cannot replace range checkpoints: see `Reusable.has_single_rows`.
         return []
     found: list[str] = []
     for fragment, keys in ranges.items():

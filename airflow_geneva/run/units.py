@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -19,13 +19,14 @@ from airflow_geneva.errors import StorageError
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.fragments import live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import JobSpec, Sizing
+from airflow_geneva.plan.model import Sizing
+from airflow_geneva.plan.reusable_checkpoints import Reusable
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.write.data_files import ColumnFileWriter, ViewFileWriter
 
 if TYPE_CHECKING:
-    import lance
+    pass
 
 logger = logging.getLogger("airflow_geneva.run")
 _MOST_BROKEN = 100
@@ -111,25 +112,15 @@ def _shuffled(works: Sequence[FragmentWork], diversity: int | None) -> list[Frag
 
 
 @dataclass(frozen=True)
-class Target(ABC):
+class Target(Reusable):
     """A column or a view: where its rows are read, which staged files fit, and how a data file is laid out."""
 
-    source: lance.LanceDataset
     store: CheckpointStore
-    work: JobSpec
     job: Storage
 
     def index(self, fragment: FragmentWork) -> CheckpointIndex:
         places = [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
         return CheckpointIndex(self.store, self.work.reuse_rules, places)
-
-    @abstractmethod
-    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
-        """Return the fragment's staged data file if it can be made visible as it is."""
-
-    @abstractmethod
-    def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
-        """Return the fragment's computed rows that the store has."""
 
     @abstractmethod
     def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:

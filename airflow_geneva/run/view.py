@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from airflow_geneva.checkpoint.provenance import PriorFailures
 from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
-from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
+from airflow_geneva.checkpoint.reuse import BrokenFile, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.checkpoint.view_snapshot import save_snapshot
 from airflow_geneva.commit.view_state import CommittedViewState, newest_swap
@@ -25,7 +25,7 @@ from airflow_geneva.lance_io.table_versions import reporting_cleaned_up
 from airflow_geneva.plan.model import Plan, RefreshSpec
 from airflow_geneva.plan.refresh import plan_refresh
 from airflow_geneva.plan.request import RefreshRequest
-from airflow_geneva.plan.reusable_checkpoints import held_for_view, staged_for_view
+from airflow_geneva.plan.reusable_checkpoints import ReusableView
 from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.run.housekeeping import has_many_snapshots
@@ -44,15 +44,12 @@ from airflow_geneva.write.data_files import (
 )
 
 if TYPE_CHECKING:
-    import lance
+    pass
 
 
 @dataclass(frozen=True)
-class ViewTarget(Target):
+class ViewTarget(ReusableView, Target):
     """A view, as all units of a refresh share it; `view` is its own dataset, `source` the one that it reads."""
-
-    work: RefreshSpec
-    view: lance.LanceDataset
 
     @staticmethod
     def at(location: TableLocation, work: RefreshSpec) -> ViewTarget:
@@ -62,13 +59,7 @@ class ViewTarget(Target):
         view = location.open()
         work.written.check(view)
         job = JobFolder.of(location.checkpoints, work.job_id).storage
-        return ViewTarget(source, CheckpointStore(location.checkpoints), work, job, view)
-
-    def staged(self, fragment: FragmentWork, index: CheckpointIndex, live: Ranges) -> StagedFragment | None:
-        return staged_for_view(self.view, self.work, fragment, index)
-
-    def held(self, fragment: FragmentWork, index: CheckpointIndex, wanted: Ranges) -> ReusableRows:
-        return held_for_view(self.source, self.view, self.work, fragment, index, wanted)
+        return ViewTarget(source, work, CheckpointStore(location.checkpoints), job, view)
 
     def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
         writer = self.open_writer(fragment)
