@@ -298,7 +298,7 @@ class Table:
         check_runner(runner)
         watch = Stopwatch()
         plan, function = self._plan(request, udf)
-        return plan, Udfs.of({request.column: function}), watch
+        return plan, Udfs({request.column: function}), watch
 
     def column_udf(self, column: str, definition: UdfDefinition | None = None) -> UDF:
         """Import the column's own UDF.

@@ -153,7 +153,7 @@ class View(Table):
         )
         watch, definition = Stopwatch(), self.view_definition
         planned = plan(self.location, definition, self.source().location, request)
-        udfs = Udfs.of(load_udfs(definition))
+        udfs = Udfs(load_udfs(definition))
         return run(start(planned, self.location, udfs, runner, watch), planned.shards, udfs, watch)
 
     def add(self, data: Any) -> NoReturn:

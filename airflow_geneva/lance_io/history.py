@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -138,30 +138,30 @@ class History:
     def rows(self, fragment_id: int, version: int) -> tuple[Offsets, RowIds]:
         """Return offsets and ids of a fragment's live rows; `EngineError` if the version was cleaned up."""
         if (fragment_id, version) not in self._rows:
-            with self._reading(version):
-                self._rows[fragment_id, version] = row_ids(self._at(version), fragment_id)
+            with self._open(version) as dataset:
+                self._rows[fragment_id, version] = row_ids(dataset, fragment_id)
         return self._rows[fragment_id, version]
 
     def written_at(self, fragment: FragmentFiles, version: int) -> list[int]:
         """Return the versions that last updated and created the fragment's first row: one may have written it."""
         names = ["_row_last_updated_at_version", "_row_created_at_version"]
         try:
-            with self._reading(version):
-                row = open_fragment(self._at(version), fragment.id).scanner(columns=names, limit=1).to_table()
+            with self._open(version) as dataset:
+                row = open_fragment(dataset, fragment.id).scanner(columns=names, limit=1).to_table()
         except EngineError:
             return []
         return list(dict.fromkeys(int(row[name][0].as_py()) for name in names if len(row)))
 
-    def _reading(self, version: int) -> AbstractContextManager[None]:
-        """Convert pylance's errors about older versions, which a plan can do without, to an `EngineError`."""
-        return nullcontext() if version == self.dataset.version else engine_errors()
-
-    def _at(self, version: int) -> lance.LanceDataset:
+    @contextmanager
+    def _open(self, version: int) -> Iterator[lance.LanceDataset]:
+        """Open a version; convert pylance's errors about an older one, which a plan can do without, to `EngineError`."""
         if version == self.dataset.version:
-            return self.dataset
-        if version not in self._versions:
-            self._versions[version] = self.dataset.checkout_version(version)
-        return self._versions[version]
+            yield self.dataset
+            return
+        with engine_errors():
+            if version not in self._versions:
+                self._versions[version] = self.dataset.checkout_version(version)
+            yield self._versions[version]
 
     def origins(
         self, lineage: Lineage, fragment: FragmentFiles, passed_over: FragmentFilter, same_output: bool = False

@@ -96,7 +96,7 @@ class PlanOperator(LanceOperator):
         }
         with failing_at_once(CodeChanged):
             plan, since = self._plan(table, context, asked)
-        udfs = Udfs.planned(plan.work) if plan.shards else Udfs(())
+        udfs = Udfs.planned(plan.work) if plan.shards else Udfs({})
         below = configured.inline_below_seconds
         choice = choose_runner(plan, table.location.checkpoints, udfs, below, try_new_code=False)
         saved = record_plan(plan, table.location, choice, ship_code=True, **_about_run(context))

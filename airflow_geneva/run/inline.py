@@ -39,11 +39,7 @@ Computer: TypeAlias = tuple[Callable[[pa.RecordBatch], MappedBatch], Sequence[st
 class Udfs:
     """The UDFs of a job by the column that they compute: in this process, or as they are sent to the executors."""
 
-    by_column: tuple[tuple[str, UDF | UdfReference], ...]
-
-    @staticmethod
-    def of(udfs: Mapping[str, UDF]) -> Udfs:
-        return Udfs(tuple(udfs.items()))
+    by_column: Mapping[str, UDF | UdfReference]
 
     @staticmethod
     def planned(work: JobSpec) -> Udfs:
@@ -53,22 +49,22 @@ class Udfs:
                 raise InvalidInput(
                     f"UDF {udf.name!r} has no import path, so no other process can load it. Move it to a module."
                 )
-        return Udfs(tuple((name, UdfReference(udf.import_path, udf.version)) for name, udf in work.udfs.items()))
+        return Udfs({name: UdfReference(udf.import_path, udf.version) for name, udf in work.udfs.items()})
 
     @property
     def references(self) -> tuple[UdfReference, ...]:
-        return tuple(udf if isinstance(udf, UdfReference) else UdfReference.of(udf) for _, udf in self.by_column)
+        udfs = self.by_column.values()
+        return tuple(udf if isinstance(udf, UdfReference) else UdfReference.of(udf) for udf in udfs)
 
     def sent(self) -> Udfs:
-        names = (name for name, _ in self.by_column)
-        return Udfs(tuple(zip(names, self.references, strict=True)))
+        return Udfs(dict(zip(self.by_column, self.references, strict=True)))
 
     def here(self) -> dict[str, UDF]:
-        return {name: udf.open() if isinstance(udf, UdfReference) else udf for name, udf in self.by_column}
+        return {name: udf.open() if isinstance(udf, UdfReference) else udf for name, udf in self.by_column.items()}
 
     def have_planned_version(self) -> bool:
         """Whether this process has the planned code versions; InvalidInput if a UDF cannot be imported here."""
-        planned = [udf for _, udf in self.by_column if isinstance(udf, UdfReference)]
+        planned = [udf for udf in self.by_column.values() if isinstance(udf, UdfReference)]
         return all(load_udf(str(udf.import_path)).code_version == udf.version for udf in planned)
 
 
@@ -195,29 +191,26 @@ def open_reporter(
 def run_units(do: RunUnit, units: Sequence[Unit], reporter: ProgressReporter, threads: int = 1) -> list[UnitReport]:
     """Run units one after another, or several at a time in threads; the first error is raised at their end."""
     return_large_buffers()
-    if threads <= 1 or len(units) <= 1:
-        reports = []
-        for unit in units:
-            reports.append(do(unit, reporter.add_rows))
-            if reports[-1].staged:
-                reporter.add_ready(unit.work.rows)
-        return reports
     lock = threading.Lock()
 
     def add_rows(rows: int) -> None:
         with lock:
             reporter.add_rows(rows)
 
-    reports = []
+    def run(unit: Unit) -> UnitReport:
+        report = do(unit, add_rows)
+        if report.staged:
+            with lock:
+                reporter.add_ready(unit.work.rows)
+        return report
+
+    if threads <= 1 or len(units) <= 1:
+        return [run(unit) for unit in units]
     with ThreadPoolExecutor(threads) as pool:
-        futures = {pool.submit(do, unit, add_rows): unit for unit in units}
+        futures = [pool.submit(run, unit) for unit in units]
         try:
-            for future in as_completed(futures):
-                reports.append(future.result())
-                if reports[-1].staged:
-                    reporter.add_ready(futures[future].work.rows)
+            return [future.result() for future in as_completed(futures)]
         except BaseException:
             for future in futures:
                 future.cancel()
             raise
-    return reports

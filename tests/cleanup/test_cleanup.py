@@ -190,7 +190,7 @@ def test_a_queued_job_keeps_what_other_versions_and_jobs_computed_for_its_column
     assert not any(saved.work.job_id in name for name in removed.file_group(JOBS).names)
     job = JobFolder.of(failed.location.checkpoints, saved.work.job_id).storage
     shard = saved.load_shard(job, 0)
-    apply_inline(failed.location, saved.work, shard, Udfs.of({saved.work.column: sturdy}))
+    apply_inline(failed.location, saved.work, shard, Udfs({saved.work.column: sturdy}))
     result = PlannedJob(failed.location, saved).finish([PlannedJob(failed.location, saved).commit(shard)])
     assert result.state == "DONE"
     assert result.rows_computed + result.rows_reused == 100
@@ -211,7 +211,7 @@ def test_a_shard_of_a_finished_run_can_be_cleared_until_its_plan_is_gone(failed:
     removed = clean(failed)
     assert removed.file_group(CHECKPOINTS).count == removed.file_group(STAGED).count == 0
     shard = load_plan(folder.storage, saved.fingerprint).load_shard(folder.storage, 0)
-    apply_inline(failed.location, saved.work, shard, Udfs.of({saved.work.column: sturdy}))
+    apply_inline(failed.location, saved.work, shard, Udfs({saved.work.column: sturdy}))
     assert PlannedJob(failed.location, saved).commit(shard).rows_reused > 50
     assert_right(failed, "y", tripled)
     folder.write_result("DONE", PlannedJob(failed.location, saved).finish([]).to_json())
@@ -312,7 +312,7 @@ def test_blobs_of_a_staged_file_go_with_it(make_table: MakeTable) -> None:
     saved = start(table, "b", udf=paint)
     shard = saved.load_shard(JobFolder.of(table.location.checkpoints, saved.work.job_id).storage, 0)
     before = files_of(table, "data")
-    apply_inline(table.location, saved.work, shard, Udfs.of({saved.work.column: paint}))
+    apply_inline(table.location, saved.work, shard, Udfs({saved.work.column: paint}))
     staged = files_of(table, "data") - before
     assert len(staged) > 2
     PlannedJob(table.location, saved).finish([])
@@ -477,7 +477,7 @@ def test_a_job_that_starts_while_garbage_is_collected_keeps_what_it_found(failed
     trace.clear()
     job = JobFolder.of(failed.location.checkpoints, saved.work.job_id).storage
     shard = saved.load_shard(job, 0)
-    apply_inline(failed.location, saved.work, shard, Udfs.of({saved.work.column: sturdy}))
+    apply_inline(failed.location, saved.work, shard, Udfs({saved.work.column: sturdy}))
     assert PlannedJob(failed.location, saved).commit(shard).rows_reused > 50
     assert_right(failed, "y", tripled)
 
@@ -656,7 +656,7 @@ def test_the_users_own_cleanup_in_the_middle_of_a_job_loses_nothing(
 ) -> None:
     saved = start(table)
     shard = saved.load_shard(JobFolder.of(table.location.checkpoints, saved.work.job_id).storage, 0)
-    apply_inline(table.location, saved.work, shard, Udfs.of({saved.work.column: triple}))
+    apply_inline(table.location, saved.work, shard, Udfs({saved.work.column: triple}))
     staged = files_of(table, "data")
     table.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=delete_unverified)
     removed = staged - files_of(table, "data")

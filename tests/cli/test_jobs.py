@@ -88,7 +88,7 @@ def test_status_watches_a_job_until_it_has_ended(table: Table, db: str) -> None:
     function = udf(data_type=pa.int64(), version="1", name="gated")(gated)
     table.alter_columns({"y": function})
     plan = table.plan_backfill("y", udf=function, shard_size=1, batch_size=5)
-    future = start_in_background(plan, table.location, Udfs.of({"y": function}), "inline", Stopwatch())
+    future = start_in_background(plan, table.location, Udfs({"y": function}), "inline", Stopwatch())
     reached.wait()
     try:
         running = run("status", db, future.job_id)

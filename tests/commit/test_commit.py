@@ -54,11 +54,11 @@ class Stations:
 
     def apply(self) -> None:
         for shard in self.plan.shards:
-            apply_inline(self.table.location, self.plan.work, shard, Udfs.of({self.plan.work.column: self.function}))
+            apply_inline(self.table.location, self.plan.work, shard, Udfs({self.plan.work.column: self.function}))
 
     def apply_without_staging(self) -> None:
         """As Spark does with a fragment that several tasks share: checkpoints only."""
-        run, _ = prepare(self.table.location, self.plan.work, Udfs.of({self.plan.work.column: self.function}), {})
+        run, _ = prepare(self.table.location, self.plan.work, Udfs({self.plan.work.column: self.function}), {})
         for work in self.plan.fragments:
             run(Unit(work, work.due, False), lambda rows: None)
 
@@ -409,7 +409,7 @@ def test_a_plan_that_was_saved_is_enough_to_go_on_elsewhere(table: Table, trace:
     results = []
     for index in (1, 0):
         shard = saved.load_shard(storage, index)
-        apply_inline(table.location, saved.work, shard, Udfs.of({saved.work.column: triple}))
+        apply_inline(table.location, saved.work, shard, Udfs({saved.work.column: triple}))
         results.append(PlannedJob(table.location, saved).commit(shard))
     result = PlannedJob(table.location, saved).finish(results)
     assert_honest(result, table, rows_run=100)
@@ -419,7 +419,7 @@ def test_a_plan_that_was_saved_is_enough_to_go_on_elsewhere(table: Table, trace:
 def test_a_shard_that_is_missing_fails_the_job_and_keeps_what_is_there(table: Table, trace: Trace) -> None:
     job = Stations.begin(table, shard_size=2)
     first = job.plan.shards[0]
-    apply_inline(table.location, job.plan.work, first, Udfs.of({job.plan.work.column: triple}))
+    apply_inline(table.location, job.plan.work, first, Udfs({job.plan.work.column: triple}))
     result = PlannedJob(table.location, job.saved).finish([PlannedJob(table.location, job.saved).commit(first)])
     assert (result.state, result.rows_computed, result.rows_left) == ("FAILED", 50, 50)
     assert_right(table, "y", tripled, where="id < 50")

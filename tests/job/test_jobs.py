@@ -64,7 +64,7 @@ def gate() -> Iterator[Gate]:
 
 def start(table: Table, function: UDF, **sizing: int) -> JobFuture:
     plan = table.plan_backfill("y", udf=function, **sizing)
-    return start_in_background(plan, table.location, Udfs.of({"y": function}), "inline", Stopwatch())
+    return start_in_background(plan, table.location, Udfs({"y": function}), "inline", Stopwatch())
 
 
 def test_a_job_can_be_watched_while_it_runs(make_table: MakeTable, tmp_path: Path, gate: Gate) -> None:
@@ -134,7 +134,7 @@ def test_what_cannot_be_started_is_refused_by_the_call_itself(make_table: MakeTa
     plan = table.plan_backfill("y")
     Path(table.location.checkpoints.root).write_text("a file where the folder should be")
     with pytest.raises(OSError, match="_checkpoints"):
-        start_in_background(plan, table.location, Udfs.of({"y": triple}), "inline", Stopwatch())
+        start_in_background(plan, table.location, Udfs({"y": triple}), "inline", Stopwatch())
 
 
 @pytest.mark.spark
@@ -142,7 +142,7 @@ def test_a_background_job_uses_the_spark_session_that_is_there(make_table: MakeT
     table = make_table(100, per_fragment=25)
     table.add_columns({"y": triple})
     settings = dict(spark.conf.getAll)
-    future = start_in_background(table.plan_backfill("y"), table.location, Udfs.of({"y": triple}), "spark", Stopwatch())
+    future = start_in_background(table.plan_backfill("y"), table.location, Udfs({"y": triple}), "spark", Stopwatch())
     assert future.result().rows_computed == 100
     (shard,) = future.status().shards
     assert (shard.stage, shard.rows_committed, shard.fragments_ready) == ("committed", 100, 4)
@@ -164,7 +164,7 @@ def slow(x: int) -> int:
 
 table = connect(sys.argv[1]).open_table("docs")
 plan = table.plan_backfill("y", udf=slow, shard_size=1, intra_applier_concurrency=2)
-print(start_in_background(plan, table.location, Udfs.of({"y": slow}), "inline", Stopwatch()).job_id)
+print(start_in_background(plan, table.location, Udfs({"y": slow}), "inline", Stopwatch()).job_id)
 """
 
 

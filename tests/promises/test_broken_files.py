@@ -57,11 +57,11 @@ class Column:
 
     def apply(self) -> None:
         for shard in self.made.shards:
-            apply_inline(self.location, self.made.work, shard, Udfs.of({self.made.work.column: label}))
+            apply_inline(self.location, self.made.work, shard, Udfs({self.made.work.column: label}))
 
     def checkpoint(self) -> None:
         """Compute all rows, and stage none: what a task leaves that is killed at its end."""
-        run, _ = prepare(self.location, self.made.work, Udfs.of({self.made.work.column: label}), {})
+        run, _ = prepare(self.location, self.made.work, Udfs({self.made.work.column: label}), {})
         for work in self.fragments():
             run(Unit(work, work.due, False), lambda rows: None)
 
@@ -106,12 +106,12 @@ class Refreshed:
     def apply(self) -> None:
         definition = self.view.view_definition
         for shard in self.made.shards:
-            apply_inline(self.location, self.made.work, shard, Udfs.of(refreshing.load_udfs(definition)))
+            apply_inline(self.location, self.made.work, shard, Udfs(refreshing.load_udfs(definition)))
 
     def checkpoint(self) -> None:
         work = self.made.work
         definition = self.view.view_definition
-        run, _ = prepare(self.location, work, Udfs.of(refreshing.load_udfs(definition)), {})
+        run, _ = prepare(self.location, work, Udfs(refreshing.load_udfs(definition)), {})
         for fragment in self.fragments():
             run(Unit(fragment, fragment.due, False), lambda rows: None)
 

@@ -43,7 +43,7 @@ def apply_saved(database: str, job_id: str, fingerprint: str) -> None:
     storage = JobFolder.of(location.checkpoints, job_id).storage
     saved = load_plan(storage, fingerprint)
     for index in range(len(saved.shards)):
-        apply_inline(location, saved.work, saved.load_shard(storage, index), Udfs.of({saved.work.column: gated}))
+        apply_inline(location, saved.work, saved.load_shard(storage, index), Udfs({saved.work.column: gated}))
 
 
 def commit_saved(database: str, job_id: str, fingerprint: str, out: str) -> None:

@@ -96,7 +96,7 @@ def staged_and_compacted(table: Table, same: UDF, place: Path) -> None:
     storage = JobFolder.of(table.location.checkpoints, plan.work.job_id).storage
     saved = load_plan(storage, fingerprint)
     for index in range(len(saved.shards)):
-        apply_inline(table.location, saved.work, saved.load_shard(storage, index), Udfs.of({saved.work.column: same}))
+        apply_inline(table.location, saved.work, saved.load_shard(storage, index), Udfs({saved.work.column: same}))
     table.lance.optimize.compact_files()
     result = table.backfill("y", udf=same, runner="inline")
     assert result.rows_computed < ROWS
