@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,10 +18,19 @@ from airflow_geneva.checkpoint.records import StagedFragment, decode_runs
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.result import ShardResult
 from airflow_geneva.lance_io.conflicts import commit_tries, is_conflict
-from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, fields_present, live_offsets, read_manifest
+from airflow_geneva.lance_io.filters import where_columns
+from airflow_geneva.lance_io.fragments import (
+    Columns,
+    FragmentFiles,
+    columns_of,
+    fields_present,
+    live_offsets,
+    read_manifest,
+)
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec
 from airflow_geneva.plan.reusable_checkpoints import staged_fits
+from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FRAGMENTS_PER_COMMIT, FragmentWork, Shard, fragments_per_commit
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
@@ -126,11 +136,9 @@ class ShardCommitter:
     """Commits the staged fragments of one shard; `planned` is the table in which its column has the planned name."""
 
     location: TableLocation
+    saved: SavedPlan
     work: BackfillSpec
-    columns: Columns
     planned: lance.LanceDataset
-    fingerprint: str
-    shards: int
     _done: list[Candidate] = field(default_factory=list)
     _left: list[tuple[int, int, str]] = field(default_factory=list)
     _versions: list[int] = field(default_factory=list)
@@ -138,6 +146,12 @@ class ShardCommitter:
     _gone: list[tuple[Candidate, Ranges]] = field(default_factory=list)
     _looked_up: int = 0
     _warned: int = 0
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The relevant columns by field id, as planned."""
+        filtered = where_columns(self.work.where, self.planned.schema.names)
+        return columns_of(self.planned, self.work.inputs, filtered, self.work.column)
 
     def commit(
         self,
@@ -159,7 +173,7 @@ class ShardCommitter:
         self._left.extend((fragment, rows[fragment], why) for fragment, why in missing)
         left = self._without_repeated_failures(candidates)
         asked = self.work.sizing.commit_granularity
-        least = size = asked or fragments_per_commit(len(shard.fragments), self.shards)
+        least = size = asked or fragments_per_commit(len(shard.fragments), len(self.saved.shards))
         while left:
             group, left = left[:size], left[size:]
             began = time.monotonic()
@@ -181,7 +195,7 @@ class ShardCommitter:
             failed += len(candidate.staged.failures.all & gone)
         return ShardResult(
             shard=shard.index,
-            fingerprint=self.fingerprint,
+            fingerprint=self.saved.fingerprint,
             rows_computed=ours - failed,
             rows_reused=everyone - ours + self._by_others,
             rows_failed=failed,

@@ -154,7 +154,7 @@ class History:
 
     @contextmanager
     def _open(self, version: int) -> Iterator[lance.LanceDataset]:
-        """Open a version; convert pylance's errors about an older one, which a plan can do without, to `EngineError`."""
+        """Open a version; a plan can do without an older one, so pylance's errors about it become `EngineError`."""
         if version == self.dataset.version:
             yield self.dataset
             return

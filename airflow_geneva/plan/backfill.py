@@ -124,9 +124,7 @@ class _Planner:
                 live = live_offsets(self.dataset, files)
                 return _Due(files, live, {}, live, NEW, rows)
         elif not self.wanted.errors_only and self.state.is_complete(files.signature, files.deletion, version):
-            given_up = self.computed.given_up(files, version)
-            self._add_given_up(given_up)
-            self._count(FRESH, rows - given_up)
+            self._leave(FRESH, rows, self.computed.given_up(files, version))
             return None
         live = live_offsets(self.dataset, files)
         looked_at = Ranges.empty()
@@ -151,15 +149,11 @@ class _Planner:
                 add_rows(known, [(Provenance(version, maker), accepted)])
         # A job evaluated the filter for failed rows too, but they run again.
         due = due - (looked_at - failed_rows(known))
-        if not due:
-            self._add_given_up(given_up)
-            self._count(self._why_not(), rows - given_up)
+        existed = self._existed(files, due) if due else due
+        if not existed:
+            self._leave(LEFT_OUT if due else self._why_not(), rows, given_up)
             return None
-        due = self._existed(files, due)
-        if not due:
-            self._add_given_up(given_up)
-            self._count(LEFT_OUT, rows - given_up)
-            return None
+        due = existed
         return _Due(files, live, known, due, self._why(found, due, known), len(due), given_up)
 
     def _why(self, found: RowStatus, due: Ranges, known: dict[Provenance, Ranges]) -> str:
@@ -177,6 +171,10 @@ class _Planner:
     def _count(self, reason: str, rows: int) -> None:
         self.fragments[reason] += 1
         self.rows[reason] += rows
+
+    def _leave(self, reason: str, rows: int, given_up: int) -> None:
+        self._add_given_up(given_up)
+        self._count(reason, rows - given_up)
 
     def _add_given_up(self, rows: int) -> None:
         if rows:
@@ -212,8 +210,7 @@ class _Planner:
             if chosen:
                 kept.append(due if len(chosen) == due.rows else replace(due, rows=len(chosen)))
                 continue
-            self._add_given_up(due.given_up)
-            self._count(NOT_SELECTED, due.files.live_rows - due.given_up)
+            self._leave(NOT_SELECTED, due.files.live_rows, due.given_up)
             if self.work.read_version is None and not self.wanted.errors_only and not self.wanted.recompute_mixed:
                 what = looked_at(self.where_hash, self.work.udf_version)
                 signature = due.files.where_signature()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -59,17 +60,12 @@ def column_freshness(
         columns = columns_of(dataset, inputs, (), column)
         state = load_state(checkpoints, columns.output[0]).about(columns.inputs_text)
         computed_rows = ComputedRows(dataset, columns, (*inputs, column), state)
-        pending = failed = given_up = 0
-        versions: dict[str, int] = {}
+        counts, versions = Counter(rows=0, pending=0, failed=0, given_up=0), Counter[str]()
         for files in computed_rows.manifest.values():
             found = _whole(files, computed_rows) or _rows(dataset, files, computed_rows)
-            pending += found.pending
-            failed += found.failed
-            given_up += found.given_up
-            for version, rows in found.versions.items():
-                versions[version] = versions.get(version, 0) + rows
-    rows = sum(files.live_rows for files in computed_rows.manifest.values())
-    return Freshness(rows, pending, 0, failed, given_up, versions, bool(versions or failed))
+            counts.update({name: getattr(found, name) for name in counts})
+            versions.update(found.versions)
+    return Freshness(**counts, versions=dict(versions), computed=bool(versions or counts["failed"]))
 
 
 def _whole(files: FragmentFiles, computed_rows: ComputedRows) -> Freshness | None:

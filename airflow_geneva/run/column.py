@@ -19,8 +19,7 @@ from airflow_geneva.job.outbox import JOB_PROPERTY, find_commits
 from airflow_geneva.job.progress import ProgressReporter
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.filters import where_columns
-from airflow_geneva.lance_io.fragments import columns_of, field_ids, live_offsets, row_ids
+from airflow_geneva.lance_io.fragments import field_ids, live_offsets, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec
 from airflow_geneva.plan.reusable_checkpoints import ReusableColumn
@@ -107,11 +106,6 @@ class ColumnPublisher:
                 missing.append((fragment.id, "its staged data file is gone or no longer fits"))
             else:
                 missing.append((fragment.id, "not all of its rows are computed"))
-        filtered = where_columns(work.where, target.source.schema.names)
-        columns = columns_of(target.source, work.inputs, filtered, work.column)
-        committer = ShardCommitter(
-            self.location, work, columns, target.source, self.saved.fingerprint, len(self.saved.shards)
-        )
         folder, plan = JobFolder(target.job, work.job_id), self.saved.fingerprint
         reporter = ProgressReporter(
             shard.rows,
@@ -121,6 +115,7 @@ class ColumnPublisher:
             ready=len(candidates),
         )
         reporter.keep()
+        committer = ShardCommitter(self.location, self.saved, work, target.source)
         return committer.commit(shard, candidates, missing, reporter.set_committed)
 
     def finish(self, committed: Sequence[ShardResult], missing: Sequence[int]) -> tuple[BackfillResult, bool]:
