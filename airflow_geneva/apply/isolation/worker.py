@@ -67,7 +67,7 @@ def serve(orders: int, answers: int, shared: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with contextlib.suppress(EOFError, BrokenPipeError):
-        _WorkerLoop(orders, answers, mark).work()
+        _work(orders, answers, mark)
     os.close(orders)
     os.close(answers)
     # Threads that the UDF left behind must not keep the process alive.
@@ -83,48 +83,43 @@ def _die_first_without_memory() -> None:
         _OOM_SCORE.write_text(str(min(score + _OOM_SCORE_MORE, _OOM_SCORE_MOST)))
 
 
-class _WorkerLoop:
-    """Processes orders: `open` a UDF, `load` a batch, `map` rows of it, `rest` (drop the batch), and `ping`."""
+def _work(orders: int, answers: int, mark: mmap.mmap) -> None:
+    """Process orders: `open` a UDF, `load` a batch, `map` rows of it, `rest` (drop the batch), and `ping`."""
+    poll = select.poll()
+    poll.register(orders, select.POLLIN)
+    udf: UDF
+    run: _BatchRun | None = None
+    while poll.poll(IDLE_SECONDS * 1_000):
+        header, body = receive(orders)
+        match header["order"]:
+            case "open":
+                try:
+                    udf = _open(header, body)
+                except GenevaError as error:
+                    send(answers, {"unfit": str(error)})
+                except Exception as error:
+                    send(answers, {"unfit": f"{error!r}\n{traceback.format_exc()}"})
+                else:
+                    send(answers, {})
+            case "load":
+                run = _BatchRun(udf, batch_from_bytes(body), answers, mark)
+                send(answers, {})
+            case "map":
+                assert run is not None
+                map_them = run.map_rows if udf.form == "scalar" else run.map_batch
+                map_them(header["start"], header["stop"])
+            case "rest":
+                run = None
+            case "ping":
+                send(answers, {})
 
-    def __init__(self, orders: int, answers: int, mark: mmap.mmap) -> None:
-        self.orders = orders
-        self.answers = answers
-        self.mark = mark
-        self.udf: UDF | None = None
-        self.run: _BatchRun | None = None
 
-    def work(self) -> None:
-        poll = select.poll()
-        poll.register(self.orders, select.POLLIN)
-        while poll.poll(IDLE_SECONDS * 1_000):
-            header, body = receive(self.orders)
-            match header["order"]:
-                case "open":
-                    send(self.answers, self._open(header, body))
-                case "load":
-                    assert self.udf is not None
-                    self.run = _BatchRun(self.udf, batch_from_bytes(body), self.answers, self.mark)
-                    send(self.answers, {})
-                case "map":
-                    assert self.run is not None
-                    run = self.run.map_rows if self.run.udf.form == "scalar" else self.run.map_batch
-                    run(header["start"], header["stop"])
-                case "rest":
-                    self.run = None
-                case "ping":
-                    send(self.answers, {})
-
-    def _open(self, header: dict[str, Any], body: bytearray) -> dict[str, Any]:
-        try:
-            self.udf = UdfReference(header["import_path"], header["version"], bytes(body)).open()
-            _ = self.udf.function
-            # Arrow imports pandas when it makes its first array; that must not count as time of a call.
-            pa.array([None])
-        except GenevaError as error:
-            return {"unfit": str(error)}
-        except Exception as error:
-            return {"unfit": f"{error!r}\n{traceback.format_exc()}"}
-        return {}
+def _open(header: dict[str, Any], body: bytearray) -> UDF:
+    udf = UdfReference(header["import_path"], header["version"], bytes(body)).open()
+    _ = udf.function
+    # Arrow imports pandas when it makes its first array; that must not count as time of a call.
+    pa.array([None])
+    return udf
 
 
 class _BatchRun:
