@@ -62,12 +62,9 @@ class MappedBatch:
 
 @dataclass(frozen=True)
 class CallFailure:
-    """Why a call returned no values.
+    """Why a call returned no values; `fits` are the positions of the matching rules of the policy.
 
-    Args:
-        traceback: the UDF's own frames, or "".
-        fits: positions of the matching rules of the policy, in order.
-        complete: whether the message says all, as for an output that does not fit its column.
+    A `complete` message says all, as for an output that does not fit its column.
     """
 
     exception: str

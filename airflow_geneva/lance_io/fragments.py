@@ -26,12 +26,9 @@ FileRef = tuple[int, int, str]
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that matter for one job, by field id, so that a rename changes nothing.
+    """The columns that matter for one job, each as its field id and those nested in it; a rename changes nothing.
 
-    Args:
-        inputs: for each input of the UDF, in order, the field ids of the column and all its children.
-        where: the same for the columns that the filter mentions.
-        output: the same for the output column; ``output[0]`` is the column itself. Empty for a view's source.
+    `output` is empty for a view's source.
     """
 
     inputs: tuple[tuple[int, ...], ...]
@@ -69,13 +66,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class FragmentFiles:
-    """One fragment with the data files of the columns that matter.
+    """One fragment with the data files of the columns that matter, in their order; an all-NULL column has none.
 
     Args:
-        physical_rows: rows in its data files, deleted ones included.
         deletion: identity of its deletion file; "" if no row is deleted.
-        inputs, where, output: data files, in the order of the columns; a column without a file is all NULL. For a
-            view's source, if none of the columns has a file, `inputs` identifies the rows instead.
+        inputs: for a view's source, if none of the columns has a file, identifies the rows instead.
         bytes: size of the files that hold the inputs.
     """
 

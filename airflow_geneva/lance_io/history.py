@@ -166,13 +166,10 @@ class History:
     def origins(
         self, lineage: Lineage, fragment: FragmentFiles, passed_over: FragmentFilter, same_output: bool = False
     ) -> Iterator[Origin]:
-        """Yield the ancestors of a fragment, nearest first, with the rows that came from them.
+        """Yield the ancestors of a fragment, nearest first, with their rows; `EngineError` if a version was cleaned up.
 
         A row that was updated between two compactions keeps its id but has other values, so only rows that are live in
         every generation are followed.
-
-        Raises:
-            EngineError: a version before a compaction was cleaned up.
         """
         queue: list[tuple[FragmentFiles, RowIds | None]] = [(fragment, None)]
         while queue:
@@ -230,9 +227,9 @@ class _Waiting:
 class Tracer:
     """Finds the compactions that made fragments, and reads as little of the history as possible.
 
-    A fragment is explained once the compaction that made it is known, or once it is known that another operation wrote
-    it. Rows that were not moved since name that version themselves. For other fragments, the tracer reads the history
-    from the newest version back. It then traces the fragments that were compacted in the same way.
+    A fragment is explained once the compaction that made it, or another operation that wrote it, is known. Rows that
+    were not moved since name that version themselves. For other fragments, the tracer reads the history from the newest
+    version back. It then traces the fragments that were compacted in the same way.
     """
 
     def __init__(self, history: History, columns: Columns) -> None:

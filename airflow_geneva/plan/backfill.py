@@ -46,14 +46,10 @@ NOT_ASKED = "not asked for"
 
 @dataclass(frozen=True)
 class _Due:
-    """The due rows of a fragment, before the planner looks for checkpoints."""
+    """The work for a fragment before the planner looks for checkpoints."""
 
-    files: FragmentFiles
+    work: FragmentWork
     live: Ranges
-    known: dict[Provenance, Ranges]
-    due: Ranges
-    reason: str
-    rows: int
     given_up: int = 0
 
 
@@ -122,7 +118,7 @@ class _Planner:
         if not self.state.facts and not self.computed.previous and self.wanted == DueRules(self.wanted.on_code_change):
             if self.work.where is None and self.work.read_version is None:
                 live = live_offsets(self.dataset, files)
-                return _Due(files, live, {}, live, NEW, rows)
+                return _Due(FragmentWork(files, NEW, live, live, rows), live)
         elif not self.wanted.errors_only and self.state.is_complete(files.signature, files.deletion, version):
             self._leave(FRESH, rows, self.computed.given_up(files, version))
             return None
@@ -153,8 +149,8 @@ class _Planner:
         if not existed:
             self._leave(LEFT_OUT if due else self._why_not(), rows, given_up)
             return None
-        due = existed
-        return _Due(files, live, known, due, self._why(found, due, known), len(due), given_up)
+        reason, kept = self._why(found, existed, known), tuple(known.items())
+        return _Due(FragmentWork(files, reason, existed, existed, len(existed), kept=kept), live, given_up)
 
     def _why(self, found: RowStatus, due: Ranges, known: dict[Provenance, Ranges]) -> str:
         if due & Ranges.union(found.others.values()) or self.wanted.recompute_mixed:
@@ -200,34 +196,36 @@ class _Planner:
         """Evaluate the filter on the candidates, and drop fragments in which it selects none."""
         selected = None
         if self.work.where is not None:
-            selected = selected_offsets(self.dataset, [due.files.id for due in dues], self.work.where)
+            selected = selected_offsets(self.dataset, [due.work.id for due in dues], self.work.where)
         kept: list[_Due] = []
         for due in dues:
-            chosen = due.due if selected is None else due.due & selected.get(due.files.id, Ranges.empty())
+            work = due.work
+            chosen = work.due if selected is None else work.due & selected.get(work.id, Ranges.empty())
             if not self.wanted.recompute_mixed:
-                for maker, rows in by_code_version(due.known, chosen).items():
+                for maker, rows in by_code_version(work.known, chosen).items():
                     self.rows_by_other_version[maker] += len(rows)
             if chosen:
-                kept.append(due if len(chosen) == due.rows else replace(due, rows=len(chosen)))
+                kept.append(due if len(chosen) == work.rows else replace(due, work=replace(work, rows=len(chosen))))
                 continue
-            self._leave(NOT_SELECTED, due.files.live_rows, due.given_up)
+            self._leave(NOT_SELECTED, work.files.live_rows, due.given_up)
             if self.work.read_version is None and not self.wanted.errors_only and not self.wanted.recompute_mixed:
                 what = looked_at(self.where_hash, self.work.udf_version)
-                signature = due.files.where_signature()
-                self.computed.learned.append(Fact(signature, what, due.due, self.dataset.version))
+                self.computed.learned.append(Fact(work.files.where_signature(), what, work.due, self.dataset.version))
         return kept
 
     def _with_checkpoints(self, dues: list[_Due], index: CheckpointIndex | None) -> list[FragmentWork]:
         works: list[FragmentWork] = []
-        if index is None or not dues:
+        if index is None:
             return works
-        ancestors = self.computed.ancestors([due.files for due in dues], index, self.work.udf_version)
+        reusable = ReusableColumn(self.dataset, self.work)
+        ancestors = self.computed.ancestors([due.work.files for due in dues], index, self.work.udf_version)
         for due in dues:
-            self._count(due.reason, due.rows)
+            work = due.work
+            self._count(work.reason, work.rows)
             self._add_given_up(due.given_up)
-            if rest := due.files.live_rows - due.rows - due.given_up:
+            if rest := work.files.live_rows - work.rows - due.given_up:
                 self._count(f"{NOT_SELECTED} or {FRESH}" if self.work.where else self._why_not(), rest)
-            older, kept = ancestors.get(due.files.id, ()), tuple(due.known.items())
-            work = FragmentWork(due.files, due.reason, due.due, due.due, due.rows, False, older, kept)
-            works.append(ReusableColumn(self.dataset, self.work).look_up(work, index, due.live))
+            if work.id in ancestors:
+                work = replace(work, ancestors=ancestors[work.id])
+            works.append(reusable.look_up(work, index, due.live))
         return works

@@ -37,14 +37,10 @@ _MOST_VERSIONS = 1_000
 
 
 class ComputedRows:
-    """Finds the computed rows of one column at one table version.
+    """Finds the computed rows of one column at one table version, by facts about these inputs or `previous` ones.
 
-    What it finds in the history or by comparing values, it adds to ``learned`` as facts for the next plan.
-
-    Args:
-        names: names of the inputs and, last, the output; "" for a dropped column, whose values cannot be compared.
-        state: the facts about the column's values that were computed from these inputs.
-        previous: the same for previous inputs of the column.
+    What it finds in the history or by comparing values, it adds to ``learned`` as facts for the next plan. `names` are
+    those of the inputs and, last, the output; "" for a dropped column, whose values cannot be compared.
     """
 
     def __init__(

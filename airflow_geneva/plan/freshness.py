@@ -29,11 +29,8 @@ UP_TO_DATE, STALE, NEVER = "up to date", "stale", "never computed"
 class Freshness:
     """How fresh a column or a view is; values of every code version count as computed.
 
-    Args:
-        pending: rows that are new or changed, or that failed and run again; filters of backfills are not evaluated.
-        failed: rows that hold no value because the UDF failed on them.
-        given_up: the rows among `failed` that failed in the maximum number of runs.
-        versions: rows of a column that hold a value, by the code version that computed it.
+    `pending` rows are new or changed, or failed and run again. `failed` rows hold no value, and the `given_up` among
+    them failed in the maximum number of runs. `versions`: a column's rows with a value, by code version.
     """
 
     rows: int

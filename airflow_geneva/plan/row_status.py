@@ -28,10 +28,8 @@ ON_CODE_CHANGE = ("error", "recompute", "new_rows")
 class DueRules:
     """Which rows the user asks a backfill to run, apart from the filter and the read version.
 
-    Args:
-        on_code_change: ``error``, ``recompute`` or ``new_rows``, for rows that hold another UDF version's value.
-        errors_only: only rows that the UDF failed on, in any number of runs and under any version.
-        recompute_mixed: only rows whose value another version computed but that count as this version's.
+    `errors_only`: rows that failed, in any number of runs and under any version. `recompute_mixed`: rows whose value
+    another version computed but that count as this version's.
     """
 
     on_code_change: str = "error"
@@ -43,11 +41,8 @@ class DueRules:
 class RowStatus:
     """The live rows of one fragment, classified.
 
-    Args:
-        due: rows to run.
-        others: rows that hold another version's value and are not done, by that version.
-        accepted: the rows among `others` that keep their value and count as this version's, by that version.
-        given_up: rows that failed in the maximum number of runs.
+    `others` hold another version's value, by that version; the `accepted` among them keep it. Rows that failed in the
+    maximum number of runs are given up.
     """
 
     due: Ranges

@@ -141,9 +141,5 @@ def cut_shards(works: Sequence[FragmentWork], shard_size: int | None) -> tuple[S
 
 
 def fragments_per_commit(fragments: int, shards: int) -> int:
-    """Return the default for the fewest fragments per commit, except a shard's last commit.
-
-    Every commit rewrites the whole manifest. With this default, a backfill makes at most about 100 commits, or one per
-    shard.
-    """
+    """Return the default for the fewest fragments per commit: every commit rewrites the whole manifest."""
     return max(FRAGMENTS_PER_COMMIT, -(-fragments // max(COMMITS_UNASKED // shards, 1)))

@@ -168,10 +168,7 @@ class FileWidths:
         self._files: list[RowsPerBudget | None] = [None] * count
 
     def rows(self, files: npt.NDArray[np.int64], *more: float) -> int:
-        """Return how many of the first rows fit, at least one; `files` has the number of each row's file.
-
-        ``more`` gives the bytes per row of further files, numbered after these.
-        """
+        """Return how many of the first rows, each of one of the `files`, fit; ``more`` has widths of others."""
         widest = max(
             (found.bytes_a_row for found in self._files if found), default=RowsPerBudget(self.limit).bytes_a_row
         )
