@@ -291,9 +291,10 @@ def _sample(data_type: pa.DataType) -> pa.Array:
     """Make filled values, and for each level of nesting values that are NULL there and values that are empty there."""
     # In the storage type, items of a fixed-size list may be NULL: Arrow keeps such items below a NULL list.
     stored = storage_type(data_type)
-    filled = _value(stored, _NOWHERE, None)
+    top = pa.field("", stored)
+    filled = _value(top, _NOWHERE, None)
     holes: tuple[list[Any] | None, ...] = (None, [])
-    rows = [_value(stored, level, hole) for level in range(_levels(stored)) for hole in holes]
+    rows = [_value(top, level, hole) for level in range(_levels(stored)) for hole in holes]
     try:
         return convert_array(pa.array([filled, *rows, filled], stored), data_type)
     except pa.ArrowException:
@@ -304,27 +305,23 @@ def _levels(data_type: pa.DataType) -> int:
     return 1 + max((_levels(data_type.field(at).type) for at in range(data_type.num_fields)), default=0)
 
 
-def _value(data_type: pa.DataType, level: int, hole: list[Any] | None) -> Any:
+def _value(field: pa.Field, level: int, hole: list[Any] | None) -> Any:
     """Make a value that is filled but for its parts at one level, counted from 0; they are NULL or empty lists."""
-    if pt.is_null(data_type) or (level == 0 and hole is None):
+    data_type = field.type
+    if pt.is_null(data_type) or (level == 0 and hole is None and field.nullable):
         return None
     if pt.is_struct(data_type):
-        return {field.name: _part(field, level, hole) for field in data_type}
+        return {part.name: _value(part, level - 1, hole) for part in data_type}
     if pt.is_fixed_size_list(data_type):
-        items = [_value(data_type.value_type, _NOWHERE, hole)] * data_type.list_size
-        return [_part(data_type.value_field, level, hole), *items[1:]] if items else []
+        items = [_value(data_type.value_field, _NOWHERE, hole)] * data_type.list_size
+        return [_value(data_type.value_field, level - 1, hole), *items[1:]] if items else []
+    if level == 0 and hole is not None and data_type.num_fields:
+        return hole
     if pt.is_map(data_type):
-        key = _value(data_type.key_type, _NOWHERE, hole)
-        return [] if level == 0 else [(key, _part(data_type.item_field, level, hole))]
+        return [(_value(data_type.key_field, _NOWHERE, hole), _value(data_type.item_field, level - 1, hole))]
     if hasattr(data_type, "value_field"):
-        filled = _value(data_type.value_type, _NOWHERE, hole)
-        return [] if level == 0 else [_part(data_type.value_field, level, hole), filled]
+        return [_value(data_type.value_field, level - 1, hole), _value(data_type.value_field, _NOWHERE, hole)]
     return _leaf(data_type)
-
-
-def _part(field: pa.Field, level: int, hole: list[Any] | None) -> Any:
-    skipped = level == 1 and hole is None and not field.nullable
-    return _value(field.type, _NOWHERE if skipped else level - 1, hole)
 
 
 def _leaf(data_type: pa.DataType) -> Any:
