@@ -49,7 +49,6 @@ class Unit:
 class UnitReport:
     """The result of a unit: whether the data file is staged, and how fast the UDFs were."""
 
-    fragment: int
     staged: bool
     speed: UdfSpeed = field(default_factory=UdfSpeed)
 
@@ -182,7 +181,7 @@ def run_unit(target: Target, unit: Unit, applier: Applier) -> UnitReport:
     live = live_offsets(target.source, fragment.files)
     index = target.index(fragment)
     if unit.whole and target.staged(fragment, index, live):
-        return UnitReport(fragment.id, True)
+        return UnitReport(True)
     due = unit.run & live
     held = target.held(fragment, index, due)
 
@@ -196,7 +195,7 @@ def run_unit(target: Target, unit: Unit, applier: Applier) -> UnitReport:
         target.stream(applier.compute(fragment, live, due, keep_last=False), fragment, live)
     else:
         stage_computed(target, fragment, due, held, compute)
-    return UnitReport(fragment.id, unit.whole, replace(applier.speed, seconds=time.monotonic() - began))
+    return UnitReport(unit.whole, replace(applier.speed, seconds=time.monotonic() - began))
 
 
 def is_shard_staged(target: Target, shard: Shard) -> bool:

@@ -39,17 +39,8 @@ _OFFSET_BYTES = 8.0
 _NONE = Ranges.empty()
 
 
-def to_physical_layout(values: pa.Array, offsets: Offsets, start: int, end: int) -> pa.Array:
-    """Lay out values at ascending physical offsets: one slot per offset of ``[start, end)``, NULL without a value."""
-    if len(offsets) == end - start:
-        return values
-    at = np.full(end - start, -1, np.int64)
-    at[offsets - start] = np.arange(len(offsets))
-    return rows_at(values, pa.array(at, mask=at < 0))
-
-
 class ColumnFileWriter:
-    """Writes one column of a fragment in physical layout to a data file; rows that are left out at the end are NULL.
+    """Writes one column of a fragment to a data file: a value for each physical offset, NULL where there is none.
 
     NULLs of some types take memory too, so they are written in batches of at most ``limit`` bytes.
     """
@@ -83,7 +74,12 @@ class ColumnFileWriter:
         for low in range(self.rows, end, self._most):
             high = min(low + self._most, end)
             first, last = np.searchsorted(offsets, [low, high])
-            self.put(to_physical_layout(values.slice(first, last - first), offsets[first:last], low, high))
+            part = values.slice(first, last - first)
+            if len(part) < high - low:
+                at = np.full(high - low, -1, np.int64)
+                at[offsets[first:last] - low] = np.arange(len(part))
+                part = rows_at(part, pa.array(at, mask=at < 0))
+            self.put(part)
 
 
 def assemble(
