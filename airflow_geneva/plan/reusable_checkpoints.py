@@ -192,7 +192,7 @@ def continue_from_notes(
 
 
 def _versions_there(store: CheckpointStore, work: BackfillSpec) -> list[str]:
-    head, _, tail = _folder(work, "\0").partition("\0")
+    head, tail = f"udf-{key_part(work.udf_name)}_ver-", f"_col-{key_part(work.column)}"
     folders, _ = store.storage.list_folder()
     named = [name for name in folders if name.startswith(head) and name.endswith(tail)]
     found = [name[len(head) : len(name) - len(tail)] for name in named]
@@ -204,12 +204,6 @@ def _named(store: CheckpointStore, column: str, part: str) -> str:
     """Return the version that a part of a folder's name stands for."""
     versions = (str(job.get("udf_version")) for job in _jobs_of(store.storage, column))
     return next((version for version in versions if key_part(version) == part), part)
-
-
-def _folder(work: BackfillSpec, version: str) -> str:
-    """Return the name of the folder of a version's checkpoints."""
-    prefix = replace(work.identity, version="v").prefix.partition("_where-")[0]
-    return prefix.replace("_ver-v_col-", f"_ver-{version}_col-", 1)
 
 
 @dataclass(frozen=True)
