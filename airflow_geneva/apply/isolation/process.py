@@ -41,14 +41,13 @@ _LOOK_SECONDS = 1.0
 _DEATH_SECONDS = 5.0
 
 
+@dataclass(eq=False)
 class WorkerLost(Exception):
     """A worker process died or was killed; ``reason`` ends a sentence, ``row`` is None outside of a call."""
 
-    def __init__(self, reason: str, row: int | None, timed_out: bool) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.row = row
-        self.timed_out = timed_out
+    reason: str
+    row: int | None
+    timed_out: bool
 
 
 class UdfSetupFailed(Exception):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from airflow_geneva.apply.arrow_output import OutputMismatch
 from airflow_geneva.apply.isolation.process import POOL, Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of
 from airflow_geneva.errors import UdfCrashed, UdfError
@@ -73,39 +72,32 @@ class _InProcessMapper(BatchMapper):
         """Do nothing: no worker process to release."""
 
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
-        try:
+        if self.mapper.udf.form == "scalar":
             return MappedBatch(self.mapper(batch), (), batch.num_rows)
-        except UdfError as error:
-            own = error.__cause__
-            if self.mapper.udf.form == "scalar" or own is None or isinstance(own, OutputMismatch):
-                raise
-            failed = error
-        # Outside the handler, so that the next exception does not have this error as its context.
-        return self._narrow(batch, failed)
-
-    def _narrow(self, batch: pa.RecordBatch, error: UdfError) -> MappedBatch:
-        function = self.mapper.set_up()
         results = BatchResults(self.mapper, self.mapper.inputs(batch), ())
-        raised = error
+        if batch.num_rows == 0:
+            return results.mapped()
+        function = self.mapper.set_up()
+        cause: BaseException | None = None
 
         def call(start: int, stop: int) -> pa.Array | CallFailure:
-            nonlocal raised
+            nonlocal cause
             results.called(start, stop)
             try:
                 return self.mapper.map_batch(results.inputs.slice(start, stop - start), function)
-            except UdfError as again:
-                if again.__cause__ is None or isinstance(again.__cause__, OutputMismatch):
+            except UdfError as error:
+                failure = call_failure_of(error, ())
+                if failure.complete:
                     raise
-                raised = again
-                return call_failure_of(again, ())
+                cause = error.__cause__
+                return failure
 
-        results.called(0, batch.num_rows)
         try:
-            return Narrowing(results, call).run(call_failure_of(error, ()))
+            return Narrowing(results, call).run()
         except UdfError as failed:
             if failed.row_index is None:
                 raise
-            raise failed from raised.__cause__
+            raise failed from cause
 
 
 class _WorkerMapper(BatchMapper):
@@ -243,8 +235,8 @@ class Narrowing:
         self.troubles = 0
         self.tries: Counter[_Span] = Counter()
 
-    def run(self, first: CallFailure | None = None) -> MappedBatch:
-        """Map all rows; `UdfError` at the first row that fails the job. ``first`` is a failure of the whole call."""
+    def run(self) -> MappedBatch:
+        """Map all rows; `UdfError` at the first row that fails the job."""
         whole, cut = self.todo[0], None
         while self.todo:
             span = self.todo.pop()
@@ -252,7 +244,7 @@ class Narrowing:
                 # All pieces before this one succeeded, so this one must fail: cut it without a call.
                 self._cut(span)
                 continue
-            outcome, first = first or self.call(span.start, span.stop), None
+            outcome = self.call(span.start, span.stop)
             if not isinstance(outcome, CallFailure):
                 self.results.put(span.start, outcome)
                 continue
