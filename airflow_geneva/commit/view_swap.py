@@ -55,14 +55,10 @@ def swap_rows(
     files: Sequence[tuple[str, int]],
     save: Callable[[], str],
 ) -> tuple[int | None, str]:
-    """Remove rows from a view and add those of the staged files; placeholders are always removed.
+    """Remove rows and all placeholders from a view, and add the rows of the staged files.
 
-    Args:
-        plan: fingerprint of the plan; identifies a swap that an earlier try committed.
-        save: writes the snapshot of the view after the swap and returns its key; called only if needed.
-
-    Returns:
-        The version written by this call or by an earlier try, or None; and the reason if nothing was written.
+    ``save`` writes the snapshot of the view after the swap and returns its key; it is called only if needed. Return the
+    version written by this call or by an earlier try of the same plan, or None; and the reason if nothing was written.
 
     Raises:
         CommitConflict: other writers changed the view at every retry.

@@ -127,9 +127,8 @@ def reporting_cleaned_up(location: TableLocation, dataset: lance.LanceDataset) -
 class PlannedTable:
     """The table version that a job was planned on; the job recognizes the table by it.
 
-    Args:
-        written: when the version was written, in nanoseconds, from its manifest; another table has another time.
-        commit: its version stamp; "" if the job commits nothing to the table.
+    `written` is when the version was written, in nanoseconds: another table has another time. `commit` is its version
+    stamp, "" if the job commits nothing to the table.
     """
 
     uri: str

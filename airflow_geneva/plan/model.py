@@ -79,20 +79,13 @@ class _JobSpec(ABC):
     """What all tasks of a job need to know, besides their fragments; small, and free of credentials.
 
     Args:
-        job_id: identifies the job in checkpoints, ledgers and commits.
-        table: normalized URI of the table or view.
-        table_name: its name in the database.
         inputs: names of the input columns at the planned version.
         where: frozen filter that the tasks evaluate, or None; a view's filter is evaluated by its plan.
-        version: the version to read.
+        version: the version to read; `read_version` is what the user requested.
         tables: the table that is read and the table that is committed to, as planned on; one entry for a column.
-        read_version: the version that the user requested; None: the newest.
         udf_version: identity of the code, determined once by the plan; for a view, of its whole query.
-        sizing: sizes of shards, tasks, batches, checkpoints and commits.
-        ignore_checkpoints: do not reuse checkpoints of other jobs.
         agreement: hash of what must be equal for versions whose values may be mixed.
         rows: number of due rows of the job.
-        codes: the code that travels with the job, each archive once.
     """
 
     kind: ClassVar[str]
@@ -174,14 +167,7 @@ class _JobSpec(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillSpec(_JobSpec):
-    """The specification of a job that computes a column.
-
-    Args:
-        column, field_id: the output column.
-        udf: the UDF's definition, as JSON text.
-        continue_from: other UDF versions whose checkpoints the job reuses.
-        makers: other versions whose values stay in the column and count as this version's.
-    """
+    """The specification of a job that computes a column; `makers` are versions whose values count as this version's."""
 
     kind: ClassVar[str] = "backfill"
 

@@ -29,7 +29,6 @@ class FragmentWork:
         due: physical offsets to run; with a filter, the offsets on which to evaluate it.
         missing: the due rows that no checkpoint holds.
         rows: number of rows that are selected and due.
-        staged: a data file for it is finished; only the commit is left.
         kept: rows that the UDF ran on earlier, by provenance; those that do not run now keep their value.
     """
 

@@ -281,8 +281,6 @@ class RowByRow:
     in a new worker, because other rows may have used up the memory; if that worker dies too, the row has failed.
     `Retry` rules apply in addition. Rows whose values were lost with a worker run again. If a worker dies between two
     calls, no row is to blame: the remaining rows are cut in half until one row is left, which counts as called.
-
-    ``order`` maps rows in a worker, and ends early at a row that this class has to decide about.
     """
 
     def __init__(
