@@ -143,7 +143,7 @@ def apply_and_commit(
 def record_plan(
     plan: Plan,
     location: TableLocation,
-    choice: RunnerChoice,
+    choice: RunnerChoice | None = None,
     run: str = "",
     ship_code: bool = False,
     about: Mapping[str, Any] | None = None,
@@ -151,7 +151,7 @@ def record_plan(
     """Write a job's record and plan; from then on any process can carry the job out.
 
     Args:
-        choice: where it will be computed, for the record.
+        choice: where it will be computed, for the record; None: not decided.
         run: distinguishes two runs of one plan.
         ship_code: store the UDFs' code beside the plan, for workers that do not have it.
         about: more fields for the job record, e.g. the Airflow run.
@@ -168,7 +168,7 @@ def record_plan(
     work = plan.work
     record = {
         **work.describe(),
-        **choice.describe(),
+        **({} if choice is None else choice.describe()),
         "started": time.time(),
         "state": PENDING,
         "rows_total": plan.rows_total,
