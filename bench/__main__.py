@@ -20,7 +20,7 @@ from bench.cases import CASES
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 RUNNERS = ("inline", "spark")
-OTHERS = ("slow", "plan", "changes", "aging", "wide", "f", "f16m")
+OTHERS = ("slow", "plan", "changes", "aging", "wide", "f", "f16m", "hourly")
 COLD_CASES = ("a", "c", "a16m")
 
 
@@ -60,6 +60,8 @@ class BenchmarkRun:
                 results["wide"] = self._wide()
             elif name == "aging":
                 results["aging"] = self._aging()
+            elif name == "hourly":
+                results["hourly"] = self._hourly()
             elif name in ("f", "f16m"):
                 results["view"] += self._view(name)
             elif name == "plan":
@@ -118,6 +120,13 @@ class BenchmarkRun:
         folder = self.scratch / "aging"
         found = self._measure("aging", folder=str(folder), **size)
         shutil.rmtree(folder)
+        return dict(found)
+
+    def _hourly(self) -> dict[str, Any]:
+        size = {"hours": 1 if self.quick else 20, "rows": 600}
+        found = self._measure("hourly", folder=str(self.scratch / "hourly"), **size)
+        if not found["agree"]:
+            raise SystemExit("Case hourly: a value is wrong.")
         return dict(found)
 
     def _view(self, name: str) -> list[dict[str, Any]]:

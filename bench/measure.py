@@ -17,7 +17,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from airflow_geneva import Table
-from bench import aging, changes, floor, planning, processes, udfs, views, wide
+from bench import aging, changes, floor, hourly, planning, processes, udfs, views, wide
 from bench.cases import CASES, Case, open_table
 
 Measured = dict[str, Any]
@@ -160,6 +160,7 @@ MEASUREMENTS: dict[str, Callable[..., Measured]] = {
     "make_wide": wide.make,
     "wide": wide.measure,
     "aging": aging.measure,
+    "hourly": hourly.measure,
     "view": views.measure,
 }
 

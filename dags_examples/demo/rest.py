@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import httpx
@@ -42,6 +43,12 @@ class TaskState:
     def ran(self) -> bool:
         """Whether it was started at all."""
         return self.state not in (None, "skipped", "removed", "upstream_failed")
+
+
+def run_seconds(run: Mapping[str, Any]) -> float:
+    """Return the seconds from the trigger of an ended run to its end."""
+    began, ended = (datetime.fromisoformat(run[name].replace("Z", "+00:00")) for name in ("queued_at", "end_date"))
+    return (ended - began).total_seconds()
 
 
 class AirflowApi:
@@ -84,8 +91,9 @@ class AirflowApi:
         found = self._json("GET", f"/dags/{dag_id}/dagRuns?order_by=run_after")["dag_runs"]
         return [str(run["dag_run_id"]) for run in found]
 
-    def run_state(self, dag_id: str, run_id: str) -> str:
-        return str(self._json("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
+    def run(self, dag_id: str, run_id: str) -> dict[str, Any]:
+        """Return what Airflow says of a run, such as its `state`."""
+        return dict(self._json("GET", f"/dags/{dag_id}/dagRuns/{run_id}"))
 
     def tasks(self, dag_id: str, run_id: str) -> list[TaskState]:
         """Return the run's task instances in the order of their start."""

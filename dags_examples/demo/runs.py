@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from airflow_geneva import Database
-from dags_examples.demo.rest import ENDED, AirflowApi, TaskState
+from dags_examples.demo.rest import ENDED, AirflowApi, TaskState, run_seconds
 
 STAGES = ("define", "plan", "apply", "commit", "finish")
 _START_SECONDS = 120
@@ -64,7 +64,7 @@ class Run:
         result: return value of the `finish` task; empty if there is none.
         counted: rows that the UDF itself counted.
         versions: the table's version before and after.
-        seconds: from the trigger to the end.
+        seconds: from the trigger to the end, by Airflow's clock.
     """
 
     name: str
@@ -144,7 +144,7 @@ class RunFollower:
         self.began = time.monotonic()
         with self.console.status("triggered") as status:
             run_id = self._wait_for_run()
-            while (state := self.api.run_state(self.dag_id, run_id)) not in ENDED:
+            while (run := self.api.run(self.dag_id, run_id))["state"] not in ENDED:
                 if time.monotonic() - self.began > _RUN_SECONDS:
                     raise TimeoutError(f"The run {run_id} of {self.dag_id} did not end in {_RUN_SECONDS} s.")
                 status.update(self._look(run_id))
@@ -152,12 +152,12 @@ class RunFollower:
             self._look(run_id)
         return Run(
             name=name,
-            state=state,
+            state=run["state"],
             tasks=tuple(self.api.tasks(self.dag_id, run_id)),
             result=self.api.xcom(self.dag_id, run_id, f"{self.target.group}.finish") or {},
             counted=self.target.counted - self.counted_before,
             versions=(self.version_before, self.target.version),
-            seconds=time.monotonic() - self.began,
+            seconds=run_seconds(run),
         )
 
     def _wait_for_run(self) -> str:
