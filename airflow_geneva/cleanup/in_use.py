@@ -136,18 +136,12 @@ def named_snapshots(location: TableLocation, dataset: lance.LanceDataset, since:
         # In the version that a swap wrote, the metadata still names the snapshot before it.
         return snapshot_of_version(dataset, version) or snapshot_in_metadata(dataset.checkout_version(version))
 
-    found = set(_noted(location))
+    note = read_advance_note(location)
+    found = read_intents(location) | ({note.snapshot} if note is not None else set())
     with engine_errors(lambda error: LookupError(str(error))):
         versions = [number for ref in dataset.version_refs() if (number := int(ref["version"])) >= since]
         found.update(in_parallel(named, versions, is_local(location.uri)))
     return found - {""}
-
-
-def _noted(location: TableLocation) -> Iterator[str]:
-    yield from read_intents(location)
-    note = read_advance_note(location)
-    if note is not None:
-        yield note.snapshot
 
 
 def is_named_like_ours(name: str) -> bool:

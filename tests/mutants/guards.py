@@ -369,6 +369,12 @@ GUARDS = [
         ("storage/test_storage.py::test_a_document_that_is_being_read_is_not_written_over",),
     ),
     Guard(
+        "A finish that comes late would end a job that was planned again.",
+        'if record is None or (plan and record.get("plan") not in (None, plan)):',
+        "if record is None:",
+        ("job/test_record.py::test_a_finish_that_comes_after_its_job_was_planned_again_does_not_end_it",),
+    ),
+    Guard(
         "A password in an error message would stay in the job's record.",
         'ended["error"] = None if error is None else mask_secrets(error)',
         'ended["error"] = error',
