@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import linecache
 import types
 from collections.abc import Iterator, Sequence
@@ -103,17 +104,11 @@ def significant_fields(node: ast.AST, top: bool) -> Iterator[tuple[str, Any]]:
 
 def _merge_strings(parts: list[ast.expr]) -> Iterator[ast.expr]:
     """Join adjacent literal parts of an f-string: Python before and after 3.12 splits them differently."""
-    text = ""
-    for part in parts:
-        if isinstance(part, ast.Constant):
-            text += str(part.value)
-            continue
-        if text:
+    for is_text, group in itertools.groupby(parts, lambda part: isinstance(part, ast.Constant)):
+        if not is_text:
+            yield from group
+        elif text := "".join(str(part.value) for part in group if isinstance(part, ast.Constant)):
             yield ast.Constant(text)
-        text = ""
-        yield part
-    if text:
-        yield ast.Constant(text)
 
 
 def free_names(definition: Definition) -> set[str]:
