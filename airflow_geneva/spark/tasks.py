@@ -1,9 +1,10 @@
-"""Run a shard's tasks on a Spark session: the cluster computes and stages, only the driver's caller commits."""
+"""Run a shard's tasks on a Spark session, classic or Connect: the cluster computes and stages, and commits nothing."""
 
 from __future__ import annotations
 
 import logging
 import os
+import pickle
 import sys
 import tempfile
 import threading
@@ -36,7 +37,6 @@ from airflow_geneva.udf.error_policy import Policy
 from airflow_geneva.udf.shipping import UdfReference, zip_code
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger("airflow_geneva.spark")
@@ -79,7 +79,7 @@ class TaskSpec:
 
 
 def apply_on_spark(
-    context: SparkContext,
+    session: SparkSession,
     location: TableLocation,
     work: JobSpec,
     shard: Shard,
@@ -89,18 +89,17 @@ def apply_on_spark(
 ) -> UdfSpeed:
     """Compute and stage a shard on a cluster; return how fast the UDFs were on the rows that they ran on."""
     works = shard.to_apply
-    slots = min(work.sizing.concurrency, context.defaultParallelism) * work.sizing.intra_applier_concurrency
-    tasks = split_into_tasks(works, work.sizing, slots)
+    tasks = split_into_tasks(works, work.sizing, _slots(session, work) * work.sizing.intra_applier_concurrency)
     job = JobFolder.of(location.checkpoints, work.job_id)
     attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
     task_spec = TaskSpec(location, work, udfs, job, plan, shard.index, attempt, skipped_before(location, work))
     reporter = open_reporter(location, work, shard, plan, every)
     logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, shard.rows_to_run, len(works), len(tasks))
     limits: Policy = joint_policy(udfs.here()) if has_limits(work) else "fail"
-    reports = _run_stage(context, task_spec, tasks, reporter, limits, 0)
+    reports = _run_stage(session, task_spec, tasks, reporter, limits, 0)
     rest = [(whole_unit(item),) for item in split_fragments(tasks)]
     if rest:
-        reports += _run_stage(context, task_spec, rest, reporter, limits, len(tasks))
+        reports += _run_stage(session, task_spec, rest, reporter, limits, len(tasks))
     speed = sum((report.speed for report in reports), UdfSpeed())
     reporter.rows_done = speed.rows
     reporter.ready = sum(report.staged for report in reports)
@@ -111,14 +110,25 @@ def apply_on_spark(
 
 def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs, plan: str) -> UdfSpeed:
     """Compute a shard on the active SparkSession, or on a new local one."""
-    context = open_session(work.sizing.concurrency).sparkContext
+    session = open_session(work.sizing.concurrency)
     udfs = udfs.sent()
-    ship_code(context, udfs.references)
-    return apply_on_spark(context, location, work, shard, udfs, plan)
+    ship_code(session, udfs.references)
+    return apply_on_spark(session, location, work, shard, udfs, plan)
+
+
+def is_connect(session: SparkSession) -> bool:
+    """Whether a session is a client of a Spark Connect server, which may serve others too."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def _slots(session: SparkSession, work: JobSpec) -> int:
+    """Return how many Spark tasks shall run at once; a server does not say how many slots it has."""
+    asked = work.sizing.concurrency
+    return asked if is_connect(session) else min(asked, session.sparkContext.defaultParallelism)
 
 
 def _run_stage(
-    context: SparkContext,
+    session: SparkSession,
     task_spec: TaskSpec,
     tasks: Sequence[Sequence[Unit]],
     reporter: ProgressReporter,
@@ -128,18 +138,23 @@ def _run_stage(
     """Run tasks as one Spark job and report progress; with several threads per slot, a partition has several tasks."""
     if not tasks:
         return []
+    from pyspark.sql.functions import udf
+    from pyspark.sql.types import BinaryType
+
     threads = task_spec.work.sizing.intra_applier_concurrency
-    groups = [
-        (first + at, [unit for task in tasks[at : at + threads] for unit in task])
-        for at in range(0, len(tasks), threads)
-    ]
-    run = _Partition(task_spec)
+    joined = [[unit for task in tasks[at : at + threads] for unit in task] for at in range(0, len(tasks), threads)]
+    groups = tuple(map(pickle.dumps, joined))
+    # A row of a number is a Spark task. A shared server gets no more of them than shall run at once.
+    partitions = min(len(groups), _slots(session, task_spec.work)) if is_connect(session) else len(groups)
+    # Neither needs pandas, as `mapInArrow` does on the driver, nor pyarrow in the JVM's protocol.
+    run = udf(_GroupRunner(task_spec, first, groups), BinaryType(), useArrow=False).asNondeterministic()
     reports: list[UnitReport] = []
     failure: list[BaseException] = []
 
     def collect() -> None:
         try:
-            reports.extend(context.parallelize(groups, len(groups)).mapPartitions(run).collect())
+            for (found,) in session.range(0, len(groups), 1, partitions).select(run("id")).collect():
+                reports.extend(pickle.loads(found))  # noqa: S301  # of the runner below
         except BaseException as error:
             failure.append(error)
 
@@ -185,14 +200,19 @@ def _explain_worker_death(error: BaseException, work: JobSpec) -> BaseException:
 
 
 @dataclass(frozen=True)
-class _Partition:
-    """The function that runs on executors."""
+class _GroupRunner:
+    """The function that runs on executors: units of one group in, their reports out, both pickled.
+
+    `groups` are pickled one by one, so that a worker loads only its own units.
+    """
 
     task_spec: TaskSpec
+    first: int
+    groups: tuple[bytes, ...]
 
-    def __call__(self, groups: Iterable[tuple[int, list[Unit]]]) -> Iterable[UnitReport]:
-        for number, units in groups:
-            yield from self._run(number, units)
+    def __call__(self, group: int) -> bytes:
+        units = pickle.loads(self.groups[group])  # noqa: S301  # of this very object
+        return pickle.dumps(self._run(self.first + group, units))
 
     def _run(self, number: int, units: list[Unit]) -> list[UnitReport]:
         task_spec, every = self.task_spec, _TASK_REPORT_SECONDS
@@ -297,15 +317,17 @@ def open_session(concurrency: int) -> SparkSession:
     return builder.getOrCreate()
 
 
-def ship_code(context: SparkContext, udf_references: Iterable[UdfReference]) -> None:
+def ship_code(session: SparkSession, udf_references: Iterable[UdfReference]) -> None:
     """Send this package and the UDFs' modules to the workers."""
+    remote = is_connect(session)
+    place = str(session.session_id if remote else session.sparkContext.applicationId)  # type: ignore[attr-defined]
     archives: dict[str, Callable[[], bytes | None]] = {"airflow_geneva": package_zip}
     for path in (udf_reference.import_path for udf_reference in udf_references):
         if path is not None:
             archives[path.split(":")[0]] = partial(zip_code, path)
     for name, make in archives.items():
         data = make()
-        mark = (str(context.applicationId), "" if data is None else sha256(data))
+        mark = (place, "" if data is None else sha256(data))
         if data is not None and mark not in _shipped:
             _shipped.add(mark)
             folder = tempfile.TemporaryDirectory(prefix="geneva-code-")
@@ -313,6 +335,9 @@ def ship_code(context: SparkContext, udf_references: Iterable[UdfReference]) -> 
             target = Path(folder.name) / f"{name.replace('.', '_')}-{mark[1][:12]}.zip"
             target.write_bytes(data)
             path_before = list(sys.path)
-            context.addPyFile(str(target))
+            if remote:
+                session.addArtifacts(str(target), pyfile=True)
+            else:
+                session.sparkContext.addPyFile(str(target))
             # The zip is for the workers; on this path it would shadow the module that the user edits.
             sys.path[:] = path_before

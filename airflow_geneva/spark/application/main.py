@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 
 def main(arguments: list[str]) -> int:
@@ -37,9 +37,7 @@ def main(arguments: list[str]) -> int:
 
     credentials = json.loads(os.environ.get("AIRFLOW_GENEVA_STORAGE_OPTIONS") or "{}")
     try:
-        apply_submitted(
-            session.sparkContext, options.job, options.fingerprint, options.shard, credentials, options.progress_seconds
-        )
+        apply_submitted(session, options.job, options.fingerprint, options.shard, credentials, options.progress_seconds)
     except GenevaError as error:
         session.stop()
         print(f"airflow_geneva: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -49,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 
 def apply_submitted(
-    context: SparkContext,
+    session: SparkSession,
     job_uri: str,
     fingerprint: str,
     shard: int,
@@ -77,7 +75,7 @@ def apply_submitted(
     loaded = saved.load_shard(job, shard)
     # The submitting task writes heartbeats too, but it may die while the driver continues.
     with reporting_remade(work.tables, job.options), writing_heartbeats(job, "apply"):
-        speed = apply_on_spark(context, location, work, loaded, udfs, fingerprint, **every)
+        speed = apply_on_spark(session, location, work, loaded, udfs, fingerprint, **every)
     document = applied(saved, loaded, speed, time.monotonic() - began)
     JobFolder(job, work.job_id).update_shard(fingerprint, shard, applied=document)
 
