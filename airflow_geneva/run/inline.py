@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -116,11 +117,8 @@ class _QueryRows:
 
     def __init__(self, computer: QueryComputer, udfs: Mapping[str, UDF]) -> None:
         self.computer = computer
-        self.first_rule: dict[str, int] = {}
-        at = 0
-        for name, udf in udfs.items():
-            self.first_rule[name] = at
-            at += len(rules_of(udf.on_error))
+        rules = accumulate((len(rules_of(udf.on_error)) for udf in udfs.values()), initial=0)
+        self.first_rule = dict(zip(udfs, rules, strict=False))
 
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         computed = self.computer(batch, keep_before=True)

@@ -102,10 +102,17 @@ class ViewTarget(ReusableView, Target):
 
 @dataclass(frozen=True)
 class _StagedRows:
-    """The staged rows of some shards: fragments with their staged files, and fragments that have none."""
+    """The fragments of some shards, with their staged files or None."""
 
-    pairs: tuple[tuple[FragmentWork, StagedFragment], ...]
-    missing: tuple[FragmentWork, ...]
+    fragments: Sequence[tuple[FragmentWork, StagedFragment | None]]
+
+    @cached_property
+    def pairs(self) -> list[tuple[FragmentWork, StagedFragment]]:
+        return [(fragment, staged) for fragment, staged in self.fragments if staged is not None]
+
+    @property
+    def missing(self) -> list[FragmentWork]:
+        return [fragment for fragment, staged in self.fragments if staged is None]
 
     @property
     def rows_missing(self) -> int:
@@ -214,22 +221,12 @@ class ViewPublisher:
         for index in range(len(self.saved.shards)):
             if index not in self._verified:
                 self._verified[index] = self._verify(self.saved.load_shard(job, index))
-        shards = [self._verified[index] for index in range(len(self.saved.shards))]
-        return _StagedRows(
-            tuple(pair for staged in shards for pair in staged.pairs),
-            tuple(fragment for staged in shards for fragment in staged.missing),
-        )
+        return _StagedRows([found for index in sorted(self._verified) for found in self._verified[index].fragments])
 
     def _verify(self, shard: Shard) -> _StagedRows:
         """Find the staged rows, and restage from checkpoints what was removed."""
         target = self._target
-        found = [
-            (fragment, staged_or_restaged(target, fragment, target.index(fragment))) for fragment in shard.fragments
-        ]
-        return _StagedRows(
-            tuple((fragment, staged) for fragment, staged in found if staged is not None),
-            tuple(fragment for fragment, staged in found if staged is None),
-        )
+        return _StagedRows([(item, staged_or_restaged(target, item, target.index(item))) for item in shard.fragments])
 
     @cached_property
     def _target(self) -> ViewTarget:
