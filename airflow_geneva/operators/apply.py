@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowNotFoundException
-from airflow.sdk import BaseHook, Context
+from airflow.sdk import BaseHook, Connection, Context
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
 from airflow_geneva.job.folder import APPLIED
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.speed import UdfSpeed
+from airflow_geneva.lance_io.table_versions import reporting_remade
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._airflow_internals import (
     adopt_application,
@@ -41,6 +45,7 @@ from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.spark.connect import add_archives, check_demands, open_try
 from airflow_geneva.spark.installation import java_environment
 from airflow_geneva.spark.submit import (
     APPLICATION,
@@ -55,13 +60,14 @@ from airflow_geneva.spark.submit import (
     package_zip,
     session_settings,
 )
+from airflow_geneva.spark.tasks import apply_on_spark
 from airflow_geneva.storage.uri import sha256
 
 _ERROR_LINE = "airflow_geneva: "
 
 
 class ApplyOperator(SparkSubmitOperator):
-    """Run the UDFs on the missing rows of one shard with spark-submit, and stage its data files.
+    """Run the UDFs on the missing rows of one shard with spark-submit or Spark Connect, and stage its data files.
 
     A retry continues from the checkpoints of earlier tries. A shard with nothing left to run does not start Spark.
     The driver does not inherit the worker's environment: it gets an allow-list, the storage options of the Lance
@@ -71,7 +77,8 @@ class ApplyOperator(SparkSubmitOperator):
         shard: one entry of the plan task's output.
         lance_conn_id: the Airflow connection of the database.
         database: another URI to use with that connection's storage options.
-        spark_conn_id: the Airflow connection of the Spark master.
+        spark_conn_id: the Airflow connection of the Spark master, or of type `spark_connect` that of a running server,
+            which then needs no JVM here and no spark-submit.
         inline_below_rows: a shard with fewer rows to run is computed in the task itself; by default
             `[geneva] inline_below_rows`, which is 0.
         retry_policy: Airflow 3.3 and later; None: a wrong request is not retried.
@@ -108,6 +115,7 @@ class ApplyOperator(SparkSubmitOperator):
         self.spark_conn_id = spark_conn_id
         self.inline_below_rows = inline_below_rows
         self._scratch: Scratch | None = None
+        self._session: Any = None
         self._driver: tuple[str, Mapping[str, str]] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
@@ -145,6 +153,10 @@ class ApplyOperator(SparkSubmitOperator):
             if udfs.have_planned_version():
                 job.apply(shard, udfs)
                 return "in this task"
+        spark_conn_id = required_text("spark_conn_id", self.spark_conn_id)
+        if self._connection(spark_conn_id).conn_type == SparkConnectHook.conn_type:
+            self._apply_on_server(job, shard, spark_conn_id, context["ti"].try_number)
+            return "on Spark Connect"
         # Airflow keeps the id of a submitted application even when the task is cleared. A `durable` task would take an
         # old one that ended well for the current one.
         scope_reconnection(self, job.saved.fingerprint)
@@ -156,6 +168,23 @@ class ApplyOperator(SparkSubmitOperator):
         finally:
             self._scratch.remove()
         return "on Spark"
+
+    def _apply_on_server(self, job: PlannedJob, shard: Shard, spark_conn_id: str, try_number: int) -> None:
+        work, began = job.work, time.monotonic()
+        check_demands(work)
+        url = SparkConnectHook(spark_conn_id).get_connection_url()
+        self._scratch = Scratch.make(work.job_id, shard.index)
+        task = f"{work.job_id}/{job.saved.fingerprint}/{shard.index}"
+        try:
+            remade = reporting_remade(work.tables, job.location.options)
+            with open_try(url, task, try_number) as self._session, remade:
+                add_archives(self._session, _code(job, self._scratch))
+                speed = apply_on_spark(
+                    self._session, job.location, work, shard, Udfs.planned(work), job.saved.fingerprint
+                )
+                job.write_applied(shard, speed, time.monotonic() - began)
+        finally:
+            self._scratch.remove()
 
     def _submit(self, job: PlannedJob, shard: Shard, scratch: Scratch, context: Context) -> None:
         work = job.work
@@ -203,12 +232,15 @@ class ApplyOperator(SparkSubmitOperator):
         adopt_application(self._hook, external_id)
         super().poll_until_complete(external_id, context)
 
+    def _connection(self, conn_id: str) -> Connection:
+        try:
+            return BaseHook.get_connection(conn_id)
+        except AirflowNotFoundException as error:
+            raise missing_connection(conn_id, HOW_TO_CONNECT) from error
+
     def _check_connection(self) -> Mapping[str, Any]:
         """Return the resolved Spark connection; reject one that cannot be read, for which Airflow would use `yarn`."""
-        try:
-            found = BaseHook.get_connection(self._conn_id)
-        except AirflowNotFoundException as error:
-            raise missing_connection(self._conn_id, HOW_TO_CONNECT) from error
+        found = self._connection(self._conn_id)
         if not found.host and found.conn_type not in ("yarn", "local"):
             raise InvalidInput(f"Airflow connection {self._conn_id!r} has no host. {HOW_TO_CONNECT}")
         return resolved_connection(super()._get_hook())
@@ -248,7 +280,10 @@ class ApplyOperator(SparkSubmitOperator):
         return environment
 
     def on_kill(self) -> None:
-        if not has_driver(self._hook):
+        if self._session is not None:
+            with suppress(Exception):  # the next try ends what goes on
+                self._session.interruptAll()
+        if self._session is not None or not has_driver(self._hook):
             stop_task()
             return
         super().on_kill()

@@ -28,8 +28,9 @@ from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.inline import Udfs, joint_policy, open_reporter, prepare, run_units
 from airflow_geneva.run.units import Unit, UnitReport, split_fragments, split_into_tasks, whole_unit
+from airflow_geneva.spark.connect import add_archives, is_connect
 from airflow_geneva.spark.installation import java_environment
-from airflow_geneva.spark.submit import package_zip, session_settings
+from airflow_geneva.spark.submit import BLAS_VARIABLES, package_zip, session_settings
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import sha256
@@ -114,11 +115,6 @@ def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udfs:
     udfs = udfs.sent()
     ship_code(session, udfs.references)
     return apply_on_spark(session, location, work, shard, udfs, plan)
-
-
-def is_connect(session: SparkSession) -> bool:
-    """Whether a session is a client of a Spark Connect server, which may serve others too."""
-    return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def _slots(session: SparkSession, work: JobSpec) -> int:
@@ -211,6 +207,9 @@ class _GroupRunner:
     groups: tuple[bytes, ...]
 
     def __call__(self, group: int) -> bytes:
+        # Of a server nothing else could set them; it is early enough for what the UDF imports.
+        for name in BLAS_VARIABLES:
+            os.environ.setdefault(name, "1")
         units = pickle.loads(self.groups[group])  # noqa: S301  # of this very object
         return pickle.dumps(self._run(self.first + group, units))
 
@@ -319,8 +318,7 @@ def open_session(concurrency: int) -> SparkSession:
 
 def ship_code(session: SparkSession, udf_references: Iterable[UdfReference]) -> None:
     """Send this package and the UDFs' modules to the workers."""
-    remote = is_connect(session)
-    place = str(session.session_id if remote else session.sparkContext.applicationId)  # type: ignore[attr-defined]
+    place = str(session.session_id if is_connect(session) else session.sparkContext.applicationId)  # type: ignore[attr-defined]
     archives: dict[str, Callable[[], bytes | None]] = {"airflow_geneva": package_zip}
     for path in (udf_reference.import_path for udf_reference in udf_references):
         if path is not None:
@@ -334,10 +332,4 @@ def ship_code(session: SparkSession, udf_references: Iterable[UdfReference]) -> 
             _shipped_folders.append(folder)
             target = Path(folder.name) / f"{name.replace('.', '_')}-{mark[1][:12]}.zip"
             target.write_bytes(data)
-            path_before = list(sys.path)
-            if remote:
-                session.addArtifacts(str(target), pyfile=True)
-            else:
-                session.sparkContext.addPyFile(str(target))
-            # The zip is for the workers; on this path it would shadow the module that the user edits.
-            sys.path[:] = path_before
+            add_archives(session, [str(target)])

@@ -9,10 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import airflow_geneva
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -53,6 +57,8 @@ print(json.dumps({
 """
 
 UDFS = """
+import time
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -71,6 +77,67 @@ def fails_at_700(x: int) -> int:
     if x == 700:
         raise ValueError("seven hundred is too much")
     return x
+
+
+@udf(data_type=pa.int64(), memory="2g")
+def greedy(x: int) -> int:
+    return x
+
+
+@udf(data_type=pa.int64())
+def slow(x: int, log: str) -> int:
+    with open(log, "a") as file:
+        file.write(f"{x}\\n")
+    time.sleep(0.01)
+    return 3 * x
+"""
+
+
+AIRFLOW_CLIENT = """
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+
+_, checkout, folder, what, *more = sys.argv
+sys.path[:0] = [checkout, folder]
+
+import airflow_geneva
+from airflow.sdk import DAG
+from airflow_geneva.operators import ApplyOperator, CommitOperator
+from airflow_geneva.plan.saved_plan import plan_name, shard_summaries
+from airflow_geneva.run.pipeline import record_plan
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.task_groups import BackfillTaskGroup
+from tests.support.driving import Driver
+
+import udfs_of_the_client as udfs
+
+database = airflow_geneva.connect(Path(folder) / "db")
+if what == "define":
+    rows = pa.table({"x": pa.array(range(2_000)), "log": pa.array([str(Path(folder) / "trace")] * 2_000)})
+    table = database.create_table("numbers", rows, max_rows_per_file=300)
+    table.add_columns({"y": udfs.logged, "z": udfs.fails_at_700, "g": udfs.greedy, "s": udfs.slow})
+table = database.open_table("numbers")
+if what == "run":
+    ended = []
+    for column in more:
+        with DAG(f"connect_{column}", schedule=None) as dag:
+            BackfillTaskGroup(table="numbers", column=column, concurrency=2)
+        run = Driver.trigger(dag).go()
+        ended.append([run.state, {task: str(error) for (task, _), error in run.errors.items()}])
+    print(json.dumps(ended))
+if what == "plan":
+    plan = table.plan_backfill("s", concurrency=2, checkpoint_interval=0.2)
+    saved = record_plan(plan, table.location, ship_code=True)
+    print(json.dumps(shard_summaries(plan, saved, JobFolder.of(table.location.checkpoints, saved.work.job_id).storage)))
+if what == "apply":
+    shard, number = json.loads(more[0]), int(more[1])
+    done = ApplyOperator(task_id="apply", shard=shard).execute({"ti": SimpleNamespace(try_number=number)})
+    CommitOperator(task_id="commit", shard=shard).execute({})
+    print(json.dumps(done))
 """
 
 
@@ -124,3 +191,73 @@ def test_columns_and_views_are_computed_by_a_server(server: str, tmp_path: Path)
     assert sorted(map(int, trace.read_text().split())) == sorted([*range(2_000), *range(2_000)])
     assert "seven hundred is too much" in found["failed"]
     assert "row 100 of fragment 2" in found["failed"]
+
+
+@pytest.fixture
+def client(server: str, airflow_db: Path, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """A function that starts a process of Airflow whose Spark connection is the server."""
+    (tmp_path / "udfs_of_the_client.py").write_text(UDFS)
+    program = tmp_path / "client.py"
+    program.write_text(AIRFLOW_CLIENT)
+    host, _, port = server.removeprefix("sc://").partition(":")
+    environment = {
+        **os.environ,
+        "AIRFLOW_CONN_LANCE_DEFAULT": json.dumps({"conn_type": "lance", "host": str(tmp_path / "db")}),
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
+            {"conn_type": "spark_connect", "host": f"sc://{host}", "port": int(port), "login": "tester"}
+        ),
+    }
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(program), str(Path(__file__).parents[2]), str(tmp_path), *arguments],
+            env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    return start
+
+
+def answer(process: subprocess.Popen[str]) -> Any:
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    lines = output.splitlines()
+    return json.loads(lines[-1]) if lines else None
+
+
+def test_a_task_group_runs_through_a_connection_of_type_spark_connect(
+    client: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    answer(client("define"))
+    right, wrong, refused = answer(client("run", "y", "z", "g"))
+    assert right == ["success", {}]
+    values = airflow_geneva.connect(tmp_path / "db").open_table("numbers").to_arrow()
+    assert values["y"].to_pylist() == [2 * x for x in values["x"].to_pylist()]
+    assert sorted(map(int, (tmp_path / "trace").read_text().split())) == list(range(2_000))
+    assert [wrong[0], refused[0]] == ["failed", "failed"]
+    assert "seven hundred is too much" in wrong[1]["backfill.shards.apply"]
+    assert "asks for memory=" in refused[1]["backfill.shards.apply"]
+
+
+def test_a_killed_client_leaves_a_server_at_work_and_the_next_try_ends_that_first(
+    client: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    answer(client("define"))
+    (shard,) = answer(client("plan"))
+    first = client("apply", json.dumps(shard), "1")
+    trace = tmp_path / "trace"
+    until = time.monotonic() + 120
+    while not trace.exists() or len(trace.read_text().split()) < 300:
+        assert first.poll() is None, first.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    first.kill()
+    first.communicate()
+    killed_at = len(trace.read_text().split())
+    answer(client("apply", json.dumps(shard), "2"))
+    values = airflow_geneva.connect(tmp_path / "db").open_table("numbers").to_arrow()
+    assert values["s"].to_pylist() == [3 * x for x in values["x"].to_pylist()]
+    calls = Counter(map(int, trace.read_text().split()))
+    assert set(calls) == set(range(2_000))
+    assert killed_at < 2_000
+    # Two tasks ran, each with at most an interval that was not checkpointed: 0.2 s of 100 rows a second, and one step.
+    assert sum(calls.values()) - 2_000 <= 2 * (20 + 100)

@@ -1,0 +1,71 @@
+"""A session on a Spark Connect server for one try of a task; the server goes on when its client dies."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.plan.model import JobSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def is_connect(session: SparkSession) -> bool:
+    """Whether a session is a client of a Spark Connect server, which may serve others too."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def add_archives(session: SparkSession, paths: Iterable[str]) -> None:
+    """Send zipped code to the workers of a session."""
+    path_before = list(sys.path)
+    for path in paths:
+        if is_connect(session):
+            session.addArtifacts(path, pyfile=True)
+        else:
+            session.sparkContext.addPyFile(path)
+    # The zips are for the workers; on this path they would shadow the modules that the user edits.
+    sys.path[:] = path_before
+
+
+def check_demands(work: JobSpec) -> None:
+    """Refuse UDFs that ask for what a running server cannot be asked for."""
+    for udf in work.udfs.values():
+        for name, value in (("num_gpus", udf.num_gpus), ("memory", udf.memory)):
+            if value:
+                raise InvalidInput(
+                    f"UDF {udf.name!r} asks for {name}={value}, which a Spark Connect server that runs already cannot "
+                    "provide. Use a Spark connection for spark-submit, or leave it out and size the server for it."
+                )
+
+
+@contextmanager
+def open_try(url: str, task: str, try_number: int) -> Iterator[SparkSession]:
+    """Open the session of one try of a task, and first end what the try before it may have left running.
+
+    Args:
+        url: the server's, ``sc://...``; may hold a token, so it is never logged.
+        task: identifies the task for all its tries.
+    """
+    with suppress(Exception):  # the server may have forgotten it, or have been started again
+        if try_number > 1:
+            left = _open(url, task, try_number - 1)
+            left.interruptAll()
+            left.stop()
+    session = _open(url, task, try_number)
+    try:
+        yield session
+    finally:
+        with suppress(Exception):  # the result is written; a session that stays is ended by the server
+            session.stop()
+
+
+def _open(url: str, task: str, try_number: int) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    session_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{task}/{try_number}")
+    return SparkSession.builder.remote(f"{url};session_id={session_id}").create()
