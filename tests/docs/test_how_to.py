@@ -124,6 +124,8 @@ def test_connections_are_json_that_leads_somewhere(name: str, document: str) -> 
     connection = json.loads(document)
     if connection["conn_type"] == "spark":
         assert SparkMaster.parse(connection["host"], name)
+    elif connection["conn_type"] == "spark_connect":
+        assert connection["host"].startswith("sc://")
     else:
         assert connection["conn_type"] == "lance"
         assert connection["host"].startswith(("/", "s3://"))
