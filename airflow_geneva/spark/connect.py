@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.plan.model import JobSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_USUAL_PORT = 15002
 
 
 def is_connect(session: SparkSession) -> bool:
@@ -43,6 +47,18 @@ def check_demands(work: JobSpec) -> None:
                 )
 
 
+def check_reachable(url: str, seconds: float = 10.0) -> None:
+    """Raise ConnectionError if nothing listens at a server's address; PySpark itself would try for minutes."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or _USUAL_PORT
+    try:
+        socket.create_connection((host, port), seconds).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"No Spark Connect server answers at {host}:{port} ({error}). Start it, or correct the Spark connection."
+        ) from error
+
+
 @contextmanager
 def open_try(url: str, task: str, try_number: int) -> Iterator[SparkSession]:
     """Open the session of one try of a task, and first end what the try before it may have left running.
@@ -50,7 +66,11 @@ def open_try(url: str, task: str, try_number: int) -> Iterator[SparkSession]:
     Args:
         url: the server's, ``sc://...``; may hold a token, so it is never logged.
         task: identifies the task for all its tries.
+
+    Raises:
+        ConnectionError: the server cannot be reached.
     """
+    check_reachable(url)
     with suppress(Exception):  # the server may have forgotten it, or have been started again
         if try_number > 1:
             left = _open(url, task, try_number - 1)

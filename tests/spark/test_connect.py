@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import airflow_geneva
+from airflow_geneva.spark.connect import open_try
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -261,3 +262,14 @@ def test_a_killed_client_leaves_a_server_at_work_and_the_next_try_ends_that_firs
     assert killed_at < 2_000
     # Two tasks ran, each with at most an interval that was not checkpointed: 0.2 s of 100 rows a second, and one step.
     assert sum(calls.values()) - 2_000 <= 2 * (20 + 100)
+
+
+def test_a_server_that_is_not_there_is_named_at_once_without_its_token() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with (
+        pytest.raises(ConnectionError, match=f"answers at 127.0.0.1:{port} .* Start it") as caught,
+        open_try(f"sc://127.0.0.1:{port}/;user_id=me;token=secret", "job/plan/0", 2),
+    ):
+        pass
+    assert "secret" not in str(caught.value)
