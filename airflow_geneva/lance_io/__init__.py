@@ -1,1 +1,1 @@
-"""The only package that uses pylance's files, transactions and errors directly."""
+"""How fragments, data files, history, conflicts and errors of Lance tables are read, for all other rooms."""

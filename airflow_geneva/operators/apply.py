@@ -45,7 +45,8 @@ from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.spark.connect import add_archives, check_demands, open_try
+from airflow_geneva.spark.code import add_archives, package_zip
+from airflow_geneva.spark.connect import check_demands, open_try
 from airflow_geneva.spark.installation import java_environment
 from airflow_geneva.spark.submit import (
     APPLICATION,
@@ -57,7 +58,6 @@ from airflow_geneva.spark.submit import (
     SparkMaster,
     driver_environment,
     find_spark_submit,
-    package_zip,
     session_settings,
 )
 from airflow_geneva.spark.tasks import apply_on_spark
@@ -178,7 +178,7 @@ class ApplyOperator(SparkSubmitOperator):
         try:
             remade = reporting_remade(work.tables, job.location.options)
             with open_try(url, task, try_number) as self._session, remade:
-                add_archives(self._session, _code(job, self._scratch))
+                add_archives(self._session, _fetch_code(job, self._scratch))
                 speed = apply_on_spark(
                     self._session, job.location, work, shard, Udfs.planned(work), job.saved.fingerprint
                 )
@@ -194,7 +194,7 @@ class ApplyOperator(SparkSubmitOperator):
             "--fingerprint", job.saved.fingerprint,
             "--shard", str(shard.index),
         ]  # fmt: skip
-        self.py_files = ",".join([*([self.py_files] if self.py_files else []), *_code(job, scratch)])
+        self.py_files = ",".join([*([self.py_files] if self.py_files else []), *_fetch_code(job, scratch)])
         given = self.render_template(self.env_vars, context) or {}
         self._conn_id = required_text("spark_conn_id", self.spark_conn_id)
         connection = self._check_connection()
@@ -296,7 +296,7 @@ def _applied(job: PlannedJob, shard: Shard) -> dict[str, Any] | None:
     return job.folder.read_shard(job.saved.fingerprint, shard.index).get(APPLIED)
 
 
-def _code(job: PlannedJob, scratch: Scratch) -> list[str]:
+def _fetch_code(job: PlannedJob, scratch: Scratch) -> list[str]:
     """Write this package and the UDFs' code as local archives; check that the UDFs' code is the planned code."""
     archives = [scratch.write("airflow_geneva.zip", package_zip())]
     for code in job.work.codes:

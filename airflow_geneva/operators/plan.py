@@ -99,7 +99,7 @@ class PlanOperator(LanceOperator):
         udfs = Udfs.planned(plan.work) if plan.shards else Udfs({})
         below = configured.inline_below_seconds
         choice = choose_runner(plan, table.location.checkpoints, udfs, below, try_new_code=False)
-        saved = record_plan(plan, table.location, choice, ship_code=True, **_about_run(context))
+        saved = record_plan(plan, table.location, choice, store_code=True, **_about_run(context))
         work = saved.work
         if since is not None:
             write_outbox(table.location.checkpoints, work.outbox, OutboxEntry(work.job_id, since))
@@ -117,7 +117,7 @@ class PlanOperator(LanceOperator):
         if choice.runner == "inline":
             try:
                 with conflict_retries(configured.version_conflict_max_retries):
-                    self._compute(PlannedJob(table.location, saved, plan.swap, choice), plan.shards, udfs)
+                    self._compute_small_job(PlannedJob(table.location, saved, plan.swap, choice), plan.shards, udfs)
                 return []
             except TooSlow as slow:
                 choice = RunnerChoice("spark", str(slow))
@@ -125,7 +125,7 @@ class PlanOperator(LanceOperator):
                 context["ti"].xcom_push(SUMMARY, {**summary, **choice.describe()})
         return shard_summaries(plan, saved, job.storage)
 
-    def _compute(self, job: PlannedJob, shards: Sequence[Shard], udfs: Udfs) -> None:
+    def _compute_small_job(self, job: PlannedJob, shards: Sequence[Shard], udfs: Udfs) -> None:
         """Apply and commit all shards in this task, as their own tasks do."""
         pace, watch = job.pace(shards), Stopwatch()
         for shard in shards:

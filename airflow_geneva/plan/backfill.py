@@ -23,6 +23,7 @@ from airflow_geneva.lance_io.fragments import (
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import open_version
 from airflow_geneva.plan.computed_rows import ComputedRows
+from airflow_geneva.plan.due_rows import DueRules, RowStatus, check_code_change, classify_rows
 from airflow_geneva.plan.model import BackfillSpec, Plan, ReasonCount
 from airflow_geneva.plan.reusable_checkpoints import (
     ReusableColumn,
@@ -30,7 +31,6 @@ from airflow_geneva.plan.reusable_checkpoints import (
     continue_from_notes,
     find_mismatches,
 )
-from airflow_geneva.plan.row_status import DueRules, RowStatus, check_code_change, classify_rows
 from airflow_geneva.plan.shard import FragmentWork, cut_shards
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import md5

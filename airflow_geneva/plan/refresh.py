@@ -22,10 +22,10 @@ from airflow_geneva.lance_io.fragments import FragmentFiles, columns_of, garbage
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.plan.computed_rows import ComputedRows
+from airflow_geneva.plan.due_rows import check_view_code_change
 from airflow_geneva.plan.model import Plan, ReasonCount, RefreshSpec
 from airflow_geneva.plan.request import RefreshRequest, checkpoints_ignored
 from airflow_geneva.plan.reusable_checkpoints import ReusableView, find_mismatches
-from airflow_geneva.plan.row_status import check_view_code_change
 from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.plan.shard import FragmentWork, cut_shards
 from airflow_geneva.storage.location import TableLocation

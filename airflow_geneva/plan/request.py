@@ -17,8 +17,8 @@ from airflow_geneva.lance_io.fragments import field_ids
 from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
 from airflow_geneva.plan.backfill import plan_backfill
+from airflow_geneva.plan.due_rows import ON_CODE_CHANGE, DueRules
 from airflow_geneva.plan.model import BackfillSpec, Plan, Sizing
-from airflow_geneva.plan.row_status import ON_CODE_CHANGE, DueRules
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
 from airflow_geneva.udf.annotations import check_inputs

@@ -145,7 +145,7 @@ def record_plan(
     location: TableLocation,
     choice: RunnerChoice | None = None,
     run: str = "",
-    ship_code: bool = False,
+    store_code: bool = False,
     about: Mapping[str, Any] | None = None,
 ) -> SavedPlan:
     """Write a job's record and plan; from then on any process can carry the job out.
@@ -153,7 +153,7 @@ def record_plan(
     Args:
         choice: where it will be computed, for the record; None: not decided.
         run: distinguishes two runs of one plan.
-        ship_code: store the UDFs' code beside the plan, for workers that do not have it.
+        store_code: store the UDFs' code beside the plan, for workers that do not have it.
         about: more fields for the job record, e.g. the Airflow run.
 
     Raises:
@@ -161,7 +161,7 @@ def record_plan(
         TableRemade: the table was dropped and created again.
     """
     folder = JobFolder.of(location.checkpoints, plan.work.job_id)
-    if ship_code and plan.shards:
+    if store_code and plan.shards:
         plan = plan.with_work(codes=_store_code(plan.work, folder.storage))
     if plan.shards or (plan.swap and (plan.swap.gone or plan.swap.advances)):
         plan = plan.with_work(tables=tuple(table.stamped(location.options) for table in plan.work.tables))

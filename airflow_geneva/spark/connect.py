@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import socket
-import sys
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -22,18 +21,6 @@ _USUAL_PORT = 15002
 def is_connect(session: SparkSession) -> bool:
     """Whether a session is a client of a Spark Connect server, which may serve others too."""
     return type(session).__module__.startswith("pyspark.sql.connect")
-
-
-def add_archives(session: SparkSession, paths: Iterable[str]) -> None:
-    """Send zipped code to the workers of a session."""
-    path_before = list(sys.path)
-    for path in paths:
-        if is_connect(session):
-            session.addArtifacts(path, pyfile=True)
-        else:
-            session.sparkContext.addPyFile(path)
-    # The zips are for the workers; on this path they would shadow the modules that the user edits.
-    sys.path[:] = path_before
 
 
 def check_demands(work: JobSpec) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import re
 import shutil
 import sys
 import tempfile
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import airflow_geneva
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.storage.location import secret_values
 
@@ -204,18 +201,6 @@ class Scratch:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def package_zip() -> bytes:
-    """Zip this package, for workers that do not have it installed."""
-    folder = Path(airflow_geneva.__file__).parent
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(folder.rglob("*.py")):
-            info = zipfile.ZipInfo(f"airflow_geneva/{path.relative_to(folder).as_posix()}", (1980, 1, 1, 0, 0, 0))
-            info.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(info, path.read_bytes())
-    return buffer.getvalue()
 
 
 def session_settings() -> dict[str, str]:

@@ -10,11 +10,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_geneva import errors
@@ -28,14 +27,13 @@ from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.inline import Udfs, joint_policy, open_reporter, prepare, run_units
 from airflow_geneva.run.units import Unit, UnitReport, split_fragments, split_into_tasks, whole_unit
-from airflow_geneva.spark.connect import add_archives, is_connect
+from airflow_geneva.spark.code import send_code
+from airflow_geneva.spark.connect import is_connect
 from airflow_geneva.spark.installation import java_environment
-from airflow_geneva.spark.submit import BLAS_VARIABLES, package_zip, session_settings
+from airflow_geneva.spark.submit import BLAS_VARIABLES, session_settings
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.storage.uri import sha256
 from airflow_geneva.udf.error_policy import Policy
-from airflow_geneva.udf.shipping import UdfReference, zip_code
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,9 +44,7 @@ _TASK_REPORT_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _FAILURE = "failure"
 
-_shipped: set[tuple[str, str]] = set()
-# Spark serves shipped files from these folders, so they stay until this process ends.
-_shipped_folders: list[tempfile.TemporaryDirectory[str]] = []
+_java_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,7 @@ def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udfs:
     """Compute a shard on the active SparkSession, or on a new local one."""
     session = open_session(work.sizing.concurrency)
     udfs = udfs.sent()
-    ship_code(session, udfs.references)
+    send_code(session, udfs.references)
     return apply_on_spark(session, location, work, shard, udfs, plan)
 
 
@@ -305,7 +301,7 @@ def open_session(concurrency: int) -> SparkSession:
     with suppress(PySparkRuntimeError):
         return SparkSession.active()
     java = tempfile.TemporaryDirectory(prefix="geneva-java-")
-    _shipped_folders.append(java)
+    _java_folders.append(java)
     os.environ.update(java_environment(java.name))
     slots = max(1, min(concurrency, os.cpu_count() or 1))
     # Workers of a local session must use this Python; Spark would start the python3 on PATH.
@@ -314,22 +310,3 @@ def open_session(concurrency: int) -> SparkSession:
     for name, value in session_settings().items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
-
-
-def ship_code(session: SparkSession, udf_references: Iterable[UdfReference]) -> None:
-    """Send this package and the UDFs' modules to the workers."""
-    place = str(session.session_id if is_connect(session) else session.sparkContext.applicationId)  # type: ignore[attr-defined]
-    archives: dict[str, Callable[[], bytes | None]] = {"airflow_geneva": package_zip}
-    for path in (udf_reference.import_path for udf_reference in udf_references):
-        if path is not None:
-            archives[path.split(":")[0]] = partial(zip_code, path)
-    for name, make in archives.items():
-        data = make()
-        mark = (place, "" if data is None else sha256(data))
-        if data is not None and mark not in _shipped:
-            _shipped.add(mark)
-            folder = tempfile.TemporaryDirectory(prefix="geneva-code-")
-            _shipped_folders.append(folder)
-            target = Path(folder.name) / f"{name.replace('.', '_')}-{mark[1][:12]}.zip"
-            target.write_bytes(data)
-            add_archives(session, [str(target)])

@@ -21,7 +21,7 @@ import airflow_geneva
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.pipeline import PlannedJob, record_plan
-from airflow_geneva.spark.submit import package_zip
+from airflow_geneva.spark.code import package_zip
 from tests.spark.spark_udfs import surroundings
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
@@ -129,7 +129,7 @@ def test_workers_without_the_package_compute_and_stage_and_the_caller_commits(
     table = airflow_geneva.connect(tmp_path / "db").create_table("numbers", data, max_rows_per_file=250)
     table.add_columns({"y": surroundings})
     plan = plan_request(table.location, BackfillRequest("y", sizing={"concurrency": 2}), surroundings, None)
-    saved = record_plan(plan, table.location, ship_code=True)
+    saved = record_plan(plan, table.location, store_code=True)
     job = table.location.checkpoints.folder("jobs", plan.work.job_id)
     code = tmp_path / "code.zip"
     code.write_bytes(job.read_bytes(saved.work.codes[0].zip))

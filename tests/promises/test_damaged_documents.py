@@ -49,7 +49,7 @@ class Tasks:
         if isinstance(self.target, View):
             saved = record_plan(self.target.plan_refresh(**SIZES), self.location)
         else:
-            saved = record_plan(self.target.plan_backfill("p", **SIZES), self.location, ship_code=True)
+            saved = record_plan(self.target.plan_backfill("p", **SIZES), self.location, store_code=True)
         self.job_id, self.fingerprint = saved.work.job_id, saved.fingerprint
 
     def apply(self) -> None:

@@ -132,7 +132,7 @@ if what == "run":
     print(json.dumps(ended))
 if what == "plan":
     plan = table.plan_backfill("s", concurrency=2, checkpoint_interval=0.2)
-    saved = record_plan(plan, table.location, ship_code=True)
+    saved = record_plan(plan, table.location, store_code=True)
     print(json.dumps(shard_summaries(plan, saved, JobFolder.of(table.location.checkpoints, saved.work.job_id).storage)))
 if what == "apply":
     shard, number = json.loads(more[0]), int(more[1])

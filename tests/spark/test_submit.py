@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.spark.code import package_zip
 from airflow_geneva.spark.submit import (
     APPLICATION,
     Resources,
@@ -19,7 +20,6 @@ from airflow_geneva.spark.submit import (
     SparkMaster,
     driver_environment,
     find_spark_submit,
-    package_zip,
 )
 from airflow_geneva.storage.location import is_secret, read_storage_options, secret_values
 
