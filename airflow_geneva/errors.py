@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # A user without a password is masked only in http(s) URLs: in abfss://container@account it is a container.
 _USER = re.compile(r"\b(https?://(?=[^\s/]+@)|[a-z][a-z0-9+.-]*://(?=[^\s/@:]*:[^\s/]*@))[^\s/]+@", re.IGNORECASE)
 _SIGNATURE = re.compile(
-    r"([?&](?:sig|signature|token|access_token|x-[a-z]+-(?:signature|credential|security-token))=|\bAccountKey=)[^\s&);]+",
+    r"([?&;](?:sig|signature|token|access_token|x-[a-z]+-(?:signature|credential|security-token))=|\bAccountKey=)[^\s&);]+",
     re.IGNORECASE,
 )
 

@@ -270,7 +270,8 @@ class Applier:
         seconds, size = time.monotonic() - began, mapped.values.nbytes
         self.sizer.record(len(offsets), seconds)
         self.fitting.record(len(offsets), size)
-        self.speed += UdfSpeed(len(offsets), seconds, 0.0 if self.speed.rows else seconds, size)
+        loading = (0.0, 0) if self.speed.rows else (seconds, len(offsets))
+        self.speed += UdfSpeed(len(offsets), seconds, *loading, size)
         failed = pending.errors.add(mapped.failures, offsets, ids)
         step = StepResult(span[0], span[1], encode_runs(offsets, ids), mapped.values, looked_at, failed)
         if mapped.failures:

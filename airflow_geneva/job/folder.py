@@ -61,6 +61,12 @@ class JobFolder:
             self.storage.delete(HEARTBEAT)  # of an earlier try
         self.storage.write_json(RECORD, {"started": time.time(), **record, "id": self.job_id, "plan": plan})
 
+    def update_record(self, **parts: Any) -> None:
+        """Change parts of the record, unless it is gone."""
+        record = self.read(RECORD)
+        if record is not None:
+            self.storage.write_json(RECORD, {**record, **parts})
+
     def write_result(
         self,
         state: str,

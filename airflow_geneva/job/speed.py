@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -22,26 +22,31 @@ class UdfSpeed:
     Args:
         rows: rows that they ran on.
         seconds: time to read, compute and stage these rows, summed over the threads and tasks that did it.
-        first_seconds: time of the slowest first call of a task, which may load a model.
+        first_seconds, first_rows: time and rows of the slowest first call of a fragment, which may load a model.
         bytes: size of the computed values in memory.
     """
 
     rows: int = 0
     seconds: float = 0.0
     first_seconds: float = 0.0
+    first_rows: int = 0
     bytes: int = 0
 
     def __add__(self, other: UdfSpeed) -> UdfSpeed:
-        return UdfSpeed(
-            self.rows + other.rows,
-            self.seconds + other.seconds,
-            max(self.first_seconds, other.first_seconds),
-            self.bytes + other.bytes,
+        first = max(self, other, key=lambda speed: speed.first_seconds)
+        return replace(
+            first,
+            rows=self.rows + other.rows,
+            seconds=self.seconds + other.seconds,
+            bytes=self.bytes + other.bytes,
         )
 
     def seconds_for(self, rows: int) -> float:
         """Estimate the seconds of one thread for so many rows, with the time to load a model."""
-        return self.first_seconds + rows * self.seconds / max(self.rows, 1)
+        if self.rows <= self.first_rows:  # one call: it cannot be known what of it was the loading
+            return self.first_seconds * max(rows / max(self.first_rows, 1), 1.0)
+        per_row = max(self.seconds - self.first_seconds, 0.0) / (self.rows - self.first_rows)
+        return self.first_seconds + max(rows - self.first_rows, 0) * per_row
 
     def bytes_for(self, rows: int) -> float:
         """Estimate the size of so many computed values."""
@@ -56,8 +61,8 @@ class UdfSpeed:
         if not isinstance(document, Mapping):
             return UdfSpeed()
         try:
-            seconds, first_seconds = float(document["seconds"]), float(document["first_seconds"])
-            return UdfSpeed(int(document["rows"]), seconds, first_seconds, int(document["bytes"]))
+            rows, first_rows, size = (int(document[name]) for name in ("rows", "first_rows", "bytes"))
+            return UdfSpeed(rows, float(document["seconds"]), float(document["first_seconds"]), first_rows, size)
         except (LookupError, TypeError, ValueError):
             return UdfSpeed()
 

@@ -144,7 +144,8 @@ class ApplyOperator(SparkSubmitOperator):
         work = job.work
         again = _applied(job, shard) is not None
         if not shard.to_apply or (again and job.is_staged(shard)):
-            job.write_applied(shard, UdfSpeed(), 0.0)
+            if not again:
+                job.write_applied(shard, UdfSpeed(), 0.0)
             return "(all of it was staged, no Spark started)"
         given = optional_int("inline_below_rows", self.inline_below_rows)
         if shard.rows_to_run < (configured.inline_below_rows if given is None else given):

@@ -13,7 +13,7 @@ from typing import Any
 from airflow.sdk import Context
 
 from airflow_geneva.errors import CodeChanged
-from airflow_geneva.job.folder import JobFolder, plan_name
+from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.job.status import job_ids
 from airflow_geneva.lance_io.conflicts import conflict_retries
@@ -41,6 +41,8 @@ from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.udf import load_udf
 
+LIMIT_ROWS = "limit_rows"
+"""Field of a job's record: the rows that fractions of `Skip` refer to."""
 SUMMARY = "summary"
 """XCom key of the plan's summary; the return value is the list of shards."""
 
@@ -88,22 +90,28 @@ class PlanOperator(LanceOperator):
         began = time.monotonic()
         configured = Configuration.read()
         table = self._open()
+        job_id = _job_id_of(context, table.location.checkpoints)
         asked = {
             "on_code_change": optional_text(self.on_code_change) or "error",
             "ignore_checkpoints": parse_bool("ignore_checkpoints", self.ignore_checkpoints),
-            "job_id": _job_id_of(context, table.location.checkpoints),
+            "job_id": job_id,
             "sizing": read_sizing(self.sizing, configured),
         }
+        job = JobFolder.of(table.location.checkpoints, job_id)
+        planned_before = (job.read(RECORD) or {}) if context["ti"].try_number > 1 else {}
         with failing_at_once(CodeChanged):
             plan, since = self._plan(table, context, asked)
+        # Rows that failed in earlier tries count against the limits of `Skip`, so the rows of these tries do, too.
+        rows = max(plan.work.rows, int(planned_before.get(LIMIT_ROWS, 0)))
+        plan = plan.with_work(rows=rows)
         udfs = Udfs.planned(plan.work) if plan.shards else Udfs({})
         below = configured.inline_below_seconds
         choice = choose_runner(plan, table.location.checkpoints, udfs, below, try_new_code=False)
-        saved = record_plan(plan, table.location, choice, store_code=True, **_about_run(context))
+        run, about = _about_run(context)
+        saved = record_plan(plan, table.location, choice, run, store_code=True, about={**about, LIMIT_ROWS: rows})
         work = saved.work
         if since is not None:
             write_outbox(table.location.checkpoints, work.outbox, OutboxEntry(work.job_id, since))
-        job = JobFolder.of(table.location.checkpoints, work.job_id)
         self.log.info("%s%s", plan, f"\n  Computed {choice}." if plan.shards else "")
         summary = {
             "plan_uri": job.storage.path(plan_name(saved.fingerprint)),
@@ -122,6 +130,7 @@ class PlanOperator(LanceOperator):
             except TooSlow as slow:
                 choice = RunnerChoice("spark", str(slow))
                 self.log.info("The rest of %s is computed %s.", work.target, choice)
+                job.update_record(**choice.describe())
                 context["ti"].xcom_push(SUMMARY, {**summary, **choice.describe()})
         return shard_summaries(plan, saved, job.storage)
 
@@ -273,10 +282,8 @@ def _job_id_of(context: Context, checkpoints: Storage) -> str:
     return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}{ending}"
 
 
-def _about_run(context: Context) -> dict[str, Any]:
+def _about_run(context: Context) -> tuple[str, dict[str, Any]]:
     """Return a text that identifies one try of a plan task, and what a job's record says about its run."""
     ti = context["ti"]
-    return {
-        "run": f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}/{ti.try_number}",
-        "about": {"airflow": {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "try": ti.try_number}},
-    }
+    run = f"{ti.dag_id}/{ti.task_id}/{ti.run_id}/{ti.map_index}/{ti.try_number}"
+    return run, {"airflow": {"dag_id": ti.dag_id, "run_id": ti.run_id, "task_id": ti.task_id, "try": ti.try_number}}

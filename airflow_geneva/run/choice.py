@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from airflow_geneva.apply.applier import StopComputing
@@ -50,6 +50,8 @@ class TooSlow(StopComputing):
 class Pace:
     """Counts rows of an inline computation, and stops it when the rest would take longer than ``below_seconds``.
 
+    The first call does not count, because it may load a model.
+
     Args:
         rows: rows to compute.
     """
@@ -57,15 +59,19 @@ class Pace:
     rows: int
     below_seconds: float
     done: int = 0
-    began: float = field(default_factory=time.monotonic)
+    first: tuple[int, float] | None = None
 
     def __call__(self, rows: int) -> None:
         self.done += rows
-        spent = time.monotonic() - self.began
-        left = (self.rows - self.done) * spent / max(self.done, 1)
+        now = time.monotonic()
+        if self.first is None:
+            self.first = (rows, now)
+            return
+        counted, spent = self.done - self.first[0], now - self.first[1]
+        left = (self.rows - self.done) * spent / max(counted, 1)
         if spent >= _LEAST_SECONDS and left > self.below_seconds:
             raise TooSlow(
-                f"{self.done:,} of {self.rows:,} rows took {spent:.1f} s in this process, and the others would take "
+                f"{counted:,} of {self.rows:,} rows took {spent:.1f} s in this process, and the others would take "
                 f"about {left:,.0f} s"
             )
 

@@ -104,7 +104,15 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
         JobFailed: something failed; ``.result`` says what was completed before.
     """
     committed = list[ShardResult]()
-    pace = job.pace(shards)
+    pace, sent = job.pace(shards), udfs
+    if job.choice is not None and job.choice.below_seconds is not None:
+        try:
+            sent = udfs.sent()  # before they run: later they may hold what cannot be sent
+        except Exception as error:
+            logger.info(
+                "Computing all of %s in this process, because its UDF cannot be sent: %s", job.work.target, error
+            )
+            pace = _unwatched
     try:
         for shard in shards:
             try:
@@ -112,6 +120,8 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
             except TooSlow as slow:
                 job.choice = RunnerChoice("spark", str(slow))
                 logger.info("Computing the rest of %s %s.", job.work.target, job.choice)
+                job.folder.update_record(**job.choice.describe())
+                udfs = sent
                 _open_session(job.work, watch, "apply")
                 committed.append(apply_and_commit(job, shard, udfs, watch))
         with writing_heartbeats(job.folder.storage, "finish") if committed else nullcontext():
@@ -253,7 +263,7 @@ class PlannedJob:
     def pace(self, shards: Iterable[Shard]) -> Callable[[int], None]:
         """Return what watches an inline computation of these shards; it raises TooSlow."""
         below = None if self.choice is None else self.choice.below_seconds
-        return (lambda _: None) if below is None else Pace(sum(shard.rows_to_run for shard in shards), below)
+        return _unwatched if below is None else Pace(sum(shard.rows_to_run for shard in shards), below)
 
     def is_staged(self, shard: Shard) -> bool:
         """Whether a shard is computed and staged, so that only the commit is left."""
@@ -329,6 +339,10 @@ def applied(saved: SavedPlan, shard: Shard, speed: UdfSpeed, seconds: float) -> 
         "speed": speed.to_json(),
         "seconds": round(seconds, 3),
     }
+
+
+def _unwatched(_rows: int) -> None:
+    """Let an inline computation take as long as it takes."""
 
 
 def _failure_message(work: JobSpec, error: BaseException) -> str:

@@ -59,9 +59,9 @@ def send_code(session: SparkSession, udf_references: Iterable[UdfReference]) -> 
         data = make()
         mark = (place, "" if data is None else sha256(data))
         if data is not None and mark not in _sent:
-            _sent.add(mark)
             folder = tempfile.TemporaryDirectory(prefix="geneva-code-")
             _sent_folders.append(folder)
             target = Path(folder.name) / f"{name.replace('.', '_')}-{mark[1][:12]}.zip"
             target.write_bytes(data)
             add_archives(session, [str(target)])
+            _sent.add(mark)

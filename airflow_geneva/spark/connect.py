@@ -48,7 +48,7 @@ def check_reachable(url: str, seconds: float = 10.0) -> None:
 
 @contextmanager
 def open_try(url: str, task: str, try_number: int) -> Iterator[SparkSession]:
-    """Open the session of one try of a task, and first end what the try before it may have left running.
+    """Open the session of one try of a task, and first end what the tries before it may have left running.
 
     Args:
         url: the server's, ``sc://...``; may hold a token, so it is never logged.
@@ -58,9 +58,9 @@ def open_try(url: str, task: str, try_number: int) -> Iterator[SparkSession]:
         ConnectionError: the server cannot be reached.
     """
     check_reachable(url)
-    with suppress(Exception):  # the server may have forgotten it, or have been started again
-        if try_number > 1:
-            left = _open(url, task, try_number - 1)
+    for earlier in range(1, try_number):
+        with suppress(Exception):  # the server may have forgotten it, or have been started again
+            left = _open(url, task, earlier)
             left.interruptAll()
             left.stop()
     session = _open(url, task, try_number)
@@ -75,4 +75,10 @@ def _open(url: str, task: str, try_number: int) -> SparkSession:
     from pyspark.sql import SparkSession
 
     session_id = uuid.uuid5(uuid.NAMESPACE_URL, f"{task}/{try_number}")
-    return SparkSession.builder.remote(f"{url};session_id={session_id}").create()
+    # PySpark takes a slash in a parameter for a part of the path, and repeats the parameters in its error.
+    address, _, parameters = url.partition("/;")
+    parameters = f"{parameters};session_id={session_id}".replace("/", "%2F").lstrip(";")
+    try:
+        return SparkSession.builder.remote(f"{address.rstrip('/')}/;{parameters}").create()
+    except ValueError:
+        raise InvalidInput("PySpark cannot read the Spark connection: check its host, port and extra.") from None

@@ -155,9 +155,13 @@ def _run_stage(
     thread.start()
     count = SkipCount(limits, task_spec.work.rows, task_spec.skipped)
     watcher = _ProgressCollector(task_spec, reporter, count, done_before)
-    while thread.is_alive():
-        thread.join(_POLL_SECONDS)
-        watcher.look()
+    try:
+        while thread.is_alive():
+            thread.join(_POLL_SECONDS)
+            watcher.look()
+    except BaseException:
+        task_spec.stop()
+        raise
     if failure:
         raise _explain_worker_death(failure[0], task_spec.work)
     watcher.look(now=True)

@@ -38,7 +38,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from airflow_geneva import udf
+from airflow_geneva import Skip, udf
 
 FOLDER = Path({folder!r})
 
@@ -53,6 +53,11 @@ def length(text: str) -> int:
         (FOLDER / f"once-{{text}}").unlink()
         raise ValueError(f"cannot measure {{text}} yet")
     return len(text)
+
+
+@udf(data_type=pa.int64(), version="1", on_error=[Skip(ValueError, max_fraction=0.25)])
+def lenient(text: str) -> int:
+    return length(text)
 
 
 @udf(data_type=pa.int64(), version="2")

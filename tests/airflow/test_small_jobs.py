@@ -151,3 +151,33 @@ def test_a_small_refresh_is_swapped_when_it_finishes(desk: Desk, monkeypatch: py
     assert desk.calls() == texts("b")
     assert sorted(view.to_arrow()["text"].to_pylist()) == texts("ab")
     assert events(f"lance_default/{view.name}")[-1]["rows_computed"] == ROWS
+
+
+def test_a_retry_does_not_fail_for_rows_that_were_within_the_limit(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows that an earlier try gave up count against the limit, so the rows of that try do, too."""
+    from airflow_geneva.operators import plan
+
+    desk.append("a")
+    desk.define(n="lenient")
+    made = make_dag(desk, default_args={"retries": 1})
+    assert Driver.trigger(made).go().state == "success"
+    monkeypatch.delenv("AIRFLOW__GENEVA__INLINE_BELOW_SECONDS")
+    desk.append("bc")
+    for text in ("b01", "b02", "c01", "c02"):
+        desk.break_at(text)
+    step = plan.apply_and_commit
+
+    def killed_after(*arguments: Any) -> None:
+        step(*arguments)
+        monkeypatch.setattr(plan, "apply_and_commit", step)
+        raise KilledBetweenShards
+
+    monkeypatch.setattr(plan, "apply_and_commit", killed_after)
+    run = Driver.trigger(made).go()
+    assert run.state == "success", run.errors
+    assert run.tries("backfill.plan") == 2
+    assert [text for text, n in desk.values().items() if n is None] == ["b01", "b02", "c01", "c02"]
+
+
+class KilledBetweenShards(BaseException):
+    pass

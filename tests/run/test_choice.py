@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from airflow_geneva.errors import InvalidInput, JobFailed, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.speed import UdfSpeed, read_speed
 from airflow_geneva.job.status import job_ids
+from airflow_geneva.run import choice, pipeline
 from airflow_geneva.run.choice import Pace, RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.run.inline import Udfs
 from airflow_geneva.table import Table
@@ -55,11 +57,20 @@ def test_a_job_records_how_fast_its_udf_was(make_table: MakeTable, function: UDF
     assert found.bytes >= 20 * 8
 
 
-def test_the_estimate_has_the_first_call_which_loads_a_model_and_every_row() -> None:
-    speed = UdfSpeed(rows=100, seconds=5.0, first_seconds=3.0, bytes=800) + UdfSpeed(100, 5.0, 2.0, 800)
-    assert speed == UdfSpeed(200, 10.0, 3.0, 1600)
-    assert speed.seconds_for(40) == 3.0 + 40 * 0.05
+def test_the_estimate_has_the_first_call_once_which_loads_a_model_and_the_other_rows() -> None:
+    speed = UdfSpeed(rows=100, seconds=5.0, first_seconds=3.0, first_rows=20, bytes=800) + UdfSpeed(
+        100, 5.0, 2.0, 20, 800
+    )
+    assert speed == UdfSpeed(200, 10.0, 3.0, 20, 1600)
+    assert speed.seconds_for(10) == 3.0
+    assert speed.seconds_for(200) == 10.0
     assert speed.bytes_for(40) == 320
+
+
+def test_of_a_single_call_all_may_be_the_loading_or_the_rows() -> None:
+    speed = UdfSpeed(10, 3.1, 3.0, 10, 80)
+    assert speed.seconds_for(5) == 3.0
+    assert speed.seconds_for(100) == 30.0
 
 
 @pytest.mark.parametrize("document", [None, "fast", {}, {"rows": "many"}, {"rows": 1, "seconds": None}])
@@ -70,18 +81,18 @@ def test_a_damaged_record_is_no_history(document: object) -> None:
 @pytest.mark.parametrize(
     ("speed", "runner", "why"),
     [
-        (UdfSpeed(100, 1.0, 0.5, 800), "inline", "about 1.0 s for 50 rows"),
-        (UdfSpeed(100, 1.0, 11.0, 800), "spark", "inline_below_seconds is 10"),
-        (UdfSpeed(100, 100.0, 1.0, 800), "spark", "about 51.0 s for 50 rows"),
-        (UdfSpeed(100, 1.0, 0.5, 100 * 2**22), "spark", "200 MiB of values"),
+        (UdfSpeed(110, 1.5, 0.5, 10, 800), "inline", "about 0.9 s for 50 rows"),
+        (UdfSpeed(110, 12.0, 11.0, 10, 800), "spark", "inline_below_seconds is 10"),
+        (UdfSpeed(110, 101.0, 1.0, 10, 800), "spark", "about 41.0 s for 50 rows"),
+        (UdfSpeed(100, 1.0, 0.5, 10, 100 * 2**22), "spark", "200 MiB of values"),
     ],
 )
 def test_the_estimate_decides(make_table: MakeTable, speed: UdfSpeed, runner: str, why: str) -> None:
     table = grown(make_table)
     write_speed(table, speed)
-    choice = choose(table)
-    assert choice.runner == runner
-    assert why in str(choice)
+    chosen = choose(table)
+    assert chosen.runner == runner
+    assert why in str(chosen)
 
 
 def test_another_version_of_the_code_has_no_history(make_table: MakeTable) -> None:
@@ -106,9 +117,9 @@ def test_a_job_with_nothing_to_do_does_not_hide_the_history(make_table: MakeTabl
 def test_what_only_spark_provides_goes_to_spark(make_table: MakeTable, demand: dict[str, Any]) -> None:
     function = udf(data_type=pa.int64(), version="1", name="same", **demand)(lambda x: x)
     table = grown(make_table, function)
-    choice = choose(table, function, new=True)
-    assert choice.runner == "spark"
-    assert next(iter(demand)) in choice.why
+    chosen = choose(table, function, new=True)
+    assert chosen.runner == "spark"
+    assert next(iter(demand)) in chosen.why
 
 
 def test_zero_seconds_switch_it_off_and_nothing_to_do_needs_no_spark(make_table: MakeTable) -> None:
@@ -183,9 +194,42 @@ def test_an_error_of_a_slow_udf_is_reported_and_not_taken_to_spark(
     assert isinstance(caught.value.__cause__, UdfError)
 
 
-def test_the_pace_is_judged_after_a_second_by_what_is_left() -> None:
+def test_the_pace_is_judged_after_a_second_by_what_is_left_without_the_first_call() -> None:
+    before = time.monotonic() - 60
     Pace(1_000, 10.0)(1)
-    pace = Pace(1_000, 10.0, began=time.monotonic() - 60)
+    loading = Pace(1_000, 10.0)
+    loading(100)
+    loading(100)
+    pace = Pace(1_000, 10.0, 10, (10, before))
     pace(900)
-    with pytest.raises(TooSlow, match=r"100 of 1,000 rows took 60\.0 s .* about 540 s"):
-        Pace(1_000, 10.0, began=time.monotonic() - 60)(100)
+    with pytest.raises(TooSlow, match=r"100 of 1,000 rows took 60\.0 s .* about 534 s"):
+        Pace(1_000, 10.0, 10, (10, before))(100)
+
+
+def test_a_udf_that_cannot_be_sent_any_more_after_a_call_was_sent_before(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[object] = []
+
+    @udf(data_type=pa.int64(), version="1")
+    def lazy(x: int) -> int:
+        if not held:
+            held.append(threading.Lock())
+        return 3 * x
+
+    monkeypatch.setattr("airflow_geneva.spark.tasks.open_session", lambda _: None)
+    monkeypatch.setattr(choice, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(pipeline, "INLINE_BELOW_SECONDS", 1e-9)
+    sent: list[Udfs] = []
+
+    def on_spark(location: object, work: object, shard: object, udfs: Udfs, plan: str) -> UdfSpeed:
+        sent.append(udfs.sent())
+        raise UdfError("far enough")
+
+    monkeypatch.setattr("airflow_geneva.spark.tasks.apply_in_session", on_spark)
+    table = make_table(1_000, per_fragment=1_000)
+    table.add_columns({"y": lazy})
+    with pytest.raises(JobFailed, match="far enough"):
+        table.backfill("y", udf=lazy, checkpoint_size=100)
+    assert held
+    assert len(sent) == 1

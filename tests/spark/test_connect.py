@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 import airflow_geneva
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.spark import connect
 from airflow_geneva.spark.connect import open_try
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -273,3 +275,28 @@ def test_a_server_that_is_not_there_is_named_at_once_without_its_token() -> None
     ):
         pass
     assert "secret" not in str(caught.value)
+
+
+def test_a_slash_in_a_token_is_not_taken_for_a_path_and_no_error_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql import SparkSession
+
+    asked: list[str] = []
+
+    class Builder:
+        def remote(self, url: str) -> Builder:
+            asked.append(url)
+            return self
+
+        def create(self) -> None:
+            raise ValueError(f"cannot read {asked[-1]}")
+
+    monkeypatch.setattr(SparkSession, "builder", Builder())
+    monkeypatch.setattr(connect, "check_reachable", lambda url: None)
+    with (
+        pytest.raises(InvalidInput, match="cannot read the Spark connection") as caught,
+        open_try("sc://host:15002/;token=ab/c%2Bd", "job/plan/0", 1),
+    ):
+        pass
+    assert asked[0].startswith("sc://host:15002/;token=ab%2Fc%2Bd;session_id=")
+    assert "ab" not in str(caught.value)
+    assert caught.value.__suppress_context__
