@@ -201,6 +201,8 @@ class RunFollower:
                 if found["rows"]:
                     where = f" in {found['fragments']} fragments" if found["fragments"] else ""
                     self._tell(f"{found['rows']:,} rows{where}: {reason}", "dim")
+            if summary.get("runner") == "inline" and summary.get("shards"):
+                self._tell(f"computed by this task: {summary['runner_reason']}", "dim")
         if task.state == "failed":
             for line in self.api.log(self.dag_id, run_id, task)[-_LOG_LINES:]:
                 self._tell(line, "red")

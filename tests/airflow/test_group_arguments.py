@@ -129,10 +129,10 @@ def test_the_spark_connection_is_a_template(due: Desk, monkeypatch: pytest.Monke
     class Seen(Exception):
         pass
 
-    def stop(operator: ApplyOperator) -> Any:
-        raise Seen(operator._conn_id)
+    def stop(operator: ApplyOperator, conn_id: str) -> Any:
+        raise Seen(conn_id)
 
-    monkeypatch.setattr(ApplyOperator, "_check_connection", stop)
+    monkeypatch.setattr(ApplyOperator, "_connection", stop)
     with DAG(f"dag_{due.table.name}", schedule=None, params={"conn": "my_spark"}) as dag:
         BackfillTaskGroup(table=due.table.name, column="n", spark_conn_id="{{ params.conn }}")
     run = Driver.trigger(dag).go()

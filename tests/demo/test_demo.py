@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -218,12 +219,13 @@ def test_the_demo_computes_everything_then_nothing_then_what_is_new_and_its_view
     assert f"{computed:,} rows computed, 0 skipped; the UDF itself counted {computed:,}." in text
     assert f"0 rows computed, {computed:,} skipped; the UDF itself counted 0." in text
     assert f"{late:,} rows computed, {computed:,} skipped; the UDF itself counted {late:,}." in text
-    assert f"{late:,} of {late:,} rows computed (100 %)" in text
+    assert f"{computed:,} of {computed:,} rows computed (100 %)" in text
+    assert re.search(rf"computed by this task: about [\d.]+ s for {late:,} rows, by an earlier job", text)
     assert "Revelation 21:4" in text
     wordy, more = count_wordy(books[-8:-2])[0], count_wordy(books[-2:])[0]
     assert f"{wordy:,} rows computed, {computed - wordy:,} skipped; the UDF itself counted {wordy:,}." in text
     assert f"{more:,} rows computed, {computed + late - more:,} skipped; the UDF itself counted {more:,}." in text
-    assert f"{more} rows computed in this task" in text
+    assert f"{wordy} rows computed in this task" in text
 
     from embedding_udfs import embed
 
