@@ -8,6 +8,8 @@ from typing import Any
 
 from airflow_geneva.job.folder import JobFolder, shard_name
 
+CARRIED = "carried"
+"""Field of a job's record: results of shards that plans of earlier tries committed."""
 PENDING, RUNNING, DONE, PARTIAL, FAILED = "PENDING", "RUNNING", "DONE", "PARTIAL", "FAILED"
 
 
@@ -57,6 +59,18 @@ class ShardResult:
             return None
 
 
+def carried_results(folder: JobFolder, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the visible results of a job's plans until now that no end of it has announced, for its next plan.
+
+    Args:
+        record: the job's record before that plan; empty for a first one.
+    """
+    if (record.get("ended") or {}).get("state") in (DONE, PARTIAL) or not record.get("plan"):
+        return []
+    found = [ShardResult.read(folder, record["plan"], index) for index in range(int(record.get("shards", 0)))]
+    return [*record.get(CARRIED, ()), *(shard.to_json() for shard in found if shard is not None and shard.visible)]
+
+
 @dataclass(frozen=True)
 class BackfillResult:
     """The result of a backfill or refresh.
@@ -93,6 +107,18 @@ class BackfillResult:
     def changed(self) -> bool:
         """Whether a table version was written."""
         return bool(self.commits)
+
+    def with_carried(self, record: Mapping[str, Any]) -> BackfillResult:
+        """Add what earlier plans of the job committed; rows that failed then were due again, and are counted."""
+        carried = [ShardResult.from_json(document) for document in record.get(CARRIED, ())]
+        computed, reused = sum(one.rows_computed for one in carried), sum(one.rows_reused for one in carried)
+        return replace(
+            self,
+            rows_computed=self.rows_computed + computed,
+            rows_reused=self.rows_reused + reused,
+            rows_skipped=max(self.rows_skipped - computed - reused, 0),
+            commits=tuple(sorted({*self.commits, *(version for one in carried for version in one.versions)})),
+        )
 
     def with_seconds(self, **seconds: float) -> BackfillResult:
         return replace(self, seconds={**self.seconds, **{k: round(v, 3) for k, v in seconds.items()}})

@@ -15,6 +15,7 @@ from airflow.sdk import Context
 from airflow_geneva.errors import CodeChanged
 from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
+from airflow_geneva.job.result import CARRIED, carried_results
 from airflow_geneva.job.status import job_ids
 from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.lance_io.task_memory import task_memory_bytes
@@ -101,6 +102,7 @@ class PlanOperator(LanceOperator):
         planned_before = (job.read(RECORD) or {}) if context["ti"].try_number > 1 else {}
         with failing_at_once(CodeChanged):
             plan, since = self._plan(table, context, asked)
+        carried = carried_results(job, planned_before)
         # Rows that failed in earlier tries count against the limits of `Skip`, so the rows of these tries do, too.
         rows = max(plan.work.rows, int(planned_before.get(LIMIT_ROWS, 0)))
         plan = plan.with_work(rows=rows)
@@ -108,7 +110,8 @@ class PlanOperator(LanceOperator):
         below = configured.inline_below_seconds
         choice = choose_runner(plan, table.location.checkpoints, udfs, below, try_new_code=False)
         run, about = _about_run(context)
-        saved = record_plan(plan, table.location, choice, run, store_code=True, about={**about, LIMIT_ROWS: rows})
+        about |= {LIMIT_ROWS: rows, CARRIED: carried}
+        saved = record_plan(plan, table.location, choice, run, store_code=True, about=about)
         work = saved.work
         if since is not None:
             write_outbox(table.location.checkpoints, work.outbox, OutboxEntry(work.job_id, since))

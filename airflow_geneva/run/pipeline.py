@@ -18,7 +18,7 @@ from airflow_geneva.checkpoint.facts import append_ledger
 from airflow_geneva.errors import JobFailed, StorageError, TableRemade
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
-from airflow_geneva.job.folder import APPLIED, FAILURE, JobFolder
+from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.result import FAILED, PENDING, BackfillResult, ShardResult
 from airflow_geneva.job.speed import UdfSpeed
@@ -296,6 +296,7 @@ class PlannedJob:
         with reporting_remade(self.work.tables, self.location.options):
             result, many_documents = self.publisher.finish(results, missing)
             result = replace(result, state=FAILED) if missing else result
+            result = result.with_carried(self.folder.read(RECORD) or {})
             result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
             self._write_end(result, self._missing_error(missing) if missing else None)
             if many_documents and not missing:

@@ -118,6 +118,10 @@ def test_what_a_killed_plan_task_committed_is_announced_by_the_next_try(
     assert len(events(desk.asset)) == 2
     event = events(desk.asset)[-1]
     assert (event["from_version"], event["to_version"]) == (announced, desk.table.version)
+    assert event["rows_computed"] == ROWS
+    record = newest_record(desk)
+    assert (record.rows_computed, record.rows_skipped, record.rows_left) == (ROWS, ROWS, 0)
+    assert record.commits == (desk.table.version,)
 
 
 def test_a_job_that_turns_out_slow_goes_on_in_mapped_tasks(
@@ -176,6 +180,9 @@ def test_a_retry_does_not_fail_for_rows_that_were_within_the_limit(desk: Desk, m
     run = Driver.trigger(made).go()
     assert run.state == "success", run.errors
     assert run.tries("backfill.plan") == 2
+    record = newest_record(desk)
+    assert (record.rows_computed, record.rows_failed, len(record.commits)) == (2 * ROWS - 4, 4, 2)
+    assert events(desk.asset)[-1]["rows_computed"] == 2 * ROWS - 4
     assert [text for text, n in desk.values().items() if n is None] == ["b01", "b02", "c01", "c02"]
 
 
