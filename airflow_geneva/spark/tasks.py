@@ -284,7 +284,8 @@ class _ProgressCollector:
         self.reporter.rows_done = max(self.reporter.rows_done, self.done_before, rows)
         self.reporter.ready = max(self.reporter.ready, ready)
         self.reporter.rows_ready = max(self.reporter.rows_ready, rows_ready)
-        self.reporter.tick()
+        if not now:  # the end of a stage is reported by its caller, which would say the same again
+            self.reporter.tick()
         try:
             self.count.check(skipped)
         except UdfError as error:
