@@ -8,6 +8,7 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_geneva.job.status import job_ids, read_jobs
+from airflow_geneva.operators import plan
 from airflow_geneva.run import choice
 from airflow_geneva.task_groups import RefreshTaskGroup
 from tests.airflow.conftest import Desk
@@ -33,6 +34,22 @@ def dag(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> DAG:
 def newest_record(desk: Desk) -> Any:
     checkpoints = desk.table.location.checkpoints
     return read_jobs(checkpoints, job_ids(checkpoints)[:1])[0]
+
+
+class Killed(BaseException):
+    pass
+
+
+def kill_after_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next plan task die when it has committed its first shard."""
+    step = plan.apply_and_commit
+
+    def killed_after(*arguments: Any) -> None:
+        step(*arguments)
+        monkeypatch.setattr(plan, "apply_and_commit", step)
+        raise Killed
+
+    monkeypatch.setattr(plan, "apply_and_commit", killed_after)
 
 
 def test_a_small_job_is_computed_committed_and_announced_without_a_shard(desk: Desk, dag: DAG) -> None:
@@ -97,19 +114,7 @@ def test_a_retry_of_the_plan_task_goes_on_too(desk: Desk, dag: DAG) -> None:
 def test_what_a_killed_plan_task_committed_is_announced_by_the_next_try(
     desk: Desk, dag: DAG, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Killed(BaseException):
-        pass
-
-    from airflow_geneva.operators import plan
-
-    step = plan.apply_and_commit
-
-    def killed_after(*arguments: Any) -> None:
-        step(*arguments)
-        monkeypatch.setattr(plan, "apply_and_commit", step)
-        raise Killed
-
-    monkeypatch.setattr(plan, "apply_and_commit", killed_after)
+    kill_after_a_shard(monkeypatch)
     announced = events(desk.asset)[-1]["to_version"]
     run = Driver.trigger(make_dag(desk, default_args={"retries": 1}))
     run.go()
@@ -159,8 +164,6 @@ def test_a_small_refresh_is_swapped_when_it_finishes(desk: Desk, monkeypatch: py
 
 def test_a_retry_does_not_fail_for_rows_that_were_within_the_limit(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows that an earlier try gave up count against the limit, so the rows of that try do, too."""
-    from airflow_geneva.operators import plan
-
     desk.append("a")
     desk.define(n="lenient")
     made = make_dag(desk, default_args={"retries": 1})
@@ -169,14 +172,7 @@ def test_a_retry_does_not_fail_for_rows_that_were_within_the_limit(desk: Desk, m
     desk.append("bc")
     for text in ("b01", "b02", "c01", "c02"):
         desk.break_at(text)
-    step = plan.apply_and_commit
-
-    def killed_after(*arguments: Any) -> None:
-        step(*arguments)
-        monkeypatch.setattr(plan, "apply_and_commit", step)
-        raise KilledBetweenShards
-
-    monkeypatch.setattr(plan, "apply_and_commit", killed_after)
+    kill_after_a_shard(monkeypatch)
     run = Driver.trigger(made).go()
     assert run.state == "success", run.errors
     assert run.tries("backfill.plan") == 2
@@ -184,7 +180,3 @@ def test_a_retry_does_not_fail_for_rows_that_were_within_the_limit(desk: Desk, m
     assert (record.rows_computed, record.rows_failed, len(record.commits)) == (2 * ROWS - 4, 4, 2)
     assert events(desk.asset)[-1]["rows_computed"] == 2 * ROWS - 4
     assert [text for text, n in desk.values().items() if n is None] == ["b01", "b02", "c01", "c02"]
-
-
-class KilledBetweenShards(BaseException):
-    pass
