@@ -10,20 +10,21 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_geneva import errors
 from airflow_geneva.apply.applier import StopComputing
 from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
-from airflow_geneva.errors import GenevaError, UdfCrashed, UdfError
-from airflow_geneva.job.folder import STOP, JobFolder
+from airflow_geneva.errors import GenevaError, StorageError, UdfCrashed, UdfError
+from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.job.speed import UdfSpeed
-from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.plan.model import JobSpec, Sizing
+from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.inline import Udfs, joint_policy, open_reporter, prepare, run_units
 from airflow_geneva.run.units import Unit, UnitReport, split_fragments, split_into_tasks, whole_unit
@@ -42,6 +43,9 @@ logger = logging.getLogger("airflow_geneva.spark")
 
 _TASK_REPORT_SECONDS = 2.0
 _POLL_SECONDS = 0.05
+_SIGN_SECONDS = 15.0
+_DRIVER_LOST_SECONDS = 120.0
+_DRIVER, _TASK = "driver.json", "task-"
 _FAILURE = "failure"
 
 _java_folders: list[tempfile.TemporaryDirectory[str]] = []
@@ -51,7 +55,8 @@ _java_folders: list[tempfile.TemporaryDirectory[str]] = []
 class TaskSpec:
     """All that a Spark task needs, credentials too; sent to executors inside the serialized task, never as a file.
 
-    ``attempt`` names the folder of the tasks' reports; ``skipped`` counts rows skipped before the stage, by rule.
+    ``attempt`` names the folder of the tasks' reports; ``slots`` is how many Spark tasks run at once; ``skipped``
+    counts rows skipped before the stage, by rule.
     """
 
     location: TableLocation
@@ -61,18 +66,68 @@ class TaskSpec:
     plan: str
     shard: int
     attempt: str
+    slots: int
     skipped: Mapping[int, int]
 
     @property
     def progress(self) -> Storage:
         return self.job.storage.folder("progress", self.attempt)
 
-    def stop(self) -> None:
-        """Make the driver tell all tasks to checkpoint their rows and end."""
-        self.job.update_shard(self.plan, self.shard, stop=self.attempt)
+    def read_groups(self, stage: int) -> list[list[Unit]]:
+        """Read the units of a stage from the plan; sent along, scattered rows of many fragments could be too large."""
+        shard = load_plan(self.job.storage, self.plan).load_shard(self.job.storage, self.shard)
+        return group_units(shard, self.work.sizing, self.slots, stage)
 
-    def is_stopped(self) -> bool:
-        return bool(self.job.read_shard(self.plan, self.shard).get(STOP) == self.attempt)
+
+def group_units(shard: Shard, sizing: Sizing, slots: int, stage: int) -> list[list[Unit]]:
+    """Group a shard's units by Spark task: first those that compute, in stage 1 those that stage split fragments.
+
+    With several threads per slot, a group has the units of several tasks.
+    """
+    threads = sizing.intra_applier_concurrency
+    tasks = split_into_tasks(shard.to_apply, sizing, slots * threads)
+    if stage:
+        tasks = [(whole_unit(item),) for item in split_fragments(tasks)]
+    return [[unit for task in tasks[at : at + threads] for unit in task] for at in range(0, len(tasks), threads)]
+
+
+class DriverLost(StopComputing):
+    """Raised in a task whose driver was killed, or cannot reach the store."""
+
+
+@dataclass
+class DriverSigns:
+    """The driver's signs of life, which it writes for its tasks: a Spark Connect server goes on when its client dies.
+
+    A task compares what it reads with what it read before, because clocks differ between machines.
+    """
+
+    progress: Storage
+    _written: float = float("-inf")
+    _read: dict[str, Any] | None = None
+    _changed: float = field(default_factory=time.monotonic)
+
+    def write(self, stop: bool = False) -> None:
+        """Write a sign if it is time; with `stop`, make all tasks checkpoint their rows and end."""
+        if stop or time.monotonic() - self._written >= _SIGN_SECONDS:
+            self._written = time.monotonic()
+            self.progress.write_json(_DRIVER, {"stop": stop, "at": time.time()})
+
+    def read(self) -> None:
+        """Raise StopComputing if the driver stopped its tasks, `DriverLost` if it has given no sign for too long."""
+        try:
+            found = self.progress.read_json(_DRIVER)
+        except (FileNotFoundError, ValueError):
+            found = self._read
+        if found and found["stop"]:
+            raise StopComputing
+        if found != self._read:
+            self._read, self._changed = found, time.monotonic()
+        if time.monotonic() - self._changed > _DRIVER_LOST_SECONDS:
+            raise DriverLost(
+                f"The driver wrote no sign of life to {self.progress.path(_DRIVER)} for {_DRIVER_LOST_SECONDS:.0f} s: "
+                "it was killed or suspended, or the store did not take it. What was checkpointed is kept; run it again."
+            )
 
 
 def apply_on_spark(
@@ -85,18 +140,17 @@ def apply_on_spark(
     every: float = EVERY_SECONDS,
 ) -> UdfSpeed:
     """Compute and stage a shard on a cluster; return how fast the UDFs were on the rows that they ran on."""
-    works = shard.to_apply
-    tasks = split_into_tasks(works, work.sizing, _slots(session, work) * work.sizing.intra_applier_concurrency)
     job = JobFolder.of(location.checkpoints, work.job_id)
     attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
-    task_spec = TaskSpec(location, work, udfs, job, plan, shard.index, attempt, skipped_before(location, work))
+    slots, skipped = _slots(session, work), skipped_before(location, work)
+    task_spec = TaskSpec(location, work, udfs, job, plan, shard.index, attempt, slots, skipped)
     reporter = open_reporter(location, work, shard, plan, every)
-    logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, shard.rows_to_run, len(works), len(tasks))
+    groups, rest = (len(group_units(shard, work.sizing, slots, stage)) for stage in (0, 1))
+    works = shard.to_apply
+    logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, shard.rows_to_run, len(works), groups)
     limits: Policy = joint_policy(udfs.here()) if has_limits(work) else "fail"
-    reports = _run_stage(session, task_spec, tasks, reporter, limits, 0)
-    rest = [(whole_unit(item),) for item in split_fragments(tasks)]
-    if rest:
-        reports += _run_stage(session, task_spec, rest, reporter, limits, len(tasks))
+    reports = _run_stage(session, _GroupRunner(task_spec, 0, 0), groups, reporter, limits)
+    reports += _run_stage(session, _GroupRunner(task_spec, 1, groups), rest, reporter, limits)
     speed = sum((report.speed for report in reports), UdfSpeed())
     reporter.rows_done = speed.rows
     reporter.ready = sum(report.staged for report in reports)
@@ -120,32 +174,26 @@ def _slots(session: SparkSession, work: JobSpec) -> int:
 
 
 def _run_stage(
-    session: SparkSession,
-    task_spec: TaskSpec,
-    tasks: Sequence[Sequence[Unit]],
-    reporter: ProgressReporter,
-    limits: Policy,
-    first: int,
+    session: SparkSession, runner: _GroupRunner, groups: int, reporter: ProgressReporter, limits: Policy
 ) -> list[UnitReport]:
-    """Run tasks as one Spark job and report progress; with several threads per slot, a partition has several tasks."""
-    if not tasks:
+    """Run so many groups of units as one Spark job, and report progress."""
+    if not groups:
         return []
     from pyspark.sql.functions import udf
     from pyspark.sql.types import BinaryType
 
-    threads = task_spec.work.sizing.intra_applier_concurrency
-    joined = [[unit for task in tasks[at : at + threads] for unit in task] for at in range(0, len(tasks), threads)]
-    groups = tuple(map(pickle.dumps, joined))
+    task_spec, signs = runner.task_spec, DriverSigns(runner.task_spec.progress)
+    signs.write()
     # A row of a number is a Spark task. A shared server gets no more of them than shall run at once.
-    partitions = min(len(groups), _slots(session, task_spec.work)) if is_connect(session) else len(groups)
+    partitions = min(groups, task_spec.slots) if is_connect(session) else groups
     # Neither needs pandas, as `mapInArrow` does on the driver, nor pyarrow in the JVM's protocol.
-    run = udf(_GroupRunner(task_spec, first, groups), BinaryType(), useArrow=False).asNondeterministic()
+    run = udf(runner, BinaryType(), useArrow=False).asNondeterministic()
     reports: list[UnitReport] = []
     failure: list[BaseException] = []
 
     def collect() -> None:
         try:
-            for (found,) in session.range(0, len(groups), 1, partitions).select(run("id")).collect():
+            for (found,) in session.range(0, groups, 1, partitions).select(run("id")).collect():
                 reports.extend(pickle.loads(found))  # noqa: S301  # of the runner below
         except BaseException as error:
             failure.append(error)
@@ -154,13 +202,13 @@ def _run_stage(
     thread = threading.Thread(target=collect, name="geneva-collect", daemon=True)
     thread.start()
     count = SkipCount(limits, task_spec.work.rows, task_spec.skipped)
-    watcher = _ProgressCollector(task_spec, reporter, count, done_before)
+    watcher = _ProgressCollector(task_spec.progress, signs, reporter, count, done_before)
     try:
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
             watcher.look()
     except BaseException:
-        task_spec.stop()
+        signs.write(stop=True)
         raise
     if failure:
         raise _explain_worker_death(failure[0], task_spec.work)
@@ -197,34 +245,43 @@ def _explain_worker_death(error: BaseException, work: JobSpec) -> BaseException:
 
 @dataclass(frozen=True)
 class _GroupRunner:
-    """The function that runs on executors: units of one group in, their reports out, both pickled.
+    """The function that runs on executors: the number of a group of units in, the pickled reports of its units out.
 
-    `groups` are pickled one by one, so that a worker loads only its own units.
+    The reports of a stage's groups are numbered from `first`.
     """
 
     task_spec: TaskSpec
+    stage: int
     first: int
-    groups: tuple[bytes, ...]
 
     def __call__(self, group: int) -> bytes:
         # Of a server nothing else could set them; it is early enough for what the UDF imports.
         for name in BLAS_VARIABLES:
             os.environ.setdefault(name, "1")
-        units = pickle.loads(self.groups[group])  # noqa: S301  # of this very object
-        return pickle.dumps(self._run(self.first + group, units))
+        return pickle.dumps(self._run(group))
 
-    def _run(self, number: int, units: list[Unit]) -> list[UnitReport]:
+    def _run(self, group: int) -> list[UnitReport]:
         task_spec, every = self.task_spec, _TASK_REPORT_SECONDS
+        units = self._groups()[group]
         rows = sum(unit.rows for unit in units)
-        write = partial(task_spec.progress.write_json, f"task-{number:06}.json")
-        reporter = ProgressReporter(rows, len(units), write, self._look_around, every=every, longest=every)
+        write = partial(task_spec.progress.write_json, f"{_TASK}{self.first + group:06}.json")
+        signs = DriverSigns(task_spec.progress)
+
+        # Called in place of a log: tasks report progress only through files.
+        def look_around(_line: str) -> None:
+            signs.read()
+
+        reporter = ProgressReporter(rows, len(units), write, look_around, every=every, longest=every)
         try:
-            self._look_around("")
+            signs.read()
             _limit_visible_gpus()
             do, skipped = prepare(task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped)
             reporter.skipped = skipped.counted
             reports = run_units(do, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
             reporter.tick(force=True)
+        except DriverLost as lost:
+            write({**reporter.document(), _FAILURE: [StorageError.__name__, str(lost)]})
+            return []
         except StopComputing:
             return []
         except GenevaError as error:
@@ -232,10 +289,16 @@ class _GroupRunner:
             return []
         return reports
 
-    def _look_around(self, _line: str) -> None:
-        """Stop this task if another one failed. Called in place of a log: tasks report progress only through files."""
-        if self.task_spec.is_stopped():
-            raise StopComputing
+    def _groups(self) -> list[list[Unit]]:
+        """Read the plan once for all tasks of a worker process."""
+        key = (self.task_spec.attempt, self.stage)
+        if key not in _groups_of_stage:
+            _groups_of_stage.clear()
+            _groups_of_stage[key] = self.task_spec.read_groups(self.stage)
+        return _groups_of_stage[key]
+
+
+_groups_of_stage: dict[tuple[str, int], list[list[Unit]]] = {}
 
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -255,8 +318,11 @@ def _limit_visible_gpus() -> None:
 class _ProgressCollector:
     """Adds up the tasks' progress files for the driver's reporter, and stops the tasks if they skip too many rows."""
 
-    def __init__(self, task_spec: TaskSpec, reporter: ProgressReporter, count: SkipCount, done_before: int) -> None:
-        self.task_spec = task_spec
+    def __init__(
+        self, progress: Storage, signs: DriverSigns, reporter: ProgressReporter, count: SkipCount, done_before: int
+    ) -> None:
+        self.progress = progress
+        self.signs = signs
         self.reporter = reporter
         self.count = count
         self.done_before = done_before
@@ -267,11 +333,14 @@ class _ProgressCollector:
         if time.monotonic() < self._next and not now:
             return
         self._next = time.monotonic() + _TASK_REPORT_SECONDS
+        self.signs.write()
         rows = ready = rows_ready = 0
         skipped: Counter[int] = Counter()
-        for name in self.task_spec.progress.list_files():
+        for name in self.progress.list_files():
+            if not name.startswith(_TASK):
+                continue
             try:
-                document = self.task_spec.progress.read_json(name)
+                document = self.progress.read_json(name)
             except (FileNotFoundError, ValueError):
                 continue
             rows += document["rows_done"]
@@ -294,7 +363,7 @@ class _ProgressCollector:
     def _stop(self, failure: GenevaError) -> None:
         if self.failure is None:
             self.failure = failure
-            self.task_spec.stop()
+            self.signs.write(stop=True)
 
 
 def open_session(concurrency: int) -> SparkSession:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import importlib
 import json
 import linecache
+import pickle
 import re
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+import cloudpickle
 import pyarrow as pa
 import pytest
 
 import airflow_geneva
 from airflow_geneva.errors import JobFailed, UdfError
+from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run import choice, pipeline
+from airflow_geneva.run.inline import Udfs
 from airflow_geneva.spark import tasks as spark_session
 from tests.spark import spark_udfs
 from tests.spark.spark_udfs import dies_once_at_700, double, fails_at_700, logged, seen
@@ -184,3 +188,50 @@ def test_workers_that_hold_older_code_do_not_pass_it_off_as_the_new(
             assert table.to_arrow().column("y").to_pylist() == [x + added for x in range(10)]
     finally:
         sys.modules.pop("edited_udfs", None)
+
+
+def test_tasks_whose_driver_gives_no_sign_of_life_keep_their_rows_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_session, "_TASK_REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(spark_session, "_DRIVER_LOST_SECONDS", 0.5)
+    table, log = make_table(tmp_path, 2_000, 500)
+    table.add_columns({"y": spark_udfs.slow})
+    location = table.location
+    plan = table.plan_backfill("y", checkpoint_size=10)
+    saved = pipeline.record_plan(plan, location)
+    job = JobFolder.of(location.checkpoints, saved.work.job_id)
+    task_spec = spark_session.TaskSpec(
+        location, saved.work, Udfs.planned(saved.work), job, saved.fingerprint, 0, "try", slots=1, skipped={}
+    )
+    spark_session.DriverSigns(task_spec.progress).write()
+    run = spark_session._GroupRunner(task_spec, 0, 0)
+    assert pickle.loads(run(0)) == []
+    report = json.loads(Path(job.storage.root, "progress", "try", "task-000000.json").read_text())
+    [kind, message] = report["failure"]
+    assert kind == "StorageError"
+    assert "no sign of life" in message
+    done = len(seen(log))
+    assert 0 < done < 1_000
+    assert table.backfill("y", runner="inline").rows_computed == 2_000 - done
+    assert_doubled(table)
+
+
+def test_what_is_sent_to_the_tasks_does_not_grow_with_the_rows_that_are_due(tmp_path: Path) -> None:
+    sizes = set()
+    for rows in (1_000, 50_000):
+        table, _ = make_table(tmp_path / str(rows), rows, 500)
+        table.add_columns({"y": double})
+        plan = table.plan_backfill("y", where="x % 3 = 1")
+        saved = pipeline.record_plan(plan, table.location)
+        job = JobFolder.of(table.location.checkpoints, saved.work.job_id)
+        task_spec = spark_session.TaskSpec(
+            table.location, saved.work, Udfs.planned(saved.work), job, saved.fingerprint, 0, "try", 2, {}
+        )
+        sizes.add(len(cloudpickle.dumps(spark_session._GroupRunner(task_spec, 0, 0))) // 100)
+        groups = task_spec.read_groups(0)
+        units = [unit for group in groups for unit in group]
+        assert sorted((unit.work.id, row) for unit in units for row in unit.run.offsets()) == sorted(
+            (work.id, row) for work in plan.shards[0].fragments for row in work.due.offsets()
+        )
+    assert len(sizes) == 1
