@@ -22,9 +22,9 @@ $(STAMP): pyproject.toml $(LOCK) scripts/setup_env.sh $(if $(PYLANCE),always)
 	@scripts/setup_env.sh $(VENV) $(LOCK) $(PYLANCE)
 	@touch $@
 
-demo: install ## Embed the verses of a book with Airflow and Spark: make demo QUERY="a time to laugh"
+demo: install ## Embed the verses of a book with Airflow and Spark: make demo QUERY="a time to laugh" SPARK=connect
 	@$(BIN)/airflow-geneva doctor --path .demo
-	@$(BIN)/python -m dags_examples.demo $${QUERY:+--query "$$QUERY"}
+	@$(BIN)/python -m dags_examples.demo $${QUERY:+--query "$$QUERY"} $(SPARK:%=--spark %)
 
 demo-ui: install ## Open the Airflow UI on what the demo left
 	@$(BIN)/python -m dags_examples.demo --ui

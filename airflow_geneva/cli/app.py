@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -21,7 +23,7 @@ from rich.table import Table
 import airflow_geneva
 from airflow_geneva.cli import jobs as cli_jobs
 from airflow_geneva.cli.checkpoints import checkpoints_app
-from airflow_geneva.cli.database import print_json
+from airflow_geneva.cli.database import errors_as_messages, print_json
 from airflow_geneva.spark.installation import (
     NEWEST_SPARK,
     OLDEST_JAVA,
@@ -31,6 +33,7 @@ from airflow_geneva.spark.installation import (
     read_spark_installation,
     version_of,
 )
+from airflow_geneva.spark.server import HOST, run_server
 
 OLDEST_PYTHON = (3, 10)
 
@@ -68,6 +71,24 @@ def doctor(
         _print_findings(findings)
     if not all(finding.ok for finding in findings):
         raise typer.Exit(code=1)
+
+
+@app.command()
+def spark_server(
+    port: Annotated[int, typer.Option(help="The port on 127.0.0.1.")] = 15002,
+    master: Annotated[str, typer.Option(help="Where the server computes: local[N] is N task slots.")] = "local[*]",
+) -> None:
+    """Start a Spark Connect server for this machine only, for development; Ctrl-C ends it."""
+    connection = json.dumps({"conn_type": "spark_connect", "host": f"sc://{HOST}", "port": port})
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    with (
+        errors_as_messages(),
+        tempfile.TemporaryDirectory(prefix="geneva-spark-") as folder,
+        run_server(Path(folder), port, master) as server,
+    ):
+        typer.echo(f"A Spark Connect server listens at sc://{HOST}:{port}. For Airflow:")
+        typer.echo(f"  export AIRFLOW_CONN_SPARK_DEFAULT={shlex.quote(connection)}")
+        raise typer.Exit(server.wait())
 
 
 def _print_findings(findings: list[CheckResult]) -> None:

@@ -18,10 +18,18 @@ import pyarrow as pa
 from rich.console import Console
 
 from airflow_geneva import connect
+from airflow_geneva.errors import GenevaError
 from dags_examples.demo.report import show_nearest, show_runs, show_versions
 from dags_examples.demo.rest import AirflowApi
 from dags_examples.demo.runs import wait_for_dag
-from dags_examples.demo.stack import COMPONENTS, AirflowStopped, DemoHome, run_airflow, write_spark_conf
+from dags_examples.demo.stack import (
+    COMPONENTS,
+    AirflowStopped,
+    DemoHome,
+    run_airflow,
+    run_spark_server,
+    write_spark_conf,
+)
 from dags_examples.demo.upkeep import BACKFILL, REFRESH, DemoRuns
 from dags_examples.demo.verses import COLUMN, VIEW, append_books, create_verses, read_books
 
@@ -39,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo, or open Airflow on what it left."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--query", default=QUERY, help="find the verses nearest to this sentence")
+    parser.add_argument("--spark", choices=("submit", "connect"), default="submit", help="how Airflow reaches Spark")
     parser.add_argument("--ui", action="store_true", help="start Airflow on what the last demo left")
     options = parser.parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -54,11 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.ui:
                 serve(home, console)
                 return 0
-            problems = run_demo(home, read_books(), HELD_BACK, options.query, console)
+            problems = run_demo(home, read_books(), HELD_BACK, options.query, console, options.spark == "connect")
     except KeyboardInterrupt:
         console.print("Stopped; nothing is left running.")
         return 130
-    except (AirflowStopped, InUse, TimeoutError) as error:
+    except (AirflowStopped, GenevaError, InUse, TimeoutError) as error:
         console.print(str(error), style="red", markup=False, highlight=False)
         return 1
     except httpx.HTTPError as error:
@@ -73,7 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if problems else 0
 
 
-def run_demo(home: DemoHome, books: Sequence[pa.Table], held_back: int, query: str, console: Console) -> list[str]:
+def run_demo(
+    home: DemoHome, books: Sequence[pa.Table], held_back: int, query: str, console: Console, on_server: bool = False
+) -> list[str]:
     """Run the backfill three times, with the refreshes that it triggers; return the problems.
 
     Args:
@@ -81,6 +92,7 @@ def run_demo(home: DemoHome, books: Sequence[pa.Table], held_back: int, query: s
         books: one table per book.
         held_back: number of last books that are appended before the third run.
         query: a sentence, to find the nearest verses.
+        on_server: start a Spark Connect server and use it, instead of spark-submit.
     """
     from embedding_udfs.counted import counted_embed
 
@@ -98,7 +110,7 @@ def run_demo(home: DemoHome, books: Sequence[pa.Table], held_back: int, query: s
     )
     upkeep = DemoRuns(database, home.counts, console)
     problems: list[str] = []
-    with _airflow(home, console) as api:
+    with _airflow(home, console, on_server) as api:
         for name, what, new in (
             ("run 1", "the column is empty", first),
             ("run 2", "nothing has changed", []),
@@ -155,11 +167,14 @@ def claim(home: DemoHome) -> Iterator[None]:
 
 
 @contextmanager
-def _airflow(home: DemoHome, console: Console) -> Iterator[AirflowApi]:
+def _airflow(home: DemoHome, console: Console, on_server: bool) -> Iterator[AirflowApi]:
     began = time.monotonic()
     with ExitStack() as stack:
         with console.status("Airflow starts"):
-            airflow = stack.enter_context(run_airflow(home, DAGS, _variables(home)))
+            variables = _variables(home)
+            if on_server:
+                variables |= stack.enter_context(run_spark_server(home, variables))
+            airflow = stack.enter_context(run_airflow(home, DAGS, variables))
             api = stack.enter_context(AirflowApi(airflow.url, airflow.check))
             for dag_id in (BACKFILL, REFRESH):
                 wait_for_dag(api, dag_id)

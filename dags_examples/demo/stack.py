@@ -19,6 +19,7 @@ import httpx
 import psutil
 
 from airflow_geneva.spark.installation import java_environment
+from airflow_geneva.spark.server import HOST, run_server
 
 # The API server reads this machine's task logs itself, so no log server is needed.
 COMPONENTS: dict[str, list[str]] = {"api-server": [], "scheduler": ["--skip-serve-logs"], "dag-processor": []}
@@ -113,18 +114,11 @@ class Airflow:
         return all(health[part]["status"] == "healthy" for part in ("metadatabase", "scheduler", "dag_processor"))
 
 
-def airflow_environment(home: DemoHome, dags: Path, port: int, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of Airflow's components, without settings of the user's own Airflow or Spark.
-
-    Args:
-        dags: the DAGs folder.
-        port: port of the API server.
-        variables: more variables, for UDFs that a task runs itself.
-    """
+def spark_environment(home: DemoHome, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for Spark, without settings of the user's own Airflow or Spark; see `run_airflow`."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW_", "SPARK_", "PYSPARK_"))
     }
-    url = f"http://127.0.0.1:{port}"
     return {
         **kept,
         **variables,
@@ -133,6 +127,20 @@ def airflow_environment(home: DemoHome, dags: Path, port: int, variables: Mappin
         "SPARK_CONF_DIR": str(home.spark_conf),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "TMPDIR": str(home.temporary),
+    }
+
+
+def airflow_environment(home: DemoHome, dags: Path, port: int, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of Airflow's components.
+
+    Args:
+        dags: the DAGs folder.
+        port: port of the API server.
+        variables: more variables, for UDFs that a task runs itself, and connections.
+    """
+    url = f"http://127.0.0.1:{port}"
+    return {
+        **spark_environment(home, {}),
         "AIRFLOW_HOME": str(home.airflow),
         "AIRFLOW_CONN_LANCE_DEFAULT": json.dumps({"conn_type": "lance", "host": str(home.database)}),
         # Only the JSON form: Airflow silently turns "spark://local[2]" into yarn.
@@ -150,6 +158,7 @@ def airflow_environment(home: DemoHome, dags: Path, port: int, variables: Mappin
         "AIRFLOW__CORE__PARALLELISM": "4",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "30",
+        **variables,
     }
 
 
@@ -166,19 +175,37 @@ def write_spark_conf(home: DemoHome, executor_environment: Mapping[str, str]) ->
 
 
 @contextlib.contextmanager
+def run_spark_server(home: DemoHome, variables: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Start a Spark Connect server, and return the variable that makes it Airflow's Spark connection.
+
+    Raises:
+        GenevaError: it did not start.
+    """
+    for folder in (home.logs, home.temporary):
+        folder.mkdir(parents=True, exist_ok=True)
+    port = _free_port()
+    with (
+        open(home.logs / "spark-server.log", "w") as log,
+        run_server(home.temporary, port, f"local[{_SLOTS}]", spark_environment(home, variables), log),
+    ):
+        connection = {"conn_type": "spark_connect", "host": f"sc://{HOST}", "port": port}
+        yield {"AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection)}
+
+
+@contextlib.contextmanager
 def run_airflow(home: DemoHome, dags: Path, variables: Mapping[str, str]) -> Iterator[Airflow]:
     """Create the database if needed, start Airflow, and stop all processes at the end.
 
     Args:
         dags: the DAGs folder.
-        variables: more variables, for UDFs that a task runs itself.
+        variables: more variables, for UDFs that a task runs itself, and connections.
 
     Raises:
         AirflowStopped: a component did not start.
     """
     for folder in (home.logs, home.temporary):
         folder.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    port = _free_port(_USUAL_PORT)
     environment = airflow_environment(home, dags, port, variables)
     _migrate(home, environment)
     started: dict[str, subprocess.Popen[bytes]] = {}
@@ -243,8 +270,8 @@ def _with_descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _free_port() -> int:
-    for port in (_USUAL_PORT, 0):
+def _free_port(*wanted: int) -> int:
+    for port in (*wanted, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

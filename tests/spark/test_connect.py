@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import airflow_geneva
@@ -146,37 +147,24 @@ if what == "apply":
 
 @pytest.fixture(scope="module")
 def server(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server of two slots, which does not have this package on its path."""
-    folder = tmp_path_factory.mktemp("connect")
+    """The address of a server of two slots, which does not have the clients' UDFs on its path."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    settings = {
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": port,
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.local.dir": folder / "local",
-        "spark.sql.warehouse.dir": folder / "warehouse",
-        "spark.ui.enabled": "false",
-    }
-    given = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-    main = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
-    log = folder / "log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [Path(sys.executable).parent / "spark-submit", "--master", "local[2]", *given, *main],
-            cwd=folder, stdout=output, stderr=output, start_new_session=True,
-        )  # fmt: skip
-    try:
-        until = time.monotonic() + 120
-        while "Spark Connect server started" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.2)
+    program = Path(sys.executable).with_name("airflow-geneva")
+    command = [program, "spark-server", "--port", str(port), "--master", "local[2]"]
+    log = tmp_path_factory.mktemp("connect") / "log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, cwd=log.parent, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert f"sc://127.0.0.1:{port}" in said, log.read_text()
         yield f"sc://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert not any(child.is_running() for child in children), "no process of Spark's is left"
 
 
 def test_columns_and_views_are_computed_by_a_server(server: str, tmp_path: Path) -> None:
