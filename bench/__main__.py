@@ -182,10 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
         results = BenchmarkRun(scratch, options.quick, runners).run(cases)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    text = report.render(results)
-    print(text)
+    print(report.render(results))
     if not options.quick and cases == everything and set(runners) == set(RUNNERS):
-        report.write(PAGE, text)
+        report.write(PAGE, results)
         print(f"Written to {PAGE.relative_to(ROOT)}.")
     return results
 

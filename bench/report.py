@@ -14,7 +14,9 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from bench.cases import CASES
+from bench.plot import plot_lines
 
+HOURLY_PLOT = "images/hourly.svg"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
@@ -42,13 +44,17 @@ def render(results: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write(page: Path, text: str) -> None:
-    """Replace the text between the markers of a page with the tables."""
+def write(page: Path, results: Mapping[str, Any]) -> None:
+    """Replace the text between the markers of a page with the tables of a run, and draw its plot."""
+    text = render(results)
     before, _, rest = page.read_text().partition(BEGIN)
     _, found, after = rest.partition(END)
     if not found:
         raise SystemExit(f"{page} has no lines {BEGIN} and {END}. Put them where the figures belong.")
     page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+    if results.get("hourly"):
+        drawn = plot_lines("Hourly runs: seconds from trigger to end", "hour", "seconds", results["hourly"]["seconds"])
+        (page.parent / HOURLY_PLOT).write_text(drawn)
 
 
 def _machine() -> str:
@@ -216,7 +222,7 @@ def _hourly(run: Mapping[str, Any]) -> str:
     about = (
         f"{run['hours']} hours with {run['rows']} new rows each, from trigger to end in a real Airflow on this machine."
     )
-    return f"{about}\n\n{_table(head, rows)}"
+    return f"{about}\n\n{_table(head, rows)}\n\n![Seconds of each hour's runs]({HOURLY_PLOT})"
 
 
 _PEER_VIEW = {"first refresh": "6.9-12", "nothing to do": "2.4-4.6", "10 % more rows": "7.9-16.7"}

@@ -173,7 +173,7 @@ def _airflow(home: DemoHome, console: Console, on_server: bool) -> Iterator[Airf
         with console.status("Airflow starts"):
             variables = _variables(home)
             if on_server:
-                variables |= stack.enter_context(run_spark_server(home, variables))
+                variables["AIRFLOW_CONN_SPARK_DEFAULT"] = stack.enter_context(run_spark_server(home, variables))
             airflow = stack.enter_context(run_airflow(home, DAGS, variables))
             api = stack.enter_context(AirflowApi(airflow.url, airflow.check))
             for dag_id in (BACKFILL, REFRESH):

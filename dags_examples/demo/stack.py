@@ -175,8 +175,8 @@ def write_spark_conf(home: DemoHome, executor_environment: Mapping[str, str]) ->
 
 
 @contextlib.contextmanager
-def run_spark_server(home: DemoHome, variables: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Start a Spark Connect server, and return the variable that makes it Airflow's Spark connection.
+def run_spark_server(home: DemoHome, variables: Mapping[str, str]) -> Iterator[str]:
+    """Start a Spark Connect server, and return it as an Airflow connection.
 
     Raises:
         GenevaError: it did not start.
@@ -188,8 +188,7 @@ def run_spark_server(home: DemoHome, variables: Mapping[str, str]) -> Iterator[d
         open(home.logs / "spark-server.log", "w") as log,
         run_server(home.temporary, port, f"local[{_SLOTS}]", spark_environment(home, variables), log),
     ):
-        connection = {"conn_type": "spark_connect", "host": f"sc://{HOST}", "port": port}
-        yield {"AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection)}
+        yield json.dumps({"conn_type": "spark_connect", "host": f"sc://{HOST}", "port": port})
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
@@ -72,11 +74,6 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     assert "### Planning" in capsys.readouterr().out
 
 
-def test_hourly_runs_are_compared_with_the_median_of_the_empty_dag() -> None:
-    seconds = {"two empty tasks": [3.0, 2.0, 9.0], "new rows": [4.0, 4.5, 6.0]}
-    assert "| new rows | 4.0 | 4.5 | 1.5 |" in report.render({"hourly": {"seconds": seconds, "rows": 6, "hours": 3}})
-
-
 @pytest.mark.spark
 def test_a_quick_run_on_spark_agrees_with_the_floor() -> None:
     results = main(["--quick", "--cases", "c", "--runners", "spark"])
@@ -85,11 +82,20 @@ def test_a_quick_run_on_spark_agrees_with_the_floor() -> None:
     assert run["rows"] == run["floor_rows"] == CASES["c"].small().rows
 
 
-def test_figures_are_written_between_the_markers_only(tmp_path: Path) -> None:
+def test_figures_are_written_between_the_markers_only_and_hours_are_drawn(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    report.write(page, "new")
-    assert page.read_text() == f"before\n{report.BEGIN}\n\nnew\n{report.END}\nafter\n"
+    (tmp_path / "images").mkdir()
+    seconds = {"two empty tasks": [3.0, 2.0, 9.0], "new rows": [4.0, 4.5, 6.0]}
+    results = {"hourly": {"seconds": seconds, "rows": 6, "hours": 3}}
+    report.write(page, results)
+    before, text, after = re.split(f"{report.BEGIN}|{report.END}", page.read_text())
+    assert (before, after) == ("before\n", "\nafter\n")
+    assert "| new rows | 4.0 | 4.5 | 1.5 |" in text
+    assert "old" not in text
+    drawn = ElementTree.parse(tmp_path / report.HOURLY_PLOT).getroot()
+    lines = [element.attrib["points"] for element in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert [len(points.split()) for points in lines] == [3, 3]
 
 
 def _small_rows() -> list[tuple[str, int]]:

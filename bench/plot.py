@@ -1,0 +1,60 @@
+"""A plot of some lines as an SVG picture that can be read on a light and on a dark page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 300, 40, 190, 16, 34
+_LIGHT = ("#4051b5", "#c62828", "#2e7d32", "#a15c00", "#6a1b9a")
+_DARK = ("#8c9eff", "#ef9a9a", "#a5d6a7", "#ffcc80", "#ce93d8")
+
+
+def plot_lines(title: str, across: str, up: str, lines: Mapping[str, Sequence[float]]) -> str:
+    """Draw at most five lines of equally many positive values; ``across`` and ``up`` name the axes."""
+    count = max(len(values) for values in lines.values())
+    top = max(max(values) for values in lines.values())
+    step = 10 ** math.floor(math.log10(top)) / (1 if top >= 4 * 10 ** math.floor(math.log10(top)) else 2)
+    highest = step * math.ceil(top / step)
+    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def x(at: int) -> float:
+        return round(_LEFT + width * at / max(count - 1, 1), 1)
+
+    def y(value: float) -> float:
+        return round(_TOP + height * (1 - value / highest), 1)
+
+    marks = [step * i for i in range(round(highest / step) + 1)]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="t">',
+        f'<title id="t">{escape(title)}</title>',
+        _style(len(lines)),
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="4" class="page"/>',
+        *(f'<path d="M{_LEFT} {y(mark)}H{_LEFT + width}" class="grid"/>' for mark in marks),
+        *(f'<text x="{_LEFT - 6}" y="{y(mark) + 4}" class="up">{mark:g}</text>' for mark in marks),
+        f'<text x="{_LEFT}" y="{_HEIGHT - 10}">{escape(across)}, 1 to {count}; {escape(up)}</text>',
+    ]
+    # Names stand at the ends of their lines, at least a line of text apart.
+    below = float("-inf")
+    for number, (name, values) in sorted(enumerate(lines.items()), key=lambda line: y(line[1][1][-1])):
+        points = " ".join(f"{x(at)},{y(value)}" for at, value in enumerate(values))
+        below = max(y(values[-1]) + 4, below + 16)
+        parts.append(f'<polyline points="{points}" class="l{number}"/>')
+        parts.append(f'<text x="{_LEFT + width + 8}" y="{below}" class="n{number}">{escape(name)}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _style(lines: int) -> str:
+    def colors(of: Sequence[str], page: str, text: str, grid: str) -> list[str]:
+        return [
+            f".page {{ fill: {page} }}",
+            f"text {{ font: 12px sans-serif; fill: {text} }}",
+            f".grid {{ stroke: {grid} }}",
+            *(f".l{number} {{ fill: none; stroke: {of[number]}; stroke-width: 2 }}" for number in range(lines)),
+            *(f".n{number} {{ fill: {of[number]} }}" for number in range(lines)),
+        ]
+
+    light, dark = colors(_LIGHT, "#fff", "#222", "#ddd"), colors(_DARK, "#1e2129", "#e2e4e9", "#3a3f4b")
+    styles = [*light, ".up { text-anchor: end }", "@media (prefers-color-scheme: dark) {", *dark, "}"]
+    return "\n".join(["<style>", *styles, "</style>"])
