@@ -46,9 +46,10 @@ lint: install ## Check format, lint and types
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-format: install ## Format the code and apply automatic fixes
+format: install ## Format the code, apply automatic fixes, and copy the code that the docs show into them
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+	@$(BIN)/python scripts/docs_code.py
 
 bench: install ## Measure against pylance alone, and write docs/benchmarks.md
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench

@@ -8,19 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts import docs_code
+from scripts.docs_code import PAGES, fill
+
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-
-
-def section(path: Path, name: str) -> str:
-    begin, end = (rf"(?:#|<!--) --8<-- \[{edge}:{name}\]" for edge in ("start", "end"))
-    match = re.search(rf"{begin}(?: -->)?\n(.*?){end}", path.read_text(), re.DOTALL)
-    assert match, f"{path} has no section {name}"
-    return match[1]
-
-
-def blocks(text: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
 def test_the_notebook_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,20 +41,21 @@ def test_the_snippet_about_views_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert left["sentences"].to_arrow().column("sentence").to_pylist() == ["One", "Two", "Four five six"]
 
 
-def test_the_readme_shows_the_tested_notebook_and_the_tested_dag() -> None:
-    notebook = ROOT / "docs" / "snippets" / "notebook.py"
-    dag = ROOT / "dags_examples" / "backfill_embeddings.py"
-    shown = blocks(README)
-    assert section(notebook, "define") + section(notebook, "backfill") in shown
-    assert section(dag, "example") in shown
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_shows_the_tested_files_as_they_are(page: Path) -> None:
+    text = page.read_text()
+    assert fill(text) == text, "a file has changed that this page shows: run make format"
+    assert not re.search(r"^ *--8<--", text, re.MULTILINE), (
+        "write <!-- from PATH: SECTION --> and <!-- end -->, and run make format"
+    )
 
 
-def test_every_snippet_that_the_documentation_names_exists() -> None:
-    named = [
-        (path, name)
-        for page in (ROOT / "docs").rglob("*.md")
-        for path, name in re.findall(r'--8<-- "([^":]+):([^"]+)"', page.read_text())
-    ]
-    assert len(named) >= 6, "the include lines were damaged"
-    for path, name in named:
-        assert section(ROOT / path, name)
+def test_code_is_copied_from_sections_and_from_whole_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(docs_code, "ROOT", tmp_path)
+    (tmp_path / "a.py").write_text("x = 0\nif x:\n    # --8<-- [start:b]\n    y = 1\n    # --8<-- [end:b]\n")
+    begin, end = "  <!-- from a.py: b -->", "  <!-- end -->"
+    filled = f"{begin}\n\n  ```python\n  y = 1\n  ```\n\n{end}\n"
+    assert fill(f"{begin}\nold\n{end}\n") == fill(filled) == filled
+    assert "```python\nx = 0\nif x:\n    y = 1\n```" in fill("<!-- from a.py -->\n<!-- end -->")
+    with pytest.raises(KeyError):
+        fill("<!-- from a.py: c -->\n<!-- end -->")

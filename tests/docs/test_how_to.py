@@ -21,7 +21,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 CONNECTIONS = [
     (f"{page.stem} {name}", document)
     for page in sorted(DOCS.rglob("*.md"))
-    for name, document in re.findall(r"AIRFLOW_CONN_(\w+)='(\{.*?\})'$", page.read_text(), re.MULTILINE | re.DOTALL)
+    for text in [page.read_text().replace("'\"$PWD\"'", "/home/me/geneva")]
+    for name, document in re.findall(r"AIRFLOW_CONN_(\w+)='(\{.*?\})'$", text, re.MULTILINE | re.DOTALL)
 ]
 
 
