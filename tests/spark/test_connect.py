@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -15,14 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pytest
 
 import airflow_geneva
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.spark import connect
 from airflow_geneva.spark.connect import open_try
+from tests.spark.spark_udfs import seen
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+KILLS = int(os.environ.get("GENEVA_KILLS", "50" if os.environ.get("GENEVA_SOAK") == "1" else "1"))
+ROWS = 1_000 + 1_000 * KILLS
 
 CLIENT = """
 import json
@@ -121,7 +127,8 @@ import udfs_of_the_client as udfs
 
 database = airflow_geneva.connect(Path(folder) / "db")
 if what == "define":
-    rows = pa.table({"x": pa.array(range(2_000)), "log": pa.array([str(Path(folder) / "trace")] * 2_000)})
+    size = int(more[0])
+    rows = pa.table({"x": pa.array(range(size)), "log": pa.array([str(Path(folder) / "trace")] * size)})
     table = database.create_table("numbers", rows, max_rows_per_file=300)
     table.add_columns({"y": udfs.logged, "z": udfs.fails_at_700, "g": udfs.greedy, "s": udfs.slow})
 table = database.open_table("numbers")
@@ -129,7 +136,7 @@ if what == "run":
     ended = []
     for column in more:
         with DAG(f"connect_{column}", schedule=None) as dag:
-            BackfillTaskGroup(table="numbers", column=column, concurrency=2)
+            BackfillTaskGroup(table="numbers", column=column, concurrency=2, checkpoint_interval=0.2)
         run = Driver.trigger(dag).go()
         ended.append([run.state, {task: str(error) for (task, _), error in run.errors.items()}])
     print(json.dumps(ended))
@@ -146,10 +153,16 @@ if what == "apply":
 
 
 @pytest.fixture(scope="module")
-def server(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server of two slots, which does not have the clients' UDFs on its path."""
+def port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def server_process(
+    port: int, java_home: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[subprocess.Popen[str]]:
+    """A server of two slots, which does not have the clients' UDFs on its path."""
     program = Path(sys.executable).with_name("airflow-geneva")
     command = [program, "spark-server", "--port", str(port), "--master", "local[2]"]
     log = tmp_path_factory.mktemp("connect") / "log"
@@ -160,11 +173,16 @@ def server(java_home: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         assert process.stdout is not None
         said = process.stdout.readline()
         assert f"sc://127.0.0.1:{port}" in said, log.read_text()
-        yield f"sc://127.0.0.1:{port}"
+        yield process
         children = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         assert process.wait(30) == 128 + signal.SIGTERM
         assert not any(child.is_running() for child in children), "no process of Spark's is left"
+
+
+@pytest.fixture
+def server(server_process: subprocess.Popen[str], port: int) -> str:
+    return f"sc://127.0.0.1:{port}"
 
 
 def test_columns_and_views_are_computed_by_a_server(server: str, tmp_path: Path) -> None:
@@ -191,8 +209,7 @@ def client(server: str, airflow_db: Path, tmp_path: Path) -> Callable[..., subpr
     program = tmp_path / "client.py"
     program.write_text(AIRFLOW_CLIENT)
     host, _, port = server.removeprefix("sc://").partition(":")
-    environment = {
-        **os.environ,
+    connections = {
         "AIRFLOW_CONN_LANCE_DEFAULT": json.dumps({"conn_type": "lance", "host": str(tmp_path / "db")}),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
             {"conn_type": "spark_connect", "host": f"sc://{host}", "port": int(port), "login": "tester"}
@@ -202,7 +219,7 @@ def client(server: str, airflow_db: Path, tmp_path: Path) -> Callable[..., subpr
     def start(*arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, str(program), str(Path(__file__).parents[2]), str(tmp_path), *arguments],
-            env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, **connections}, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
     return start
@@ -218,40 +235,80 @@ def answer(process: subprocess.Popen[str]) -> Any:
 def test_a_task_group_runs_through_a_connection_of_type_spark_connect(
     client: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    answer(client("define"))
+    answer(client("define", "2000"))
     right, wrong, refused = answer(client("run", "y", "z", "g"))
     assert right == ["success", {}]
     values = airflow_geneva.connect(tmp_path / "db").open_table("numbers").to_arrow()
     assert values["y"].to_pylist() == [2 * x for x in values["x"].to_pylist()]
-    assert sorted(map(int, (tmp_path / "trace").read_text().split())) == list(range(2_000))
+    assert sorted(seen(str(tmp_path / "trace"))) == list(range(2_000))
     assert [wrong[0], refused[0]] == ["failed", "failed"]
     assert "seven hundred is too much" in wrong[1]["backfill.shards.apply"]
     assert "asks for memory=" in refused[1]["backfill.shards.apply"]
 
 
-def test_a_killed_client_leaves_a_server_at_work_and_the_next_try_ends_that_first(
-    client: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    answer(client("define"))
-    (shard,) = answer(client("plan"))
-    first = client("apply", json.dumps(shard), "1")
-    trace = tmp_path / "trace"
+def wait_for_calls(process: subprocess.Popen[str], trace: Path, more: int) -> None:
+    """Wait until the UDF ran on some more rows."""
+    before = len(seen(str(trace)))
     until = time.monotonic() + 120
-    while not trace.exists() or len(trace.read_text().split()) < 300:
-        assert first.poll() is None, first.communicate()
+    while len(seen(str(trace))) < before + more:
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
-        time.sleep(0.1)
-    first.kill()
-    first.communicate()
-    killed_at = len(trace.read_text().split())
-    answer(client("apply", json.dumps(shard), "2"))
+        time.sleep(0.05)
+
+
+def test_a_killed_client_leaves_a_server_at_work_and_the_next_try_ends_that_first(
+    client: Callable[..., subprocess.Popen[str]], server_process: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    answer(client("define", str(ROWS)))
+    (shard,) = answer(client("plan"))
+    trace, chance = tmp_path / "trace", random.Random(KILLS)
+    for kill in range(1, KILLS + 1):
+        process = client("apply", json.dumps(shard), str(kill))
+        wait_for_calls(process, trace, 300)
+        if kill % 3 == 0:
+            workers = psutil.Process(server_process.pid).children(recursive=True)
+            chance.choice([worker for worker in workers if "pyspark.daemon" in worker.cmdline()]).kill()
+        time.sleep(chance.uniform(0, 0.5))
+        process.kill()
+        process.communicate()
+    assert len(seen(str(trace))) < ROWS
+    answer(client("apply", json.dumps(shard), str(KILLS + 1)))
     values = airflow_geneva.connect(tmp_path / "db").open_table("numbers").to_arrow()
     assert values["s"].to_pylist() == [3 * x for x in values["x"].to_pylist()]
-    calls = Counter(map(int, trace.read_text().split()))
-    assert set(calls) == set(range(2_000))
-    assert killed_at < 2_000
+    calls = Counter(seen(str(trace)))
+    assert set(calls) == set(range(ROWS))
     # Two tasks ran, each with at most an interval that was not checkpointed: 0.2 s of 100 rows a second, and one step.
-    assert sum(calls.values()) - 2_000 <= 2 * (20 + 100)
+    # A worker's kill ends what its task began, and the kill of the client what the next try of it began.
+    again = calls.total() - ROWS
+    assert again <= (KILLS + KILLS // 3) * 2 * (20 + 100)
+    print(f"{KILLS} kills of clients, {KILLS // 3} of workers: {again} of {ROWS} rows ran twice")
+
+
+@pytest.mark.soak
+def test_runs_whose_plan_tasks_compute_are_killed_at_random(
+    client: Callable[..., subprocess.Popen[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(client("define", "200"))
+    assert answer(client("run", "s"))[0][0] == "success"
+    monkeypatch.setenv("AIRFLOW__GENEVA__INLINE_BELOW_SECONDS", "100000")
+    table = airflow_geneva.connect(tmp_path / "db").open_table("numbers")
+    trace, chance = tmp_path / "trace", random.Random(KILLS)
+    table.add(pa.table({"x": pa.array(range(200, ROWS)), "log": pa.array([str(trace)] * (ROWS - 200))}))
+    for _ in range(KILLS):
+        process = client("run", "s")
+        wait_for_calls(process, trace, 1)
+        time.sleep(chance.uniform(0, 3.0))
+        process.kill()
+        process.communicate()
+    killed_at = len(seen(str(trace)))
+    assert answer(client("run", "s"))[0] == ["success", {}]
+    values = table.to_arrow()
+    assert values["s"].to_pylist() == [3 * x for x in values["x"].to_pylist()]
+    calls = Counter(seen(str(trace)))
+    assert set(calls) == set(range(ROWS))
+    again = calls.total() - ROWS
+    assert again <= KILLS * (20 + 100)
+    print(f"{KILLS} kills of plan tasks, the last at call {killed_at}: {again} of {ROWS} rows ran twice")
 
 
 def test_a_server_that_is_not_there_is_named_at_once_without_its_token() -> None:
