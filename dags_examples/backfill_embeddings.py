@@ -11,6 +11,7 @@ with DAG(
     dag_id="backfill_embeddings",
     schedule=None,
     params={"where": Param(None, type=["null", "string"], description="SQL filter: compute only these rows")},
+    default_args={"retries": 2},
     tags=["geneva"],
     doc_md=__doc__,
 ):

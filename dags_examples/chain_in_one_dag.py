@@ -9,7 +9,13 @@ from airflow_geneva.operators import CreateMaterializedViewOperator
 from airflow_geneva.task_groups import BackfillTaskGroup, RefreshTaskGroup
 
 with DAG(
-    dag_id="chain_in_one_dag", schedule="@hourly", catchup=False, max_active_runs=1, tags=["geneva"], doc_md=__doc__
+    dag_id="chain_in_one_dag",
+    schedule="@hourly",
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 2},
+    tags=["geneva"],
+    doc_md=__doc__,
 ):
     embed = BackfillTaskGroup("embed", table="verses", column="embedding")
     embedded = CreateMaterializedViewOperator(

@@ -10,7 +10,12 @@ from airflow_geneva.operators import CreateMaterializedViewOperator
 from airflow_geneva.task_groups import RefreshTaskGroup
 
 with DAG(
-    dag_id="refresh_long_verses", schedule=[lance_asset("verses")], max_active_runs=1, tags=["geneva"], doc_md=__doc__
+    dag_id="refresh_long_verses",
+    schedule=[lance_asset("verses")],
+    max_active_runs=1,
+    default_args={"retries": 2},
+    tags=["geneva"],
+    doc_md=__doc__,
 ):
     RefreshTaskGroup(view="long_verses", source="verses")
 
@@ -18,6 +23,7 @@ with DAG(
     dag_id="refresh_verses_of_light",
     schedule=[lance_asset("long_verses")],
     max_active_runs=1,
+    default_args={"retries": 2},
     tags=["geneva"],
     doc_md=__doc__,
 ):

@@ -15,6 +15,7 @@ with DAG(
         "ttl": Param("7d", type="string", description="Remove only what is older than this, such as 7d or 12h"),
         "dry_run": Param(False, type="boolean", description="Remove nothing, only report"),
     },
+    default_args={"retries": 2},
     tags=["geneva"],
     doc_md=__doc__,
 ):

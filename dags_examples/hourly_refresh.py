@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 # --8<-- [start:example]
-from airflow.sdk import DAG
+from airflow.sdk import DAG, Param
 
 from airflow_geneva.operators import CreateMaterializedViewOperator
 from airflow_geneva.task_groups import RefreshTaskGroup
 
+on_code_change = Param("error", type="string", enum=["error", "recompute", "new_rows"])
+
 with DAG(
-    dag_id="hourly_refresh", schedule="@hourly", catchup=False, max_active_runs=1, tags=["geneva"], doc_md=__doc__
+    dag_id="hourly_refresh",
+    schedule="@hourly",
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 2},
+    params={"on_code_change": on_code_change},
+    tags=["geneva"],
+    doc_md=__doc__,
 ):
     define = CreateMaterializedViewOperator(
         task_id="define",
@@ -18,5 +27,5 @@ with DAG(
         where="length(text) > 100",
         select={"text": "text", "embedding": {"udf": "embedding_udfs:embed", "inputs": ["text"]}},
     )
-    define >> RefreshTaskGroup(view="long_verses", source="verses")
+    define >> RefreshTaskGroup(view="long_verses", source="verses", on_code_change="{{ params.on_code_change }}")
 # --8<-- [end:example]

@@ -5,7 +5,7 @@ from __future__ import annotations
 # --8<-- [start:example]
 from typing import Any
 
-from airflow.sdk import DAG, task
+from airflow.sdk import DAG, Param, task
 
 from airflow_geneva.assets import new_fragments, watched_lance_asset
 from airflow_geneva.operators import CreateMaterializedViewOperator
@@ -13,7 +13,17 @@ from airflow_geneva.task_groups import RefreshTaskGroup
 
 new_verses = watched_lance_asset("verses", since="view:long_verses", changed_rows=True, poll_interval=60)
 
-with DAG(dag_id="refresh_on_arrival", schedule=[new_verses], max_active_runs=1, tags=["geneva"], doc_md=__doc__):
+on_code_change = Param("error", type="string", enum=["error", "recompute", "new_rows"])
+
+with DAG(
+    dag_id="refresh_on_arrival",
+    schedule=[new_verses],
+    max_active_runs=1,
+    default_args={"retries": 2},
+    params={"on_code_change": on_code_change},
+    tags=["geneva"],
+    doc_md=__doc__,
+):
 
     @task
     def arrived(triggering_asset_events: Any = None) -> list[dict[str, Any] | None]:
@@ -27,5 +37,6 @@ with DAG(dag_id="refresh_on_arrival", schedule=[new_verses], max_active_runs=1, 
         where="length(text) > 100",
         select={"text": "text", "embedding": {"udf": "embedding_udfs:embed", "inputs": ["text"]}},
     )
-    arrived() >> define >> RefreshTaskGroup(view="long_verses", source="verses")
+    refresh = RefreshTaskGroup(view="long_verses", source="verses", on_code_change="{{ params.on_code_change }}")
+    arrived() >> define >> refresh
 # --8<-- [end:example]

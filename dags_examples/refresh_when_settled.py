@@ -15,6 +15,7 @@ with DAG(
     schedule="@continuous",
     start_date=datetime(2025, 1, 1),  # without a start date, Airflow creates at most one run
     max_active_runs=1,
+    default_args={"retries": 2},
     tags=["geneva"],
     doc_md=__doc__,
 ):

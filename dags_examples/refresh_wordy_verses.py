@@ -10,7 +10,12 @@ from airflow_geneva.operators import CreateMaterializedViewOperator
 from airflow_geneva.task_groups import RefreshTaskGroup
 
 with DAG(
-    dag_id="refresh_wordy_verses", schedule=[lance_asset("verses")], max_active_runs=1, tags=["geneva"], doc_md=__doc__
+    dag_id="refresh_wordy_verses",
+    schedule=[lance_asset("verses")],
+    max_active_runs=1,
+    default_args={"retries": 2},
+    tags=["geneva"],
+    doc_md=__doc__,
 ):
     define = CreateMaterializedViewOperator(
         task_id="define",

@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 CONNECTIONS = [
     (f"{page.stem} {name}", document)
     for page in sorted(DOCS.rglob("*.md"))
-    for text in [page.read_text().replace("'\"$PWD\"'", "/home/me/geneva")]
+    for text in [page.read_text().replace("'\"$HOME\"'", "/home/me")]
     for name, document in re.findall(r"AIRFLOW_CONN_(\w+)='(\{.*?\})'$", text, re.MULTILINE | re.DOTALL)
 ]
 

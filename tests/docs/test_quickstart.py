@@ -55,6 +55,7 @@ def test_the_settings_are_connections_that_lead_to_the_library(tmp_path: Path) -
     assert lance == {"conn_type": "lance", "host": f"{home}/geneva/library"}
     assert (spark["conn_type"], spark["host"]) == ("spark", "local[2]")
     assert settings["AIRFLOW_HOME"] == f"{home}/geneva/airflow"
+    assert settings["AIRFLOW__API__BASE_URL"].endswith(f":{settings['AIRFLOW__API__PORT']}")
 
 
 @pytest.mark.airflow

@@ -6,7 +6,7 @@ from airflow_geneva.task_groups import RefreshTaskGroup
 
 new_docs = watched_lance_asset("docs", since="view:long_docs", changed_rows=True, poll_interval=10)
 
-with DAG(dag_id="follow_docs", schedule=[new_docs], max_active_runs=1, tags=["geneva"]):
+with DAG(dag_id="follow_docs", schedule=[new_docs], max_active_runs=1, default_args={"retries": 2}, tags=["geneva"]):
     define = CreateMaterializedViewOperator(
         task_id="define",
         view="long_docs",
