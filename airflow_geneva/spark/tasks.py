@@ -265,10 +265,13 @@ class _GroupRunner:
         units = self._groups()[group]
         rows = sum(unit.rows for unit in units)
         write = partial(task_spec.progress.write_json, f"{_TASK}{self.first + group:06}.json")
-        signs = DriverSigns(task_spec.progress)
+        signs, parent = DriverSigns(task_spec.progress), os.getppid()
 
         # Called in place of a log: tasks report progress only through files.
         def look_around(_line: str) -> None:
+            if os.getppid() != parent:
+                # Spark runs the task in another worker when the daemon that forked this one was killed.
+                raise StopComputing
             signs.read()
 
         reporter = ProgressReporter(rows, len(units), write, look_around, every=every, longest=every)
@@ -291,14 +294,14 @@ class _GroupRunner:
 
     def _groups(self) -> list[list[Unit]]:
         """Read the plan once for all tasks of a worker process."""
-        key = (self.task_spec.attempt, self.stage)
+        key = (self.task_spec.plan, self.task_spec.attempt, self.stage)
         if key not in _groups_of_stage:
             _groups_of_stage.clear()
             _groups_of_stage[key] = self.task_spec.read_groups(self.stage)
         return _groups_of_stage[key]
 
 
-_groups_of_stage: dict[tuple[str, int], list[list[Unit]]] = {}
+_groups_of_stage: dict[tuple[str, str, int], list[list[Unit]]] = {}
 
 
 _GPUS = "CUDA_VISIBLE_DEVICES"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import linecache
+import os
 import pickle
 import re
 import sys
@@ -190,11 +191,16 @@ def test_workers_that_hold_older_code_do_not_pass_it_off_as_the_new(
         sys.modules.pop("edited_udfs", None)
 
 
-def test_tasks_whose_driver_gives_no_sign_of_life_keep_their_rows_and_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("killed", ["driver", "daemon of the workers"])
+def test_tasks_that_are_left_alone_keep_their_rows_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str
 ) -> None:
     monkeypatch.setattr(spark_session, "_TASK_REPORT_SECONDS", 0.1)
-    monkeypatch.setattr(spark_session, "_DRIVER_LOST_SECONDS", 0.5)
+    if killed == "driver":
+        monkeypatch.setattr(spark_session, "_DRIVER_LOST_SECONDS", 0.5)
+    else:
+        parents = iter([os.getppid()])
+        monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))
     table, log = make_table(tmp_path, 2_000, 500)
     table.add_columns({"y": spark_udfs.slow})
     location = table.location
@@ -207,10 +213,11 @@ def test_tasks_whose_driver_gives_no_sign_of_life_keep_their_rows_and_end(
     spark_session.DriverSigns(task_spec.progress).write()
     run = spark_session._GroupRunner(task_spec, 0, 0)
     assert pickle.loads(run(0)) == []
-    report = json.loads(Path(job.storage.root, "progress", "try", "task-000000.json").read_text())
-    [kind, message] = report["failure"]
-    assert kind == "StorageError"
-    assert "no sign of life" in message
+    if killed == "driver":
+        report = json.loads(Path(job.storage.root, "progress", "try", "task-000000.json").read_text())
+        [kind, message] = report["failure"]
+        assert kind == "StorageError"
+        assert "no sign of life" in message
     done = len(seen(log))
     assert 0 < done < 1_000
     assert table.backfill("y", runner="inline").rows_computed == 2_000 - done
