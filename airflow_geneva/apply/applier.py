@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.apply.reader import ReadSize, RowBatch, fixed_width, read_rows, windows
+from airflow_geneva.apply.reader import ReadSize, RowBatch, read_rows, windows
 from airflow_geneva.apply.skipped_rows import ErrorLog, SkipCount, fatal_failure
 from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.checkpoint.provenance import Failures
@@ -25,7 +25,7 @@ from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.arrays import rows_where, single_batch
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.task_memory import RowsPerBudget
-from airflow_geneva.plan.model import BackfillSpec, JobSpec, RefreshSpec
+from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.storage.files import Storage
 
@@ -134,9 +134,12 @@ class CheckpointSizer:
 
 
 @dataclass
-class RowWidths:
+class LearnedSizes:
+    """What the units of one task learn about row widths and speed, so that not each begins with small steps."""
+
+    outputs: RowsPerBudget
     reads: ReadSize | None = None
-    outputs: RowsPerBudget | None = None
+    sizer: CheckpointSizer | None = None
 
 
 class Applier:
@@ -155,7 +158,7 @@ class Applier:
         mapper: Callable[[pa.RecordBatch], MappedBatch],
         reads: Sequence[str] | Mapping[str, str],
         skipped: SkipCount,
-        widths: RowWidths,
+        sizes: LearnedSizes,
         on_rows: Callable[[int], None] = lambda rows: None,
     ) -> None:
         sizing = work.sizing
@@ -171,10 +174,9 @@ class Applier:
         self.row_by_row = udf is not None and udf.form == "scalar"
         self.batch_size = sizing.batch_size or (udf.batch_size if udf else None)
         self.interval = sizing.checkpoint_interval
-        width = fixed_width(udf.data_type) if udf and isinstance(work, BackfillSpec) else None
-        self.fitting = widths.outputs = widths.outputs or RowsPerBudget(sizing.batch_bytes, width)
-        self.widths = widths
-        self.sizer = CheckpointSizer.of(
+        self.fitting = sizes.outputs
+        self.sizes = sizes
+        self.sizer = sizes.sizer = sizes.sizer or CheckpointSizer.of(
             sizing.checkpoint_size or (udf.checkpoint_size if udf else None),
             sizing.min_checkpoint_size or (udf.min_checkpoint_size if udf else None),
             sizing.max_checkpoint_size or (udf.max_checkpoint_size if udf else None),
@@ -213,7 +215,7 @@ class Applier:
 
     def _read(self, fragment: FragmentWork, live: Ranges, run: Ranges) -> Iterator[RowBatch]:
         limit = self.work.sizing.batch_bytes
-        size = self.widths.reads = self.widths.reads or ReadSize.of(self.dataset, self.reads, limit, self.batch_size)
+        size = self.sizes.reads = self.sizes.reads or ReadSize.of(self.dataset, self.reads, limit, self.batch_size)
         for window in windows(run):
             yield from read_rows(self.dataset, fragment.files, live, window, self.reads, self.work.where, size)
 

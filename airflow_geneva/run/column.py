@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_geneva.apply.reader import fixed_width
 from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, seen
 from airflow_geneva.checkpoint.provenance import version_label
 from airflow_geneva.checkpoint.records import StagedFragment, encode_runs, merge_runs
@@ -56,6 +57,10 @@ class ColumnTarget(ReusableColumn, Target):
             ) from error
         work.read.check(source)
         return ColumnTarget(source, work, CheckpointStore(checkpoints), job)
+
+    @property
+    def output_width(self) -> float | None:
+        return fixed_width(self.source.schema.field(self.work.column).type)
 
     def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
         live, limit = live_offsets(self.source, fragment.files), self.work.sizing.batch_bytes

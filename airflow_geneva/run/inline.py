@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from airflow_geneva.apply.applier import Applier, RowWidths
+from airflow_geneva.apply.applier import Applier, LearnedSizes
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.query_columns import QueryComputer
 from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
@@ -21,7 +21,7 @@ from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.lance_io.blobs import as_bytes
-from airflow_geneva.lance_io.task_memory import return_large_buffers
+from airflow_geneva.lance_io.task_memory import RowsPerBudget, return_large_buffers
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.column import ColumnTarget
@@ -87,13 +87,14 @@ def prepare(location: TableLocation, work: JobSpec, udfs: Udfs, before: Mapping[
         name: udf if udf.on_error == "fail" and udf.timeout is None else UdfReference.of(udf)
         for name, udf in loaded.items()
     }
-    skipped, widths = SkipCount(joint_policy(loaded), work.rows, before), RowWidths()
+    skipped = SkipCount(joint_policy(loaded), work.rows, before)
     target = open_target(location, work)
+    sizes = LearnedSizes(RowsPerBudget(work.sizing.batch_bytes, target.output_width))
 
     def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
         with _computing(work, loaded, opened) as (compute, reads):
             applier = Applier(
-                target.source, target.store, target.job, work, first, compute, reads, skipped, widths, on_rows
+                target.source, target.store, target.job, work, first, compute, reads, skipped, sizes, on_rows
             )
             return run_unit(target, unit, applier)
 

@@ -121,6 +121,11 @@ class Target(Reusable):
         places = [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
         return CheckpointIndex(self.store, self.work.reuse_rules, places)
 
+    @property
+    @abstractmethod
+    def output_width(self) -> float | None:
+        """Bytes that the computed values of every row take in memory; None if rows differ."""
+
     @abstractmethod
     def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
         """Assemble the fragment's data file; `BrokenFile` if a file is damaged, or was removed meanwhile."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.apply.reader import joint_width
 from airflow_geneva.checkpoint.provenance import PriorFailures
 from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, encode_runs, merge_runs
 from airflow_geneva.checkpoint.reuse import BrokenFile, ReusableRows
@@ -60,6 +61,12 @@ class ViewTarget(ReusableView, Target):
         work.written.check(view)
         job = JobFolder.of(location.checkpoints, work.job_id).storage
         return ViewTarget(source, work, CheckpointStore(location.checkpoints), job, view)
+
+    @property
+    def output_width(self) -> float | None:
+        if self.work.definition.explode is not None:
+            return None
+        return joint_width([self.view.schema.field(column.name).type for column in self.work.definition.columns])
 
     def stage(self, fragment: FragmentWork, held: ReusableRows) -> StagedFragment:
         writer = self.open_writer(fragment)
