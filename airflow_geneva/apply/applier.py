@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,7 @@ from airflow_geneva.apply.reader import ReadSize, RowBatch, read_rows, windows
 from airflow_geneva.apply.skipped_rows import ErrorLog, SkipCount, fatal_failure
 from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.checkpoint.provenance import Failures
-from airflow_geneva.checkpoint.records import RowRuns, decode_runs, encode_runs, merge_runs, range_batch
+from airflow_geneva.checkpoint.records import RowRuns, computed_rows, decode_runs, encode_runs, merge_runs, range_batch
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError, UdfError
 from airflow_geneva.faults import fault_point
@@ -38,6 +38,7 @@ logger = logging.getLogger("airflow_geneva.apply")
 
 FIRST_ROWS = 100
 _GROWTH = 10
+_NO_IDS, _NO_VALUES = np.empty(0, np.uint64), pa.nulls(0)
 
 
 class StopComputing(BaseException):
@@ -48,15 +49,28 @@ class StopComputing(BaseException):
 class StepResult:
     """The result of one step: the offsets ``[start, end)``, and in run-length form the rows that the UDF ran on.
 
-    `looked_at` also has the due rows that the filter did not select. Failed rows have the value NULL.
+    `looked_at` also has the due rows that the filter did not select; None: these are the rows that the UDF ran on.
+    `row_ids` are those of the runs, not kept for long. Failed rows have the value NULL.
     """
 
     start: int
     end: int
     runs: RowRuns
+    row_ids: RowIds
     values: pa.Array
-    looked_at: Ranges
+    looked_at: Ranges | None
     failed: Ranges = field(default_factory=Ranges.empty)
+
+    def without_rows(self) -> StepResult:
+        """Return the result without its values and row ids, which take memory."""
+        return replace(self, values=_NO_VALUES, row_ids=_NO_IDS)
+
+
+def joint_looked_at(steps: Sequence[StepResult], runs: RowRuns) -> Ranges:
+    """Return the rows that were looked at in all steps, whose rows that ran are given."""
+    found = [step.looked_at for step in steps]
+    parts = [computed_rows(runs)] if None in found else []
+    return Ranges.union([*parts, *(rows for rows in found if rows is not None)])
 
 
 @dataclass
@@ -73,7 +87,7 @@ class _PendingCheckpoint:
     def add(self, step: StepResult) -> None:
         if self.bytes + step.values.nbytes > self.work.sizing.checkpoint_bytes:
             self.flush()
-        self.steps.append(step)
+        self.steps.append(replace(step, row_ids=_NO_IDS))
         self.rows += len(step.values)
         self.bytes += step.values.nbytes
 
@@ -87,9 +101,10 @@ class _PendingCheckpoint:
         # Write the errors first: the checkpoint says that failed rows need not run again.
         self.errors.write()
         if self.steps:
-            looked_at = Ranges.union(step.looked_at for step in self.steps)
+            runs = merge_runs([step.runs for step in self.steps])
+            looked_at = joint_looked_at(self.steps, runs)
             values = pa.concat_arrays([step.values for step in self.steps])
-            offsets, ids = decode_runs(merge_runs([step.runs for step in self.steps]))
+            offsets, ids = decode_runs(runs)
             failed = Ranges.union(step.failed for step in self.steps)
             failures = Failures.next(self.work.job_id, failed, self.work.tried(self.fragment))
             batch = range_batch(values, offsets, ids, looked_at, failures, self.work.agreement)
@@ -220,7 +235,7 @@ class Applier:
             yield from read_rows(self.dataset, fragment.files, live, window, self.reads, self.work.where, size)
 
     def _steps(self, rows: RowBatch, run: Ranges, pending: _PendingCheckpoint) -> Iterator[StepResult]:
-        due = None if rows.gapless_within(run) else run.mask(rows.offsets)
+        due = rows.mask(run)
         chosen = due
         if rows.selected is not None:
             chosen = rows.selected if due is None else due & rows.selected
@@ -257,12 +272,12 @@ class Applier:
         pending: _PendingCheckpoint,
     ) -> StepResult:
         offsets, ids, batch = rows.offsets[part], rows.row_ids[part], rows.columns[part]
-        if due is None:
-            looked_at = Ranges.of(int(offsets[0]), int(offsets[-1]) + 1)
-        else:
-            looked_at = Ranges.from_offsets(offsets[due[part]])
+        looked_at = None
+        if rows.selected is not None:
+            looked_at = Ranges.from_offsets(offsets if due is None else offsets[due[part]])
         if chosen is not None and not (mask := chosen[part]).all():
-            offsets, ids = offsets[mask], ids[mask]
+            kept = np.flatnonzero(mask)
+            offsets, ids = offsets[kept], ids[kept]
             batch = single_batch(rows_where(pa.Table.from_batches([batch]), pa.array(mask)))
         began = time.monotonic()
         try:
@@ -275,7 +290,7 @@ class Applier:
         loading = (0.0, 0) if self.speed.rows else (seconds, len(offsets))
         self.speed += UdfSpeed(len(offsets), seconds, *loading, size)
         failed = pending.errors.add(mapped.failures, offsets, ids)
-        step = StepResult(span[0], span[1], encode_runs(offsets, ids), mapped.values, looked_at, failed)
+        step = StepResult(span[0], span[1], encode_runs(offsets, ids), ids, mapped.values, looked_at, failed)
         if mapped.failures:
             # Do not count rows that failed in an earlier job again: a limit would then fail every later job.
             before = Ranges.union(again for _, again in self.work.tried(pending.fragment)).mask(offsets)
@@ -308,11 +323,10 @@ class Applier:
             offset = int(offsets[error.row_index])
             where = f"row {offset} of {whole} (row address {fragment.id << 32 | offset})"
         if error.row_index and error.computed is not None:
-            done = offsets[: error.row_index]
-            end = int(offsets[error.row_index])
-            runs = encode_runs(done, ids[: error.row_index])
+            end, done = int(offsets[error.row_index]), ids[: error.row_index]
+            runs = encode_runs(offsets[: error.row_index], done)
             failed = pending.errors.add(error.failures, offsets, ids)
-            self._keep_last(StepResult(span[0], end, runs, error.computed, Ranges.from_offsets(done), failed), pending)
+            self._keep_last(StepResult(span[0], end, runs, done, error.computed, None, failed), pending)
         if error.row_index is not None:
             pending.errors.add([fatal_failure(error, error.row_index)], offsets, ids)
         target = f"{self.work.target}.{error.column}" if error.column else self.work.target

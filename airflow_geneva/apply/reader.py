@@ -37,10 +37,12 @@ class RowBatch:
     columns: pa.RecordBatch
     selected: npt.NDArray[np.bool_] | None
 
-    def gapless_within(self, run: Ranges) -> bool:
-        """Whether all offsets from the first row to the last are rows of the batch, and in these ranges."""
-        first, last = int(self.offsets[0]), int(self.offsets[-1])
-        return last - first == len(self.offsets) - 1 and run.covers(first, last + 1)
+    def mask(self, run: Ranges) -> npt.NDArray[np.bool_] | None:
+        """Return for each row whether it is in these ranges; None if all are, and no offset between them is missing."""
+        first, end = int(self.offsets[0]), int(self.offsets[-1]) + 1
+        if end - first > len(self.offsets):
+            return run.within(first, end).mask(self.offsets)
+        return None if run.covers(first, end) else run.within(first, end).bitmap(first, end)
 
 
 @dataclass

@@ -94,7 +94,7 @@ class StagedFragment:
     @property
     def computed(self) -> Ranges:
         """Physical offsets whose value in the file was computed by the UDF."""
-        return _computed(self.runs)
+        return computed_rows(self.runs)
 
     @property
     def row_ids(self) -> RowIds:
@@ -122,7 +122,7 @@ class StagedFragment:
     def from_batch(batch: pa.RecordBatch) -> StagedFragment:
         row = batch.drop_columns(["rows", "live", "looked_at"]).to_pylist()[0]
         runs = unpack_runs(_from_list(batch.column("rows")), row["rows_among"])
-        computed = _computed(runs)
+        computed = computed_rows(runs)
         live, looked_at = (
             Ranges.from_bounds(*_from_list(column).T) if column.null_count == 0 else computed
             for column in (batch.column("live"), batch.column("looked_at"))
@@ -142,7 +142,8 @@ class StagedFragment:
         )
 
 
-def _computed(runs: RowRuns) -> Ranges:
+def computed_rows(runs: RowRuns) -> Ranges:
+    """Return the physical offsets of the rows in run-length form."""
     return Ranges.from_bounds(runs[:, 0], runs[:, 0] + runs[:, 2])
 
 
@@ -234,8 +235,9 @@ def unpack_runs(stretches: RowRuns, bits: bytes) -> RowRuns:
     begins[before] = chosen[before]
     ends[before[1:] - 1] = chosen[before[1:] - 1]
     starts = np.flatnonzero(begins)
-    shift = (stretches[:, :2] - before[:, None])[np.searchsorted(before, starts, side="right") - 1]
-    return np.stack([starts + shift[:, 0], starts + shift[:, 1], np.flatnonzero(ends) + 1 - starts], 1)
+    counts = np.diff(np.searchsorted(starts, before), append=len(starts))
+    offsets, ids = (starts + np.repeat(stretches[:, at] - before, counts) for at in (0, 1))
+    return np.stack([offsets, ids, np.flatnonzero(ends) + 1 - starts], 1)
 
 
 def _before(runs: RowRuns) -> Offsets:

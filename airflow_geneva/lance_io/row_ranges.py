@@ -151,6 +151,13 @@ class Ranges:
         at = np.searchsorted(self.starts, offsets, side="right") - 1
         return (at >= 0) & (offsets < self.ends[np.maximum(at, 0)])
 
+    def bitmap(self, start: int, end: int) -> npt.NDArray[np.bool_]:
+        """Return for each offset of ``[start, end)``, in which all ranges lie, whether it is in the set."""
+        edges = np.zeros(end - start + 1, np.int8)
+        edges[self.starts - start] = 1
+        edges[self.ends - start] = -1
+        return np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_)
+
     def within(self, start: int, end: int) -> Ranges:
         return self & Ranges.of(start, end)
 
@@ -187,10 +194,7 @@ class Ranges:
         if places > _PLACES_A_RANGE * len(self.starts):
             bounds = np.stack([self.starts, self.ends], 1).ravel()
             return b"s" + zlib.compress(np.diff(bounds, prepend=np.int64(0)).astype("<i8").tobytes(), 1)
-        edges = np.zeros(places + 1, np.int8)
-        edges[self.starts - first] = 1
-        edges[self.ends - first] = -1
-        bits = np.packbits(np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_))
+        bits = np.packbits(self.bitmap(first, first + places))
         return b"b" + np.array([first], "<i8").tobytes() + zlib.compress(bits.tobytes(), 1)
 
 

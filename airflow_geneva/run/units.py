@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from airflow_geneva.apply.applier import Applier, StepResult
+from airflow_geneva.apply.applier import Applier, StepResult, joint_looked_at
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, merge_runs
 from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
@@ -144,16 +144,14 @@ class Target(Reusable):
     def stream(self, steps: Iterable[StepResult], fragment: FragmentWork, live: Ranges) -> None:
         """Write computed rows straight into the data file of a whole fragment."""
         writer = self.open_writer(fragment)
-        runs, looked_at, failed = list[RowRuns](), list[Ranges](), list[Ranges]()
+        done = list[StepResult]()
         for step in steps:
-            writer.put_step(step.values, step.runs, step.end)
-            runs.append(step.runs)
-            looked_at.append(step.looked_at)
-            failed.append(step.failed)
-        computed = merge_runs(runs)
+            writer.put_step(step.values, step.runs, step.row_ids, step.end)
+            done.append(step.without_rows())
+        computed = merge_runs([step.runs for step in done])
         by_job = {self.work.job_id: int(computed[:, 2].sum())}
-        layout = self.layout(fragment, live, Ranges.union(looked_at))
-        self.record(fragment, writer, computed, by_job, Ranges.union(failed), layout)
+        layout = self.layout(fragment, live, joint_looked_at(done, computed))
+        self.record(fragment, writer, computed, by_job, Ranges.union(step.failed for step in done), layout)
 
     def record(
         self,

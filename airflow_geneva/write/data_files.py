@@ -59,7 +59,7 @@ class ColumnFileWriter:
         values = as_blobs(values) if is_blob(field) and values.type != field.type else convert_array(values, field.type)
         self._file.write(pa.record_batch([values], schema=self.schema))
 
-    def put_step(self, values: pa.Array, runs: RowRuns, end: int) -> None:
+    def put_step(self, values: pa.Array, runs: RowRuns, ids: RowIds, end: int) -> None:
         """Append the values of these rows, and NULL at the other offsets up to ``end``."""
         if len(values) == end - self.rows:
             self.put(values)
@@ -275,10 +275,10 @@ class ViewFileWriter:
         self.rows += rows.num_rows
         self._file.write(batch)
 
-    def put_step(self, values: pa.StructArray, runs: RowRuns, end: int) -> None:
+    def put_step(self, values: pa.StructArray, runs: RowRuns, ids: RowIds, end: int) -> None:
         """Append rows that were computed up to the offset ``end`` of the source fragment."""
         if len(values):
-            self.put(values, decode_runs(runs)[1])
+            self.put(values, ids)
 
 
 def own_values(rows: pa.RecordBatch) -> pa.StructArray:
