@@ -4,6 +4,7 @@ VERSION := $(filter 3.%,$(PYTHON))
 VENV := .venv$(AIRFLOW:%=-%)$(LOWEST:%=-lowest)$(PYLANCE:%=-pylance-%)$(VERSION:%=-py%)
 LOCK := requirements/$(if $(LOWEST),lowest,$(if $(AIRFLOW),airflow-$(AIRFLOW),dev)).txt
 BIN := $(VENV)/bin
+LANCEDB := .venv-lancedb/.installed
 STAMP := $(VENV)/.installed
 # One more than the cores of a small machine: tests that start an Airflow or a Spark of their own mostly wait for it.
 WORKERS ?= 3
@@ -51,8 +52,15 @@ format: install ## Format the code, apply automatic fixes, and copy the code tha
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/python scripts/docs_code.py
 
-bench: install ## Measure against pylance alone, and write docs/benchmarks.md
+bench: install $(LANCEDB) ## Measure against pylance alone and LanceDB, and write docs/benchmarks.md
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench
+
+$(LANCEDB): requirements/bench.txt
+	@if command -v uv >/dev/null; then \
+		uv venv --quiet --allow-existing --python $(BIN)/python $(@D) && \
+			uv pip install --quiet --python $(@D)/bin/python -r $<; \
+	else $(BIN)/python -m venv $(@D) && $(@D)/bin/python -m pip install --quiet -r $<; fi
+	@touch $@
 
 docs: install ## Build the documentation into site/, warnings are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -66,6 +74,8 @@ lock: install ## Resolve requirements/*.txt again, keeping what still fits (need
 			$$(test ! -f $$held || echo --constraint $$held) \
 			--custom-compile-command "make lock" --quiet --output-file requirements/$$lock.txt || exit 1; \
 	done
+	@uv pip compile requirements/bench.in --universal --python-version 3.10 \
+		--custom-compile-command "make lock" --quiet --output-file requirements/bench.txt
 
 clean: ## Remove what was built and computed, but not .venv
 	rm -rf .demo site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

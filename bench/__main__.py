@@ -19,8 +19,9 @@ from bench.cases import CASES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
+LANCEDB = ROOT / ".venv-lancedb" / "bin" / "python"
 RUNNERS = ("inline", "spark")
-OTHERS = ("slow", "plan", "changes", "aging", "wide", "f", "f16m", "hourly")
+OTHERS = ("slow", "plan", "changes", "aging", "wide", "f", "f16m", "peer", "hourly")
 COLD_CASES = ("a", "c", "a16m")
 
 
@@ -62,6 +63,8 @@ class BenchmarkRun:
                 results["aging"] = self._aging()
             elif name == "hourly":
                 results["hourly"] = self._hourly()
+            elif name == "peer":
+                results["peer"] = self._peer()
             elif name in ("f", "f16m"):
                 results["view"] += self._view(name)
             elif name == "plan":
@@ -137,6 +140,22 @@ class BenchmarkRun:
             folder = self.scratch / name
             found.append(self._measure("view", folder=str(folder), runner=runner, **size))
             shutil.rmtree(folder)
+        return found
+
+    def _peer(self) -> list[dict[str, Any]]:
+        if not LANCEDB.exists():
+            print("peer is left out. To install LanceDB: make .venv-lancedb/.installed", file=sys.stderr)
+            return []
+        found = []
+        for rows in (2_000, 32_000) if self.quick else (1_000_000, 16_000_000):
+            size = {"rows": rows, "fragments": 16, "repeats": 1 if self.quick else 5 if rows < 10_000_000 else 3}
+            folder = self.scratch / "peer"
+            view = self._measure("view", folder=str(folder), runner="inline", lancedb=str(LANCEDB), **size)
+            shutil.rmtree(folder)
+            column = self._measure("peer_column", folder=str(folder), python=str(LANCEDB), **size)
+            shutil.rmtree(folder)
+            views = {f"view: {name}": change for name, change in view["changes"].items()}
+            found.append({"rows": rows, "changes": {**views, **column["changes"]}})
         return found
 
     def _plan(self) -> list[dict[str, Any]]:

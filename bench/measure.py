@@ -17,7 +17,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from airflow_geneva import Table
-from bench import aging, changes, floor, hourly, planning, processes, udfs, views, wide
+from bench import aging, changes, floor, hourly, peer, planning, processes, udfs, views, wide
 from bench.cases import CASES, Case, open_table
 
 Measured = dict[str, Any]
@@ -162,6 +162,7 @@ MEASUREMENTS: dict[str, Callable[..., Measured]] = {
     "aging": aging.measure,
     "hourly": hourly.measure,
     "view": views.measure,
+    "peer_column": peer.measure_column,
 }
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ def render(results: Mapping[str, Any]) -> str:
         parts.append("### Growing old\n\n" + _aged(results["aging"]))
     if results.get("view"):
         parts.append("### Refreshing a view\n\n" + "\n\n".join(_viewed(run) for run in results["view"]))
+    if results.get("peer"):
+        parts.append("### Beside LanceDB\n\n" + _beside(results["peer"]))
     if results.get("hourly"):
         parts.append("### An hourly DAG run\n\n" + _hourly(results["hourly"]))
     return "\n\n".join(parts) + "\n"
@@ -223,6 +225,16 @@ def _hourly(run: Mapping[str, Any]) -> str:
         f"{run['hours']} hours with {run['rows']} new rows each, from trigger to end in a real Airflow on this machine."
     )
     return f"{about}\n\n{_table(head, rows)}\n\n![Seconds of each hour's runs]({HOURLY_PLOT})"
+
+
+def _beside(runs: Sequence[Mapping[str, Any]]) -> str:
+    sides = {"peer": "LanceDB", "ours": "ours", "floor": "pylance alone"}
+    head = ["after", *(f"{run['rows']:,} rows: {side}, s" for run in runs for side in sides.values())]
+    rows = []
+    for name in runs[0]["changes"]:
+        taken = [run["changes"][name].get(side) for run in runs for side in sides]
+        rows.append([name, *("" if seconds is None else _best_median(seconds) for seconds in taken)])
+    return f"16 fragments, a view of every other row; all in turn, inline.\n\n{_table(head, rows)}"
 
 
 _PEER_VIEW = {"first refresh": "6.9-12", "nothing to do": "2.4-4.6", "10 % more rows": "7.9-16.7"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lance.fragment import DataFile, FragmentMetadata
 import airflow_geneva
 from airflow_geneva import Table
 from bench import udfs
+from bench.peer import LanceDB
 
 FILTER = "x % 2 = 0"
 _ROWS = 16_384
@@ -90,12 +92,13 @@ class Floor:
 _READ: dict[str, Any] = {"columns": ["x"], "filter": FILTER, "with_row_id": True, "batch_size": _ROWS}
 
 
-def measure(folder: str, rows: int, fragments: int, runner: str, repeats: int) -> dict[str, Any]:
+def measure(folder: str, rows: int, fragments: int, runner: str, repeats: int, lancedb: str = "") -> dict[str, Any]:
     """Apply several kinds of changes to a source; after each, refresh the view and the baseline's view.
 
     Args:
         rows, fragments: initial size of the source.
         repeats: number of measured rounds, each on new tables; one more round is a warm-up.
+        lancedb: the interpreter of LanceDB's environment, to measure it as well.
     """
     found: dict[str, dict[str, Any]] = {}
     for turn in range(repeats + 1):
@@ -106,20 +109,22 @@ def measure(folder: str, rows: int, fragments: int, runner: str, repeats: int) -
         query = table.query().where(FILTER).select(["x"]).add_columns({"y": (udfs.double, ["x"])})
         view = query.create_materialized_view(name="evens")
         floor = Floor(table.uri, str(place / "floor.lance"))
-        for name, change, theirs in _changes(table, floor, rows):
-            change()
-            version = view.version
-            began = time.perf_counter()
-            result = view.refresh(runner=runner)
-            ours = time.perf_counter() - began
-            began = time.perf_counter()
-            floor_rows = theirs()
-            side = time.perf_counter() - began
-            about = found.setdefault(name, {"ours": [], "floor": []})
-            about |= {"rows": result.rows_computed, "floor_rows": floor_rows, "versions": view.version - version}
-            if turn:
-                about["ours"].append(ours)
-                about["floor"].append(side)
+        with LanceDB(lancedb, place / "peer", rows, fragments) if lancedb else nullcontext() as peer:
+            for name, change, theirs in _changes(table, floor, rows):
+                change()
+                version = view.version
+                began = time.perf_counter()
+                result = view.refresh(runner=runner)
+                taken = {"ours": time.perf_counter() - began}
+                began = time.perf_counter()
+                floor_rows = theirs()
+                taken["floor"] = time.perf_counter() - began
+                if peer is not None:
+                    taken["peer"] = peer.seconds(name)
+                about = found.setdefault(name, {side: [] for side in taken})
+                about |= {"rows": result.rows_computed, "floor_rows": floor_rows, "versions": view.version - version}
+                for side, seconds in taken.items():
+                    about[side].extend([seconds] if turn else [])
         mine, other = view.to_arrow(), lance.dataset(floor.uri).to_table(columns=["x", "y"])
         if not mine.select(["x", "y"]).sort_by("x").equals(other.sort_by("x")):
             raise SystemExit("Our view differs from the baseline's view.")

@@ -74,6 +74,13 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     assert "### Planning" in capsys.readouterr().out
 
 
+def test_lancedb_stands_beside_us_where_pylance_alone_does_other_work() -> None:
+    sides = {"peer": [0.5, 0.7], "ours": [0.25, 0.25]}
+    text = report.render({"peer": [{"rows": 32_000, "changes": {"column: compaction": sides}}]})
+    assert "| after | 32,000 rows: LanceDB, s | 32,000 rows: ours, s | 32,000 rows: pylance alone, s |" in text
+    assert "| column: compaction | 0.50 / 0.60 | 0.25 / 0.25 |  |" in text
+
+
 @pytest.mark.spark
 def test_a_quick_run_on_spark_agrees_with_the_floor() -> None:
     results = main(["--quick", "--cases", "c", "--runners", "spark"])
