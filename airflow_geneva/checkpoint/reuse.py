@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -158,12 +158,20 @@ class ReusableRows:
 
 
 class CheckpointIndex:
-    """The checkpoint keys that a job may reuse, by fragment; listed once, faster for given (srcfiles, id) places."""
+    """The checkpoint keys that a job may reuse, by fragment; listed once, faster for given (srcfiles, id) places.
+
+    ``written`` has the content of some keys, which need not be read.
+    """
 
     def __init__(
-        self, store: CheckpointStore, reuse_rules: ReuseRules, places: Iterable[tuple[str, int]] | None = None
+        self,
+        store: CheckpointStore,
+        reuse_rules: ReuseRules,
+        places: Iterable[tuple[str, int]] | None = None,
+        written: Mapping[str, StagedFragment] | None = None,
     ) -> None:
         self.store = store
+        self.written = written or {}
         self.reuse_rules = reuse_rules
         self._keys: dict[tuple[str, int], list[str]] = {}
         self._staged_places: set[tuple[str, int]] = set()
@@ -202,7 +210,7 @@ class CheckpointIndex:
     def _staged(self, key: str) -> StagedFragment | None:
         # Callers ask twice in a row: whether the file fits as it is, then for its rows.
         if key != self._last[0]:
-            self._last = key, read_staged(self.store, key)
+            self._last = key, self.written.get(key) or read_staged(self.store, key)
         return self._last[1]
 
     def held(

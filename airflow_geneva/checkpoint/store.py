@@ -239,9 +239,9 @@ def _array(array: pa.Array, crc: int) -> int:
     if pa.types.is_boolean(kind):
         return zlib.crc32(_bits(array), crc)
     if _is_text(kind):
-        array = array.cast(pa.large_binary())
         _, offsets, data = array.buffers()
-        bounds = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+        kind = np.dtype(np.int64 if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else np.int32)
+        bounds = np.frombuffer(offsets, kind)[array.offset : array.offset + len(array) + 1].astype(np.int64)
         return zlib.crc32(memoryview(data or b"")[bounds[0] : bounds[-1]], zlib.crc32(np.diff(bounds).tobytes(), crc))
     width = kind.bit_width // 8
     first, last = array.offset * width, (array.offset + len(array)) * width

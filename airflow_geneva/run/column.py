@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from airflow_geneva.apply.reader import fixed_width
@@ -91,15 +92,18 @@ class ColumnTarget(ReusableColumn, Target):
         }
 
 
-@dataclass(frozen=True)
+@dataclass
 class ColumnPublisher:
     location: TableLocation
     saved: SavedPlan
     work: BackfillSpec
 
+    @cached_property
+    def target(self) -> ColumnTarget:
+        return replace(ColumnTarget.at(self.location, self.work), written={})
+
     def commit(self, shard: Shard) -> ShardResult:
-        work = self.work
-        target = ColumnTarget.at(self.location, work)
+        work, target = self.work, self.target
         candidates: list[Candidate] = []
         missing: list[tuple[int, str]] = []
         for fragment in shard.fragments:

@@ -78,7 +78,9 @@ def open_target(location: TableLocation, work: JobSpec) -> Target:
     return ViewTarget.at(location, work) if isinstance(work, RefreshSpec) else ColumnTarget.at(location, work)
 
 
-def prepare(location: TableLocation, work: JobSpec, udfs: Udfs, before: Mapping[int, int]) -> tuple[RunUnit, SkipCount]:
+def prepare(
+    location: TableLocation, work: JobSpec, udfs: Udfs, before: Mapping[int, int], target: Target | None = None
+) -> tuple[RunUnit, SkipCount]:
     """Return a function that runs a unit of a task, and the counter of rows that the job skips, so many `before`."""
     loaded = udfs.here()
     # Batch and checkpoint sizes are those of the first UDF.
@@ -88,7 +90,7 @@ def prepare(location: TableLocation, work: JobSpec, udfs: Udfs, before: Mapping[
         for name, udf in loaded.items()
     }
     skipped = SkipCount(joint_policy(loaded), work.rows, before)
-    target = open_target(location, work)
+    target = target or open_target(location, work)
     sizes = LearnedSizes(RowsPerBudget(work.sizing.batch_bytes, target.output_width))
 
     def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
@@ -147,17 +149,19 @@ def apply_inline(
     udfs: Udfs,
     on_rows: Callable[[int], None] = lambda rows: None,
     plan: str = "",
+    target: Target | None = None,
 ) -> list[UnitReport]:
     """Compute and stage a shard in this process; if a UDF fails, the rows computed before are checkpointed.
 
     Args:
         on_rows: called with the number of rows after every step; it may raise StopComputing.
         plan: fingerprint of the plan; without it, progress is only logged.
+        target: the column or view, if it is open.
     """
     works = shard.to_apply
     if not works:
         return []
-    do, skipped = prepare(location, work, udfs, skipped_before(location, work))
+    do, skipped = prepare(location, work, udfs, skipped_before(location, work), target)
     reporter = open_reporter(location, work, shard, plan)
     reporter.skipped = skipped.counted
 

@@ -30,8 +30,8 @@ from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.run.column import ColumnPublisher
 from airflow_geneva.run.housekeeping import run_maintenance
-from airflow_geneva.run.inline import Udfs, apply_inline, open_target
-from airflow_geneva.run.units import is_shard_staged
+from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.units import Target, is_shard_staged
 from airflow_geneva.run.view import ViewPublisher
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
@@ -43,6 +43,10 @@ logger = logging.getLogger("airflow_geneva.run")
 
 class Publisher(Protocol):
     """A column or a view: how its staged rows become visible."""
+
+    @property
+    def target(self) -> Target:
+        """The column or view, opened once; InvalidInput or TableRemade if it was removed or created again."""
 
     def commit(self, shard: Shard) -> ShardResult:
         """Commit a shard of a column; verify a shard of a view. What was removed is staged again from checkpoints."""
@@ -244,7 +248,8 @@ class PlannedJob:
 
                 speed = apply_in_session(self.location, self.work, shard, udfs, self.saved.fingerprint)
             else:
-                reports = apply_inline(self.location, self.work, shard, udfs, on_rows, self.saved.fingerprint)
+                plan, target = self.saved.fingerprint, self.publisher.target
+                reports = apply_inline(self.location, self.work, shard, udfs, on_rows, plan, target)
                 speed = sum((report.speed for report in reports), UdfSpeed())
             self.write_applied(shard, speed, time.monotonic() - began)
 
@@ -267,13 +272,17 @@ class PlannedJob:
 
     def is_staged(self, shard: Shard) -> bool:
         """Whether a shard is computed and staged, so that only the commit is left."""
-        return is_shard_staged(open_target(self.location, self.work), shard)
+        return is_shard_staged(self.publisher.target, shard)
 
     def commit(self, shard: Shard) -> ShardResult:
         """Commit a shard of a column, or verify a shard of a view, and write the result. Raises as `finish`."""
         began = time.monotonic()
         with reporting_remade(self.work.tables, self.location.options):
             result = self.publisher.commit(shard)
+            if result.rows_left:
+                # The staged files may be gone because the table was created again since it was opened.
+                for table in self.work.tables:
+                    table.look(self.location.options)
             result = replace(result, seconds=round(time.monotonic() - began, 3))
             result.write(self.folder)
         return result

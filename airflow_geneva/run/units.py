@@ -116,10 +116,12 @@ class Target(Reusable):
 
     store: CheckpointStore
     job: Storage
+    written: dict[str, StagedFragment] | None = field(default=None, kw_only=True)
+    """Fragment checkpoints that this process wrote, by key, so that its commit need not read them; None: not kept."""
 
     def index(self, fragment: FragmentWork) -> CheckpointIndex:
         places = [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
-        return CheckpointIndex(self.store, self.work.reuse_rules, places)
+        return CheckpointIndex(self.store, self.work.reuse_rules, places, self.written)
 
     @property
     @abstractmethod
@@ -174,7 +176,10 @@ class Target(Reusable):
             agreement=self.work.agreement,
             **layout,
         )
-        self.store[str(self.work.key(fragment))] = staged.to_batch()
+        key = str(self.work.key(fragment))
+        self.store[key] = staged.to_batch()
+        if self.written is not None:
+            self.written[key] = staged
         return staged
 
 
