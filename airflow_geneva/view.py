@@ -48,9 +48,11 @@ class View(Table):
         Raises:
             InvalidInput: the source does not exist.
         """
+        return self._source(self.view_definition, storage_options)
+
+    def _source(self, definition: ViewDefinition, storage_options: Mapping[str, str] | None = None) -> Table:
         from airflow_geneva.database import Database
 
-        definition = self.view_definition
         options = self.location.options if storage_options is None else freeze_options(storage_options)
         return Database(definition.source_database, options).open_table(definition.source_table)
 
@@ -119,7 +121,8 @@ class View(Table):
         request = RefreshRequest(
             new_job_id(), src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, check_sizing(sizing)
         )
-        return plan(self.location, self.view_definition, self.source().location, request)
+        definition = self.view_definition
+        return plan(self.location, definition, self._source(definition).location, request)
 
     def refresh(
         self,
@@ -152,7 +155,7 @@ class View(Table):
             new_job_id(), src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, check_sizing(sizing)
         )
         watch, definition = Stopwatch(), self.view_definition
-        planned = plan(self.location, definition, self.source().location, request)
+        planned = plan(self.location, definition, self._source(definition).location, request)
         udfs = Udfs(load_udfs(definition))
         return run(start(planned, self.location, udfs, runner, watch), planned.shards, udfs, watch)
 

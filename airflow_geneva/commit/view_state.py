@@ -54,6 +54,15 @@ class Swap:
         """Identify the current rows: equal as long as no refresh and no other writer changed them."""
         return f"{self.snapshot} {self.changed}" if self.changed else self.snapshot
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the schema metadata shall say of it."""
+        return {BASE_VERSION_KEY: str(self.source_version), SWAP_KEY: f"{self.job_id} {self.snapshot}"}
+
+    def is_mirrored(self, dataset: lance.LanceDataset) -> bool:
+        found = dataset.schema.metadata or {}
+        return all(found.get(key.encode(), b"").decode() == value for key, value in self.metadata.items())
+
 
 _UNKNOWN = Swap(changed="unknown")
 
@@ -224,6 +233,11 @@ class CommittedViewState:
     def changed(self) -> str:
         """What other writers did to the view's rows since its newest swap; "" for nothing."""
         return self.newest.changed
+
+    @property
+    def settled(self) -> bool:
+        """Whether a refresh without new, changed or vanished rows would leave the view as it is."""
+        return not self.newest.placeholders and self.newest.is_mirrored(self.dataset)
 
     @cached_property
     def snapshot(self) -> Snapshot | None:

@@ -15,7 +15,6 @@ from airflow_geneva.commit.view_state import (
     PLAN,
     SNAPSHOT,
     SOURCE_VERSION,
-    SWAP_KEY,
     AdvanceNote,
     drop_intents,
     newest_swap,
@@ -35,7 +34,7 @@ from airflow_geneva.lance_io.table_versions import PlannedTable
 from airflow_geneva.plan.model import RefreshSpec
 from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.views.definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID
+from airflow_geneva.views.definition import IS_SET, SOURCE_ROW_ID
 from airflow_geneva.views.rows import PLACEHOLDER_FIELDS
 
 if TYPE_CHECKING:
@@ -204,17 +203,12 @@ def mirror_swap(location: TableLocation) -> None:
 
     dataset = location.open()
     newest = newest_swap(location, dataset)
-    wanted: dict[str, str | None] = {
-        BASE_VERSION_KEY: str(newest.source_version),
-        SWAP_KEY: f"{newest.job_id} {newest.snapshot}",
-    }
-    metadata = dataset.schema.metadata or {}
-    if newest.job_id and any(metadata.get(key.encode(), b"").decode() != value for key, value in wanted.items()):
+    if newest.job_id and not newest.is_mirrored(dataset):
         fault_point("mirror.write")
         before = snapshot_in_metadata(dataset)
         try:
             update = lance.LanceOperation.UpdateConfig(
-                schema_metadata_updates=lance.LanceOperation.UpdateMap(wanted, False)
+                schema_metadata_updates=lance.LanceOperation.UpdateMap({**newest.metadata}, False)
             )
             transaction = lance.Transaction(dataset.version, update)
             with engine_errors():

@@ -132,6 +132,15 @@ def plan_refresh(
         if looked > rows:
             reason_counts.append(ReasonCount(FILTERED, len(changes.changed), looked - rows))
         reason_counts.append(ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)))
+        swap = SwapPlan(
+            based_on=view_state.swap,
+            gone=gone,
+            snapshot=Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, older),
+            advances=base is None or (base.source_version, base.code, base.older) != (dataset.version, code, older),
+            max_rows_per_fragment=request.max_rows_per_fragment,
+            shuffle_seed=definition.shuffle_seed,
+        )
+        idle = not (works or gone or swap.advances) and view_state.settled
         return Plan(
             work=replace(work, rows=rows),
             shards=cut_shards(works, work.sizing.shard_size),
@@ -140,14 +149,7 @@ def plan_refresh(
             rows_by_other_version=rows_by_other_version,
             notes=tuple(changes.notes),
             mismatches=find_mismatches(index, works),
-            swap=SwapPlan(
-                based_on=view_state.swap,
-                gone=gone,
-                snapshot=Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, older),
-                advances=base is None or (base.source_version, base.code, base.older) != (dataset.version, code, older),
-                max_rows_per_fragment=request.max_rows_per_fragment,
-                shuffle_seed=definition.shuffle_seed,
-            ),
+            swap=replace(swap, idle=idle),
         )
 
 

@@ -36,6 +36,7 @@ class SwapPlan:
         based_on: identifies the view's state at planning; "" before the first swap.
         gone: source row ids whose rows leave the view.
         advances: whether `snapshot` differs from what the view reflects now, even if no row changes.
+        idle: whether there is nothing to do as long as the view stays at its version.
     """
 
     based_on: str
@@ -44,6 +45,7 @@ class SwapPlan:
     advances: bool
     max_rows_per_fragment: int | None
     shuffle_seed: int | None = None
+    idle: bool = False
 
     def snapshot_with(self, failed: Mapping[str, PriorFailures]) -> Snapshot:
         """Return the snapshot with the rows that failed in this refresh, by fragment signature."""
@@ -62,6 +64,7 @@ class SwapPlan:
             "advances": self.advances,
             "max_rows_per_fragment": self.max_rows_per_fragment,
             "shuffle_seed": self.shuffle_seed,
+            "idle": self.idle,
         }
         return json.dumps(document, separators=(",", ":")).encode()
 

@@ -165,7 +165,13 @@ class ViewPublisher:
         if missing:
             return self.result(committed), False
         job = JobFolder.of(self.location.checkpoints, self.work.job_id).storage
-        result = self._swap_rows(job, self.swap or self.saved.load_swap(job))
+        swap = self.swap or self.saved.load_swap(job)
+        if swap.idle:
+            view = self.location.open()
+            self.work.written.check(view)
+            if view.version == self.work.written.version:
+                return replace(self.result(()), state=DONE), False
+        result = self._swap_rows(job, swap)
         mirror_swap(self.location)
         return result, bool(self.saved.shards) and has_many_snapshots(self.location)
 
@@ -232,12 +238,12 @@ class ViewPublisher:
 
     def _verify(self, shard: Shard) -> _StagedRows:
         """Find the staged rows, and restage from checkpoints what was removed."""
-        target = self._target
+        target = self.target
         return _StagedRows([(item, staged_or_restaged(target, item, target.index(item))) for item in shard.fragments])
 
     @cached_property
-    def _target(self) -> ViewTarget:
-        return ViewTarget.at(self.location, self.work)
+    def target(self) -> ViewTarget:
+        return replace(ViewTarget.at(self.location, self.work), written={})
 
 
 def load_udfs(definition: ViewDefinition) -> dict[str, UDF]:
