@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -347,3 +348,12 @@ def test_a_slash_in_a_token_is_not_taken_for_a_path_and_no_error_repeats_it(monk
     assert asked[0].startswith("sc://host:15002/;token=ab%2Fc%2Bd;session_id=")
     assert "ab" not in str(caught.value)
     assert caught.value.__suppress_context__
+
+
+def test_a_server_whose_port_is_taken_is_refused_in_one_line() -> None:
+    program = Path(sys.executable).with_name("airflow-geneva")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run([program, "spark-server", "--port", port], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(rf"Error: Port {port} on 127.0.0.1 cannot be used .*--port\n", done.stderr)
