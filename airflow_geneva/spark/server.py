@@ -44,7 +44,8 @@ def run_server(
         JavaNotFound: there is no Java that Spark runs on.
         GenevaError: the server ended, or did not answer in time.
     """
-    SparkMaster.parse(master, "of the server")
+    parsed = SparkMaster.parse(master, "of the server")
+    master = parsed.url if parsed.slots is None else parsed.limited(parsed.slots).url
     _check_free(port)
     settings = {
         **session_settings(),

@@ -29,7 +29,7 @@ from tests.spark.spark_udfs import seen
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 KILLS = int(os.environ.get("GENEVA_KILLS", "50" if os.environ.get("GENEVA_SOAK") == "1" else "1"))
-ROWS = 1_000 + 1_000 * KILLS
+ROWS = 1_000 + 2_000 * KILLS
 
 CLIENT = """
 import json
@@ -178,7 +178,7 @@ def server_process(
         children = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         assert process.wait(30) == 128 + signal.SIGTERM
-        assert not any(child.is_running() for child in children), "no process of Spark's is left"
+        assert psutil.wait_procs(children, timeout=10)[1] == [], "no process of Spark's is left"
 
 
 @pytest.fixture
@@ -247,14 +247,18 @@ def test_a_task_group_runs_through_a_connection_of_type_spark_connect(
     assert "asks for memory=" in refused[1]["backfill.shards.apply"]
 
 
-def wait_for_calls(process: subprocess.Popen[str], trace: Path, more: int) -> None:
-    """Wait until the UDF ran on some more rows."""
-    before = len(seen(str(trace)))
+def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
     until = time.monotonic() + 120
-    while len(seen(str(trace))) < before + more:
+    while not reached():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def wait_for_calls(process: subprocess.Popen[str], trace: Path, more: int) -> None:
+    """Wait until the UDF ran on some more rows."""
+    before = len(seen(str(trace)))
+    wait_until(process, lambda: len(seen(str(trace))) >= before + more)
 
 
 def test_a_killed_client_leaves_a_server_at_work_and_the_next_try_ends_that_first(
@@ -265,10 +269,13 @@ def test_a_killed_client_leaves_a_server_at_work_and_the_next_try_ends_that_firs
     trace, chance = tmp_path / "trace", random.Random(KILLS)
     for kill in range(1, KILLS + 1):
         process = client("apply", json.dumps(shard), str(kill))
+        # Until its session is open, the rows of the try before go on.
+        tries = (tmp_path / "db" / "numbers.lance" / "_checkpoints" / "jobs").glob
+        wait_until(process, lambda tried=tries, kill=kill: len([*tried("*/progress/*/driver.json")]) == kill)
         wait_for_calls(process, trace, 300)
         if kill % 3 == 0:
             workers = psutil.Process(server_process.pid).children(recursive=True)
-            chance.choice([worker for worker in workers if "pyspark.daemon" in worker.cmdline()]).kill()
+            chance.choice([worker for worker in workers if worker.name().startswith("python")]).kill()
             time.sleep(3.0)  # workers whose daemon was killed look around every two seconds
         time.sleep(chance.uniform(0, 0.5))
         process.kill()
