@@ -298,12 +298,13 @@ def test_a_killed_client_leaves_a_server_at_work_and_the_next_try_ends_that_firs
 def test_runs_whose_plan_tasks_compute_are_killed_at_random(
     client: Callable[..., subprocess.Popen[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rows = 1_000 + 500 * KILLS
     answer(client("define", "200"))
     assert answer(client("run", "s"))[0][0] == "success"
     monkeypatch.setenv("AIRFLOW__GENEVA__INLINE_BELOW_SECONDS", "100000")
     table = airflow_geneva.connect(tmp_path / "db").open_table("numbers")
     trace, chance = tmp_path / "trace", random.Random(KILLS)
-    table.add(pa.table({"x": pa.array(range(200, ROWS)), "log": pa.array([str(trace)] * (ROWS - 200))}))
+    table.add(pa.table({"x": pa.array(range(200, rows)), "log": pa.array([str(trace)] * (rows - 200))}))
     for _ in range(KILLS):
         process = client("run", "s")
         wait_for_calls(process, trace, 1)
@@ -315,10 +316,10 @@ def test_runs_whose_plan_tasks_compute_are_killed_at_random(
     values = table.to_arrow()
     assert values["s"].to_pylist() == [3 * x for x in values["x"].to_pylist()]
     calls = Counter(seen(str(trace)))
-    assert set(calls) == set(range(ROWS))
-    again = calls.total() - ROWS
+    assert set(calls) == set(range(rows))
+    again = calls.total() - rows
     assert again <= KILLS * (20 + 100)
-    print(f"{KILLS} kills of plan tasks, the last at call {killed_at}: {again} of {ROWS} rows ran twice")
+    print(f"{KILLS} kills of plan tasks, the last at call {killed_at}: {again} of {rows} rows ran twice")
 
 
 def test_a_server_that_is_not_there_is_named_at_once_without_its_token() -> None:
