@@ -126,7 +126,7 @@ class BenchmarkRun:
         return dict(found)
 
     def _hourly(self) -> dict[str, Any]:
-        size = {"hours": 1 if self.quick else 20, "rows": 600}
+        size = {"hours": 1 if self.quick else 20, "rows": 600, "verses": 1_000 if self.quick else 100_000}
         found = self._measure("hourly", folder=str(self.scratch / "hourly"), **size)
         if not found["agree"]:
             raise SystemExit("Case hourly: a value is wrong.")

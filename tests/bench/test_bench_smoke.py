@@ -94,11 +94,13 @@ def test_figures_are_written_between_the_markers_only_and_hours_are_drawn(tmp_pa
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     (tmp_path / "images").mkdir()
     seconds = {"two empty tasks": [3.0, 2.0, 9.0], "new rows": [4.0, 4.5, 6.0]}
-    results = {"hourly": {"seconds": seconds, "rows": 6, "hours": 3}}
+    applied = {"Spark Connect": 5.0, "spark-submit": 20.0}
+    results = {"hourly": {"seconds": seconds, "rows": 6, "hours": 3, "verses": 1000, "applied": applied}}
     report.write(page, results)
     before, text, after = re.split(f"{report.BEGIN}|{report.END}", page.read_text())
     assert (before, after) == ("before\n", "\nafter\n")
     assert "| new rows | 4.0 | 4.5 | 1.5 |" in text
+    assert "verses like the demo takes 5.0 s through Spark Connect and 20.0 s through spark-submit." in text
     assert "old" not in text
     drawn = ElementTree.parse(tmp_path / report.HOURLY_PLOT).getroot()
     lines = [element.attrib["points"] for element in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
