@@ -160,13 +160,15 @@ class BenchmarkRun:
 
     def _plan(self) -> list[dict[str, Any]]:
         found = []
-        for fragments in (50, 200) if self.quick else (20_000, 100_000):
+        sizes = ((50, 3), (200, 3), (50, 30)) if self.quick else ((100_000, 3), (1_000_000, 3), (100_000, 300))
+        for fragments, columns in sizes:
             for computed in (False, True):
-                folder = self.scratch / f"plan-{fragments}-{computed}"
-                self._measure("make_many", folder=str(folder), fragments=fragments, computed=computed)
-                repeats = 1 if self.quick else 5
+                size = {"fragments": fragments, "computed": computed, "columns": columns}
+                folder = self.scratch / "plan"
+                self._measure("make_many", folder=str(folder), **size)
+                repeats = 1 if self.quick else 3
                 plan = self._measure("plan", folder=str(folder), computed=computed, repeats=repeats)
-                found.append({"fragments": fragments, "computed": computed, **plan})
+                found.append({**size, **plan})
                 shutil.rmtree(folder)
         return found
 

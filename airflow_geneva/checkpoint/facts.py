@@ -10,19 +10,22 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows
+from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, newest_failures
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.arrays import single_batch
-from airflow_geneva.lance_io.row_ranges import Ranges, from_lists, to_lists
+from airflow_geneva.lance_io.row_ranges import Ranges, to_lists
 from airflow_geneva.storage.files import Storage
 
 _FOLD_AFTER = 16
@@ -86,18 +89,72 @@ _SCHEMA = pa.schema(
 )
 
 
-def _newest_failures(known: dict[Provenance, Ranges]) -> dict[Provenance, Ranges]:
-    """Keep, for each row that failed in several runs, only the highest number of runs."""
-    numbers = sorted({provenance.failures for provenance in known if provenance.failures}, reverse=True)
-    if len(numbers) < 2:
-        return known
-    later: dict[str, Ranges] = {}
-    for number in numbers:
-        for provenance in [p for p in known if p.failures == number]:
-            rows = known[provenance] - later.get(provenance.version, Ranges.empty())
-            later[provenance.version] = later.get(provenance.version, Ranges.empty()) | rows
-            known[provenance] = rows
-    return {provenance: rows for provenance, rows in known.items() if rows}
+class Facts(Mapping[str, list[Fact]]):
+    """Facts by signature; of a million, only those that are asked for become objects."""
+
+    def __init__(self, table: pa.Table | None = None) -> None:
+        self.table = _SCHEMA.empty_table() if table is None else table
+
+    @staticmethod
+    def of(facts: Sequence[Fact]) -> Facts:
+        return Facts(pa.Table.from_batches([_batch(facts, {})]))
+
+    def __bool__(self) -> bool:
+        return len(self.table) > 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __contains__(self, signature: object) -> bool:
+        return bool(self) and signature in self._rows
+
+    def __getitem__(self, signature: str) -> list[Fact]:
+        return [self._fact(signature, at) for at in self._rows[signature]]
+
+    def _fact(self, signature: str, at: int) -> Fact:
+        what, version, live_under, inputs = (
+            self.table[name][at].as_py() for name in ("what", "at", "live_under", "inputs")
+        )
+        rows = self.table["rows"][at]
+        bounds = rows.values.to_numpy().astype(np.int64) if rows.is_valid else None
+        ranges = None if bounds is None else Ranges.from_bounds(bounds[0::2], bounds[1::2])
+        return Fact(signature, what, ranges, version, live_under, inputs)
+
+    @cached_property
+    def _rows(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for at, signature in enumerate(self.table["signature"].to_pylist()):
+            found.setdefault(signature, []).append(at)
+        return found
+
+    def about(self, inputs: str) -> Facts:
+        """Return the facts about values that were computed from the given inputs."""
+        return Facts(self.table.filter(pc.is_in(self.table["inputs"], pa.array(["", inputs]))))
+
+    def cover(self, what: str, signatures: pa.StringArray, deletions: pa.StringArray) -> npt.NDArray[np.bool_]:
+        """Return for each of many fragments whether a fact says something about all of its live rows."""
+        said = self.table.filter(pc.equal(self.table["what"], what))
+        whole, part = said.filter(pc.is_null(said["rows"])), said.filter(pc.is_valid(said["live_under"]))
+        covered = pc.is_in(signatures, whole["signature"])
+        if part.num_rows:
+            under = pc.binary_join_element_wise(part["signature"], part["live_under"], " ")
+            covered = pc.or_(covered, pc.is_in(pc.binary_join_element_wise(signatures, deletions, " "), under))
+        found: npt.NDArray[np.bool_] = covered.to_numpy(zero_copy_only=False)
+        return found
+
+    def know(self, signatures: pa.StringArray) -> npt.NDArray[np.bool_]:
+        """Return for each of many fragments whether there are facts about it."""
+        found: npt.NDArray[np.bool_] = pc.is_in(signatures, self.table["signature"]).to_numpy(zero_copy_only=False)
+        return found
+
+    def oldest_apart_from(self, signatures: pa.StringArray) -> int | None:
+        """Return the oldest version at which a fact about other fragments was recorded."""
+        others = pc.invert(pc.is_in(self.table["signature"], signatures))
+        oldest: int | None = pc.min(self.table["at"].filter(others)).as_py()
+        return oldest
 
 
 @dataclass
@@ -109,7 +166,7 @@ class ColumnState:
         open_jobs: jobs that may have committed but have not finished, so they marked no version as seen.
     """
 
-    facts: dict[str, list[Fact]] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
     ledgers: list[str] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)
     folded: set[str] = field(default_factory=set)
@@ -122,7 +179,7 @@ class ColumnState:
             provenance = Provenance.of(fact.what)
             if provenance is not None:
                 add_rows(found, [(provenance, Ranges.of(0, physical_rows) if fact.rows is None else fact.rows)])
-        return _newest_failures(found)
+        return newest_failures(found)
 
     def shared_provenance(self, signature: str, deletion: str, physical_rows: int) -> frozenset[Provenance]:
         """Return the provenance that all live rows of a fragment share; empty if they differ."""
@@ -136,14 +193,7 @@ class ColumnState:
 
     def about(self, inputs: str) -> ColumnState:
         """Return the state with only the facts about values that were computed from the given inputs."""
-        if not self.other_inputs(inputs):
-            return self
-        facts = {
-            signature: kept
-            for signature, group in self.facts.items()
-            if (kept := [fact for fact in group if fact.inputs in ("", inputs)])
-        }
-        return replace(self, facts=facts)
+        return replace(self, facts=self.facts.about(inputs)) if self.other_inputs(inputs) else self
 
     def given_up(self, signature: str, version: str) -> Ranges:
         """Return the rows of a fragment that failed in the maximum number of runs, deleted rows included."""
@@ -153,7 +203,7 @@ class ColumnState:
 
     def other_inputs(self, inputs: str) -> set[str]:
         """Return the inputs, as facts name them, of values that were not computed from the given inputs."""
-        return {fact.inputs for group in self.facts.values() for fact in group if fact.inputs} - {inputs}
+        return set(self.facts.table["inputs"].unique().to_pylist()) - {"", inputs}
 
     def looked_at(self, signature: str, where_hash: str, version: str, physical_rows: int) -> Ranges:
         """Return the rows of a fragment for which a job evaluated a filter."""
@@ -168,6 +218,11 @@ class ColumnState:
         """Whether every live row is computed by a version, or failed in the maximum number of runs, by facts alone."""
         wanted = Provenance(version).what
         return any(fact.what == wanted and fact.covers(deletion) for fact in self.facts.get(signature, ()))
+
+    def failed_too_often(self, version: str) -> pa.ChunkedArray:
+        """Return the signatures of fragments with rows that failed in the maximum number of runs."""
+        said = pc.equal(self.facts.table["what"], Provenance(version, failures=MOST_RUNS).what)
+        return self.facts.table["signature"].filter(said)
 
     def of_all_rows(self, signature: str, deletion: str) -> list[Provenance]:
         """Return what facts say about all live rows of a fragment at once."""
@@ -185,7 +240,7 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
     store = state_store(checkpoints, field_id)
     keys = set(store.list_keys())
     while True:
-        read: dict[str, list[Fact]] = {}
+        read: dict[str, pa.Table] = {}
         covered: set[str] = set()
         missed: set[str] = set()
         for key in _by_age(sorted(keys)):
@@ -194,7 +249,7 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
             try:
                 batch = store[key]
                 covers = _covered_by(batch)
-                read[key] = list(_read(batch))
+                read[key] = pa.Table.from_batches([batch.select(_SCHEMA.names)]).cast(_SCHEMA)
             except (KeyError, ValueError):
                 missed.add(key)
                 continue
@@ -206,18 +261,15 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
     state = ColumnState(ledgers=[key for key in read if key not in covered], folded=covered & keys)
     announced, marked = dict[str, int](), dict[str, int]()
     for key in state.ledgers:
-        marks, newest = len(state.seen), 0
-        for fact in read[key]:
-            newest = max(newest, fact.at)
-            if fact.what == SEEN:
-                state.seen.append(fact.at)
-            else:
-                state.facts.setdefault(fact.signature, []).append(fact)
+        ledger = read[key]
+        marks = ledger["at"].filter(pc.equal(ledger["what"], SEEN)).to_pylist()
+        state.seen += marks
         if not is_fold(key):
             # A plan marks the version that it read; finish marks a version after those of the job's commits.
-            about = announced if marks == len(state.seen) else marked
-            job = key.split(".")[1]
-            about[job] = max(about.get(job, 0), newest)
+            about, job = marked if marks else announced, key.split(".")[1]
+            about[job] = max(about.get(job, 0), pc.max(ledger["at"]).as_py() or 0)
+    ledgers = pa.concat_tables([_SCHEMA.empty_table(), *(read[key] for key in state.ledgers)])
+    state.facts = Facts(ledgers.filter(pc.not_equal(ledgers["what"], SEEN)).combine_chunks())
     state.open_jobs = {job for job, at in announced.items() if at >= marked.get(job, 0)}
     return state
 
@@ -238,12 +290,12 @@ def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
     if len(_not_folded(store)) < _FOLD_AFTER:
         return False
     state = load_state(checkpoints, field_id)
-    facts = [fact for group in state.facts.values() for fact in group]
-    facts += [seen(version) for version in sorted(set(state.seen))[-_SEEN_KEPT:]]
-    if facts:
+    marks = _batch([seen(version) for version in sorted(set(state.seen))[-_SEEN_KEPT:]], {})
+    facts = pa.concat_tables([state.facts.table, pa.Table.from_batches([marks])])
+    if facts.num_rows:
         # Also name what earlier folds cover, so that a reader of this fold skips them.
         covers = json.dumps(sorted(state.folded.union(state.ledgers)))
-        store[new_fold_key()] = _batch(facts, {"covers": covers})
+        store[new_fold_key()] = single_batch(facts.replace_schema_metadata({"covers": covers}))
         fault_point("fold.written")
         store.remove(state.folded)
     return True
@@ -285,14 +337,6 @@ def _batch(facts: Sequence[Fact], metadata: dict[str, str]) -> pa.RecordBatch:
     columns: dict[str, Any] = {name: [getattr(fact, name) for fact in facts] for name in _SCHEMA.names}
     columns["rows"] = to_lists(columns["rows"], _SCHEMA.field("rows").type)
     return pa.record_batch(columns, schema=_SCHEMA.with_metadata(metadata))
-
-
-def _read(batch: pa.RecordBatch) -> Iterator[Fact]:
-    columns = {name: batch.column(name) for name in _SCHEMA.names}
-    rows = from_lists(columns.pop("rows"))
-    values = zip(*(column.to_pylist() for column in columns.values()), strict=True)
-    for sets, (signature, what, at, live_under, inputs) in zip(rows, values, strict=True):
-        yield Fact(signature, what, sets, at, live_under, inputs)
 
 
 def covered_documents(checkpoints: Storage, field_id: int, folds: Sequence[str]) -> set[str]:

@@ -121,6 +121,20 @@ def failed_rows(known: Mapping[Provenance, Ranges]) -> Ranges:
     return rows_that(known, lambda provenance: provenance.failures > 0)
 
 
+def newest_failures(known: dict[Provenance, Ranges]) -> dict[Provenance, Ranges]:
+    """Keep, for each row that failed in several runs, only the highest number of runs."""
+    numbers = sorted({provenance.failures for provenance in known if provenance.failures}, reverse=True)
+    if len(numbers) < 2:
+        return known
+    later: dict[str, Ranges] = {}
+    for number in numbers:
+        for provenance in [p for p in known if p.failures == number]:
+            rows = known[provenance] - later.get(provenance.version, Ranges.empty())
+            later[provenance.version] = later.get(provenance.version, Ranges.empty()) | rows
+            known[provenance] = rows
+    return {provenance: rows for provenance, rows in known.items() if rows}
+
+
 def by_code_version(known: Mapping[Provenance, Ranges], among: Ranges) -> dict[str, Ranges]:
     """Return the rows that hold a value, by the version whose code computed it."""
     found: dict[str, Ranges] = {}

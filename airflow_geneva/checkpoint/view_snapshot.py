@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from airflow_geneva.checkpoint.facts import ColumnState, Fact
+from airflow_geneva.checkpoint.facts import ColumnState, Fact, Facts
 from airflow_geneva.checkpoint.keys import path_to_key
 from airflow_geneva.checkpoint.packs import Packs
 from airflow_geneva.checkpoint.provenance import PriorFailures, Provenance
@@ -52,19 +52,19 @@ class Snapshot:
 
     def state(self, version: str, inputs: str) -> ColumnState:
         """Convert the snapshot to facts about values of one version."""
-        facts: dict[str, list[Fact]] = {}
+        facts: list[Fact] = []
         for fragment in self.fragments:
             failed = Ranges.union(rows for _, rows in fragment.failed)
             found = [(Provenance(version), fragment.live - failed)]
             found += [(Provenance(version, failures=runs), rows) for runs, rows in fragment.failed]
-            facts[fragment.signature] = [
+            facts += [
                 Fact(
                     fragment.signature, provenance.what, rows, self.source_version,
                     None if failed else fragment.deletion, inputs,
                 )
                 for provenance, rows in found if rows
             ]  # fmt: skip
-        return ColumnState(facts, seen=[self.source_version])
+        return ColumnState(Facts.of(facts), seen=[self.source_version])
 
     def to_batch(self) -> pa.RecordBatch:
         rows = list(self._rows())

@@ -19,7 +19,8 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import in_parallel
 from airflow_geneva.job.status import DAMAGED, Job, job_ids, read_job
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.fragments import Columns, fields_present, read_manifest
+from airflow_geneva.lance_io.fragments import Columns, fields_present
+from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.plan.model import job_spec_from_json
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.storage.files import Storage
@@ -238,7 +239,7 @@ class ExistingVersions:
                     for text in inputs if output else ():
                         fields = tuple(fields_present(dataset, (int(part),)) for part in text.split(","))
                         manifest = read_manifest(dataset, Columns(fields, (), output))
-                        found.update(fragment.signature for fragment in manifest.values())
+                        found.update(manifest.signatures.to_pylist())
         except EngineError:
             return None
         return found

@@ -25,7 +25,7 @@ from airflow_geneva.lance_io.fragments import (
     columns_of,
     fields_present,
     live_offsets,
-    read_manifest,
+    read_fragments,
 )
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec
@@ -226,7 +226,7 @@ class ShardCommitter:
         for _ in commit_tries(f"table {self.work.table_name!r}", f"commit column {self.work.column!r}"):
             dataset = self.location.open()
             output = fields_present(dataset, self.columns.output)
-            manifest = read_manifest(dataset, self.columns, {c.work.id for c in group})
+            manifest = read_fragments(dataset, self.columns, {c.work.id for c in group})
             verdict = verify(dataset, manifest, group, output)
             if verdict.left:
                 self.work.written.look(self.location.options)
@@ -302,7 +302,7 @@ class ShardCommitter:
 
     def _verify_committed(self, committed: lance.LanceDataset, verdict: Verification, output: tuple[int, ...]) -> None:
         """Check the committed version: Lance reports no conflict when another writer replaced an input in place."""
-        manifest = read_manifest(committed, self.columns, {c.work.id for c in verdict.fitting})
+        manifest = read_fragments(committed, self.columns, {c.work.id for c in verdict.fitting})
         for candidate in verdict.fitting:
             now = manifest.get(candidate.work.id)
             expected = candidate.work.files.signature_with(candidate.output(output[0]))

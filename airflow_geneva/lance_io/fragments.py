@@ -153,13 +153,10 @@ def fields_present(dataset: lance.LanceDataset, fields: tuple[int, ...]) -> tupl
     return field_ids(dataset, by_id[fields[0]]) if fields[0] in by_id else ()
 
 
-def read_manifest(
-    dataset: lance.LanceDataset, columns: Columns, only: set[int] | None = None
-) -> dict[int, FragmentFiles]:
-    """Return all or some fragments of a version, by id, without reading data."""
+def read_fragments(dataset: lance.LanceDataset, columns: Columns, ids: set[int]) -> dict[int, FragmentFiles]:
+    """Return some fragments of a version, by id, without reading data; all of them: `lance_io.manifest`."""
     with garbage_collector_off():
-        # Get few fragments by id: a commit to a table of 100,000 fragments then need not list all of them.
-        fragments = dataset.get_fragments() if only is None else map(dataset.get_fragment, sorted(only))
+        fragments = map(dataset.get_fragment, sorted(ids))
         found = (fragment_files(f.metadata, columns) for f in fragments if f is not None)
         return {files.id: files for files in found}
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow.compute as pc
+
 from airflow_geneva.checkpoint.facts import ColumnState, Fact, load_state, looked_at
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, by_code_version, failed_rows
 from airflow_geneva.checkpoint.reuse import CheckpointIndex
@@ -20,6 +23,8 @@ from airflow_geneva.lance_io.fragments import (
     live_offsets,
     row_ids,
 )
+from airflow_geneva.lance_io.manifest import OUTPUT, Manifest
+from airflow_geneva.lance_io.messages import Numbers
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import open_version
 from airflow_geneva.plan.computed_rows import ComputedRows
@@ -31,7 +36,7 @@ from airflow_geneva.plan.reusable_checkpoints import (
     continue_from_notes,
     find_mismatches,
 )
-from airflow_geneva.plan.shard import FragmentWork, cut_shards
+from airflow_geneva.plan.shard import FragmentWork, Works, cut_shards
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import md5
 
@@ -82,11 +87,14 @@ class _Planner:
         self.where_hash = md5(work.where or "")
 
     def plan(self, store: CheckpointStore) -> Plan:
-        dues = [due for files in self.computed.manifest.values() if (due := self._due(files)) is not None]
+        manifest = self.computed.manifest
+        whole, rest = self._sort_out(manifest)
+        dues = [due for files in manifest.at(rest) if (due := self._due(files)) is not None]
         selected = self._selected(dues)
         check_code_change(self.work, +self.rows_by_other_version, self.wanted.on_code_change)
-        index = CheckpointIndex(store, self.work.reuse_rules) if selected else None
-        works = self._with_checkpoints(selected, index)
+        works = Works((), manifest, whole, self._reason_if_unknown)
+        index = CheckpointIndex(store, self.work.reuse_rules) if selected or works else None
+        works = self._with_checkpoints(selected, works, index)
         self.computed.notes.extend(continue_from_notes(self.dataset, store, self.work, works))
         if self.given_up:
             self.computed.notes.append(
@@ -99,9 +107,9 @@ class _Planner:
                 "Copy the table with db.create_table(...), which enables them."
             )
         return Plan(
-            work=replace(self.work, rows=sum(work.rows for work in works), makers=tuple(sorted(self.mixed))),
+            work=replace(self.work, rows=works.rows, makers=tuple(sorted(self.mixed))),
             shards=cut_shards(works, self.work.sizing.shard_size),
-            rows_total=sum(files.live_rows for files in self.computed.manifest.values()),
+            rows_total=int(manifest.live_rows.sum()),
             reason_counts=tuple(ReasonCount(reason, n, self.rows[reason]) for reason, n in self.fragments.items()),
             rows_by_other_version=tuple(sorted((self.rows_by_other_version + self.mixed).items())),
             learned=tuple(self.computed.learned),
@@ -109,19 +117,37 @@ class _Planner:
             mismatches=find_mismatches(index, works),
         )
 
+    @property
+    def _reason_if_unknown(self) -> str:
+        return CHANGED if self.state.facts else NEW
+
+    def _sort_out(self, manifest: Manifest) -> tuple[Numbers, Numbers]:
+        """Return the fragments of which all rows are due, because nothing is known of them, and those to look at."""
+        rest, version = manifest.live_rows > 0, self.work.udf_version
+        if empty := int((~rest).sum()):
+            self._add(EMPTY, empty, 0)
+        if self.state.facts and not self.wanted.errors_only:
+            fresh = rest & self.state.facts.cover(Provenance(version).what, manifest.signatures, manifest.deletion)
+            failed = self.state.failed_too_often(version)
+            if len(failed):
+                some = pc.is_in(manifest.signatures, failed).to_numpy(zero_copy_only=False)
+                for files in manifest.at(np.flatnonzero(fresh & some)):
+                    self._leave(FRESH, files.live_rows, self.computed.given_up(files, version))
+                rest, fresh = rest & ~(fresh & some), fresh & ~some
+            if fresh.any():
+                self._add(FRESH, int(fresh.sum()), int(manifest.live_rows[fresh].sum()))
+            rest = rest & ~fresh
+        whole = np.zeros(len(manifest), np.bool_)
+        asked_for_all = self.work.where is None and self.work.read_version is None
+        if asked_for_all and self.wanted == DueRules(self.wanted.on_code_change):
+            whole = rest & ~manifest.has_deletion
+            if self.state.facts or self.computed.previous:
+                whole &= ~manifest.has_files(OUTPUT)
+        return np.flatnonzero(whole), np.flatnonzero(rest & ~whole)
+
     def _due(self, files: FragmentFiles) -> _Due | None:
         """Compare one fragment with the facts; None if nothing is due."""
         version, rows = self.work.udf_version, files.live_rows
-        if rows == 0:
-            self._count(EMPTY, 0)
-            return None
-        if not self.state.facts and not self.computed.previous and self.wanted == DueRules(self.wanted.on_code_change):
-            if self.work.where is None and self.work.read_version is None:
-                live = live_offsets(self.dataset, files)
-                return _Due(FragmentWork(files, NEW, live, live, rows), live)
-        elif not self.wanted.errors_only and self.state.is_complete(files.signature, files.deletion, version):
-            self._leave(FRESH, rows, self.computed.given_up(files, version))
-            return None
         live = live_offsets(self.dataset, files)
         looked_at = Ranges.empty()
         if self.work.where is not None:
@@ -157,7 +183,7 @@ class _Planner:
             return CODE
         if not due - failed_rows(known):
             return FAILED
-        return CHANGED if self.state.facts else NEW
+        return self._reason_if_unknown
 
     def _why_not(self) -> str:
         if self.wanted.errors_only or self.wanted.recompute_mixed:
@@ -165,7 +191,10 @@ class _Planner:
         return FRESH if self.work.where is None else f"{FRESH} or {NOT_SELECTED}"
 
     def _count(self, reason: str, rows: int) -> None:
-        self.fragments[reason] += 1
+        self._add(reason, 1, rows)
+
+    def _add(self, reason: str, fragments: int, rows: int) -> None:
+        self.fragments[reason] += fragments
         self.rows[reason] += rows
 
     def _leave(self, reason: str, rows: int, given_up: int) -> None:
@@ -213,12 +242,21 @@ class _Planner:
                 self.computed.learned.append(Fact(work.files.where_signature(), what, work.due, self.dataset.version))
         return kept
 
-    def _with_checkpoints(self, dues: list[_Due], index: CheckpointIndex | None) -> list[FragmentWork]:
-        works: list[FragmentWork] = []
+    def _with_checkpoints(self, dues: list[_Due], whole: Works, index: CheckpointIndex | None) -> Works:
         if index is None:
-            return works
+            return whole
+        works: list[FragmentWork] = []
         reusable = ReusableColumn(self.dataset, self.work)
-        ancestors = self.computed.ancestors([due.work.files for due in dues], index, self.work.udf_version)
+        if whole:
+            self._add(whole.reason, len(whole), whole.rows)
+        ancestors, there = {}, index.places()
+        near = whole.with_ids(fragment for _, fragment in there)
+        if there - {work.place for work in near} - {due.work.place for due in dues}:
+            files = [*(due.work.files for due in dues), *self.computed.manifest.at(whole.whole)]
+            ancestors = self.computed.ancestors(files, index, self.work.udf_version)
+            near = whole.with_ids({*(work.id for work in near), *ancestors})
+        for work in near:
+            works.append(reusable.look_up(replace(work, ancestors=ancestors.get(work.id, ())), index, work.due))
         for due in dues:
             work = due.work
             self._count(work.reason, work.rows)
@@ -228,4 +266,4 @@ class _Planner:
             if work.id in ancestors:
                 work = replace(work, ancestors=ancestors[work.id])
             works.append(reusable.look_up(work, index, due.live))
-        return works
+        return whole.replaced(works)

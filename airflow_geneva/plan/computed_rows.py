@@ -13,7 +13,7 @@ from airflow_geneva.checkpoint.provenance import Provenance, add_rows, by_code_v
 from airflow_geneva.checkpoint.reuse import Ancestor, CheckpointIndex
 from airflow_geneva.job.outbox import find_commits
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, field_ids, live_offsets, read_manifest
+from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, field_ids, live_offsets
 from airflow_geneva.lance_io.history import (
     NO_LINEAGE,
     Compaction,
@@ -24,6 +24,7 @@ from airflow_geneva.lance_io.history import (
     Tracer,
     among,
 )
+from airflow_geneva.lance_io.manifest import OUTPUT, read_manifest
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.table_versions import open_version_or_none, version_exists
 from airflow_geneva.plan.value_diff import ReferenceVersion, computed_by_value
@@ -172,16 +173,16 @@ class ComputedRows:
         if not self._stable or not self.state.facts:
             return NO_LINEAGE
         facts = self.state.facts
-        present = {files.signature for files in self.manifest.values()}
-        stray = [fact.at for signature, group in facts.items() if signature not in present for fact in group]
-        if not stray:
+        oldest = facts.oldest_apart_from(self.manifest.signatures)
+        if oldest is None:
             return NO_LINEAGE
 
         def settled(files: FragmentFiles) -> bool:
             return files.signature in facts or not files.output
 
-        unknown = [files for files in self.manifest.values() if files.live_rows and not settled(files)]
-        lineage = self._tracer.trace(unknown, settled, min(stray), same_output=True)
+        unknown = (self.manifest.live_rows > 0) & self.manifest.has_files(OUTPUT)
+        unknown &= ~facts.know(self.manifest.signatures)
+        lineage = self._tracer.trace(self.manifest.at(np.flatnonzero(unknown)), settled, oldest, same_output=True)
         if not lineage.complete:
             self._note_gap()
         return lineage

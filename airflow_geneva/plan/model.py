@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from airflow_geneva.checkpoint.facts import Fact
@@ -307,9 +308,9 @@ class Plan:
     mismatches: Mismatches = field(default_factory=Mismatches)
 
     @property
-    def fragments(self) -> tuple[FragmentWork, ...]:
+    def fragments(self) -> Sequence[FragmentWork]:
         """The fragments with due rows."""
-        return tuple(work for shard in self.shards for work in shard.fragments)
+        return [work for shard in self.shards for work in shard.fragments]
 
     @property
     def rows_pending(self) -> int:
@@ -329,7 +330,9 @@ class Plan:
     @property
     def rows_held(self) -> tuple[int, int]:
         """Number of fragments with reusable checkpoints, and number of rows in these."""
-        held = [work.rows if work.staged else work.rows - work.rows_to_run for work in self.fragments]
+        # Of a fragment that the planner did not look at by itself, nothing is held.
+        looked_at = (work for shard in self.shards for work in shard.fragments.single)
+        held = [work.rows if work.staged else work.rows - work.rows_to_run for work in looked_at]
         return sum(rows > 0 for rows in held), sum(held)
 
     @property
@@ -362,14 +365,16 @@ class Plan:
         else:
             held = self.rows_pending - self.rows_to_run
             kept = f" ({held:,} rows come from checkpoints)" if held else ""
-            lines.append(f"  {len(self.fragments):,} fragments in {len(self.shards)} shard(s){kept}")
-            for fragment in self.fragments[:_LISTED]:
+            count = sum(len(shard.fragments) for shard in self.shards)
+            lines.append(f"  {count:,} fragments in {len(self.shards)} shard(s){kept}")
+            shown = (work for shard in self.shards for work in shard.fragments[:_LISTED])
+            for fragment in islice(shown, _LISTED):
                 gaps = ", ".join(_span(a, b) for a, b in list(fragment.missing)[:4])
                 more = " ..." if len(fragment.missing.starts) > 4 else ""
                 what = f"{fragment.status}, {fragment.reason}; rows missing: {gaps or '-'}{more}"
                 lines.append(f"    fragment {fragment.id}: {what}")
-            if len(self.fragments) > _LISTED:
-                lines.append(f"    and {len(self.fragments) - _LISTED:,} more fragments")
+            if count > _LISTED:
+                lines.append(f"    and {count - _LISTED:,} more fragments")
         for version, rows in self.rows_by_other_version:
             lines.append(f"  {rows:,} rows hold values of UDF version {version_label(version)}")
         lines.extend(f"  Note: {note}" for note in self.notes)

@@ -18,7 +18,8 @@ from airflow_geneva.checkpoint.view_snapshot import Snapshot, SourceFragment
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.filters import selected_offsets
-from airflow_geneva.lance_io.fragments import FragmentFiles, columns_of, garbage_collector_off, read_manifest, row_ids
+from airflow_geneva.lance_io.fragments import FragmentFiles, columns_of, garbage_collector_off, row_ids
+from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.plan.computed_rows import ComputedRows
@@ -27,7 +28,7 @@ from airflow_geneva.plan.model import Plan, ReasonCount, RefreshSpec
 from airflow_geneva.plan.request import RefreshRequest, checkpoints_ignored
 from airflow_geneva.plan.reusable_checkpoints import ReusableView, find_mismatches
 from airflow_geneva.plan.saved_plan import ALL_ROW_IDS, SwapPlan
-from airflow_geneva.plan.shard import FragmentWork, cut_shards
+from airflow_geneva.plan.shard import FragmentWork, Works, cut_shards
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
 from airflow_geneva.views.definition import OutputColumn, ViewDefinition
@@ -116,6 +117,7 @@ def plan_refresh(
             if index is not None:
                 reusable = ReusableView(dataset, work, view_state.dataset)
                 works = [reusable.look_up(fragment, index, fragment.due) for fragment in works]
+            planned = Works(works)
         if base is None and view_state.snapshot is not None and not rows_by_other_version:
             changes.notes.append(
                 "rows may hold values of other code, kept by earlier refreshes: all are computed again."
@@ -143,12 +145,12 @@ def plan_refresh(
         idle = not (works or gone or swap.advances) and view_state.settled
         return Plan(
             work=replace(work, rows=rows),
-            shards=cut_shards(works, work.sizing.shard_size),
+            shards=cut_shards(planned, work.sizing.shard_size),
             rows_total=total,
             reason_counts=tuple(reason_counts),
             rows_by_other_version=rows_by_other_version,
             notes=tuple(changes.notes),
-            mismatches=find_mismatches(index, works),
+            mismatches=find_mismatches(index, planned),
             swap=replace(swap, idle=idle),
         )
 

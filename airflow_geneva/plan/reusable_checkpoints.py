@@ -18,7 +18,7 @@ from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.lance_io.fragments import FragmentFiles, field_ids, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.plan.shard import FragmentWork, Works
 from airflow_geneva.storage.files import Storage
 
 if TYPE_CHECKING:
@@ -173,12 +173,13 @@ def continue_from_notes(
     dataset: lance.LanceDataset, store: CheckpointStore, work: BackfillSpec, fragments: Sequence[FragmentWork]
 ) -> Iterator[str]:
     """Yield one note for each other version that has checkpoints of rows that are about to run."""
+    versions = [] if work.ignore_checkpoints or not fragments else _versions_there(store, work)
+    if not versions:
+        return
     open_rows = {
         f.place: (f, f.missing - rows_that(f.known, lambda p: not p.failures)) for f in fragments if not f.staged
     }
-    if work.ignore_checkpoints or not any(rows for _, rows in open_rows.values()):
-        return
-    for version in _versions_there(store, work):
+    for version in versions:
         reuse_rules = replace(work, continue_from=(version,)).reuse_rules
         index = CheckpointIndex(store, replace(reuse_rules, prefixes=reuse_rules.prefixes[1:]))
         rows = 0
@@ -240,12 +241,12 @@ class Mismatches:
     more: int = 0
 
 
-def find_mismatches(index: CheckpointIndex | None, works: Sequence[FragmentWork]) -> Mismatches:
+def find_mismatches(index: CheckpointIndex | None, works: Works) -> Mismatches:
     """Find fragments in a plan that only have a checkpoint for other data files; read the first few checkpoints."""
-    by_id = {work.id: work for work in works}
-    stale: dict[int, tuple[str, int]] = {}
     if index is None:
         return Mismatches()
+    by_id = {work.id: work for work in works.with_ids(fragment for _, fragment in index.places())}
+    stale: dict[int, tuple[str, int]] = {}
     for place in index.places():
         work = by_id.get(place[1])
         if work is not None and place != work.place and index.is_staged(place):

@@ -128,7 +128,7 @@ def save_plan(plan: Plan, job: Storage, run: str = "") -> SavedPlan:
 
 def _sizes(shard: Shard) -> dict[str, int]:
     """Return the sizes of a shard before it runs."""
-    staged = [fragment.rows for fragment in shard.fragments if fragment.staged]
+    staged = [fragment.rows for fragment in shard.fragments.single if fragment.staged]
     return {
         "rows": shard.rows,
         "fragments": len(shard.fragments),

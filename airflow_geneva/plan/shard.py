@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
+
+import numpy as np
 
 from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.checkpoint.reuse import Ancestor
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.fragments import FragmentFiles
+from airflow_geneva.lance_io.manifest import Manifest
+from airflow_geneva.lance_io.messages import Numbers
 from airflow_geneva.lance_io.row_ranges import Ranges
 
 FRAGMENTS_PER_SHARD = 4_096
 SHARDS_UNASKED = 64
 MOST_SHARDS = 1_024
 COMMITS_UNASKED = 100
+_MADE_AT_ONCE = 256
+NONE: Numbers = np.empty(0, np.int64)
 FRAGMENTS_PER_COMMIT = 64
 
 
@@ -94,39 +101,132 @@ class FragmentWork:
         )
 
 
+class Works(Sequence[FragmentWork]):
+    """The work for many fragments, in order of their ids; a `FragmentWork` is made when it is asked for.
+
+    Args:
+        single: the fragments that the planner looked at one by one.
+        manifest, whole, reason: all other fragments: all of their rows are due, for one reason, and nothing is known of
+            them; at these positions of the manifest, which are ascending.
+    """
+
+    def __init__(
+        self,
+        single: Iterable[FragmentWork] = (),
+        manifest: Manifest | None = None,
+        whole: Numbers = NONE,
+        reason: str = "",
+    ) -> None:
+        self.single = tuple(sorted(single, key=lambda work: work.id))
+        self.manifest = Manifest.of(()) if manifest is None else manifest
+        self.whole = whole
+        self.reason = reason
+        self._single_ids = np.array([work.id for work in self.single], np.int64)
+        self._whole_ids = self.manifest.ids[whole]
+        self._ids = np.sort(np.concatenate((self._single_ids, self._whole_ids)))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[FragmentWork]:
+        return heapq.merge(self.single, self._made(self.whole), key=lambda work: work.id)
+
+    @overload
+    def __getitem__(self, at: int) -> FragmentWork: ...
+    @overload
+    def __getitem__(self, at: slice) -> Works: ...
+    def __getitem__(self, at: int | slice) -> FragmentWork | Works:
+        if isinstance(at, int):
+            (found,) = self._within(self._ids[at], self._ids[at])
+            return found
+        ids = self._ids[at]
+        return self._within(ids[0], ids[-1]) if len(ids) else Works()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Works) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _within(self, low: int, high: int) -> Works:
+        """Return those with ids from `low` to `high`."""
+        a, b = np.searchsorted(self._single_ids, (low, high + 1)).tolist()
+        c, d = np.searchsorted(self._whole_ids, (low, high + 1)).tolist()
+        return Works(self.single[a:b], self.manifest, self.whole[c:d], self.reason)
+
+    def _made(self, positions: Numbers) -> Iterator[FragmentWork]:
+        for begin in range(0, len(positions), _MADE_AT_ONCE):
+            for files in self.manifest.at(positions[begin : begin + _MADE_AT_ONCE]):
+                live = Ranges.of(0, files.physical_rows)
+                yield FragmentWork(files, self.reason, live, live, files.physical_rows)
+
+    def with_ids(self, ids: Iterable[int]) -> Works:
+        """Return those with the given ids."""
+        wanted = set(ids)
+        some = self.whole[np.isin(self._whole_ids, list(wanted))]
+        return Works((work for work in self.single if work.id in wanted), self.manifest, some, self.reason)
+
+    def replaced(self, works: Iterable[FragmentWork]) -> Works:
+        """Return all of them, some replaced by others of the same fragments."""
+        new = {work.id: work for work in works}
+        rest = (work for work in self.single if work.id not in new)
+        whole = self.whole[~np.isin(self._whole_ids, list(new))]
+        return Works((*rest, *new.values()), self.manifest, whole, self.reason)
+
+    @property
+    def not_staged(self) -> Works:
+        rest = (work for work in self.single if not work.staged)
+        return Works(rest, self.manifest, self.whole, self.reason)
+
+    @property
+    def rows(self) -> int:
+        return sum(work.rows for work in self.single) + int(self.manifest.physical_rows[self.whole].sum())
+
+    @property
+    def rows_to_run(self) -> int:
+        return sum(work.rows_to_run for work in self.single) + int(self.manifest.physical_rows[self.whole].sum())
+
+    def dump(self) -> Iterator[str]:
+        """Yield the JSON text of each, in any order."""
+        for work in self.single:
+            yield json.dumps(work.to_json(), separators=(",", ":"))
+        reason, sizes = json.dumps(self.reason), iter(self.manifest.physical_rows[self.whole].tolist())
+        for texts in self.manifest.documents(self.whole):
+            for files in texts.to_pylist():
+                rows = next(sizes)
+                yield f"[{files},{reason},[[0,{rows}]],null,{rows},false,[],[]]"
+
+
 @dataclass(frozen=True)
 class Shard:
     """Fragments that one spark-submit applies and one task commits."""
 
     index: int
-    fragments: tuple[FragmentWork, ...]
+    fragments: Works
 
     @property
     def rows(self) -> int:
-        return sum(work.rows for work in self.fragments)
+        return self.fragments.rows
 
     @property
-    def to_apply(self) -> tuple[FragmentWork, ...]:
-        return tuple(work for work in self.fragments if not work.staged)
+    def to_apply(self) -> Works:
+        return self.fragments.not_staged
 
     @property
     def rows_to_run(self) -> int:
-        return sum(work.rows_to_run for work in self.to_apply)
+        return self.to_apply.rows_to_run
 
     def dump(self) -> bytes:
-        """Serialize the shard for the plan; compact, because a plan may have 100,000 fragments."""
-        works = [work.to_json() for work in self.fragments]
-        return json.dumps({"index": self.index, "fragments": works}, separators=(",", ":")).encode()
+        """Serialize the shard for the plan; compact, because a plan may have a million fragments."""
+        return f'{{"index":{self.index},"fragments":[{",".join(self.fragments.dump())}]}}'.encode()
 
     @staticmethod
     def load(data: bytes) -> Shard:
         document = json.loads(data)
-        return Shard(document["index"], tuple(FragmentWork.from_json(item) for item in document["fragments"]))
+        return Shard(document["index"], Works(FragmentWork.from_json(item) for item in document["fragments"]))
 
 
-def cut_shards(works: Sequence[FragmentWork], shard_size: int | None) -> tuple[Shard, ...]:
+def cut_shards(ordered: Works, shard_size: int | None) -> tuple[Shard, ...]:
     """Group fragments into shards, as few as possible unless a size is given: each costs a spark-submit."""
-    ordered = sorted(works, key=lambda work: work.id)
     size = shard_size
     if size is None:
         size = max(FRAGMENTS_PER_SHARD, -(-len(ordered) // SHARDS_UNASKED))
@@ -136,7 +236,7 @@ def cut_shards(works: Sequence[FragmentWork], shard_size: int | None) -> tuple[S
             f"shard_size={size} would cut {len(ordered):,} fragments into more than {MOST_SHARDS:,} shards, which is "
             f"as many mapped tasks as Airflow allows. Use shard_size={least} or more, or leave it out."
         )
-    return tuple(Shard(i, tuple(ordered[at : at + size])) for i, at in enumerate(range(0, len(ordered), size)))
+    return tuple(Shard(i, ordered[at : at + size]) for i, at in enumerate(range(0, len(ordered), size)))
 
 
 def fragments_per_commit(fragments: int, shards: int) -> int:

@@ -16,7 +16,8 @@ from airflow_geneva.checkpoint.facts import ColumnState
 from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.lance_io.arrays import rows_at, single_batch
 from airflow_geneva.lance_io.blobs import is_blob
-from airflow_geneva.lance_io.fragments import OFFSET_BITS, Columns, FragmentFiles, offsets_of, read_manifest, row_ids
+from airflow_geneva.lance_io.fragments import OFFSET_BITS, Columns, FragmentFiles, offsets_of, row_ids
+from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
 

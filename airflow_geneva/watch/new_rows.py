@@ -20,9 +20,9 @@ from airflow_geneva.lance_io.fragments import (
     garbage_collector_off,
     live_offsets,
     open_fragment,
-    read_manifest,
     row_ids,
 )
+from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.lance_io.table_versions import open_version_or_none, written_at
 from airflow_geneva.plan.computed_rows import ComputedRows
@@ -108,7 +108,7 @@ def _is_another_table(
     then = open_version_or_none(dataset, snapshot.source_version)
     if then is None:
         return False
-    return seen.isdisjoint(files.signature for files in read_manifest(then, columns).values())
+    return seen.isdisjoint(read_manifest(then, columns).signatures.to_pylist())
 
 
 def new_rows_for_column(

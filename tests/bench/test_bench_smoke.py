@@ -14,6 +14,7 @@ from bench import floor, report, udfs
 from bench.__main__ import OTHERS, BenchmarkRun, main
 from bench.cases import CASES, Case, open_table
 from bench.measure import MEASUREMENTS
+from bench.planning import FIRST_ROWS, ROWS
 
 
 @pytest.mark.parametrize("name", sorted({case.udf.name: case.name for case in CASES.values()}.values()))
@@ -55,8 +56,12 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     due = {name: {"fill": rows, "again": 0, "grow": rows // 10}[CASES[name].kind] for name, rows in _small_rows()}
     assert {name: run["rows"] for name, run in compared.items()} == due
     assert {name: run["floor_rows"] for name, run in compared.items()} == due
-    pending = {(run["fragments"], run["computed"]): run["rows_pending"] for run in results["plan"]}
-    assert pending == {(50, False): 500, (50, True): 0, (200, False): 2_000, (200, True): 0}
+    pending = {(run["fragments"], run["columns"], run["computed"]): run["rows_pending"] for run in results["plan"]}
+    assert pending == {
+        (fragments, columns, computed): 0 if computed else FIRST_ROWS + (fragments - 1) * ROWS
+        for fragments, columns in ((50, 3), (200, 3), (50, 30))
+        for computed in (False, True)
+    }
     assert set(results["slow"]["sides"]) == {"none", "10 s", "1 s"}
     assert {about["files"] > 0 for about in (results["aging"]["ours"], results["aging"]["lances"])} == {True}
     (view,) = results["view"][:1]

@@ -20,7 +20,7 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable
 from airflow_geneva.plan.model import BackfillSpec, CodeArchive, Plan, Sizing
 from airflow_geneva.plan.saved_plan import SwapPlan, load_plan, save_plan, shard_summaries
-from airflow_geneva.plan.shard import FragmentWork, Shard, cut_shards
+from airflow_geneva.plan.shard import FragmentWork, Shard, Works, cut_shards
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.udf.decorator import UdfDefinition
 from tests.support.counting import triple
@@ -54,7 +54,7 @@ def fragment(at: int, gaps: int = 2) -> FragmentWork:
 
 
 def plan_of(fragments: int, shard_size: int | None = None, gaps: int = 2) -> Plan:
-    shards = cut_shards([fragment(at, gaps) for at in range(fragments)], shard_size)
+    shards = cut_shards(Works(fragment(at, gaps) for at in range(fragments)), shard_size)
     return Plan(WORK, shards, rows_total=1_000 * fragments, reason_counts=(), notes=("a note",))
 
 
@@ -73,7 +73,7 @@ def test_a_plan_is_read_back_as_it_was_written(job: Storage) -> None:
 
 
 def test_a_shard_survives_its_own_form() -> None:
-    shard = Shard(3, (fragment(1), replace(fragment(2), missing=Ranges.of(0, 900), staged=False, ancestors=())))
+    shard = Shard(3, Works((fragment(1), replace(fragment(2), missing=Ranges.of(0, 900), staged=False, ancestors=()))))
     assert Shard.load(shard.dump()) == shard
 
 

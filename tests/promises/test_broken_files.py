@@ -15,7 +15,8 @@ from airflow_geneva.apply.reader import ReadSize, read_rows
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.fragments import Columns, read_manifest
+from airflow_geneva.lance_io.fragments import Columns
+from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import Sizing
 from airflow_geneva.plan.request import RefreshRequest

@@ -22,7 +22,8 @@ from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult, ShardResult
-from airflow_geneva.lance_io.fragments import columns_of, read_manifest
+from airflow_geneva.lance_io.fragments import columns_of
+from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.request import BackfillRequest
 from airflow_geneva.plan.saved_plan import load_plan
