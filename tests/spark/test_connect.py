@@ -247,6 +247,11 @@ def test_a_task_group_runs_through_a_connection_of_type_spark_connect(
     assert "asks for memory=" in refused[1]["backfill.shards.apply"]
 
 
+def python_workers(server: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The workers of a server, and the daemon that forks them."""
+    return [each for each in psutil.Process(server.pid).children(recursive=True) if each.name().startswith("python")]
+
+
 def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
     until = time.monotonic() + 120
     while not reached():
@@ -274,8 +279,8 @@ def test_a_killed_client_leaves_a_server_at_work_and_the_next_try_ends_that_firs
         wait_until(process, lambda tried=tries, kill=kill: len([*tried("*/progress/*/driver.json")]) == kill)
         wait_for_calls(process, trace, 300)
         if kill % 3 == 0:
-            workers = psutil.Process(server_process.pid).children(recursive=True)
-            chance.choice([worker for worker in workers if worker.name().startswith("python")]).kill()
+            wait_until(process, lambda: python_workers(server_process) != [])
+            chance.choice(python_workers(server_process)).kill()
             time.sleep(3.0)  # workers whose daemon was killed look around every two seconds
         time.sleep(chance.uniform(0, 0.5))
         process.kill()
