@@ -53,7 +53,7 @@ format: install ## Format the code, apply automatic fixes, and copy the code tha
 	@$(BIN)/python scripts/docs_code.py
 
 bench: install $(LANCEDB) ## Measure against pylance alone and LanceDB, and write docs/benchmarks.md
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench $(CASES:%=--cases %)
 
 $(LANCEDB): requirements/bench.txt
 	@if command -v uv >/dev/null; then \

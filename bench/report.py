@@ -1,12 +1,13 @@
-"""Render the results as Markdown, and write them to the page."""
+"""Render the results as Markdown, and write them to the page, section by section."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,40 +22,27 @@ HOURLY_PLOT = "images/hourly.svg"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
-def render(results: Mapping[str, Any]) -> str:
-    """Render all tables of a run."""
-    parts = [_machine()]
-    if results.get("compare"):
-        parts.append("### Filling a column\n\n" + _compared(results["compare"]))
-    if results.get("once"):
-        parts.append("### From a cold start, and memory\n\n" + _cold(results["once"]))
-    if results.get("slow"):
-        parts.append("### What checkpoints cost\n\n" + _slow(results["slow"]))
-    if results.get("plan"):
-        parts.append("### Planning\n\n" + _planned(results["plan"]))
-    if results.get("changes"):
-        parts.append("### After changes\n\n" + _changed(results["changes"]))
-    if results.get("wide"):
-        parts.append("### Wide rows\n\n" + _wide(results["wide"]))
-    if results.get("aging"):
-        parts.append("### Growing old\n\n" + _aged(results["aging"]))
-    if results.get("view"):
-        parts.append("### Refreshing a view\n\n" + "\n\n".join(_viewed(run) for run in results["view"]))
-    if results.get("peer"):
-        parts.append("### Beside LanceDB\n\n" + _beside(results["peer"]))
-    if results.get("hourly"):
-        parts.append("### An hourly DAG run\n\n" + _hourly(results["hourly"]))
-    return "\n\n".join(parts) + "\n"
+def render(results: Mapping[str, Any]) -> dict[str, str]:
+    """Return the sections that a run measured, by heading."""
+    machine = _machine()
+    found = [(heading, table(results[name])) for name, heading, table in _SECTIONS if results.get(name)]
+    return {heading: f"{machine}\n\n{text}" for heading, text in found}
+
+
+def joined(sections: Mapping[str, str]) -> str:
+    return "\n\n".join(f"### {heading}\n\n{text}" for heading, text in sections.items())
 
 
 def write(page: Path, results: Mapping[str, Any]) -> None:
-    """Replace the text between the markers of a page with the tables of a run, and draw its plot."""
-    text = render(results)
+    """Replace the sections of a page, between its markers, that a run measured, and draw its plot."""
     before, _, rest = page.read_text().partition(BEGIN)
-    _, found, after = rest.partition(END)
+    inside, found, after = rest.partition(END)
     if not found:
         raise SystemExit(f"{page} has no lines {BEGIN} and {END}. Put them where the figures belong.")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+    _, *parts = re.split(r"^### (.+)\n", inside, flags=re.MULTILINE)
+    measured = {heading: text.strip() for heading, text in zip(parts[::2], parts[1::2], strict=True)} | render(results)
+    ordered = {heading: measured[heading] for _, heading, _ in _SECTIONS if heading in measured}
+    page.write_text(f"{before}{BEGIN}\n\n{joined(ordered)}\n\n{END}{after}")
     if results.get("hourly"):
         drawn = plot_lines("Hourly runs: seconds from trigger to end", "hour", "seconds", results["hourly"]["seconds"])
         (page.parent / HOURLY_PLOT).write_text(drawn)
@@ -285,3 +273,21 @@ def _best_median(seconds: Sequence[float]) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.4f}" if value < 0.1 else f"{value:.2f}"
+
+
+def _all_viewed(runs: Sequence[Mapping[str, Any]]) -> str:
+    return "\n\n".join(_viewed(run) for run in runs)
+
+
+_SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("compare", "Filling a column", _compared),
+    ("once", "From a cold start, and memory", _cold),
+    ("slow", "What checkpoints cost", _slow),
+    ("plan", "Planning", _planned),
+    ("changes", "After changes", _changed),
+    ("wide", "Wide rows", _wide),
+    ("aging", "Growing old", _aged),
+    ("view", "Refreshing a view", _all_viewed),
+    ("peer", "Beside LanceDB", _beside),
+    ("hourly", "An hourly DAG run", _hourly),
+)

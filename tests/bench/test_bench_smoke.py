@@ -81,7 +81,7 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
 
 def test_lancedb_stands_beside_us_where_pylance_alone_does_other_work() -> None:
     sides = {"peer": [0.5, 0.7], "ours": [0.25, 0.25]}
-    text = report.render({"peer": [{"rows": 32_000, "changes": {"column: compaction": sides}}]})
+    text = report.joined(report.render({"peer": [{"rows": 32_000, "changes": {"column: compaction": sides}}]}))
     assert "| after | 32,000 rows: LanceDB, s | 32,000 rows: ours, s | 32,000 rows: pylance alone, s |" in text
     assert "| column: compaction | 0.50 / 0.60 | 0.25 / 0.25 |  |" in text
 
@@ -94,9 +94,10 @@ def test_a_quick_run_on_spark_agrees_with_the_floor() -> None:
     assert run["rows"] == run["floor_rows"] == CASES["c"].small().rows
 
 
-def test_figures_are_written_between_the_markers_only_and_hours_are_drawn(tmp_path: Path) -> None:
+def test_the_measured_sections_are_replaced_and_hours_are_drawn(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    old = "### An hourly DAG run\n\nold\n\n### Planning\n\nkept"
+    page.write_text(f"before\n{report.BEGIN}\n\n{old}\n\n{report.END}\nafter\n")
     (tmp_path / "images").mkdir()
     seconds = {"two empty tasks": [3.0, 2.0, 9.0], "new rows": [4.0, 4.5, 6.0]}
     applied = {"Spark Connect": 5.0, "spark-submit": 20.0}
@@ -106,6 +107,7 @@ def test_figures_are_written_between_the_markers_only_and_hours_are_drawn(tmp_pa
     assert (before, after) == ("before\n", "\nafter\n")
     assert "| new rows | 4.0 | 4.5 | 1.5 |" in text
     assert "verses like the demo takes 5.0 s through Spark Connect and 20.0 s through spark-submit." in text
+    assert text.startswith("\n\n### Planning\n\nkept\n\n### An hourly DAG run\n\nMeasured ")
     assert "old" not in text
     drawn = ElementTree.parse(tmp_path / report.HOURLY_PLOT).getroot()
     lines = [element.attrib["points"] for element in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
