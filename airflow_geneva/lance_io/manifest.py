@@ -40,6 +40,8 @@ _PATH, _FIELDS, _SIZE, _BASE = 1, 2, 6, 7
 _READ_VERSION, _NUMBER, _DELETED = 2, 3, 4
 _AT_ONCE = 1 << 16
 """References to make texts of at a time."""
+_FEW = 128
+"""So many fragments are read and hashed faster one by one than as arrays."""
 _ESCAPED = r"[^ !#-&(-\[\]-~]"
 """A character that `repr` or JSON may escape."""
 
@@ -186,6 +188,8 @@ class Manifest(Mapping[int, FragmentFiles]):
     @cached_property
     def signatures(self) -> pa.StringArray:
         """`FragmentFiles.signature` of each fragment."""
+        if len(self) <= _FEW:
+            return pa.array([files.signature for files in self.values()], pa.string())
         hashes: list[str] = []
         for part in self.parts(np.arange(len(self.ids))):
             texts = _concatenate("(", self._texts(INPUTS, part, _REPR), ", ", self._texts(OUTPUT, part, _REPR), ")")
@@ -237,18 +241,24 @@ class _Fragments(ValuesView[FragmentFiles]):
 def read_manifest(dataset: lance.LanceDataset, columns: Columns) -> Manifest:
     """Return all fragments of a version, without reading data.
 
-    pylance hands its manifest out as bytes to pickle a dataset; to be handed a fragment as an object takes ten times
-    longer. If these bytes ever have another format than the documented one, fragments are asked for one by one.
+    pylance hands its manifest out as bytes to pickle a dataset, faster than fragments as objects. Those are asked for
+    one by one if there are few, or if the bytes have another format than they are documented to have.
     """
     with garbage_collector_off():
         try:
+            if dataset._ds.count_fragments() <= _FEW:
+                return _one_by_one(dataset, columns)
             found = _decode(dataset, _serialized(dataset), columns)
             if len(found) == dataset._ds.count_fragments() and _fits(dataset, columns, found):
                 return found
             raise ValueError("it has other fragments than the table")
         except (AttributeError, ValueError) as error:
             logger.warning("Reading the fragments of %s one by one: pylance's manifest, %s.", dataset.uri, error)
-            return Manifest.of(fragment_files(fragment.metadata, columns) for fragment in dataset.get_fragments())
+            return _one_by_one(dataset, columns)
+
+
+def _one_by_one(dataset: lance.LanceDataset, columns: Columns) -> Manifest:
+    return Manifest.of(fragment_files(fragment.metadata, columns) for fragment in dataset.get_fragments())
 
 
 def _serialized(dataset: lance.LanceDataset) -> bytes:

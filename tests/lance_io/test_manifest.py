@@ -16,6 +16,11 @@ from airflow_geneva.lance_io.manifest import Manifest, read_manifest
 from airflow_geneva.lance_io.messages import parts_of
 
 
+@pytest.fixture(autouse=True)
+def no_table_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FEW", 0)
+
+
 def one_by_one(dataset: lance.LanceDataset, columns: Columns) -> dict[int, FragmentFiles]:
     return {fragment.fragment_id: fragment_files(fragment.metadata, columns) for fragment in dataset.get_fragments()}
 
