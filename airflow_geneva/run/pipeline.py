@@ -88,7 +88,9 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
         logger.info("Computing %s %s.", plan.work.target, choice)
     if choice.runner == "spark" and any(shard.to_apply for shard in plan.shards):
         _open_session(plan.work, watch, "plan")
-    saved = record_plan(plan, location, choice)
+    # Only this process finishes a job with nothing to do, and has its swap in memory.
+    idle = plan.swap is not None and plan.swap.idle
+    saved = record_plan(replace(plan, swap=None) if idle else plan, location, choice)
     watch.lap("plan")
     return PlannedJob(location, saved, plan.swap, choice)
 
