@@ -88,6 +88,7 @@ class ProgressReporter:
     rows_committed: int = 0
     versions: tuple[int, ...] = ()
     skipped: Callable[[], Mapping[int, int]] = dict
+    spark_ui: str | None = None
     _began: float = field(default_factory=time.monotonic)
     _last: float = 0.0
     _last_line: float = 0.0
@@ -137,7 +138,8 @@ class ProgressReporter:
     def document(self) -> dict[str, Any]:
         progress = self.now()
         speed = progress.rows_per_second
-        return {**asdict(progress), "rows_per_second": speed, "at": time.time(), "skipped": self.skipped()}
+        shown = {} if self.spark_ui is None else {"spark_ui": self.spark_ui}
+        return {**asdict(progress), "rows_per_second": speed, "at": time.time(), "skipped": self.skipped(), **shown}
 
 
 def read_progress(document: Mapping[str, Any]) -> Progress:
@@ -167,6 +169,7 @@ class ShardStatus:
         rows_per_second: speed of the UDF while it runs, else 0.
         seconds_left: estimated seconds left in the current stage, or None.
         error: why the last try failed, until a new try begins; None for a try that was killed.
+        spark_ui: address of the UI of the Spark driver that computed it last, or None; it ends with the driver.
     """
 
     index: int
@@ -186,6 +189,7 @@ class ShardStatus:
     rows_per_second: float = 0.0
     seconds_left: float | None = None
     error: str | None = None
+    spark_ui: str | None = None
 
     def __str__(self) -> str:
         speed = f", {self.rows_per_second:,.0f} rows/s" if self.rows_per_second else ""
@@ -294,6 +298,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     # Fragments that were staged when the shard was planned are not applied again.
     rows_ready = status.rows_ready + progress.rows_ready
     done = rows_ready >= status.rows
+    address = str(document.get("spark_ui") or "")
     return replace(
         status,
         stage="applied" if done else "applying",
@@ -304,6 +309,8 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         seconds=(("apply", round(progress.seconds, 3)),),
         rows_per_second=0.0 if done else progress.rows_per_second,
         seconds_left=None if done else progress.seconds_left,
+        # A page makes a link of it.
+        spark_ui=address if address.startswith(("http://", "https://")) else None,
     )
 
 

@@ -261,6 +261,11 @@ def test_a_running_job_moves(reader: Get, database: Database) -> None:
     folder.update_shard(PRINT, 0, applying={**progress, "rows_done": 400})
     part = reader(live[1])
     assert "40 rows/s" in text_of(part)
+    assert "Spark UI" not in part
+    folder.update_shard(PRINT, 0, applying={**progress, "spark_ui": "http://worker:4711"})
+    assert '<a href="http://worker:4711" target="_blank" rel="noopener noreferrer">Spark UI</a>' in reader(live[1])
+    folder.update_shard(PRINT, 0, applying={**progress, "spark_ui": "javascript:alert(1)"})
+    assert "javascript" not in reader(live[1])
     assert "<html" not in part
     assert "data-live" in part
 
