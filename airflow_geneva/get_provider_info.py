@@ -30,6 +30,7 @@ def get_provider_info() -> dict[str, Any]:
         "description": "Keeps computed columns and materialized views of Lance tables up to date on Spark.",
         "integrations": [{"integration-name": "Lance", "external-doc-url": "https://lance.org/", "tags": ["software"]}],
         "operators": _modules(
+            "operators.application",
             "operators.apply",
             "operators.cleanup",
             "operators.columns",

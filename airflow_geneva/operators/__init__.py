@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from airflow_geneva.operators.application import SparkApplication, compute_shard, spark_application
     from airflow_geneva.operators.apply import ApplyOperator
     from airflow_geneva.operators.cleanup import CleanupCheckpointsOperator
     from airflow_geneva.operators.columns import AddColumnsOperator
@@ -24,6 +25,9 @@ __all__ = [
     "FinishOperator",
     "PlanBackfillOperator",
     "PlanRefreshOperator",
+    "SparkApplication",
+    "compute_shard",
+    "spark_application",
 ]
 
 # Lazy imports: a DAG that only plans does not load the Spark provider.
@@ -36,6 +40,9 @@ _HOMES = {
     "FinishOperator": "airflow_geneva.operators.finish",
     "PlanBackfillOperator": "airflow_geneva.operators.plan",
     "PlanRefreshOperator": "airflow_geneva.operators.plan_refresh",
+    "SparkApplication": "airflow_geneva.operators.application",
+    "compute_shard": "airflow_geneva.operators.application",
+    "spark_application": "airflow_geneva.operators.application",
 }
 
 

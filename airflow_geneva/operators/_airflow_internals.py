@@ -74,6 +74,27 @@ def state_store(trigger: Any) -> Any:
     return getattr(trigger, "asset_state_store", None)
 
 
+def rendered_in_task(value: Any, compute: Callable[[Any], Any], description: str) -> Any:
+    """Return what a task computes of a value when it renders its fields; the value may be a task's output.
+
+    The description stands for it in the DAG that Airflow stores.
+    """
+    with _needed():
+        from airflow.sdk.definitions._internal.mixins import ResolveMixin
+
+    class RenderedInTask(ResolveMixin):
+        def iter_references(self) -> Any:
+            return value.iter_references() if isinstance(value, ResolveMixin) else ()
+
+        def resolve(self, context: Any) -> Any:
+            return compute(value.resolve(context) if isinstance(value, ResolveMixin) else value)
+
+        def __repr__(self) -> str:
+            return description
+
+    return RenderedInTask()
+
+
 # spark-submit
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -20,7 +19,6 @@ from airflow_geneva.hooks.lance import missing_connection
 from airflow_geneva.job.folder import APPLIED
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.speed import UdfSpeed
-from airflow_geneva.lance_io.table_versions import reporting_remade
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._airflow_internals import (
     adopt_application,
@@ -34,6 +32,7 @@ from airflow_geneva.operators._airflow_internals import (
 from airflow_geneva.operators._lance_task import (
     Configuration,
     check_shard,
+    failing_at_once,
     load_job,
     open_database,
     optional_int,
@@ -41,11 +40,12 @@ from airflow_geneva.operators._lance_task import (
     stop_task,
     with_retry_policy,
 )
+from airflow_geneva.operators.application import identity_arguments, shard_arguments
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.spark.code import add_archives, package_zip
+from airflow_geneva.spark.code import planned_archives, send_archives
 from airflow_geneva.spark.connect import check_demands, open_try
 from airflow_geneva.spark.installation import java_environment
 from airflow_geneva.spark.submit import (
@@ -60,8 +60,6 @@ from airflow_geneva.spark.submit import (
     find_spark_submit,
     session_settings,
 )
-from airflow_geneva.spark.tasks import apply_on_spark
-from airflow_geneva.storage.uri import sha256
 
 _ERROR_LINE = "airflow_geneva: "
 
@@ -171,43 +169,34 @@ class ApplyOperator(SparkSubmitOperator):
         return "on Spark"
 
     def _apply_on_server(self, job: PlannedJob, shard: Shard, spark_conn_id: str, try_number: int) -> None:
-        work, began = job.work, time.monotonic()
-        check_demands(work)
+        check_demands(job.work)
         url = SparkConnectHook(spark_conn_id).get_connection_url()
-        self._scratch = Scratch.make(work.job_id, shard.index)
-        task = f"{work.job_id}/{job.saved.fingerprint}/{shard.index}"
-        try:
-            remade = reporting_remade(work.tables, job.location.options)
-            with open_try(url, task, try_number) as self._session, remade:
-                add_archives(self._session, _fetch_code(job, self._scratch))
-                speed = apply_on_spark(
-                    self._session, job.location, work, shard, Udfs.planned(work), job.saved.fingerprint
-                )
-                job.write_applied(shard, speed, time.monotonic() - began)
-        finally:
-            self._scratch.remove()
+        task = f"{job.work.job_id}/{job.saved.fingerprint}/{shard.index}"
+        with open_try(url, task, try_number) as self._session:
+            send_archives(self._session, _planned_archives(job))
+            job.apply_on(self._session, shard)
 
     def _submit(self, job: PlannedJob, shard: Shard, scratch: Scratch, context: Context) -> None:
         work = job.work
         self.application = str(APPLICATION)
-        self.application_args = [
-            "--job", job.folder.storage.root,
-            "--fingerprint", job.saved.fingerprint,
-            "--shard", str(shard.index),
-        ]  # fmt: skip
-        self.py_files = ",".join([*([self.py_files] if self.py_files else []), *_fetch_code(job, scratch)])
+        archives = [scratch.write(name, data) for name, data in _planned_archives(job).items()]
+        self.py_files = ",".join([*([self.py_files] if self.py_files else []), *archives])
         given = self.render_template(self.env_vars, context) or {}
         self._conn_id = required_text("spark_conn_id", self.spark_conn_id)
         connection = self._check_connection()
-        master = SparkMaster.parse(connection["master"], self._conn_id).limited(work.sizing.concurrency)
-        options = dict(job.location.options)
+        named_by = f"Airflow connection {self._conn_id!r}"
+        master = SparkMaster.parse(connection["master"], named_by).limited(work.sizing.concurrency)
+        options, more = dict(job.location.options), list[str]()
         if connection["deploy_mode"] == "cluster":
-            _check_cluster(master, self.lance_conn_id, options, given)
+            _check_cluster(master, given)
+            more = identity_arguments(self.lance_conn_id, job, "use deploy mode 'client'")
+            options = {}
+        self.application_args = shard_arguments(job, shard.index, more)
         # The base class would add them to the worker's whole environment, or write them on the command line. Here they
         # are part of the driver's own environment.
         self.env_vars = None
         environment = self._environment(master, options, given, scratch, connection["spark_binary"])
-        self.conf = self._settings(work, master)
+        self.conf = self._settings(work, master, driver_here=connection["deploy_mode"] != "cluster")
         if connection["deploy_mode"] != "cluster" and "spark.pyspark.python" in self.conf:
             # Otherwise Spark would also start the driver on the executors' Python.
             self.conf.setdefault("spark.pyspark.driver.python", environment["PYSPARK_DRIVER_PYTHON"])
@@ -246,20 +235,13 @@ class ApplyOperator(SparkSubmitOperator):
             raise InvalidInput(f"Airflow connection {self._conn_id!r} has no host. {HOW_TO_CONNECT}")
         return resolved_connection(super()._get_hook())
 
-    def _settings(self, work: JobSpec, master: SparkMaster) -> dict[str, str]:
+    def _settings(self, work: JobSpec, master: SparkMaster, driver_here: bool) -> dict[str, str]:
         conf, own = self.conf or {}, own_settings(self)
         cores = own["spark.executor.cores"] or conf.get("spark.executor.cores")
-        asked = Resources(
-            work.sizing.concurrency,
-            max((udf.num_cpus for udf in work.udfs.values() if udf.num_cpus), default=None),
-            max((udf.num_gpus for udf in work.udfs.values() if udf.num_gpus), default=None),
-            # The UDFs of a view share one process, which keeps what each of them has loaded.
-            sum(udf.memory or 0 for udf in work.udfs.values()) or None,
-            None if cores is None else int(cores),
-        )
+        asked = Resources.of(work, None if cores is None else int(cores))
         if ignored := asked.ignored(master):
             self.log.info("The local Spark master %s ignores %s.", master.url, ", ".join(ignored))
-        settings = {**session_settings(), **asked.settings(master)}
+        settings = {**session_settings(driver_here), **asked.settings(master)}
         settings = {name: value for name, value in settings.items() if own.get(name) is None}
         return {**settings, **conf}
 
@@ -297,36 +279,16 @@ def _applied(job: PlannedJob, shard: Shard) -> dict[str, Any] | None:
     return job.folder.read_shard(job.saved.fingerprint, shard.index).get(APPLIED)
 
 
-def _fetch_code(job: PlannedJob, scratch: Scratch) -> list[str]:
-    """Write this package and the UDFs' code as local archives; check that the UDFs' code is the planned code."""
-    archives = [scratch.write("airflow_geneva.zip", package_zip())]
-    for code in job.work.codes:
-        try:
-            data = job.folder.storage.read_bytes(code.zip)
-        except FileNotFoundError:
-            data = b""
-        if sha256(data) != code.sha256:
-            raise AirflowFailException(
-                f"The code {job.folder.storage.path(code.zip)} was removed, or is not the planned code (its SHA-256 "
-                "differs). Clear the plan task with its downstream tasks."
-            )
-        archives.append(scratch.write(code.zip, data))
-    return archives
+def _planned_archives(job: PlannedJob) -> Mapping[str, bytes]:
+    with failing_at_once(InvalidInput):
+        return planned_archives(job.work, job.folder.storage)
 
 
-def _check_cluster(
-    master: SparkMaster, lance_conn_id: str, options: Mapping[str, str], given: Mapping[str, str]
-) -> None:
+def _check_cluster(master: SparkMaster, given: Mapping[str, str]) -> None:
     if master.kind == "spark":
         raise AirflowFailException(
             f"Spark's deploy mode is 'cluster', and on a standalone master ({master.url}) it runs no Python programs "
             "in that mode. Use deploy mode 'client'."
-        )
-    if options:
-        raise AirflowFailException(
-            f"Airflow connection {lance_conn_id!r} holds storage options, and Spark's deploy mode is 'cluster', where "
-            "they could only travel on the command line. Leave them out and give the cluster an identity of its own "
-            "(an IAM role, a workload identity), or use deploy mode 'client'."
         )
     if given:
         raise AirflowFailException(

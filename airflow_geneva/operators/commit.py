@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
 
+from airflow_geneva.job.folder import APPLIED
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.links.job import JobLink
@@ -26,20 +28,30 @@ class CommitOperator(LanceOperator):
 
     Args:
         shard: one entry of the plan task's output.
+        needs_result: fail if no application has written a result of this shard, for an `apply` task that does not look.
     """
 
     template_fields: Sequence[str] = (*LanceOperator.template_fields, "shard")
     operator_extra_links = (JobLink(),)
 
-    def __init__(self, *, shard: Any, **kwargs: Any) -> None:
+    def __init__(self, *, shard: Any, needs_result: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.shard = shard
+        self.needs_result = needs_result
 
     def execute(self, context: Context) -> dict[str, Any]:
         configured = Configuration.read()
         shard = check_shard(self.shard)
         job = load_job(self.open_database(), shard)
-        failure = job.folder.recording_failure(job.saved.fingerprint, shard["shard"])
+        place = (job.saved.fingerprint, shard["shard"])
+        if self.needs_result and not job.folder.read_shard(*place).get(APPLIED):
+            raise AirflowFailException(
+                f"The apply task of shard {place[1]} ended well, and no application wrote a result of it in "
+                f"{job.folder.storage.root}. Its operator must wait for the application, which must reach that "
+                "folder: a table on a local disk needs all of Spark on that machine. Then clear the apply task with "
+                "its downstream tasks."
+            )
+        failure = job.folder.recording_failure(*place)
         retries = conflict_retries(configured.version_conflict_max_retries)
         with writing_heartbeats(job.folder.storage, "commit"), failure, retries:
             result = job.commit(job.saved.load_shard(job.folder.storage, shard["shard"]))

@@ -255,10 +255,28 @@ class PlannedJob:
                 speed = sum((report.speed for report in reports), UdfSpeed())
             self.write_applied(shard, speed, time.monotonic() - began)
 
-    def write_applied(self, shard: Shard, speed: UdfSpeed, seconds: float) -> None:
-        """Write the result of applying a shard."""
-        document = applied(self.saved, shard, speed, seconds)
+    def apply_on(self, session: Any, shard: Shard, **every: float) -> dict[str, Any]:
+        """Compute a shard on a Spark session that has the code; write and return its result. Raises as `apply`."""
+        from airflow_geneva.spark.tasks import apply_on_spark
+
+        began = time.monotonic()
+        with reporting_remade(self.work.tables, self.location.options):
+            udfs = Udfs.planned(self.work)
+            speed = apply_on_spark(session, self.location, self.work, shard, udfs, self.saved.fingerprint, **every)
+            return self.write_applied(shard, speed, time.monotonic() - began)
+
+    def write_applied(self, shard: Shard, speed: UdfSpeed, seconds: float) -> dict[str, Any]:
+        """Write and return the result of applying a shard."""
+        document = {
+            "shard": shard.index,
+            "fingerprint": self.saved.fingerprint,
+            "rows_run": speed.rows,
+            "fragments_staged": len(shard.to_apply),
+            "speed": speed.to_json(),
+            "seconds": round(seconds, 3),
+        }
         self.folder.update_shard(self.saved.fingerprint, shard.index, applied=document)
+        return document
 
     @cached_property
     def applied(self) -> list[dict[str, Any]]:
@@ -339,18 +357,6 @@ class PlannedJob:
         error = f"{len(missing)} of {len(self.saved.shards)} shards were not committed: {missing[:20]}."
         failure = self.folder.read_shard(self.saved.fingerprint, missing[0]).get(FAILURE)
         return f"{error} Shard {missing[0]}: {failure['error']}" if failure else error
-
-
-def applied(saved: SavedPlan, shard: Shard, speed: UdfSpeed, seconds: float) -> dict[str, Any]:
-    """Return the result of applying a shard, as a document."""
-    return {
-        "shard": shard.index,
-        "fingerprint": saved.fingerprint,
-        "rows_run": speed.rows,
-        "fragments_staged": len(shard.to_apply),
-        "speed": speed.to_json(),
-        "seconds": round(seconds, 3),
-    }
 
 
 def _unwatched(_rows: int) -> None:

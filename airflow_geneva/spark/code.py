@@ -6,13 +6,15 @@ import io
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import airflow_geneva
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.spark.connect import is_connect
+from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import sha256
 from airflow_geneva.udf.shipping import UdfReference, zip_code
 
@@ -36,6 +38,26 @@ def package_zip() -> bytes:
     return buffer.getvalue()
 
 
+def planned_archives(work: JobSpec, job: Storage) -> dict[str, bytes]:
+    """Return zips of this package and of a plan's UDFs, by file name.
+
+    Raises:
+        InvalidInput: the UDFs' code was removed, or is not the planned code.
+    """
+    archives = dict([_named("airflow_geneva", package_zip())])
+    for code in work.codes:
+        try:
+            archives[code.zip] = job.read_bytes(code.zip)
+        except FileNotFoundError:
+            archives[code.zip] = b""
+        if sha256(archives[code.zip]) != code.sha256:
+            raise InvalidInput(
+                f"The code {job.path(code.zip)} was removed, or is not the planned code (its SHA-256 differs). Clear "
+                "the plan task with its downstream tasks."
+            )
+    return archives
+
+
 def add_archives(session: SparkSession, paths: Iterable[str]) -> None:
     """Send zipped code to the workers of a session."""
     path_before = list(sys.path)
@@ -50,18 +72,28 @@ def add_archives(session: SparkSession, paths: Iterable[str]) -> None:
 
 def send_code(session: SparkSession, udf_references: Iterable[UdfReference]) -> None:
     """Send this package and the UDFs' modules to the workers."""
+    paths = [udf_reference.import_path for udf_reference in udf_references if udf_reference.import_path is not None]
+    modules = {path.split(":")[0].replace(".", "_"): path for path in paths}
+    zips = {"airflow_geneva": package_zip(), **{name: zip_code(path) for name, path in modules.items()}}
+    send_archives(session, dict(_named(name, data) for name, data in zips.items() if data is not None))
+
+
+def send_archives(session: SparkSession, archives: Mapping[str, bytes]) -> None:
+    """Send zipped code to the workers, each once a session."""
     place = str(session.session_id if is_connect(session) else session.sparkContext.applicationId)  # type: ignore[attr-defined]
-    archives: dict[str, Callable[[], bytes | None]] = {"airflow_geneva": package_zip}
-    for path in (udf_reference.import_path for udf_reference in udf_references):
-        if path is not None:
-            archives[path.split(":")[0]] = partial(zip_code, path)
-    for name, make in archives.items():
-        data = make()
-        mark = (place, "" if data is None else sha256(data))
-        if data is not None and mark not in _sent:
+    for name, data in archives.items():
+        if (place, name) not in _sent:
             folder = tempfile.TemporaryDirectory(prefix="geneva-code-")
-            _sent_folders.append(folder)
-            target = Path(folder.name) / f"{name.replace('.', '_')}-{mark[1][:12]}.zip"
+            target = Path(folder.name) / name
             target.write_bytes(data)
             add_archives(session, [str(target)])
-            _sent.add(mark)
+            _sent.add((place, name))
+            if is_connect(session):  # the server has a copy
+                folder.cleanup()
+            else:
+                _sent_folders.append(folder)
+
+
+def _named(name: str, data: bytes) -> tuple[str, bytes]:
+    """Return a file name for an archive, which its contents are a part of, and the archive."""
+    return f"{name}-{sha256(data)[:16]}.zip", data

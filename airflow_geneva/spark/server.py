@@ -44,11 +44,11 @@ def run_server(
         JavaNotFound: there is no Java that Spark runs on.
         GenevaError: the server ended, or did not answer in time.
     """
-    parsed = SparkMaster.parse(master, "of the server")
+    parsed = SparkMaster.parse(master, "--master")
     master = parsed.url if parsed.slots is None else parsed.limited(parsed.slots).url
     _check_free(port)
     settings = {
-        **session_settings(),
+        **session_settings(driver_here=True),
         "spark.connect.grpc.binding.address": HOST,
         "spark.connect.grpc.binding.port": str(port),
         "spark.driver.bindAddress": HOST,
@@ -60,6 +60,7 @@ def run_server(
     given.setdefault("PATH", os.defpath)
     # Workers must use this Python, which has the packages; Spark would start the python3 on PATH.
     given.setdefault("PYSPARK_PYTHON", sys.executable)
+    given.setdefault("SPARK_LOCAL_IP", HOST)  # of the UI, which has no login
     given = {**find_spark_submit("spark-submit", given), **java_environment(folder)}
     process = subprocess.Popen(
         [

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.storage.location import secret_values
 
 APPLICATION = Path(__file__).parent / "application" / "main.py"
@@ -55,18 +56,15 @@ class SparkMaster:
     failures: int | None = None
 
     @staticmethod
-    def parse(url: str, connection: str) -> SparkMaster:
-        """Parse the master URL of an Airflow connection; `InvalidInput` if Spark knows no such master."""
+    def parse(url: str, named_by: str) -> SparkMaster:
+        """Parse a master URL; `InvalidInput` if Spark knows no such master."""
         if local := _LOCAL.fullmatch(url):
             slots = local["slots"] or "1"
             count = os.cpu_count() or 1 if slots == "*" else int(slots)
             return SparkMaster(url, "local", count, int(local["failures"] or _TASK_FAILURES))
         if cluster := _CLUSTER.fullmatch(url):
             return SparkMaster(url, cluster["kind"] or cluster["yarn"] or "local-cluster")
-        raise InvalidInput(
-            f"Airflow connection {connection!r} names the Spark master {url!r}, which Spark does not know. "
-            f"{HOW_TO_CONNECT}"
-        )
+        raise InvalidInput(f"{named_by} names the Spark master {url!r}, which Spark does not know. {HOW_TO_CONNECT}")
 
     def limited(self, concurrency: int) -> SparkMaster:
         """Return a local master with at most ``concurrency`` slots, and the failures that a cluster allows per task."""
@@ -95,6 +93,18 @@ class Resources:
     num_gpus: float | None = None
     memory: int | None = None
     executor_cores: int | None = None
+
+    @staticmethod
+    def of(work: JobSpec, executor_cores: int | None = None) -> Resources:
+        """Return what a job needs. The UDFs of a view share a process, which keeps what each of them has loaded."""
+        udfs = work.udfs.values()
+        return Resources(
+            work.sizing.concurrency,
+            max((udf.num_cpus for udf in udfs if udf.num_cpus), default=None),
+            max((udf.num_gpus for udf in udfs if udf.num_gpus), default=None),
+            sum(udf.memory or 0 for udf in udfs) or None,
+            executor_cores,
+        )
 
     @property
     def task_cpus(self) -> int:
@@ -203,9 +213,15 @@ class Scratch:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def session_settings() -> dict[str, str]:
-    """Spark settings of a session that this package starts: quiet, and one BLAS thread per task, to share the cores."""
-    settings = {"spark.ui.enabled": "false", "spark.log.level": "WARN", "spark.ui.showConsoleProgress": "false"}
+def session_settings(driver_here: bool = False) -> dict[str, str]:
+    """Spark settings of a session: quiet, one BLAS thread per task, to share the cores, and a UI that stops nothing.
+
+    Args:
+        driver_here: the driver runs on this machine, maybe beside many, so its UI takes any free port.
+    """
+    settings = {"spark.log.level": "WARN", "spark.ui.showConsoleProgress": "false", "spark.ui.killEnabled": "false"}
+    if driver_here:
+        settings["spark.ui.port"] = "0"
     for name in BLAS_VARIABLES:
         settings[f"spark.executorEnv.{name}"] = "1"
     return settings

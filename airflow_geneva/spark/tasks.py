@@ -145,6 +145,10 @@ def apply_on_spark(
     slots, skipped = _slots(session, work), skipped_before(location, work)
     task_spec = TaskSpec(location, work, udfs, job, plan, shard.index, attempt, slots, skipped)
     reporter = open_reporter(location, work, shard, plan, every)
+    if not is_connect(session) and (address := session.sparkContext.uiWebUrl):
+        reporter.spark_ui = address
+        reporter.keep()
+        logger.info("Spark's UI: %s", address)
     groups, rest = (len(group_units(shard, work.sizing, slots, stage)) for stage in (0, 1))
     works = shard.to_apply
     logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, shard.rows_to_run, len(works), groups)
@@ -383,7 +387,9 @@ def open_session(concurrency: int) -> SparkSession:
     slots = max(1, min(concurrency, os.cpu_count() or 1))
     # Workers of a local session must use this Python; Spark would start the python3 on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Its UI has no login, so no other machine shall reach it.
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(f"local[{slots},4]").appName("airflow_geneva")
-    for name, value in session_settings().items():
+    for name, value in session_settings(driver_here=True).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

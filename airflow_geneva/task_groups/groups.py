@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from airflow.sdk import TaskGroup, task_group
+from airflow.sdk import BaseOperator, TaskGroup, XComArg, task_group
 
 from airflow_geneva.assets import lance_asset
 from airflow_geneva.errors import InvalidInput
@@ -19,6 +19,9 @@ from airflow_geneva.operators.plan_refresh import PlanRefreshOperator
 if TYPE_CHECKING:
     from airflow.sdk import DAG
     from typing_extensions import Unpack
+
+
+_ONE_TASK = "apply= must make and return one task that is not mapped, with task_id='apply'."
 
 
 class Sizes(TypedDict, total=False):
@@ -47,6 +50,8 @@ class GroupArguments(Sizes, total=False):
             `[geneva] inline_below_rows`, which is 0.
         max_active_shards: maximum number of shards that are computed at once; by default 1.
         spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
+        apply: a function from a shard to the task that computes it, by default an `ApplyOperator`. The task is not
+            mapped and has the id `apply`; see `spark_application` and `compute_shard`.
         prefix_group_id, parent_group, dag, default_args, tooltip, doc_md, ui_color, ui_fgcolor: as for `TaskGroup`.
         add_suffix_on_collision, group_display_name: as for `TaskGroup`.
     """
@@ -57,6 +62,7 @@ class GroupArguments(Sizes, total=False):
     inline_below_rows: int | str | None
     max_active_shards: int
     spark_submit: Mapping[str, Any] | None
+    apply: Callable[[Any], Any] | None
     prefix_group_id: bool
     parent_group: TaskGroup | None
     dag: DAG
@@ -96,7 +102,8 @@ class _ShardGroup(TaskGroup):
         sizes = {name: given.pop(name, None) for name in Sizes.__annotations__}
         place = _not_none(given, "lance_conn_id", "database")
         applied = _not_none(given, "spark_conn_id", "inline_below_rows")
-        most, spark_submit = given.pop("max_active_shards", 1), given.pop("spark_submit", None)
+        applied |= given.pop("spark_submit", None) or {}
+        most, make_apply = given.pop("max_active_shards", 1), given.pop("apply", None)
         super().__init__(group_id=group_id, **given)
         with self:
             planned = plan(task_id="plan", **asked, **sizes, **place)
@@ -115,20 +122,37 @@ class _ShardGroup(TaskGroup):
             if isinstance(most, int) and most < 1:
                 raise InvalidInput(f"max_active_shards={most} is not valid. Give at least 1.")
 
+            if make_apply is not None and applied:
+                raise InvalidInput(f"{', '.join(sorted(applied))} is for ApplyOperator, which apply= replaces.")
+
             # One mapped group, not two mapped tasks: with two, one failed apply would block every commit.
             @task_group(group_id="shards")
             def compute(shard: Any) -> None:
-                apply = ApplyOperator(
-                    task_id="apply",
-                    shard=shard,
-                    max_active_tis_per_dagrun=most,
-                    **place,
-                    **applied,
-                    **(spark_submit or {}),
-                )
-                apply >> CommitOperator(task_id="commit", shard=shard, **place)
+                commit = CommitOperator(task_id="commit", shard=shard, needs_result=make_apply is not None, **place)
+                if make_apply is None:
+                    at_once = {"max_active_tis_per_dagrun": most}
+                    apply: BaseOperator = ApplyOperator(task_id="apply", shard=shard, **at_once, **place, **applied)
+                else:
+                    apply = _call_apply(make_apply, shard, commit.task_group)
+                    apply.max_active_tis_per_dagrun = apply.max_active_tis_per_dagrun or most
+                apply >> commit
 
             compute.expand(shard=planned.output) >> finish
+
+
+def _call_apply(make_apply: Callable[[Any], Any], shard: Any, group: TaskGroup | None) -> BaseOperator:
+    """Return the task that a function given as `apply` makes in the group of a shard; else `InvalidInput`."""
+    try:
+        returned = make_apply(shard)
+    except NotImplementedError as error:  # Airflow's, for `expand`
+        raise InvalidInput(f"{_ONE_TASK} Airflow says: {error}.") from error
+    # A call of a @task function returns its output.
+    made = getattr(returned, "operator", None) if isinstance(returned, XComArg) else returned
+    if not isinstance(made, BaseOperator):
+        raise InvalidInput(f"{_ONE_TASK} It returned {returned!r:.80}, which is no task.")
+    if made.label != "apply" or made.task_group is not group:
+        raise InvalidInput(f"{_ONE_TASK} It returned the task {made.task_id!r}.")
+    return made
 
 
 def _not_none(given: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -16,3 +16,20 @@ with DAG("on_a_cluster", schedule=None) as on_a_cluster:
         spark_submit={"conf": {"spark.pyspark.python": "/opt/python/bin/python"}},
     )
     # --8<-- [end:python]
+
+with DAG("with_history", schedule=None) as with_history:
+    # --8<-- [start:history]
+    events = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": "s3a://lake/spark-events"}
+    BackfillTaskGroup(table="docs", column="embedding", spark_submit={"conf": events})
+    # --8<-- [end:history]
+
+with DAG("in_cluster_mode", schedule=None) as in_cluster_mode:
+    # --8<-- [start:cluster]
+    settings = {
+        "spark.kubernetes.container.image": "registry.internal/spark-with-pylance:4.0.1",
+        "spark.kubernetes.authenticate.driver.serviceAccountName": "lake",
+        "spark.kubernetes.authenticate.executor.serviceAccountName": "lake",
+        "spark.kubernetes.file.upload.path": "s3a://lake/spark-upload",
+    }
+    BackfillTaskGroup(table="docs", column="embedding", spark_submit={"deploy_mode": "cluster", "conf": settings})
+    # --8<-- [end:cluster]

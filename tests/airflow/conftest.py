@@ -34,6 +34,7 @@ UDFS = '''
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -68,6 +69,13 @@ def longer(text: str) -> int:
 @udf(data_type=pa.string(), version="1")
 def upper(text: str) -> str:
     return text.upper()
+
+
+@udf(data_type=pa.int64(), version="1")
+def watched(text: str) -> int:
+    while (FOLDER / "once-watched").exists():
+        time.sleep(0.05)
+    return len(text)
 
 
 @udf(data_type=pa.int64(), version="1", num_cpus=2, num_gpus=0.5, memory="2g")

@@ -34,6 +34,10 @@ pytestmark = pytest.mark.airflow
 USER = SimpleNamespace(username="reader")
 NEEDED: dict[str, tuple[Callable[[], Any], str]] = {
     "asset_events": (lambda: internals.asset_events(Asset("docs"), 1), "airflow.sdk.execution_time.context"),
+    "rendered_in_task": (
+        lambda: internals.rendered_in_task(None, repr, "it"),
+        "airflow.sdk.definitions._internal.mixins",
+    ),
     "redact": (internals.redact, "airflow.sdk._shared.secrets_masker"),
     "redact_of_the_server": (internals.redact, "airflow._shared.secrets_masker"),
     "user_dependency": (internals.user_dependency, "airflow.api_fastapi.core_api.security"),

@@ -17,7 +17,7 @@ import pytest
 
 from airflow_geneva.spark.submit import APPLICATION, CREDENTIALS
 from tests.airflow.conftest import Desk
-from tests.support.desk import connect_spark, make_dag
+from tests.support.desk import connect_lance, connect_spark, make_dag
 from tests.support.driving import DagSerialization, Driver
 
 pytestmark = pytest.mark.airflow
@@ -80,11 +80,6 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return Recorder(record)
 
 
-def connect_lance(monkeypatch: pytest.MonkeyPatch, desk: Desk, **options: str) -> None:
-    connection = {"conn_type": "lance", "host": desk.database.uri, "extra": {"storage_options": options}}
-    monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps(connection))
-
-
 def go(desk: Desk, udf: str = "length", **settings: Any) -> Driver:
     desk.append("a")
     desk.define(n=udf)
@@ -109,7 +104,8 @@ def test_a_local_master_gets_the_slots_asked_for(
     assert submitted.option("--master") == "local[1,4]"
     assert submitted.option("--name") == "airflow_geneva"
     assert submitted.conf["spark.log.level"] == "WARN"
-    assert submitted.conf["spark.ui.enabled"] == "false"
+    assert (submitted.conf["spark.ui.port"], submitted.conf["spark.ui.killEnabled"]) == ("0", "false")
+    assert submitted.environment["SPARK_LOCAL_IP"] == "127.0.0.1"
     assert submitted.conf["spark.executorEnv.OPENBLAS_NUM_THREADS"] == "1"
     assert submitted.environment["SPARK_LOCAL_DIRS"] == submitted.environment["TMPDIR"]
     assert not any(name.startswith(("spark.task", "spark.executor.", "spark.cores")) for name in submitted.conf)
@@ -171,7 +167,8 @@ def test_the_plan_goes_by_reference_and_the_code_goes_along(desk: Desk, recorder
     assert submitted.arguments == ["--job", job, "--fingerprint", shard["fingerprint"], "--shard", "0"]
     code = next(names for file, names in submitted.packed.items() if file.startswith("code-"))
     assert code == ["geneva_dag_udfs.py"]
-    assert "airflow_geneva/udf/decorator.py" in submitted.packed["airflow_geneva.zip"]
+    package = next(names for file, names in submitted.packed.items() if file.startswith("airflow_geneva-"))
+    assert "airflow_geneva/udf/decorator.py" in package
 
 
 def test_the_driver_inherits_nothing_of_airflow(
@@ -233,6 +230,18 @@ def test_a_cluster_deploy_mode_takes_no_credentials(
     assert "identity of its own" in told
     assert "the-key" not in told
     assert not recorder.seen
+
+
+def test_a_cluster_deploy_mode_takes_harmless_options_as_arguments(
+    desk: Desk, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On YARN the Spark provider would also want to know how to track the application.
+    connect_spark(monkeypatch, host="local[2]", extra={"deploy-mode": "cluster"})
+    connect_lance(monkeypatch, desk, aws_region="eu-west-1")
+    go(desk)
+    assert recorder.read().arguments[-2:] == ["--storage-option", "aws_region=eu-west-1"]
+    assert CREDENTIALS not in recorder.read().environment
+    assert "spark.ui.port" not in recorder.read().conf
 
 
 def test_a_cluster_deploy_mode_takes_no_variables(

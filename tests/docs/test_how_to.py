@@ -94,6 +94,9 @@ def test_the_dags_for_a_cluster_hand_on_what_they_are_given() -> None:
     assert (plan.udf, plan.sizing["concurrency"]) == ("gpu_udfs:Embed", 4)
     apply = left["on_a_cluster"].get_task("backfill.shards.apply")
     assert apply.conf == {"spark.pyspark.python": "/opt/python/bin/python"}
+    in_cluster_mode = left["in_cluster_mode"].get_task("backfill.shards.apply")
+    assert in_cluster_mode.conf["spark.kubernetes.file.upload.path"] == "s3a://lake/spark-upload"
+    assert left["with_history"].get_task("backfill.shards.apply").conf["spark.eventLog.enabled"] == "true"
 
 
 def test_a_gpu_function_loads_its_model_on_the_gpu_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:

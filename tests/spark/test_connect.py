@@ -25,6 +25,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.spark import connect
 from airflow_geneva.spark.connect import open_try
 from tests.spark.spark_udfs import seen
+from tests.support.run_examples import run_examples
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -245,6 +246,15 @@ def test_a_task_group_runs_through_a_connection_of_type_spark_connect(
     assert [wrong[0], refused[0]] == ["failed", "failed"]
     assert "seven hundred is too much" in wrong[1]["backfill.shards.apply"]
     assert "asks for memory=" in refused[1]["backfill.shards.apply"]
+
+
+def test_the_examples_run_on_a_server(server: str, airflow_db: Path, tmp_path: Path) -> None:
+    host, _, port = server.removeprefix("sc://").partition(":")
+    spark = {"conn_type": "spark_connect", "host": f"sc://{host}", "port": int(port)}
+    assert run_examples(tmp_path / "db", spark, "apply_in_pyspark", "apply_on_connect") == {
+        "apply_in_pyspark": ["success", 2, {}],
+        "apply_on_connect": ["success", 1, {}],
+    }
 
 
 def python_workers(server: subprocess.Popen[str]) -> list[psutil.Process]:

@@ -55,7 +55,7 @@ def test_a_local_master_has_the_slots_asked_for_and_lets_tasks_fail_more_than_on
 
 @pytest.mark.parametrize("url", ["spark://", "local[two]", "http://master", "", "yarns"])
 def test_a_master_that_spark_does_not_know_is_refused_by_name(url: str) -> None:
-    with pytest.raises(InvalidInput, match="'my_spark' names the Spark master"):
+    with pytest.raises(InvalidInput, match="my_spark names the Spark master"):
         SparkMaster.parse(url, "my_spark")
 
 

@@ -34,6 +34,11 @@ def texts(letters: str) -> list[str]:
     return [f"{letter}{row:02}" for letter in letters for row in range(ROWS)]
 
 
+def connect_lance(monkeypatch: pytest.MonkeyPatch, desk: Desk, **options: str) -> None:
+    connection = {"conn_type": "lance", "host": desk.database.uri, "extra": {"storage_options": options}}
+    monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps(connection))
+
+
 def connect_spark(monkeypatch: pytest.MonkeyPatch, **connection: Any) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", **connection}))
 

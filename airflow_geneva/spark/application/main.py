@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import sys
-import time
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -22,6 +21,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--job", required=True, help="URI of the job's folder")
     parser.add_argument("--fingerprint", required=True, help="SHA-256 of the plan")
     parser.add_argument("--shard", required=True, type=int, help="index of the shard")
+    parser.add_argument("--storage-option", action="append", default=[], help="NAME=VALUE; no secret")
+    parser.add_argument("--archive", action="append", default=[], help="URI of a zip that Spark was not given")
     parser.add_argument("--progress-seconds", type=float, default=None, help="seconds between progress lines")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -33,11 +34,15 @@ def main(arguments: list[str]) -> int:
     from pyspark.sql import SparkSession
 
     session = SparkSession.builder.appName("airflow_geneva").getOrCreate()
+    for archive in options.archive:
+        session.sparkContext.addPyFile(archive)
     from airflow_geneva.errors import GenevaError
 
-    credentials = json.loads(os.environ.get("AIRFLOW_GENEVA_STORAGE_OPTIONS") or "{}")
+    storage_options = dict(option.split("=", 1) for option in options.storage_option)
+    storage_options |= json.loads(os.environ.get("AIRFLOW_GENEVA_STORAGE_OPTIONS") or "{}")
+    place = (options.job, options.fingerprint, options.shard)
     try:
-        apply_submitted(session, options.job, options.fingerprint, options.shard, credentials, options.progress_seconds)
+        apply_submitted(session, *place, storage_options, options.progress_seconds)
     except GenevaError as error:
         session.stop()
         print(f"airflow_geneva: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -55,30 +60,22 @@ def apply_submitted(
     progress_seconds: float | None = None,
 ) -> None:
     """Compute one shard of a stored plan and record that; after an error, rows computed before are checkpointed."""
-    from airflow_geneva.job.folder import JobFolder
     from airflow_geneva.job.heartbeat import writing_heartbeats
-    from airflow_geneva.lance_io.table_versions import reporting_remade
     from airflow_geneva.plan.saved_plan import load_plan
-    from airflow_geneva.run.inline import Udfs
-    from airflow_geneva.run.pipeline import applied
-    from airflow_geneva.spark.tasks import apply_on_spark
+    from airflow_geneva.run.pipeline import PlannedJob
     from airflow_geneva.storage.files import Storage
     from airflow_geneva.storage.location import TableLocation
 
-    began = time.monotonic()
-    job = Storage.at(job_uri, credentials)
-    saved = load_plan(job, fingerprint)
-    work = saved.work
-    udfs = Udfs.planned(work)
-    location = TableLocation(work.table, work.table_name, job.options)
+    folder = Storage.at(job_uri, credentials)
+    saved = load_plan(folder, fingerprint)
+    job = PlannedJob(TableLocation(saved.work.table, saved.work.table_name, folder.options), saved)
     every = {} if progress_seconds is None else {"every": progress_seconds}
-    loaded = saved.load_shard(job, shard)
-    # The submitting task writes heartbeats too, but it may die while the driver continues.
-    with reporting_remade(work.tables, job.options), writing_heartbeats(job, "apply"):
-        speed = apply_on_spark(session, location, work, loaded, udfs, fingerprint, **every)
-    document = applied(saved, loaded, speed, time.monotonic() - began)
-    JobFolder(job, work.job_id).update_shard(fingerprint, shard, applied=document)
+    # The submitting task may write heartbeats and failures too, but it may die while the driver continues.
+    with writing_heartbeats(folder, "apply"), job.folder.recording_failure(fingerprint, shard):
+        job.apply_on(session, saved.load_shard(folder, shard), **every)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    failed = main(sys.argv[1:])
+    if failed:  # services such as Databricks may take any exit for a failure
+        sys.exit(failed)

@@ -1,0 +1,187 @@
+"""A shard for any operator: the Spark application that computes it, and the same on a session that is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow.providers.common.compat.sdk import AirflowFailException
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.heartbeat import writing_heartbeats
+from airflow_geneva.operators._airflow_internals import rendered_in_task
+from airflow_geneva.operators._lance_task import check_shard, failing_at_once, load_job, open_database
+from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.spark.code import planned_archives, send_archives
+from airflow_geneva.spark.connect import check_demands, is_connect
+from airflow_geneva.spark.submit import APPLICATION, Resources, SparkMaster, session_settings
+from airflow_geneva.storage.location import secret_values
+from airflow_geneva.storage.uri import sha256
+
+
+@dataclass(frozen=True)
+class SparkApplication:
+    """The Spark application that computes a shard. Each part is for a templated field of an operator.
+
+    A part is known when the task renders its fields. It may be an item of a list or a dict, but not a part of a text.
+
+    Args:
+        application: URI of the Python program.
+        arguments: what the program is called with, a list.
+        archives: URIs of zips with this package and the code of the UDFs, a list; the driver and the workers need them.
+        py_files: the archives as one text, with commas.
+        conf: Spark settings, a dict.
+        submit_parameters: archives and settings as one text, as they stand on the command line of spark-submit.
+        arguments_with_archives: arguments that make the program add the archives itself, where an operator has no field
+            for them.
+    """
+
+    application: Any
+    arguments: Any
+    archives: Any
+    py_files: Any
+    conf: Any
+    submit_parameters: Any
+    arguments_with_archives: Any
+
+
+def spark_application(
+    shard: Any,
+    *,
+    master: str,
+    lance_conn_id: str = "lance_default",
+    database: str | None = None,
+    spark_uri: str | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> SparkApplication:
+    """Return the Spark application that computes a shard, for the operator that `apply` of a task group returns.
+
+    Its program and archives are stored beside the plan, by the task that uses them. The application reaches the table
+    with an identity of its own: a Lance connection that holds credentials is refused. The operator has to wait for the
+    end of the application, which writes the result that `commit` looks for.
+
+    Args:
+        shard: the argument of the function that is given as `apply`.
+        master: the Spark master as in a Spark connection, `local[2]`, `spark://host:7077`, `yarn` or
+            `k8s://https://host`; it says which settings the resources of the UDFs come to. For a service that starts
+            containers itself, use `yarn`.
+        lance_conn_id: the Airflow connection of the database.
+        database: another URI to use with that connection's storage options.
+        spark_uri: the URI of the database for Spark's own file systems, if it is another one, such as `s3a://lake/db`.
+        conf: more Spark settings, which go first.
+
+    Returns:
+        SparkApplication: its parts.
+
+    Raises:
+        InvalidInput: Spark does not know the master.
+    """
+    chosen = SparkMaster.parse(master, "spark_application")
+
+    def arguments(job: PlannedJob, index: int) -> list[str]:
+        instead = "use ApplyOperator in deploy mode 'client', or compute_shard in a @task.pyspark"
+        return shard_arguments(job, index, identity_arguments(lance_conn_id, job, instead))
+
+    def application(job: PlannedJob, index: int) -> str:
+        program = Path(APPLICATION).read_bytes()
+        [uri] = store(job, {f"apply-{sha256(program)[:16]}.py": program})
+        return uri
+
+    def archives(job: PlannedJob, index: int) -> list[str]:
+        return store(job, planned_archives(job.work, job.folder.storage))
+
+    def settings(job: PlannedJob, index: int) -> dict[str, str]:
+        return {
+            **session_settings(driver_here=chosen.kind == "local"),
+            **Resources.of(job.work).settings(chosen),
+            **(conf or {}),
+        }
+
+    def submit_parameters(job: PlannedJob, index: int) -> str:
+        pairs = (f"--conf {name}={value}" for name, value in settings(job, index).items())
+        return " ".join([f"--py-files {','.join(archives(job, index))}", *pairs])
+
+    def arguments_with_archives(job: PlannedJob, index: int) -> list[str]:
+        added = [part for uri in archives(job, index) for part in ("--archive", uri)]
+        return [*arguments(job, index), *added]
+
+    def store(job: PlannedJob, files: Mapping[str, bytes]) -> list[str]:
+        folder, place = job.folder.storage, job.location.database_uri
+        for name, data in files.items():
+            folder.write_bytes(name, data)
+        return [(spark_uri or place).rstrip("/") + folder.path(name).removeprefix(place) for name in files]
+
+    def part(name: str, compute: Callable[[PlannedJob, int], Any]) -> Any:
+        def in_task(rendered: Any) -> Any:
+            reference = check_shard(rendered)
+            with failing_at_once(InvalidInput):
+                return compute(load_job(open_database(lance_conn_id, database), reference), reference["shard"])
+
+        return rendered_in_task(shard, in_task, f"<{name} of the shard>")
+
+    return SparkApplication(
+        application=part("application", application),
+        arguments=part("arguments", arguments),
+        archives=part("archives", archives),
+        py_files=part("py_files", lambda job, index: ",".join(archives(job, index))),
+        conf=part("conf", settings),
+        submit_parameters=part("submit_parameters", submit_parameters),
+        arguments_with_archives=part("arguments_with_archives", arguments_with_archives),
+    )
+
+
+def compute_shard(
+    session: Any, shard: Any, *, lance_conn_id: str = "lance_default", database: str | None = None
+) -> dict[str, Any]:
+    """Compute a shard on a Spark session, classic or Connect, for a task that has one, such as `@task.pyspark`.
+
+    This package, the planned code of the UDFs and the storage options of the Lance connection travel in the session.
+
+    Args:
+        session: the SparkSession.
+        shard: one entry of the plan task's output.
+        lance_conn_id: the Airflow connection of the database.
+        database: another URI to use with that connection's storage options.
+
+    Returns:
+        dict: how many rows ran, and how fast.
+
+    Raises:
+        InvalidInput: a UDF asks for a GPU or for memory, and the session is one of a Spark Connect server.
+    """
+    reference = check_shard(shard)
+    job = load_job(open_database(lance_conn_id, database), reference)
+    index = reference["shard"]
+    if is_connect(session):
+        check_demands(job.work)
+    with (
+        writing_heartbeats(job.folder.storage, "apply"),
+        job.folder.recording_failure(job.saved.fingerprint, index),
+        failing_at_once(InvalidInput),
+    ):
+        send_archives(session, planned_archives(job.work, job.folder.storage))
+        return job.apply_on(session, job.saved.load_shard(job.folder.storage, index))
+
+
+def shard_arguments(job: PlannedJob, index: int, more: list[str]) -> list[str]:
+    """Return what the application is called with."""
+    place = ["--job", job.folder.storage.root, "--fingerprint", job.saved.fingerprint, "--shard", str(index)]
+    return [*place, *more]
+
+
+def identity_arguments(lance_conn_id: str, job: PlannedJob, instead: str) -> list[str]:
+    """Return the storage options as arguments for an application that has an identity of its own.
+
+    Raises:
+        AirflowFailException: one of them is a secret, which a command line would show.
+    """
+    options = dict(job.location.options)
+    if secret_values(options):
+        raise AirflowFailException(
+            f"Airflow connection {lance_conn_id!r} holds credentials, which could only travel on the command line of "
+            "this Spark application. Leave them out and give the cluster an identity of its own (an IAM role, a "
+            f"workload identity), or {instead}."
+        )
+    return [part for name, value in sorted(options.items()) for part in ("--storage-option", f"{name}={value}")]
