@@ -1,8 +1,9 @@
 # Each has an environment of its own: AIRFLOW=3.1 or 3.2; PYTHON=3.10 to 3.13 (any other PYTHON is the interpreter that makes
-# the usual one); LOWEST=1, the lowest versions that pyproject.toml allows; PYLANCE=latest, or a version, whatever it allows.
+# the usual one); LOWEST=1, the lowest versions that pyproject.toml allows; PYLANCE=latest, or a version, whatever it allows;
+# RECIPES=1, with the providers of docs/how-to/any-submitter.md, for the tests of its recipes.
 VERSION := $(filter 3.%,$(PYTHON))
-VENV := .venv$(AIRFLOW:%=-%)$(LOWEST:%=-lowest)$(PYLANCE:%=-pylance-%)$(VERSION:%=-py%)
-LOCK := requirements/$(if $(LOWEST),lowest,$(if $(AIRFLOW),airflow-$(AIRFLOW),dev)).txt
+VENV := .venv$(AIRFLOW:%=-%)$(LOWEST:%=-lowest)$(RECIPES:%=-recipes)$(PYLANCE:%=-pylance-%)$(VERSION:%=-py%)
+LOCK := requirements/$(if $(RECIPES),recipes,$(if $(LOWEST),lowest,$(if $(AIRFLOW),airflow-$(AIRFLOW),dev))).txt
 BIN := $(VENV)/bin
 LANCEDB := .venv-lancedb/.installed
 STAMP := $(VENV)/.installed
@@ -30,8 +31,8 @@ demo: install ## Embed the verses of a book with Airflow and Spark: make demo QU
 demo-ui: install ## Open the Airflow UI on what the demo left
 	@$(BIN)/python -m dags_examples.demo --ui
 
-test: install ## Run all tests but the long ones; elsewhere: AIRFLOW=3.1, PYTHON=3.13, LOWEST=1, PYLANCE=latest
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: install ## Run all tests but the long ones; elsewhere: AIRFLOW=3.1, PYTHON=3.13, LOWEST=1, PYLANCE=latest, RECIPES=1
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(RECIPES),tests/airflow/test_recipes.py)
 
 test-fast: install ## Run the tests that need no Spark, no Airflow and no killing
 	@$(BIN)/python -m pytest -m "not spark and not airflow and not crash and not slow and not soak"
@@ -67,10 +68,10 @@ docs: install ## Build the documentation into site/, warnings are errors
 
 lock: install ## Resolve requirements/*.txt again, keeping what still fits (needs uv)
 	@command -v uv >/dev/null || { echo "lock: uv is not on PATH. Install it: pip install uv" >&2; exit 1; }
-	@for lock in dev airflow-3.1 airflow-3.2 lowest; do \
+	@for lock in dev airflow-3.1 airflow-3.2 lowest recipes; do \
 		held=requirements/$$lock.in; \
 		{ test $$lock != lowest || $(LOWEST_ALLOWED) pyproject.toml; } | \
-		uv pip compile pyproject.toml - --all-extras --group dev --universal --python-version 3.10 \
+		uv pip compile pyproject.toml - $$(test $$lock != recipes || echo $$held) --all-extras --group dev --universal --python-version 3.10 \
 			$$(test ! -f $$held || echo --constraint $$held) \
 			--custom-compile-command "make lock" --quiet --output-file requirements/$$lock.txt || exit 1; \
 	done
