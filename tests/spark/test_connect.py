@@ -30,7 +30,7 @@ from tests.support.run_examples import run_examples
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 KILLS = int(os.environ.get("GENEVA_KILLS", "50" if os.environ.get("GENEVA_SOAK") == "1" else "1"))
-ROWS = 1_000 + 2_000 * KILLS
+ROWS = 1_000 + 2_500 * KILLS
 
 CLIENT = """
 import json
