@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import random
@@ -11,8 +12,10 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 KILLS = int(os.environ.get("GENEVA_KILLS", "50" if os.environ.get("GENEVA_SOAK") == "1" else "1"))
 ROWS = 1_000 + 2_500 * KILLS
+PAGES = ("jobs/", "stages/", "environment/", "executors/", "SQL/", "SQL/execution/?id=0", "connect/")
 
 CLIENT = """
 import json
@@ -161,16 +165,30 @@ def port() -> int:
 
 
 @pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the server's event log."""
+    return tmp_path_factory.mktemp("events")
+
+
+@pytest.fixture(scope="module")
 def server_process(
-    port: int, java_home: str, tmp_path_factory: pytest.TempPathFactory
+    port: int, events: Path, java_home: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[subprocess.Popen[str]]:
     """A server of two slots, which does not have the clients' UDFs on its path."""
     program = Path(sys.executable).with_name("airflow-geneva")
     command = [program, "spark-server", "--port", str(port), "--master", "local[2]"]
     log = tmp_path_factory.mktemp("connect") / "log"
+    usual = Path(os.environ["SPARK_CONF_DIR"], "spark-defaults.conf").read_text()
+    settings = {"enabled": "true", "dir": events.as_uri(), "compress": "false", "rolling.enabled": "false"}
+    (log.parent / "spark-defaults.conf").write_text(
+        usual + "".join(f"spark.eventLog.{name} {value}\n" for name, value in settings.items())
+    )
+    environment = {**os.environ, "SPARK_CONF_DIR": str(log.parent)}
     with (
         log.open("w") as errors,
-        subprocess.Popen(command, cwd=log.parent, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        subprocess.Popen(
+            command, cwd=log.parent, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
     ):
         assert process.stdout is not None
         said = process.stdout.readline()
@@ -211,8 +229,13 @@ def client(server: str, airflow_db: Path, tmp_path: Path) -> Callable[..., subpr
     program = tmp_path / "client.py"
     program.write_text(AIRFLOW_CLIENT)
     host, _, port = server.removeprefix("sc://").partition(":")
+    lance = {
+        "conn_type": "lance",
+        "host": str(tmp_path / "db"),
+        "extra": {"storage_options": {"aws_secret_access_key": "planted-key"}},
+    }
     connections = {
-        "AIRFLOW_CONN_LANCE_DEFAULT": json.dumps({"conn_type": "lance", "host": str(tmp_path / "db")}),
+        "AIRFLOW_CONN_LANCE_DEFAULT": json.dumps(lance),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
             {"conn_type": "spark_connect", "host": f"sc://{host}", "port": int(port), "login": "tester"}
         ),
@@ -234,8 +257,25 @@ def answer(process: subprocess.Popen[str]) -> Any:
     return json.loads(lines[-1]) if lines else None
 
 
+def pages_of_ui(server: subprocess.Popen[str]) -> dict[str, str]:
+    """The pages of Spark's UI, by their paths; it listens on a free port."""
+    (java,) = (child for child in psutil.Process(server.pid).children() if child.name() == "java")
+    for port in sorted(each.laddr.port for each in java.net_connections() if each.status == psutil.CONN_LISTEN):
+        with suppress(OSError, http.client.HTTPException):
+            return {page: get(f"http://127.0.0.1:{port}/{page}") for page in PAGES}
+    raise AssertionError("no port of the server answers with pages")
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        return str(answer.read().decode())
+
+
 def test_a_task_group_runs_through_a_connection_of_type_spark_connect(
-    client: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    client: Callable[..., subprocess.Popen[str]],
+    server_process: subprocess.Popen[str],
+    events: Path,
+    tmp_path: Path,
 ) -> None:
     answer(client("define", "2000"))
     right, wrong, refused = answer(client("run", "y", "z", "g"))
@@ -246,6 +286,9 @@ def test_a_task_group_runs_through_a_connection_of_type_spark_connect(
     assert [wrong[0], refused[0]] == ["failed", "failed"]
     assert "seven hundred is too much" in wrong[1]["backfill.shards.apply"]
     assert "asks for memory=" in refused[1]["backfill.shards.apply"]
+    shown = pages_of_ui(server_process)
+    assert "_GroupRunner" in shown["connect/"]
+    assert "planted" not in "".join([*shown.values(), *(path.read_text() for path in events.iterdir())])
 
 
 def test_the_examples_run_on_a_server(server: str, airflow_db: Path, tmp_path: Path) -> None:
