@@ -125,7 +125,9 @@ def jobs() -> Any:
     listed = found.jobs(newest=None)
     short = [[job.id, job.state, job.dead, job.target] for job in listed]
     whole = [found.job(job.id).to_json() for job in listed]
-    # Jobs of then do not say where they were computed.
+    # Jobs of then do not say where they were computed, and nothing of Spark's UI.
+    for shard in (shard for job in whole for shard in job["shards"]):
+        assert shard.pop("spark_ui") is None
     return [short, [{name: of for name, of in job.items() if of is not None or "runner" not in name} for job in whole]]
 
 
