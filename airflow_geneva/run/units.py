@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from airflow_geneva.apply.applier import Applier, StepResult, joint_looked_at
 from airflow_geneva.checkpoint.provenance import Failures
@@ -24,9 +24,6 @@ from airflow_geneva.plan.reusable_checkpoints import Reusable
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.write.data_files import ColumnFileWriter, ViewFileWriter
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger("airflow_geneva.run")
 _MOST_BROKEN = 100
