@@ -86,9 +86,9 @@ class FinishOperator(LanceOperator):
         missing = [index for index in indexes if committed[index] is None]
         if missing:
             raise AirflowFailException(
-                f"{len(missing)} of {len(indexes)} shards of the plan were not committed: {missing[:20]}. "
-                f"{_KEPT_OF_VIEW if of_view else _KEPT_OF_COLUMN} Clear "
-                f"{'the failed shards' if job.choice.runner == 'spark' else 'the plan task'} and what is downstream."
+                f"{job.missing_error(missing)} {_KEPT_OF_VIEW if of_view else _KEPT_OF_COLUMN} Clear "
+                f"{'the failed shards' if job.choice.runner == 'spark' else 'the plan task'} and what is downstream; "
+                "after a change of the function, the plan task."
             )
         if result.state == PARTIAL:
             message = _LEFT_OF_VIEW if of_view else _LEFT_OF_COLUMN

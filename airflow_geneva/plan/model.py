@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -69,10 +70,15 @@ class Sizing:
 
 @dataclass(frozen=True)
 class CodeArchive:
-    """The module or package of a UDF, zipped beside the plan: name and digest of the archive."""
+    """The module or package of a UDF, zipped beside the plan: name and digest of the archive, and where it comes from.
+
+    Args:
+        root: the folder on the planning process's Python path; "" if not known.
+    """
 
     zip: str
     sha256: str
+    root: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +148,13 @@ class _JobSpec(ABC):
     @abstractmethod
     def target(self) -> str:
         """The view or the column that the job computes, for messages."""
+
+    def with_source_paths(self, text: str) -> str:
+        """Replace the places of the code archives on executors with those of the source, as in a traceback."""
+        for code in self.codes:
+            if code.root:
+                text = re.sub(rf"[^\s\"']*/{re.escape(code.zip)}(?=/)", code.root.replace("\\", r"\\"), text)
+        return text
 
     def tried(self, work: FragmentWork) -> PriorFailures:
         """Return the rows of a fragment on which the UDF failed in earlier runs."""

@@ -14,29 +14,26 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from airflow_geneva.checkpoint.facts import append_ledger
-from airflow_geneva.errors import JobFailed, StorageError, TableRemade
+from airflow_geneva.errors import JobFailed, StorageError, TableRemade, UdfError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
 from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
-from airflow_geneva.job.result import FAILED, PENDING, BackfillResult, ShardResult
+from airflow_geneva.job.result import FAILED, BackfillResult, ShardResult
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.lance_io.table_versions import reporting_remade
-from airflow_geneva.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan, RefreshSpec
-from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan, save_plan
+from airflow_geneva.plan.model import JobSpec, Plan, RefreshSpec
+from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.run.column import ColumnPublisher
 from airflow_geneva.run.housekeeping import run_maintenance
 from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.run.units import Target, is_shard_staged
 from airflow_geneva.run.view import ViewPublisher
-from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.storage.uri import sha256
-from airflow_geneva.udf.shipping import zip_code
 
 logger = logging.getLogger("airflow_geneva.run")
 
@@ -154,57 +151,6 @@ def apply_and_commit(
             result = job.commit(shard)
         watch.lap("commit")
     return result
-
-
-def record_plan(
-    plan: Plan,
-    location: TableLocation,
-    choice: RunnerChoice | None = None,
-    run: str = "",
-    store_code: bool = False,
-    about: Mapping[str, Any] | None = None,
-) -> SavedPlan:
-    """Write a job's record and plan; from then on any process can carry the job out.
-
-    Args:
-        choice: where it will be computed, for the record; None: not decided.
-        run: distinguishes two runs of one plan.
-        store_code: store the UDFs' code beside the plan, for workers that do not have it.
-        about: more fields for the job record, e.g. the Airflow run.
-
-    Raises:
-        StorageError: the table's folder is read-only or unreachable.
-        TableRemade: the table was dropped and created again.
-    """
-    folder = JobFolder.of(location.checkpoints, plan.work.job_id)
-    if store_code and plan.shards:
-        plan = plan.with_work(codes=_store_code(plan.work, folder.storage))
-    if plan.shards or (plan.swap and (plan.swap.gone or plan.swap.advances)):
-        plan = plan.with_work(tables=tuple(table.stamped(location.options) for table in plan.work.tables))
-    work = plan.work
-    record = {
-        **work.describe(),
-        **({} if choice is None else choice.describe()),
-        "started": time.time(),
-        "state": PENDING,
-        "rows_total": plan.rows_total,
-        "rows_pending": plan.rows_pending,
-        "shards": len(plan.shards),
-        "reasons": plan.reasons,
-        **(about or {}),
-    }
-    folder.write_record(record)
-    fault_point("plan.recorded")
-    alive = writing_heartbeats(folder.storage, "plan") if plan.shards else nullcontext()
-    with reporting_remade(work.tables, location.options), alive:
-        if isinstance(work, BackfillSpec):
-            append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
-        saved = save_plan(plan, folder.storage, run)
-        if plan.shards:
-            folder.write_record(record, saved.fingerprint)
-    fault_point("plan.saved")
-    _log_reused_checkpoints(plan)
-    return saved
 
 
 class PlannedJob:
@@ -327,7 +273,7 @@ class PlannedJob:
             result = replace(result, state=FAILED) if missing else result
             result = result.with_carried(self.folder.read(RECORD) or {})
             result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
-            self._write_end(result, self._missing_error(missing) if missing else None)
+            self._write_end(result, self.missing_error(missing) if missing else None)
             if many_documents and not missing:
                 run_maintenance(self.location, self.work)
         fault_point("finish.end")
@@ -353,10 +299,13 @@ class PlannedJob:
             about["speed"] = speed.to_json()
         self.folder.write_result(result.state, result.to_json(), error, errors, about, self.saved.fingerprint)
 
-    def _missing_error(self, missing: Sequence[int]) -> str:
-        error = f"{len(missing)} of {len(self.saved.shards)} shards were not committed: {missing[:20]}."
-        failure = self.folder.read_shard(self.saved.fingerprint, missing[0]).get(FAILURE)
-        return f"{error} Shard {missing[0]}: {failure['error']}" if failure else error
+    def missing_error(self, missing: Sequence[int]) -> str:
+        """Say why the first of the missing shards failed, if a task could tell, and how many are missing."""
+        count = f"{len(missing)} of {len(self.saved.shards)} shards were not committed: {missing[:20]}."
+        for index in missing[:20]:
+            if failure := self.folder.read_shard(self.saved.fingerprint, index).get(FAILURE):
+                return f"Shard {index}: {failure['error'].rstrip()}\n{count}"
+        return count
 
 
 def _unwatched(_rows: int) -> None:
@@ -365,32 +314,11 @@ def _unwatched(_rows: int) -> None:
 
 def _failure_message(work: JobSpec, error: BaseException) -> str:
     what = f"Refresh of view {work.target!r}" if isinstance(work, RefreshSpec) else f"Backfill of {work.target}"
-    # Of a table that was created again, no checkpoint is left.
-    kept = "\nComputed rows are kept in checkpoints; run it again to continue from there."
-    return f"{what} failed (job {work.job_id}): {error}{'' if isinstance(error, TableRemade) else kept}"
-
-
-def _store_code(work: JobSpec, job: Storage) -> tuple[CodeArchive, ...]:
-    """Store the UDFs' modules or packages beside the plan, each once, so that the whole run uses the planned code."""
-    modules = {udf.import_path.partition(":")[0]: udf.import_path for udf in work.udfs.values() if udf.import_path}
-    found = {}
-    for path in modules.values():
-        archive = zip_code(path)
-        if archive is not None:
-            digest = sha256(archive)
-            found[digest] = CodeArchive(f"code-{digest[:16]}.zip", digest)
-            job.write_bytes(found[digest].zip, archive)
-    return tuple(found.values())
-
-
-def _log_reused_checkpoints(plan: Plan) -> None:
-    """Log which checkpoints a job reuses, and which it cannot use."""
-    fragments, rows = plan.rows_held
-    target = plan.work.target
-    if fragments:
-        logger.info("Collected %s checkpointed fragments with %s rows for %s.", f"{fragments:,}", f"{rows:,}", target)
-    for mismatch in plan.mismatches.shown:
-        logger.warning("Checkpoint data files mismatch for %s, %s; it is not used.", target, mismatch)
-    if plan.mismatches.more:
-        more = f"{plan.mismatches.more:,}"
-        logger.warning("Checkpoint data files mismatch for %s in %s more fragments.", target, more)
+    kept = "\nComputed rows are kept in checkpoints"
+    if isinstance(error, TableRemade):
+        kept = ""  # of a table that was created again, no checkpoint is left
+    elif isinstance(error, UdfError) and error.row_index is not None:
+        kept += "."  # the error says when to run it again
+    else:
+        kept += "; run it again to continue from there."
+    return f"{what} failed (job {work.job_id}): {error}{kept}"

@@ -183,6 +183,11 @@ def zip_code(import_path: str) -> bytes | None:
     return buffer.getvalue()
 
 
+def code_root(import_path: str) -> str:
+    """Return the folder on the Python path in which the code of a UDF was found."""
+    return str(_code_of(import_path.partition(":")[0])[0])
+
+
 def _code_of(module: str) -> tuple[Path, Path]:
     """Return the folder on the Python path where a module was found, and the folder or file in it to pack."""
     try:

@@ -20,7 +20,8 @@ import pytest
 import airflow_geneva
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.pipeline import PlannedJob, record_plan
+from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.spark.code import package_zip
 from tests.spark.spark_udfs import surroundings
 

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_geneva.plan.reusable_checkpoints import Mismatch
 from airflow_geneva.run.inline import Udfs, apply_inline
-from airflow_geneva.run.pipeline import record_plan
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace, triple, tripled

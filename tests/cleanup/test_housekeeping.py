@@ -25,7 +25,8 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.housekeeping import reduce_old_jobs
-from airflow_geneva.run.pipeline import PlannedJob, record_plan
+from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace, double, triple, tripled

@@ -21,7 +21,8 @@ from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.run.column import ColumnTarget
 from airflow_geneva.run.inline import Udfs, apply_inline, prepare
-from airflow_geneva.run.pipeline import PlannedJob, record_plan
+from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.run.units import Unit, stage_computed
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, udf

@@ -15,7 +15,7 @@ from airflow_geneva.lance_io import table_versions
 from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.run import view as run
 from airflow_geneva.run import view as swapping
-from airflow_geneva.run.pipeline import record_plan
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.view import View
 from tests.support.counting import Trace
 from tests.support.queries import Asked, Refresh, assert_equals_query, assert_nothing_to_refresh

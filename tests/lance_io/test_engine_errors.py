@@ -18,7 +18,7 @@ import airflow_geneva
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_engine_error, is_failure
 from airflow_geneva.run.inline import Udfs, apply_inline
-from airflow_geneva.run.pipeline import record_plan
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.watch.new_rows import committed_at
 from tests.support.counting import Trace, triple
 from tests.support.tables import MakeTable

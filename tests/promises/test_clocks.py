@@ -16,7 +16,7 @@ from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import CHECKPOINTS, Garbage
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.lance_io import table_versions
-from airflow_geneva.run.pipeline import record_plan
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from tests.support.broken_off import age, brittle, sturdy
 from tests.support.counting import Trace, triple, tripled

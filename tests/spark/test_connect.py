@@ -124,7 +124,7 @@ import airflow_geneva
 from airflow.sdk import DAG
 from airflow_geneva.operators import ApplyOperator, CommitOperator
 from airflow_geneva.plan.saved_plan import plan_name, shard_summaries
-from airflow_geneva.run.pipeline import record_plan
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.support.driving import Driver

@@ -22,6 +22,7 @@ from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run import choice, pipeline
 from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.spark import tasks as spark_session
 from tests.spark import spark_udfs
 from tests.spark.spark_udfs import dies_once_at_700, double, fails_at_700, logged, seen
@@ -205,7 +206,7 @@ def test_tasks_that_are_left_alone_keep_their_rows_and_end(
     table.add_columns({"y": spark_udfs.slow})
     location = table.location
     plan = table.plan_backfill("y", checkpoint_size=10)
-    saved = pipeline.record_plan(plan, location)
+    saved = record_plan(plan, location)
     job = JobFolder.of(location.checkpoints, saved.work.job_id)
     task_spec = spark_session.TaskSpec(
         location, saved.work, Udfs.planned(saved.work), job, saved.fingerprint, 0, "try", slots=1, skipped={}
@@ -230,7 +231,7 @@ def test_what_is_sent_to_the_tasks_does_not_grow_with_the_rows_that_are_due(tmp_
         table, _ = make_table(tmp_path / str(rows), rows, 500)
         table.add_columns({"y": double})
         plan = table.plan_backfill("y", where="x % 3 = 1")
-        saved = pipeline.record_plan(plan, table.location)
+        saved = record_plan(plan, table.location)
         job = JobFolder.of(table.location.checkpoints, saved.work.job_id)
         task_spec = spark_session.TaskSpec(
             table.location, saved.work, Udfs.planned(saved.work), job, saved.fingerprint, 0, "try", 2, {}

@@ -28,7 +28,8 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.request import BackfillRequest
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.inline import Udfs, apply_inline
-from airflow_geneva.run.pipeline import PlannedJob, record_plan
+from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from tests.support.counting import TRACE, Trace
 from tests.support.forge import forge

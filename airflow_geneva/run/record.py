@@ -1,0 +1,102 @@
+"""Record the plan of a job: its record, the plan's documents and the code of its UDFs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from airflow_geneva.checkpoint.facts import append_ledger
+from airflow_geneva.faults import fault_point
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.heartbeat import writing_heartbeats
+from airflow_geneva.job.result import PENDING
+from airflow_geneva.lance_io.table_versions import reporting_remade
+from airflow_geneva.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan
+from airflow_geneva.plan.saved_plan import SavedPlan, save_plan
+from airflow_geneva.run.choice import RunnerChoice
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.uri import sha256
+from airflow_geneva.udf.shipping import code_root, zip_code
+
+logger = logging.getLogger("airflow_geneva.run")
+
+
+def record_plan(
+    plan: Plan,
+    location: TableLocation,
+    choice: RunnerChoice | None = None,
+    run: str = "",
+    store_code: bool = False,
+    about: Mapping[str, Any] | None = None,
+) -> SavedPlan:
+    """Write a job's record and plan; from then on any process can carry the job out.
+
+    Args:
+        choice: where it will be computed, for the record; None: not decided.
+        run: distinguishes two runs of one plan.
+        store_code: store the UDFs' code beside the plan, for workers that do not have it.
+        about: more fields for the job record, e.g. the Airflow run.
+
+    Raises:
+        StorageError: the table's folder is read-only or unreachable.
+        TableRemade: the table was dropped and created again.
+    """
+    folder = JobFolder.of(location.checkpoints, plan.work.job_id)
+    if store_code and plan.shards:
+        plan = plan.with_work(codes=_store_code(plan.work, folder.storage))
+    if plan.shards or (plan.swap and (plan.swap.gone or plan.swap.advances)):
+        plan = plan.with_work(tables=tuple(table.stamped(location.options) for table in plan.work.tables))
+    work = plan.work
+    record = {
+        **work.describe(),
+        **({} if choice is None else choice.describe()),
+        "started": time.time(),
+        "state": PENDING,
+        "rows_total": plan.rows_total,
+        "rows_pending": plan.rows_pending,
+        "shards": len(plan.shards),
+        "reasons": plan.reasons,
+        **(about or {}),
+    }
+    folder.write_record(record)
+    fault_point("plan.recorded")
+    alive = writing_heartbeats(folder.storage, "plan") if plan.shards else nullcontext()
+    with reporting_remade(work.tables, location.options), alive:
+        if isinstance(work, BackfillSpec):
+            append_ledger(location.checkpoints, work.field_id, work.job_id, plan.learned)
+        saved = save_plan(plan, folder.storage, run)
+        if plan.shards:
+            folder.write_record(record, saved.fingerprint)
+    fault_point("plan.saved")
+    _log_reused_checkpoints(plan)
+    return saved
+
+
+def _store_code(work: JobSpec, job: Storage) -> tuple[CodeArchive, ...]:
+    """Store the UDFs' modules or packages beside the plan, each once, so that the whole run uses the planned code."""
+    modules = {udf.import_path.partition(":")[0]: udf.import_path for udf in work.udfs.values() if udf.import_path}
+    found = {}
+    for path in modules.values():
+        archive = zip_code(path)
+        if archive is not None:
+            digest = sha256(archive)
+            found[digest] = CodeArchive(f"code-{digest[:16]}.zip", digest, code_root(path))
+            job.write_bytes(found[digest].zip, archive)
+    return tuple(found.values())
+
+
+def _log_reused_checkpoints(plan: Plan) -> None:
+    """Log which checkpoints a job reuses, and which it cannot use."""
+    fragments, rows = plan.rows_held
+    target = plan.work.target
+    if fragments:
+        logger.info("Collected %s checkpointed fragments with %s rows for %s.", f"{fragments:,}", f"{rows:,}", target)
+    for mismatch in plan.mismatches.shown:
+        logger.warning("Checkpoint data files mismatch for %s, %s; it is not used.", target, mismatch)
+    if plan.mismatches.more:
+        more = f"{plan.mismatches.more:,}"
+        logger.warning("Checkpoint data files mismatch for %s in %s more fragments.", target, more)
