@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from airflow_geneva.apply.udf_call import RowFailure
+    from airflow_geneva.apply.udf_call import CallFailure, RowFailure
     from airflow_geneva.job.result import BackfillResult
 
 
+# pylance's messages end with places in its own source.
+_RUST_SOURCE = re.compile(r",? ?(?:at )?/[^\s,:]+\.rs:\d+:\d+")
 # A user without a password is masked only in http(s) URLs: in abfss://container@account it is a container.
 _USER = re.compile(r"\b(https?://(?=[^\s/]+@)|[a-z][a-z0-9+.-]*://(?=[^\s/@:]*:[^\s/]*@))[^\s/]+@", re.IGNORECASE)
 _SIGNATURE = re.compile(
@@ -26,10 +28,10 @@ def mask_secrets(text: str) -> str:
 
 
 class GenevaError(Exception):
-    """Base class of this package's errors; users and passwords in URLs of the message are masked."""
+    """Base class of this package's errors; its message is without credentials and without places in Rust's source."""
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*(mask_secrets(arg) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(_RUST_SOURCE.sub("", mask_secrets(arg)) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidInput(GenevaError, ValueError):
@@ -57,6 +59,7 @@ class UdfError(GenevaError, RuntimeError):
             are not known.
         failures: the rows before ``row_index`` that failed and were skipped.
         column: the query's column that was being computed; "" if there is only one.
+        call: why the call on the row failed; None if its output does not fit, or the UDF was not called.
     """
 
     def __init__(
@@ -66,12 +69,14 @@ class UdfError(GenevaError, RuntimeError):
         computed: pa.Array | None = None,
         failures: tuple[RowFailure, ...] = (),
         column: str = "",
+        call: CallFailure | None = None,
     ) -> None:
         super().__init__(message)
         self.row_index = row_index
         self.computed = computed
         self.failures = failures
         self.column = column
+        self.call = call
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Spark pickles exceptions for the driver; values and failures stay on the executor.

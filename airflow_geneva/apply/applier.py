@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.apply.advice import advise
 from airflow_geneva.apply.reader import ReadSize, RowBatch, read_rows, windows
 from airflow_geneva.apply.skipped_rows import ErrorLog, SkipCount, fatal_failure
 from airflow_geneva.apply.udf_call import MappedBatch
@@ -330,4 +331,8 @@ class Applier:
         if error.row_index is not None:
             pending.errors.add([fatal_failure(error, error.row_index)], offsets, ids)
         target = f"{self.work.target}.{error.column}" if error.column else self.work.target
-        return UdfError(f"Computing {target} failed at {where}: {error}", error.row_index)
+        version = None if isinstance(self.work, RefreshSpec) else self.work.udf_version
+        cause, _, details = str(error).partition("\n")
+        parts = (f"Computing {target} failed at {where}: {cause}", advise(error, version), details)
+        text = self.work.with_source_paths("\n".join(part for part in parts if part))
+        return UdfError(text, error.row_index, call=error.call)

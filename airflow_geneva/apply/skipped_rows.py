@@ -88,7 +88,7 @@ class ErrorLog:
                     row_id=int(ids[failure.index]),
                     exception=failure.exception,
                     message=failure.message,
-                    traceback=failure.traceback,
+                    traceback=self.work.with_source_paths(failure.traceback),
                     attempt=attempt,
                     calls=failure.calls,
                     rule=failure.rule,
@@ -111,6 +111,8 @@ FATAL = -1
 
 def fatal_failure(error: UdfError, row: int) -> RowFailure:
     """Describe the error that ended a job for its error record; ``row`` is the position within the batch."""
+    if (call := error.call) is not None:
+        return RowFailure(row, FATAL, call.exception, call.message, call.traceback, calls=1, column=error.column)
     cause = error.__cause__
     name = f"{type(cause).__module__}.{type(cause).__qualname__}" if cause is not None else "UdfError"
     return RowFailure(row, FATAL, exception=name, message=str(error), traceback="", calls=1, column=error.column)

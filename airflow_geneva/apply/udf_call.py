@@ -5,12 +5,13 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.apply.advice import may_pass, null_inputs
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.lance_io.arrays import is_list
@@ -62,9 +63,13 @@ class MappedBatch:
 
 @dataclass(frozen=True)
 class CallFailure:
-    """Why a call returned no values; `fits` are the positions of the matching rules of the policy.
+    """Why a call returned no values.
 
-    A `complete` message says all, as for an output that does not fit its column.
+    Args:
+        fits: positions of the matching rules of the policy.
+        complete: the message says all, as for an output that does not fit its column.
+        passing: a call with the same input may succeed later.
+        nulls: inputs of the failing row that are NULL.
     """
 
     exception: str
@@ -72,6 +77,8 @@ class CallFailure:
     traceback: str
     fits: tuple[int, ...]
     complete: bool = False
+    passing: bool = False
+    nulls: tuple[str, ...] = ()
 
     @staticmethod
     def of(
@@ -85,6 +92,7 @@ class CallFailure:
             traceback=_printable(text, _TRACEBACK_CHARS, keep_end=True),
             fits=fits,
             complete=complete,
+            passing=may_pass(error),
         )
 
     @property
@@ -168,12 +176,15 @@ class Mapper:
         """Make the error for a failed call on a row, or on the whole batch; ``computed`` is of the rows before it."""
         if trouble.complete:
             return UdfError(trouble.message, row, computed)
+        if row is not None:
+            trouble = replace(trouble, nulls=null_inputs(inputs, row))
         where = f"a batch of {rows} rows" if row is None else f"row {row} of a batch of {rows}"
         return UdfError(
             f"UDF {self.udf.name!r} raised {trouble.name} on {where}: {trouble.message}\n{self._schemas(inputs)}\n"
             f"{trouble.traceback}",
             row,
             computed,
+            call=trouble,
         )
 
     def _map_rows(self, inputs: pa.RecordBatch, function: Callable[..., Any]) -> pa.Array:

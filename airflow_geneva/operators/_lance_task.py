@@ -14,7 +14,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTas
 from airflow.sdk import BaseOperator
 
 from airflow_geneva.database import Database
-from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.errors import GenevaError, InvalidInput, UdfError
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.lance_io.conflicts import max_retries
@@ -173,6 +173,16 @@ class LanceOperator(BaseOperator):
 
     def on_kill(self) -> None:
         stop_task()
+
+
+@contextmanager
+def cause_first(log: Any) -> Iterator[None]:
+    """Log an error of a UDF as a whole, and raise its first line: Airflow prints its own frames before an error."""
+    try:
+        yield
+    except UdfError as error:
+        log.error("%s", error)
+        raise UdfError(str(error).partition("\n")[0], error.row_index) from None
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from airflow_geneva.operators._airflow_internals import (
 )
 from airflow_geneva.operators._lance_task import (
     Configuration,
+    cause_first,
     check_shard,
     failing_at_once,
     load_job,
@@ -123,6 +124,7 @@ class ApplyOperator(SparkSubmitOperator):
         shard = job.saved.load_shard(job.folder.storage, reference["shard"])
         # While the application waits for the cluster, no driver writes heartbeats.
         with (
+            cause_first(self.log),
             writing_heartbeats(job.folder.storage, "apply"),
             job.folder.recording_failure(job.saved.fingerprint, shard.index),
         ):

@@ -23,6 +23,7 @@ from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (
     Configuration,
     LanceOperator,
+    cause_first,
     check_import_path,
     failing_at_once,
     optional_float,
@@ -37,7 +38,8 @@ from airflow_geneva.plan.saved_plan import SavedPlan, shard_summaries
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.choice import RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.run.inline import Udfs
-from airflow_geneva.run.pipeline import PlannedJob, Stopwatch, apply_and_commit, record_plan
+from airflow_geneva.run.pipeline import PlannedJob, Stopwatch, apply_and_commit
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.udf import load_udf
@@ -127,7 +129,7 @@ class PlanOperator(LanceOperator):
         context["ti"].xcom_push(SUMMARY, summary)
         if choice.runner == "inline":
             try:
-                with conflict_retries(configured.version_conflict_max_retries):
+                with cause_first(self.log), conflict_retries(configured.version_conflict_max_retries):
                     self._compute_small_job(PlannedJob(table.location, saved, plan.swap, choice), plan.shards, udfs)
                 return []
             except TooSlow as slow:

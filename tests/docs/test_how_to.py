@@ -64,7 +64,8 @@ def test_the_snippet_about_a_failing_function_runs(tmp_path: Path, monkeypatch: 
     page = (DOCS / "how-to" / "fix-a-failing-function.md").read_text()
     shown = re.search(r"```text\n(.*?)```", page, re.DOTALL)
     assert shown
-    assert " ".join(shown[1].split()) in left["message"]
+    words = re.escape(" ".join(shown[1].split())).replace(re.escape("..."), ".*")
+    assert re.search(words, " ".join(left["message"].split()))
     assert left["left"] == [{"text": "call us", "price": None}]
     assert any("2 rows are checkpointed by UDF version" in note for note in left["plan"].notes)
     assert (left["r"].rows_computed, left["r"].rows_reused) == (1, 2)

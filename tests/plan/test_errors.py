@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import numpy as np
 import pyarrow as pa
@@ -238,9 +240,48 @@ def test_a_udf_that_raises_names_the_row_its_input_types_and_its_own_words(table
         "ZeroDivisionError",
         "x: int64",
         "return 1 // (x - 30)",
-        "run it again to continue from there",
+        "The same input fails again: correct the function, and run the new code, with continue_from=",
+        "@udf(on_error=[Skip(ZeroDivisionError)])",
+        "Computed rows are kept in checkpoints.",
     ):
         assert part in message
+    assert "run it again" not in message
+    [record] = table.get_errors()
+    assert (record.exception, record.message) == ("builtins.ZeroDivisionError", "integer division or modulo by zero")
+    assert "return 1 // (x - 30)" in record.traceback
+
+
+def test_a_udf_that_trips_over_none_is_said_to_get_null(table: Table) -> None:
+    table.add(pa.table({"x": pa.nulls(1, pa.int64())}))
+
+    def broken(x: int) -> int:
+        return x + 1
+
+    advice = str(run_broken(table, broken)).splitlines()[1]
+    assert advice.startswith("Its input 'x' is NULL, which the function gets as None: let it return None then,")
+    assert 'where="x IS NOT NULL"' in advice
+
+
+@pytest.mark.parametrize(
+    ("error", "passing"),
+    [
+        (ConnectionError("refused"), True),
+        (TimeoutError(), True),
+        (OSError("no route"), True),
+        (FileNotFoundError("no model"), False),
+        (HTTPError("http://x", 503, "busy", Message(), None), True),
+        (HTTPError("http://x", 404, "gone", Message(), None), False),
+        (type("RateLimitError", (Exception,), {})(), True),
+        (ValueError("no"), False),
+    ],
+)
+def test_advice_tells_what_may_pass_from_what_fails_again(table: Table, error: Exception, passing: bool) -> None:
+    def broken(x: int) -> int:
+        raise error
+
+    advice = str(run_broken(table, broken)).splitlines()[1]
+    assert ("This may pass: run it again" in advice) == passing
+    assert ("fails again: correct the function" in advice) != passing
 
 
 def test_an_output_of_the_wrong_length_names_the_rows_and_both_lengths(table: Table) -> None:
