@@ -18,6 +18,7 @@ from airflow_geneva.lance_io.filters import check_where, freeze_where, volatile_
 from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
+from airflow_geneva.udf.of_process import keep_udf
 from airflow_geneva.view import View
 from airflow_geneva.views.definition import (
     IS_SET,
@@ -180,7 +181,7 @@ class Query:
         """Return the query as a view stores it, checked against the newest version of the table.
 
         Raises:
-            InvalidInput: the query does not fit the table, or another process could not repeat it.
+            InvalidInput: the query does not fit the table, or could not be repeated.
         """
         dataset = self.table.lance
         return self._definition(dataset, self._outputs(dataset))
@@ -196,14 +197,16 @@ class Query:
     ) -> View:
         """Create a view that holds the query's result after its first refresh; no UDF runs before.
 
+        UDFs that are not in a module, as in a notebook, are found by this process only: no other one can refresh it.
+
         Args:
             db, conn: the view's database; by default the table's own.
             name, view_name: the view's name.
             max_rows_per_fragment: rows of each fragment of the view.
 
         Raises:
-            InvalidInput: a table with this name exists, the query does not fit its table, or another process could not
-                repeat the query: it reads the clock, draws random values, or uses a UDF that is not in a module.
+            InvalidInput: a table with this name exists, the query does not fit its table, or it could not be repeated:
+                it reads the clock, or draws random values.
 
         Example:
             ```python
@@ -259,13 +262,8 @@ class Query:
         expressions = [column.expression or "" for column in outputs.columns if column.kind == "sql"]
         for sql in [*self.conditions, *expressions]:
             _check_repeatable(sql)
-        for name, udf in outputs.udfs.items():
-            if udf.import_path is None:
-                raise InvalidInput(
-                    f"The UDF {udf.name!r} of column {name!r} was defined in a notebook, a script or a function, and "
-                    "the processes that refresh a view find UDFs by import path. Move it to the top level of a "
-                    "module that they can import, and import it from there."
-                )
+        for udf in outputs.udfs.values():
+            keep_udf(udf)
         names = dataset.schema.names
         reads = outputs.reads | set(where_columns(where, names))
         return ViewDefinition(

@@ -17,7 +17,7 @@ from airflow_geneva.plan.freshness import failed_addresses
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.request import BackfillRequest, SizingOptions, plan_request
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.udf import UDF, UdfDefinition, load_stored_udf
+from airflow_geneva.udf import UDF, UdfDefinition
 from airflow_geneva.udf.definition import (
     UDF_KEY,
     ColumnSpec,
@@ -27,6 +27,7 @@ from airflow_geneva.udf.definition import (
     read_definition,
     stored_definition,
 )
+from airflow_geneva.udf.of_process import find_udf
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -166,8 +167,8 @@ class Table:
 
         Args:
             column: the computed column.
-            udf: the UDF to use; by default the column's own, imported by its path. A UDF of the same name gets the
-                column's input columns, a UDF of another name its own.
+            udf: the UDF to use; by default the column's own, imported by its path or made in this process. A UDF of the
+                same name gets the column's input columns, a UDF of another name its own.
             where: SQL filter on the rows to compute; ``now()`` and similar functions are frozen at ``run_after``.
             read_version: compute only rows that existed at this version.
             on_code_change: ``error``, ``recompute`` or ``new_rows`` when rows hold another UDF version's value.
@@ -301,15 +302,10 @@ class Table:
         return plan, Udfs({request.column: function}), watch
 
     def column_udf(self, column: str, definition: UdfDefinition | None = None) -> UDF:
-        """Import the column's own UDF.
+        """Return the column's own UDF: imported, or of a notebook or script, if this is its process.
 
         Raises:
-            InvalidInput: it has no import path, or cannot be imported here.
+            InvalidInput: it was defined in a notebook or script of another process, or cannot be imported here.
         """
-        definition = definition or self.definition(column)
-        if definition.import_path is None:
-            raise InvalidInput(
-                f"The UDF {definition.name!r} of column {column!r} was defined in a notebook or script, so it cannot "
-                f"be imported. Pass it: table.backfill({column!r}, udf=...), or move it to a module."
-            )
-        return load_stored_udf(definition.import_path)
+        advice = f"Define it again, or pass it: table.backfill({column!r}, udf=...), or move it to a module."
+        return find_udf(definition or self.definition(column), f"column {column!r}", advice)

@@ -33,7 +33,8 @@ from airflow_geneva.run.housekeeping import has_many_snapshots
 from airflow_geneva.run.units import Target, remove_broken, staged_or_restaged
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.udf import UDF, load_stored_udf
+from airflow_geneva.udf import UDF
+from airflow_geneva.udf.of_process import find_udf
 from airflow_geneva.views.definition import ViewDefinition
 from airflow_geneva.write.data_files import (
     WINDOW_ROWS,
@@ -247,8 +248,13 @@ class ViewPublisher:
 
 
 def load_udfs(definition: ViewDefinition) -> dict[str, UDF]:
-    """Import the UDFs of a view, by column; InvalidInput if one cannot be imported here."""
-    return {column.name: load_stored_udf(str(column.udf.import_path)) for column in definition.columns if column.udf}
+    """Find the UDFs of a view, by column; InvalidInput if one cannot be found or imported here."""
+    advice = "Move it to a module and create the view again, or run the code that defines it here."
+    return {
+        column.name: find_udf(column.udf, f"view column {column.name!r}", advice)
+        for column in definition.columns
+        if column.udf
+    }
 
 
 def plan(view: TableLocation, definition: ViewDefinition, source: TableLocation, request: RefreshRequest) -> Plan:

@@ -13,6 +13,7 @@ from airflow_geneva.lance_io.arrays import check_storable
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.udf.annotations import check_inputs
 from airflow_geneva.udf.decorator import UDF, UdfDefinition
+from airflow_geneva.udf.of_process import keep_udf
 
 UDF_KEY = "geneva::udf"
 """Key of the column's metadata under which its definition is stored."""
@@ -36,6 +37,7 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
         others = tuple(name for name in schema.names if name != column)
         definition = replace(definition, input_columns=others)
     check_inputs(udf, schema, definition.input_columns, table)
+    keep_udf(udf)
     _check_cycle(table, schema, column, definition.input_columns or ())
     return definition, udf
 

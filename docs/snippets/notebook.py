@@ -14,8 +14,8 @@ table = db.create_table("docs", pa.table({"text": ["a", "bb", "ccc"]}))
 table.add_columns({"n": length})
 # --8<-- [end:define]
 # --8<-- [start:backfill]
-plan = table.plan_backfill("n", udf=length)
+plan = table.plan_backfill("n")
 print(plan)
-r = table.backfill("n", udf=length)
+r = table.backfill("n")
 print(r, table.to_arrow().column("n"))
 # --8<-- [end:backfill]

@@ -21,6 +21,7 @@ from airflow_geneva import connect, udf
 from airflow_geneva.errors import GenevaError, InvalidInput, JobFailed, StorageError
 from airflow_geneva.job.status import job_ids, read_jobs
 from airflow_geneva.table import Table
+from airflow_geneva.udf import of_process
 from tests.support.counting import Trace, leave_trace, triple, triple_row
 from tests.support.invariants import assert_untouched
 
@@ -206,9 +207,12 @@ def test_a_udf_that_this_process_cannot_import_says_where_it_looked(
         assert part in away.stderr
 
 
-def test_a_udf_of_a_notebook_has_to_be_handed_over(table: Table, trace: Trace) -> None:
+def test_a_udf_of_another_notebook_has_to_be_handed_over(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     local = udf(data_type=pa.int64(), version="1", name="local")(lambda x: x)
     table.add_columns({"n": local})
+    monkeypatch.setattr(of_process, "_given", {})
     parts = ["The UDF 'local' of column 'n'", "table.backfill('n', udf=...)", "move it to a module"]
     assert_refused(table, trace, parts, lambda: table.backfill("n", runner="inline"))
     assert table.backfill("n", udf=local, runner="inline").rows_computed == 100

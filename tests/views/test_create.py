@@ -206,19 +206,6 @@ def test_a_view_has_to_come_out_the_same_whenever_it_is_computed(make_table: Mak
     assert len(ids_of(literal)) == 2
 
 
-def test_a_udf_that_no_other_process_finds_is_refused(make_table: MakeTable) -> None:
-    from airflow_geneva import udf
-
-    @udf(data_type=pa.int64())
-    def local(x: int) -> int:
-        return x
-
-    query = make_table(3).query().add_column(local)
-    assert query.to_arrow()["local"].to_pylist() == [0, 1, 2]
-    with pytest.raises(InvalidInput, match="Move it to the top level of a module"):
-        query.create_materialized_view(name="v")
-
-
 def test_a_name_that_is_taken_is_refused_and_what_is_there_stays(make_table: MakeTable) -> None:
     table = make_table(3)
     table.query().create_materialized_view(name="v")
