@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from airflow_geneva.cli import app as doctor
+from airflow_geneva.cli import doctor
 from airflow_geneva.cli.app import app
 from airflow_geneva.spark.installation import (
     NEWEST_SPARK,
@@ -275,3 +276,32 @@ def test_the_doctor_fails_and_names_one_command_for_each_failure(
     assert table.exit_code == 1
     for finding in findings:
         assert finding["ok"] or finding["mend"] in table.output
+
+
+def test_the_doctor_checks_what_airflow_is_configured_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", json.dumps({"conn_type": "lance", "host": str(tmp_path / "db")}))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local[2]"}')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("AIRFLOW__API__PORT", str(port))
+        monkeypatch.setenv("AIRFLOW__API__BASE_URL", f"http://127.0.0.1:{port}")
+        lance, spark, used = doctor.run_airflow_checks()
+        assert (lance.ok, lance.found) == (True, f"lance_default: {tmp_path / 'db'} (no database yet)")
+        assert (spark.ok, spark.found) == (True, "spark_default: local[2]")
+        assert used.found == f"{port} is used by another program"
+        assert re.fullmatch(
+            r"export AIRFLOW__API__PORT=(\d+) AIRFLOW__API__BASE_URL=http://127.0.0.1:\1", used.mend or ""
+        )
+        server = {"conn_type": "spark_connect", "host": "sc://127.0.0.1", "port": port}
+        monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(server))
+        assert doctor.run_airflow_checks()[1].found == f"spark_default: a server listens at sc://127.0.0.1:{port}"
+    lance, spark, free = doctor.run_airflow_checks()
+    assert (spark.ok, spark.mend) == (False, f"airflow-geneva spark-server --port {port}")
+    assert (free.ok, free.found) == (True, f"{port} is free")
+    monkeypatch.setenv("AIRFLOW__API__PORT", str(port + 1))
+    assert not doctor.run_airflow_checks()[2].ok
+    monkeypatch.setenv("AIRFLOW_CONN_LANCE_DEFAULT", '{"conn_type": "lance", "host": "library"}')
+    lance = doctor.run_airflow_checks()[0]
+    assert (lance.ok, "a relative path" in lance.found) == (False, True)
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "spork://x"}')
+    assert "which Spark does not know" in doctor.run_airflow_checks()[1].found
