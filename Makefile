@@ -18,7 +18,7 @@ export QUERY
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## Make .venv with the locked versions (uv if present, else pip); skipped when up to date
+install: $(STAMP) ## Make .venv with the locked versions (with uv, which it gets if missing); skipped when up to date
 
 $(STAMP): pyproject.toml $(LOCK) scripts/setup_env.sh $(if $(PYLANCE),always)
 	@scripts/setup_env.sh $(VENV) $(LOCK) $(PYLANCE)
