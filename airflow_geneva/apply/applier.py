@@ -305,6 +305,7 @@ class Applier:
 
     def _keep(self, step: StepResult, pending: _PendingCheckpoint) -> None:
         pending.add(step)
+        self.skipped.add_failed(len(step.failed))
         self.on_rows(len(step.values))
 
     def _keep_last(self, step: StepResult, pending: _PendingCheckpoint) -> None:
@@ -330,6 +331,9 @@ class Applier:
             self._keep_last(StepResult(span[0], end, runs, done, error.computed, None, failed), pending)
         if error.row_index is not None:
             pending.errors.add([fatal_failure(error, error.row_index)], offsets, ids)
+            self.skipped.add_failed(1)
+            with suppress(StopComputing):
+                self.on_rows(1)
         target = f"{self.work.target}.{error.column}" if error.column else self.work.target
         version = None if isinstance(self.work, RefreshSpec) else self.work.udf_version
         cause, _, details = str(error).partition("\n")

@@ -22,17 +22,25 @@ from airflow_geneva.udf.error_policy import Policy, Skip, rules_of
 
 
 class SkipCount:
-    """Counts the rows that a job skips, by rule, including those of earlier tries; a task's threads share it."""
+    """Counts the rows that a job skips, by rule, including those of earlier tries; a task's threads share it.
+
+    `failed` are all rows on which this try failed, with those that failed in earlier jobs, and the one that ended it.
+    """
 
     def __init__(self, policy: Policy, job_rows: int, before: Mapping[int, int] | None = None) -> None:
         self.policy = policy
         self.job_rows = job_rows
         self.before = dict(before or {})
+        self.failed = 0
         self._counts: Counter[int] = Counter()
         self._lock = threading.Lock()
 
     def counted(self) -> dict[int, int]:
         return dict(self._counts)
+
+    def add_failed(self, rows: int) -> None:
+        with self._lock:
+            self.failed += rows
 
     def add(self, counts: Mapping[int, int]) -> None:
         """Add skipped rows, by rule; `UdfError` if there are more than the policy allows."""

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -40,6 +39,7 @@ from airflow_geneva.view import View
 _COLORS = {DONE: "green", PARTIAL: "yellow", FAILED: "red"}
 _WATCH_SECONDS = 1.0
 _MOST_LINES = 40
+_BAR_WIDTH = 24
 
 _DB = typer.Argument(metavar="DB", help="Path or URI of the database.", show_default=False)
 _TABLE = typer.Option("--table", help="Only this table.")
@@ -60,13 +60,13 @@ def jobs(
     if as_json:
         print_json([job.to_json() for job in found])
         return
-    numbers = (">took", ">due", ">computed", ">reused", ">committed", ">left", ">errors")
+    numbers = (">took", ">due", ">computed", ">reused", ">committed", ">failed", ">left")
     grid = make_grid("job", "state", "column", "started", *numbers)
     grid.columns[0].no_wrap = True
     for job in found:
-        counts = (job.rows_pending, job.rows_computed, job.rows_reused, job.rows_committed, job.rows_left, job.errors)
+        counts = (job.rows_pending, job.rows_computed, job.rows_reused, job.rows_committed, job.rows_failed)
         shown = (job.id, _state(job), Text(job.target), format_time(job.started), f"{job.took:,.1f} s")
-        grid.add_row(*shown, *(f"{n:,}" for n in counts))
+        grid.add_row(*shown, *(f"{n:,}" for n in (*counts, job.rows_left)))
     open_console().print(grid if found else "No jobs.")
 
 
@@ -200,17 +200,29 @@ def _render_job(job: Job) -> RenderableType:
 
 
 def _shard_row(shard: ShardStatus) -> list[RenderableType]:
-    bar = ProgressBar(total=max(shard.rows, 1), completed=shard.rows_checkpointed if shard.rows else 1, width=24)
+    failed = f", {shard.rows_failed:,} failed" if shard.rows_failed else ""
     speed = f", {shard.rows_per_second:,.0f} rows/s" if shard.rows_per_second else ""
     left = f", {shard.seconds_left:,.0f} s left" if shard.seconds_left is not None else ""
     error = f"; error: {shard.reason}" if shard.error else ""
     return [
         Text(f"  shard {shard.index}"),
-        bar,
+        _bar(shard.rows_checkpointed, shard.rows_failed, shard.rows),
         Text(shard.stage),
         Text(f"{shard.rows_checkpointed:,} of {shard.rows:,} rows checkpointed", justify="right"),
-        Text(f"{shard.rows_ready:,} ready, {shard.rows_committed:,} committed{speed}{left}{without_controls(error)}"),
+        Text(
+            f"{shard.rows_ready:,} ready, {shard.rows_committed:,} committed{failed}{speed}{left}"
+            f"{without_controls(error)}"
+        ),
     ]
+
+
+def _bar(done: int, failed: int, rows: int) -> Text:
+    """Draw rows that are done, that failed, and that are left; no row that failed is too few to be seen."""
+    of = max(rows, done + failed, 1)
+    red = -(-_BAR_WIDTH * failed // of)
+    green = min(_BAR_WIDTH * done // of, _BAR_WIDTH - red) if rows else _BAR_WIDTH
+    rest = _BAR_WIDTH - red - green
+    return Text.assemble(("━" * green, "green"), ("x" * red, "red"), ("─" * rest, "bright_black"))
 
 
 def _state(job: Job) -> Text:

@@ -78,6 +78,11 @@ class Candidate:
             and failed.contains(computed)
         )
 
+    @property
+    def failed(self) -> Ranges:
+        """The due rows on which the UDF failed."""
+        return self.staged.failures.all & self.work.due
+
     def output(self, field_id: int) -> tuple[tuple[int, int, str], ...]:
         return ((field_id, -1, self.staged.file),)
 
@@ -162,8 +167,8 @@ class ShardCommitter:
     ) -> ShardResult:
         """Commit the candidates that fit, and report those that do not, and the fragments without a staged file.
 
-        ``on_group`` is called after every Lance commit with the number of visible fragments and due rows, and the table
-        versions written.
+        ``on_group`` is called after every Lance commit with the number of visible fragments, that of visible due rows
+        without those that failed, and the table versions written.
 
         Raises:
             CommitConflict: other writers changed the table at every retry.
@@ -178,7 +183,8 @@ class ShardCommitter:
             group, left = left[:size], left[size:]
             began = time.monotonic()
             self._commit_group(group)
-            on_group(len(self._done), sum(done.work.rows for done in self._done), tuple(self._versions))
+            rows_done = sum(done.work.rows - len(done.failed) for done in self._done)
+            on_group(len(self._done), rows_done, tuple(self._versions))
             if asked is None:
                 spent = max(time.monotonic() - began, 1e-3)
                 size = max(least, round(len(group) * SECONDS_A_COMMIT / spent))
@@ -187,7 +193,7 @@ class ShardCommitter:
         ours = sum(n for c in self._done for job, n in c.staged.by_job if job == self.work.job_id)
         # An earlier job may have computed rows that were deleted before this one was planned.
         everyone = sum(len(c.staged.computed & c.work.due) for c in self._done)
-        failed = sum(len(c.staged.failures.all & c.work.due) for c in self._done)
+        failed = sum(len(candidate.failed) for candidate in self._done)
         # Rows that were deleted since the plan count as computed, whether or not their fragment still exists.
         for candidate, gone in self._gone:
             everyone += len(gone)

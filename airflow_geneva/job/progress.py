@@ -28,7 +28,10 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of one shard: `ready` is staged, and `held` was in checkpoints when the shard was planned."""
+    """The progress of one shard: `ready` is staged, and `held` was in checkpoints when the shard was planned.
+
+    Rows on which the UDF failed are `done`, and neither ready nor committed.
+    """
 
     rows: int
     rows_done: int
@@ -39,12 +42,13 @@ class Progress:
     rows_held: int = 0
     rows_ready: int = 0
     rows_committed: int = 0
+    rows_failed: int = 0
     versions: tuple[int, ...] = ()
 
     @property
     def rows_checkpointed(self) -> int:
         """Rows that are computed and kept, except what running tasks computed since their last checkpoint."""
-        return max(self.rows_held + self.rows_done, self.rows_ready, self.rows_committed)
+        return max(self.rows_held + self.rows_done - self.rows_failed, self.rows_ready, self.rows_committed)
 
     @property
     def rows_per_second(self) -> float:
@@ -59,9 +63,10 @@ class Progress:
     def __str__(self) -> str:
         left = self.seconds_left
         share = 100 * self.rows_done / self.rows if self.rows else 100.0
+        failed = f"{self.rows_failed:,} of them failed, " if self.rows_failed else ""
         return (
-            f"{self.rows_done:,} of {self.rows:,} rows computed ({share:.0f} %), {self.ready} of {self.fragments} "
-            f"fragments ready ({self.rows_ready:,} rows), {self.rows_per_second:,.0f} rows/s, "
+            f"{self.rows_done:,} of {self.rows:,} rows computed ({share:.0f} %), {failed}{self.ready} of "
+            f"{self.fragments} fragments ready ({self.rows_ready:,} rows), {self.rows_per_second:,.0f} rows/s, "
             + (f"about {left:,.0f} s left" if left is not None else "time left unknown")
         )
 
@@ -86,8 +91,10 @@ class ProgressReporter:
     rows_ready: int = 0
     committed: int = 0
     rows_committed: int = 0
+    rows_failed: int = 0
     versions: tuple[int, ...] = ()
     skipped: Callable[[], Mapping[int, int]] = dict
+    failed: Callable[[], int] = int
     spark_ui: str | None = None
     _began: float = field(default_factory=time.monotonic)
     _last: float = 0.0
@@ -96,6 +103,7 @@ class ProgressReporter:
 
     def now(self) -> Progress:
         counts = {part.name: getattr(self, part.name) for part in fields(Progress) if part.name != "seconds"}
+        counts["rows_failed"] = max(self.rows_failed, self.failed())
         return Progress(seconds=time.monotonic() - self._began, **counts)
 
     def add_rows(self, rows: int) -> None:
@@ -103,7 +111,7 @@ class ProgressReporter:
         self.tick()
 
     def add_ready(self, rows: int) -> None:
-        """Count a fragment that was staged, with its due rows."""
+        """Count a fragment that was staged, with its due rows that did not fail."""
         self.ready += 1
         self.rows_ready += rows
 
@@ -157,13 +165,13 @@ class ShardStatus:
         stage: ``waiting``, ``applying``, ``applied``, ``committing`` or ``committed``; for a view also ``verified``;
             ``failed`` if its last try failed, ``left`` if the job ended or died before the shard was done.
         rows: due rows.
-        rows_checkpointed: due rows that are computed and checkpointed.
-        rows_ready: due rows in a finished data file.
-        rows_committed: due rows visible in the table, including rows that failed and are NULL.
+        rows_checkpointed: due rows that are computed and checkpointed, without those that failed.
+        rows_ready: those of them in a finished data file.
+        rows_committed: those of them that are visible in the table.
+        rows_failed: due rows on which the UDF failed; exact once the shard is committed.
         fragments, fragments_ready, fragments_committed: the same in fragments.
-        rows_computed: rows that the UDF ran on in this job.
+        rows_computed: rows that the UDF computed in this job.
         rows_reused: rows that other jobs computed; known once the shard is committed.
-        rows_failed: rows on which the UDF failed; known once the shard is committed.
         versions: table versions written.
         seconds: time spent, by stage.
         rows_per_second: speed of the UDF while it runs, else 0.
@@ -194,9 +202,10 @@ class ShardStatus:
     def __str__(self) -> str:
         speed = f", {self.rows_per_second:,.0f} rows/s" if self.rows_per_second else ""
         left = f", about {self.seconds_left:,.0f} s left" if self.seconds_left is not None else ""
+        failed = f", {self.rows_failed:,} failed" if self.rows_failed else ""
         return (
             f"shard {self.index}: {self.stage}, {self.rows_checkpointed:,} of {self.rows:,} rows checkpointed, "
-            f"{self.rows_ready:,} ready, {self.rows_committed:,} committed{speed}{left}"
+            f"{self.rows_ready:,} ready, {self.rows_committed:,} committed{failed}{speed}{left}"
             + (f"; error: {self.reason}" if self.error else "")
         )
 
@@ -211,9 +220,9 @@ class ShardStatus:
         return replace(
             ended,
             stage="committed",
-            rows_checkpointed=self.rows,
-            rows_ready=self.rows,
-            rows_committed=self.rows,
+            rows_checkpointed=self.rows - self.rows_failed,
+            rows_ready=self.rows - self.rows_failed,
+            rows_committed=self.rows - self.rows_failed,
             fragments_ready=self.fragments,
             fragments_committed=self.fragments,
             error=None,
@@ -297,7 +306,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     progress = read_progress(document)
     # Fragments that were staged when the shard was planned are not applied again.
     rows_ready = status.rows_ready + progress.rows_ready
-    done = rows_ready >= status.rows
+    done = rows_ready + progress.rows_failed >= status.rows
     address = str(document.get("spark_ui") or "")
     return replace(
         status,
@@ -305,7 +314,8 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         rows_checkpointed=status.rows_ready + progress.rows_checkpointed,
         rows_ready=rows_ready,
         fragments_ready=status.fragments_ready + progress.ready,
-        rows_computed=progress.rows_done,
+        rows_computed=max(progress.rows_done - progress.rows_failed, 0),
+        rows_failed=progress.rows_failed,
         seconds=(("apply", round(progress.seconds, 3)),),
         rows_per_second=0.0 if done else progress.rows_per_second,
         seconds_left=None if done else progress.seconds_left,
@@ -315,13 +325,15 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
 
 
 def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+    failed = int(document.get("rows_failed", 0))
     return replace(
         status,
         stage="applied",
-        rows_checkpointed=status.rows,
-        rows_ready=status.rows,
+        rows_checkpointed=status.rows - failed,
+        rows_ready=status.rows - failed,
+        rows_failed=failed,
         fragments_ready=status.fragments,
-        rows_computed=max(status.rows_computed, int(document["rows_run"])),
+        rows_computed=max(status.rows_computed, int(document["rows_run"]) - failed),
         seconds=(("apply", float(document.get("seconds", 0.0))),),
         rows_per_second=0.0,
         seconds_left=None,
@@ -336,6 +348,7 @@ def _committing(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus
         rows_checkpointed=max(status.rows_checkpointed, progress.rows_checkpointed),
         rows_ready=progress.rows_ready,
         rows_committed=progress.rows_committed,
+        rows_failed=max(status.rows_failed, progress.rows_failed),
         fragments_ready=progress.ready,
         fragments_committed=progress.committed,
         versions=progress.versions,
@@ -346,7 +359,7 @@ def _committing(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus
 
 
 def _committed(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
-    visible = int(document["rows_computed"]) + int(document["rows_reused"]) + int(document["rows_failed"])
+    visible = int(document["rows_computed"]) + int(document["rows_reused"])
     whole = not document["rows_left"]
     shown = document.get("visible", True)
     return replace(

@@ -81,8 +81,8 @@ class BackfillResult:
         rows_computed: rows that this job computed and that are visible now.
         rows_reused: rows that earlier, unfinished jobs computed and this job made visible.
         rows_skipped: rows with nothing to do.
-        rows_failed: rows on which the UDF failed.
-        rows_left: due rows that were not made visible.
+        rows_failed: due rows on which the UDF failed.
+        rows_left: due rows that were not made visible, and did not fail.
         version: the newest table version that the job knows.
         from_version: the planned version.
         commits: table versions that this job wrote.
@@ -119,6 +119,11 @@ class BackfillResult:
             rows_skipped=max(self.rows_skipped - computed - reused, 0),
             commits=tuple(sorted({*self.commits, *(version for one in carried for version in one.versions)})),
         )
+
+    def with_failures(self, rows: int) -> BackfillResult:
+        """Count so many rows as failed, if they are more than those of the committed shards."""
+        more = min(max(rows - self.rows_failed, 0), self.rows_left)
+        return replace(self, rows_failed=self.rows_failed + more, rows_left=self.rows_left - more)
 
     def with_seconds(self, **seconds: float) -> BackfillResult:
         return replace(self, seconds={**self.seconds, **{k: round(v, 3) for k, v in seconds.items()}})

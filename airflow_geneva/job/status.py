@@ -58,14 +58,14 @@ class Job:
         stage: the stage at the last heartbeat, or None.
         rows_total: live rows of the table, or of the source, when it was planned.
         rows_pending: rows that were due then.
-        rows_computed: rows that the UDF ran on; after the end, those that are visible.
+        rows_computed: rows that the UDF computed; after the end, those that are visible.
         rows_reused: rows that other jobs computed and this job made visible.
         rows_skipped: rows with nothing to do.
-        rows_failed: rows on which the UDF failed.
-        rows_left: due rows that are not visible.
+        rows_failed: due rows on which the UDF failed.
+        rows_left: due rows that are neither visible nor failed.
         reasons: number of rows by the reason why they were due or not, when the job was planned.
         rows_checkpointed, rows_ready, rows_committed: due rows that are checkpointed; those of them that are in
-            finished data files; those of them that are visible in the table, including failed rows that are NULL.
+            finished data files; those of them that are visible in the table. Rows that failed are none of these.
         shard_count: number of shards.
         shards: status of each shard; for a DONE job only on request.
         seconds: time by stage, added up over parallel shards; ``spark`` is the time to get a session.
@@ -146,7 +146,7 @@ class Job:
     def seconds_left(self) -> float | None:
         """Estimated seconds until all rows are computed, at the current speed; None if nothing runs."""
         speed = self.rows_per_second
-        return max(self.rows_pending - self.rows_checkpointed, 0) / speed if speed else None
+        return max(self.rows_pending - self.rows_checkpointed - self.rows_failed, 0) / speed if speed else None
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -166,9 +166,10 @@ class Job:
             f"job {self.id}",
             f"  {self._when()}",
             f"  {self.rows_pending:,} of {self.rows_total:,} rows due: {self.rows_checkpointed:,} checkpointed, "
-            f"{self.rows_ready:,} ready to commit, {self.rows_committed:,} committed, {self.rows_left:,} left",
+            f"{self.rows_ready:,} ready to commit, {self.rows_committed:,} committed, {self.rows_failed:,} failed, "
+            f"{self.rows_left:,} left",
             f"  {self.rows_computed:,} rows computed, {self.rows_reused:,} reused ({100 * self.share_reused:.0f} %), "
-            f"{self.rows_skipped:,} skipped, {self.rows_failed:,} failed, {self.errors:,} error record(s)",
+            f"{self.rows_skipped:,} skipped, {self.errors:,} error record(s)",
             f"  planned on version {self.version}{f' of {self.source}' if self.source else ''}, {self._commits()}",
         ]
         if self.seconds_left is not None:
@@ -341,12 +342,13 @@ def _with_shards(job: Job) -> Job:
         for stage, spent in shard.seconds:
             seconds[stage] = round(seconds.get(stage, 0.0) + spent, 3)
     committed = sum(shard.rows_committed for shard in job.shards)
+    failed = sum(shard.rows_failed for shard in job.shards)
     return replace(
         job,
         rows_computed=sum(shard.rows_computed for shard in job.shards),
         rows_reused=sum(shard.rows_reused for shard in job.shards),
-        rows_failed=sum(shard.rows_failed for shard in job.shards),
-        rows_left=job.rows_pending - committed,
+        rows_failed=failed,
+        rows_left=max(job.rows_pending - committed - failed, 0),
         rows_checkpointed=sum(shard.rows_checkpointed for shard in job.shards),
         rows_ready=sum(shard.rows_ready for shard in job.shards),
         rows_committed=committed,
@@ -357,7 +359,7 @@ def _with_shards(job: Job) -> Job:
 
 def _with_result(job: Job, ended: Mapping[str, Any]) -> Job:
     result = ended["result"]
-    committed = int(result["rows_computed"]) + int(result["rows_reused"]) + int(result["rows_failed"])
+    committed = int(result["rows_computed"]) + int(result["rows_reused"])
     return replace(
         job,
         rows_computed=int(result["rows_computed"]),

@@ -18,7 +18,6 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
 from airflow_geneva.job.folder import APPLIED
 from airflow_geneva.job.heartbeat import writing_heartbeats
-from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._airflow_internals import (
     adopt_application,
@@ -136,7 +135,9 @@ class ApplyOperator(SparkSubmitOperator):
                 "disk, all of Spark must run on this machine; use an object store otherwise. Then clear the plan task "
                 "with its downstream tasks."
             )
-        self.log.info("Shard %s of %s: %s rows computed %s.", shard.index, job.work.target, done["rows_run"], how)
+        failed = done.get("rows_failed", 0)
+        computed, target = max(done["rows_run"] - failed, 0), job.work.target
+        self.log.info("Shard %s of %s: %s rows computed %s, %s failed.", shard.index, target, computed, how, failed)
         return done
 
     def _compute(self, job: PlannedJob, shard: Shard, context: Context, configured: Configuration) -> str:
@@ -145,7 +146,7 @@ class ApplyOperator(SparkSubmitOperator):
         again = _applied(job, shard) is not None
         if not shard.to_apply or (again and job.is_staged(shard)):
             if not again:
-                job.write_applied(shard, UdfSpeed(), 0.0)
+                job.write_applied(shard, (), 0.0)
             return "(all of it was staged, no Spark started)"
         given = optional_int("inline_below_rows", self.inline_below_rows)
         if shard.rows_to_run < (configured.inline_below_rows if given is None else given):

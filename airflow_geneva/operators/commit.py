@@ -57,9 +57,9 @@ class CommitOperator(LanceOperator):
             result = job.commit(job.saved.load_shard(job.folder.storage, shard["shard"]))
         state = "visible" if result.visible else "verified"
         self.log.info(
-            "Shard %s of %s: %s fragments %s, %s rows computed, %s from checkpoints, %s left.",
+            "Shard %s of %s: %s fragments %s, %s rows computed, %s from checkpoints, %s failed, %s left.",
             result.shard, job.work.target, result.fragments, state,
-            result.rows_computed, result.rows_reused, result.rows_left,
+            result.rows_computed, result.rows_reused, result.rows_failed, result.rows_left,
         )  # fmt: skip
         shown = result.left_reasons[:_REASONS_TOLD]
         return {

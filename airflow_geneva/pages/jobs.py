@@ -72,19 +72,19 @@ class JobDetails:
     shards: tuple[ShardStatus, ...]
     commits: tuple[int, ...]
 
-    @property
-    def failed(self) -> int:
-        """Number of failed rows; for a running or failed job the number of error records."""
-        return max(self.job.rows_failed, self.job.errors)
-
     @staticmethod
     def shares(item: Job | ShardStatus) -> tuple[tuple[str, float], ...]:
-        """Return the percentage of rows by the last state that they reached, without empty parts."""
+        """Return the percentage of rows by the last state that they reached, or failed, without empty parts."""
         rows = item.rows_pending if isinstance(item, Job) else item.rows
         if isinstance(item, Job) and not rows:
             return (("committed", 100.0),) if item.state == DONE else ()
         committed, ready, stored = item.rows_committed, item.rows_ready, item.rows_checkpointed
-        reached = (("committed", 0, committed), ("ready", committed, ready), ("checkpointed", ready, stored))
+        reached = (
+            ("committed", 0, committed),
+            ("ready", committed, ready),
+            ("checkpointed", ready, stored),
+            ("failed", stored, stored + item.rows_failed),
+        )
         parts = ((name, 100.0 * (min(end, rows) - min(start, rows)) / max(rows, 1)) for name, start, end in reached)
         return tuple((name, round(part, 3)) for name, part in parts if part > 0)
 

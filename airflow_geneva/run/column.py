@@ -116,11 +116,13 @@ class ColumnPublisher:
             else:
                 missing.append((fragment.id, "not all of its rows are computed"))
         folder, plan = JobFolder(target.job, work.job_id), self.saved.fingerprint
+        failed = sum(len(candidate.failed) for candidate in candidates)
         reporter = ProgressReporter(
             shard.rows,
             len(shard.fragments),
             lambda progress: folder.update_shard(plan, shard.index, committing=progress),
-            rows_ready=sum(candidate.work.rows for candidate in candidates),
+            rows_ready=sum(candidate.work.rows for candidate in candidates) - failed,
+            rows_failed=failed,
             ready=len(candidates),
         )
         reporter.keep()

@@ -163,7 +163,7 @@ def apply_inline(
         return []
     do, skipped = prepare(location, work, udfs, skipped_before(location, work), target)
     reporter = open_reporter(location, work, shard, plan)
-    reporter.skipped = skipped.counted
+    reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
 
     def run(unit: Unit, report: Callable[[int], None]) -> UnitReport:
         def both(rows: int) -> None:
@@ -173,7 +173,9 @@ def apply_inline(
         return do(unit, both)
 
     try:
-        return run_units(run, [whole_unit(item) for item in works], reporter, work.sizing.intra_applier_concurrency)
+        reports = run_units(run, [whole_unit(item) for item in works], reporter, work.sizing.intra_applier_concurrency)
+        reporter.rows_failed = sum(report.failed for report in reports)
+        return reports
     finally:
         reporter.keep()
 
@@ -204,7 +206,7 @@ def run_units(do: RunUnit, units: Sequence[Unit], reporter: ProgressReporter, th
         report = do(unit, add_rows)
         if report.staged:
             with lock:
-                reporter.add_ready(unit.work.rows)
+                reporter.add_ready(unit.work.rows - report.failed)
         return report
 
     if threads <= 1 or len(units) <= 1:

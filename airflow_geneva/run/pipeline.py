@@ -31,7 +31,7 @@ from airflow_geneva.run.column import ColumnPublisher
 from airflow_geneva.run.housekeeping import run_maintenance
 from airflow_geneva.run.inline import Udfs, apply_inline
 from airflow_geneva.run.record import record_plan
-from airflow_geneva.run.units import Target, is_shard_staged
+from airflow_geneva.run.units import Target, UnitReport, is_shard_staged
 from airflow_geneva.run.view import ViewPublisher
 from airflow_geneva.storage.location import TableLocation
 
@@ -194,12 +194,11 @@ class PlannedJob:
             if self.choice is not None and self.choice.runner == "spark" and shard.to_apply:
                 from airflow_geneva.spark.tasks import apply_in_session
 
-                speed = apply_in_session(self.location, self.work, shard, udfs, self.saved.fingerprint)
+                reports = apply_in_session(self.location, self.work, shard, udfs, self.saved.fingerprint)
             else:
                 plan, target = self.saved.fingerprint, self.publisher.target
                 reports = apply_inline(self.location, self.work, shard, udfs, on_rows, plan, target)
-                speed = sum((report.speed for report in reports), UdfSpeed())
-            self.write_applied(shard, speed, time.monotonic() - began)
+            self.write_applied(shard, reports, time.monotonic() - began)
 
     def apply_on(self, session: Any, shard: Shard, **every: float) -> dict[str, Any]:
         """Compute a shard on a Spark session that has the code; write and return its result. Raises as `apply`."""
@@ -208,17 +207,19 @@ class PlannedJob:
         began = time.monotonic()
         with reporting_remade(self.work.tables, self.location.options):
             udfs = Udfs.planned(self.work)
-            speed = apply_on_spark(session, self.location, self.work, shard, udfs, self.saved.fingerprint, **every)
-            return self.write_applied(shard, speed, time.monotonic() - began)
+            reports = apply_on_spark(session, self.location, self.work, shard, udfs, self.saved.fingerprint, **every)
+            return self.write_applied(shard, reports, time.monotonic() - began)
 
-    def write_applied(self, shard: Shard, speed: UdfSpeed, seconds: float) -> dict[str, Any]:
+    def write_applied(self, shard: Shard, reports: Iterable[UnitReport], seconds: float) -> dict[str, Any]:
         """Write and return the result of applying a shard."""
+        done = sum(reports, UnitReport(True))
         document = {
             "shard": shard.index,
             "fingerprint": self.saved.fingerprint,
-            "rows_run": speed.rows,
+            "rows_run": done.speed.rows,
+            "rows_failed": done.failed,
             "fragments_staged": len(shard.to_apply),
-            "speed": speed.to_json(),
+            "speed": done.speed.to_json(),
             "seconds": round(seconds, 3),
         }
         self.folder.update_shard(self.saved.fingerprint, shard.index, applied=document)
@@ -273,7 +274,7 @@ class PlannedJob:
             result = replace(result, state=FAILED) if missing else result
             result = result.with_carried(self.folder.read(RECORD) or {})
             result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
-            self._write_end(result, self.missing_error(missing) if missing else None)
+            result = self._write_end(result, self.missing_error(missing) if missing else None)
             if many_documents and not missing:
                 run_maintenance(self.location, self.work)
         fault_point("finish.end")
@@ -285,19 +286,23 @@ class PlannedJob:
         """Record that the job failed, and which rows it committed before; other computed rows stay in checkpoints."""
         result = replace(self.publisher.result(committed), state=FAILED).with_seconds(**seconds)
         try:
-            self._write_end(result, str(error) or type(error).__name__)
+            return self._write_end(result, str(error) or type(error).__name__)
         except StorageError as unkept:
             # The caller raises the original error.
             logger.warning("Cannot record that job %s failed: %s", result.job_id, unkept)
-        return result
+            return result
 
-    def _write_end(self, result: BackfillResult, error: str | None) -> None:
+    def _write_end(self, result: BackfillResult, error: str | None) -> BackfillResult:
+        """Record how the job ended; return its result, with the failed rows of shards that were not committed."""
         errors = count_errors(self.folder.storage) if self.saved.shards else 0
+        if result.state == FAILED:
+            result = result.with_failures(errors)
         speed = sum((UdfSpeed.from_json(document.get("speed")) for document in self.applied), UdfSpeed())
         about: dict[str, Any] = {} if self.choice is None else self.choice.describe()
         if speed.rows:
             about["speed"] = speed.to_json()
         self.folder.write_result(result.state, result.to_json(), error, errors, about, self.saved.fingerprint)
+        return result
 
     def missing_error(self, missing: Sequence[int]) -> str:
         """Say why the first of the missing shards failed, if a task could tell, and how many are missing."""

@@ -44,10 +44,15 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitReport:
-    """The result of a unit: whether the data file is staged, and how fast the UDFs were."""
+    """The result of a unit: whether the data file is staged, how many of its rows `failed`, and how fast UDFs were."""
 
     staged: bool
+    failed: int = 0
     speed: UdfSpeed = field(default_factory=UdfSpeed)
+
+    def __add__(self, other: UnitReport) -> UnitReport:
+        staged = self.staged and other.staged
+        return UnitReport(staged, self.failed + other.failed, self.speed + other.speed)
 
 
 StagedWriter: TypeAlias = ColumnFileWriter | ViewFileWriter
@@ -140,7 +145,7 @@ class Target(Reusable):
     def layout(self, fragment: FragmentWork, live: Ranges, looked_at: Ranges) -> dict[str, Any]:
         """Return the fields of a fragment checkpoint that differ for a column and a view."""
 
-    def stream(self, steps: Iterable[StepResult], fragment: FragmentWork, live: Ranges) -> None:
+    def stream(self, steps: Iterable[StepResult], fragment: FragmentWork, live: Ranges) -> StagedFragment:
         """Write computed rows straight into the data file of a whole fragment."""
         writer = self.open_writer(fragment)
         done = list[StepResult]()
@@ -150,7 +155,7 @@ class Target(Reusable):
         computed = merge_runs([step.runs for step in done])
         by_job = {self.work.job_id: int(computed[:, 2].sum())}
         layout = self.layout(fragment, live, joint_looked_at(done, computed))
-        self.record(fragment, writer, computed, by_job, Ranges.union(step.failed for step in done), layout)
+        return self.record(fragment, writer, computed, by_job, Ranges.union(step.failed for step in done), layout)
 
     def record(
         self,
@@ -185,8 +190,8 @@ def run_unit(target: Target, unit: Unit, applier: Applier) -> UnitReport:
     fragment, began = unit.work, time.monotonic()
     live = live_offsets(target.source, fragment.files)
     index = target.index(fragment)
-    if unit.whole and target.staged(fragment, index, live):
-        return UnitReport(True)
+    if unit.whole and (there := target.staged(fragment, index, live)):
+        return UnitReport(True, len(there.failures.all))
     due = unit.run & live
     held = target.held(fragment, index, due)
 
@@ -194,13 +199,15 @@ def run_unit(target: Target, unit: Unit, applier: Applier) -> UnitReport:
         for _ in applier.compute(fragment, live, missing):
             pass
 
+    staged: StagedFragment | None = None
     if not unit.whole:
         compute(due - held.done)
     elif not held.pieces and target.can_stream(fragment, live, due):
-        target.stream(applier.compute(fragment, live, due, keep_last=False), fragment, live)
+        staged = target.stream(applier.compute(fragment, live, due, keep_last=False), fragment, live)
     else:
-        stage_computed(target, fragment, due, held, compute)
-    return UnitReport(unit.whole, replace(applier.speed, seconds=time.monotonic() - began))
+        staged = stage_computed(target, fragment, due, held, compute)
+    failed = len(staged.failures.all) if staged else 0
+    return UnitReport(unit.whole, failed, replace(applier.speed, seconds=time.monotonic() - began))
 
 
 def is_shard_staged(target: Target, shard: Shard) -> bool:

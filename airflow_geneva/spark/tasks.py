@@ -22,7 +22,6 @@ from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_bef
 from airflow_geneva.errors import GenevaError, StorageError, UdfCrashed, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
-from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.plan.model import JobSpec, Sizing
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.plan.shard import Shard
@@ -138,8 +137,8 @@ def apply_on_spark(
     udfs: Udfs,
     plan: str,
     every: float = EVERY_SECONDS,
-) -> UdfSpeed:
-    """Compute and stage a shard on a cluster; return how fast the UDFs were on the rows that they ran on."""
+) -> list[UnitReport]:
+    """Compute and stage a shard on a cluster."""
     job = JobFolder.of(location.checkpoints, work.job_id)
     attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
     slots, skipped = _slots(session, work), skipped_before(location, work)
@@ -155,15 +154,15 @@ def apply_on_spark(
     limits: Policy = joint_policy(udfs.here()) if has_limits(work) else "fail"
     reports = _run_stage(session, _GroupRunner(task_spec, 0, 0), groups, reporter, limits)
     reports += _run_stage(session, _GroupRunner(task_spec, 1, groups), rest, reporter, limits)
-    speed = sum((report.speed for report in reports), UdfSpeed())
-    reporter.rows_done = speed.rows
+    reporter.rows_done = sum(report.speed.rows for report in reports)
+    reporter.rows_failed = sum(report.failed for report in reports)
     reporter.ready = sum(report.staged for report in reports)
-    reporter.rows_ready = sum(item.rows for item in works)
+    reporter.rows_ready = sum(item.rows for item in works) - reporter.rows_failed
     reporter.tick(force=True)
-    return speed
+    return reports
 
 
-def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs, plan: str) -> UdfSpeed:
+def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs, plan: str) -> list[UnitReport]:
     """Compute a shard on the active SparkSession, or on a new local one."""
     session = open_session(work.sizing.concurrency)
     udfs = udfs.sent()
@@ -218,6 +217,7 @@ def _run_stage(
         raise _explain_worker_death(failure[0], task_spec.work)
     watcher.look(now=True)
     if watcher.failure is not None:
+        reporter.keep()
         raise watcher.failure
     # A killed try of a task skipped rows that the next try did not run; only the error records have all of them.
     SkipCount(limits, task_spec.work.rows, skipped_before(task_spec.location, task_spec.work)).check()
@@ -283,7 +283,7 @@ class _GroupRunner:
             signs.read()
             _limit_visible_gpus()
             do, skipped = prepare(task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped)
-            reporter.skipped = skipped.counted
+            reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
             reports = run_units(do, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
             reporter.tick(force=True)
         except DriverLost as lost:
@@ -341,7 +341,7 @@ class _ProgressCollector:
             return
         self._next = time.monotonic() + _TASK_REPORT_SECONDS
         self.signs.write()
-        rows = ready = rows_ready = 0
+        rows = ready = rows_ready = failed = 0
         skipped: Counter[int] = Counter()
         for name in self.progress.list_files():
             if not name.startswith(_TASK):
@@ -353,6 +353,7 @@ class _ProgressCollector:
             rows += document["rows_done"]
             ready += document["ready"]
             rows_ready += document["rows_ready"]
+            failed += document["rows_failed"]
             skipped.update({int(rule): given_up for rule, given_up in document["skipped"].items()})
             if failure := document.get(_FAILURE):
                 kind, message = failure
@@ -360,6 +361,7 @@ class _ProgressCollector:
         self.reporter.rows_done = max(self.reporter.rows_done, self.done_before, rows)
         self.reporter.ready = max(self.reporter.ready, ready)
         self.reporter.rows_ready = max(self.reporter.rows_ready, rows_ready)
+        self.reporter.rows_failed = max(self.reporter.rows_failed, failed)
         if not now:  # the end of a stage is reported by its caller, which would say the same again
             self.reporter.tick()
         try:

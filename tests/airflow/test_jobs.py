@@ -54,7 +54,7 @@ def test_the_record_says_which_shard_failed_and_why_until_it_is_mended(desk: Des
     desk.break_at("b04")
     run = run_group(desk)
     job = job_of(desk, run)
-    assert (job.state, job.open, job.rows_committed, job.rows_left) == ("FAILED", False, 2 * ROWS, ROWS)
+    assert (job.state, job.rows_committed, job.rows_failed, job.rows_left) == ("FAILED", 2 * ROWS, 1, ROWS - 1)
     assert job.error is not None
     assert job.error.startswith("Shard 1: Computing")
     assert job.error.endswith("1 of 3 shards were not committed: [1].")

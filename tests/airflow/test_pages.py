@@ -235,10 +235,10 @@ def running_job(table: Table, started: float) -> str:
     folder.write_record({**RUNNING, "started": started}, PRINT)
     progress = {
         "rows": 500, "rows_done": 300, "fragments": 5, "ready": 2, "committed": 0, "seconds": 10.0, "rows_held": 0,
-        "rows_ready": 200, "rows_committed": 0, "versions": [],
+        "rows_ready": 200, "rows_committed": 0, "rows_failed": 20, "versions": [],
     }  # fmt: skip
     folder.update_shard(PRINT, 0, applying=progress)
-    committing = {**progress, "ready": 5, "rows_ready": 500, "committed": 1, "rows_committed": 100, "versions": [2]}
+    committing = {**progress, "ready": 5, "rows_ready": 480, "committed": 1, "rows_committed": 100, "versions": [2]}
     folder.update_shard(PRINT, 1, committing=committing)
     folder.storage.write_json("heartbeat.json", {"at": started, "stage": "apply"})
     return folder.job_id
@@ -251,8 +251,10 @@ def test_a_running_job_moves(reader: Get, database: Database) -> None:
     assert ">RUNNING<" in page
     assert "30 rows/s, about 6.7 s left" in text_of(page)
     assert re.findall(r'<rect class="(\w+)" x="([\d.]+)" y="0" width="([\d.]+)"', page)[:3] == [
-        ("committed", "0.0", "10.0"), ("ready", "10.0", "60.0"), ("checkpointed", "70.0", "10.0"),
+        ("committed", "0.0", "10.0"), ("ready", "10.0", "58.0"), ("checkpointed", "68.0", "8.0"),
     ]  # fmt: skip
+    assert '<rect class="failed" x="76.0" y="0" width="4.0"' in page
+    assert "100 of 1000 due rows committed, 40 failed" in page
     live = re.search(r'data-live="/geneva([^"]*)" data-after="(\d+)" data-then="reload"', page)
     assert live
     assert 'http-equiv="refresh"' in page
@@ -274,7 +276,7 @@ def test_a_job_that_nobody_works_on_any_more(reader: Get, database: Database) ->
     job_id = running_job(make_table(database), 1_000_000.0)
     page = reader(of_job("docs", job_id))
     assert "found dead" in page
-    assert [row[1] for row in cells(page) if len(row) == 8 and row[0].isdecimal()] == ["left", "left"]
+    assert [row[1] for row in cells(page) if len(row) == 9 and row[0].isdecimal()] == ["left", "left"]
     assert "data-live" not in page
     assert "rows/s" not in text_of(page)
 
@@ -292,7 +294,7 @@ def test_a_failed_job_shows_its_error_and_the_rows(reader: Get, database: Databa
     assert failed.value.result is not None
     page = reader(of_job("docs", failed.value.result.job_id))
     assert ">FAILED<" in page
-    stages = [row[1] for row in cells(page) if len(row) == 8 and row[0].isdecimal()]
+    stages = [row[1] for row in cells(page) if len(row) == 9 and row[0].isdecimal()]
     assert stages == ["failed"] + ["left"] * (len(stages) - 1)
     assert len(stages) > 1
     assert "no such model" in page

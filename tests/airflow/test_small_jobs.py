@@ -89,7 +89,7 @@ def test_a_failure_in_the_plan_task_is_recorded_and_a_clear_goes_on_from_the_che
     assert "b04" in run.error("backfill.plan")
     assert "Clear the plan task" in run.error("backfill.finish")
     record = newest_record(desk)
-    assert (record.state, record.rows_left) == ("FAILED", ROWS)
+    assert (record.state, record.rows_failed, record.rows_left) == ("FAILED", 1, ROWS - 1)
     assert "b04" in record.error
     assert desk.values()["b00"] is None
 

@@ -13,6 +13,8 @@ import pytest
 
 from airflow_geneva import UDF, Fail, Retry, Skip, udf
 from airflow_geneva.errors import JobFailed
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.status import Job, read_job
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, leave_trace
 from tests.support.invariants import assert_exact, assert_honest, assert_nothing_to_do_is_free, assert_right
@@ -56,6 +58,12 @@ def table(make_table: MakeTable) -> Table:
 
 def run(table: Table, function: UDF, **arguments: Any) -> Any:
     return table.backfill("y", udf=function, runner="inline", **arguments)
+
+
+def job_of(table: Table, result: Any) -> Job:
+    job = read_job(JobFolder.of(table.location.checkpoints, result.job_id))
+    assert job is not None
+    return job
 
 
 @pytest.mark.parametrize("form", ["scalar", "array"])
@@ -105,6 +113,11 @@ def test_a_run_in_which_everything_fails_again_writes_no_version(table: Table, t
         result = run(table, picky())
         assert (result.rows_failed, result.commits, table.version) == (3, (), version)
         assert {record.attempt for record in table.get_errors(result.job_id)} == {attempt}
+        job = job_of(table, result)
+        assert (job.rows_computed, job.rows_committed, job.rows_failed, job.rows_left) == (0, 0, 3, 0)
+        assert {(shard.rows_ready, shard.rows_committed) for shard in job.shards} == {(0, 0)}
+        assert sum(shard.rows_failed for shard in job.shards) == 3
+        assert "3 of 100 rows due: 0 checkpointed, 0 ready to commit, 0 committed, 3 failed, 0 left" in str(job)
     assert_nothing_to_do_is_free(table, "y", trace, udf=picky())
     assert len(set(Path(table.uri, "data").iterdir()) - files) <= 6
     assert_right(table, "y", expected())
@@ -193,7 +206,9 @@ def test_more_skipped_rows_than_allowed_end_the_job_and_keep_what_was_computed(
     with pytest.raises(JobFailed, match=r"lets a job skip at most .* and 2 failed") as caught:
         run(table, strict, batch_size=10)
     assert caught.value.result is not None
-    assert (caught.value.result.state, caught.value.result.rows_left) == ("FAILED", 100)
+    assert (caught.value.result.state, caught.value.result.rows_failed, caught.value.result.rows_left) == (
+        "FAILED", 2, 98,
+    )  # fmt: skip
     assert table.version == version
     assert len(table.get_errors(caught.value.result.job_id)) == 2
     trace.clear()
@@ -218,6 +233,9 @@ def test_fail_names_the_row_and_keeps_what_came_before(table: Table, trace: Trac
     assert "x: int64" in message
     assert "raise ValueError" in message
     assert caught.value.result is not None
+    assert "1 failed, 99 left" in str(caught.value.result)
+    job = job_of(table, caught.value.result)
+    assert (job.rows_checkpointed, job.rows_failed, job.rows_left, job.shards[0].rows_failed) == (30, 1, 99, 1)
     (record,) = table.get_errors(caught.value.result.job_id)
     assert record.row_address == 1 << 32 | 5
     trace.clear()

@@ -71,9 +71,21 @@ def test_status_shows_a_job_and_its_shards(table: Table, db: str) -> None:
     job = table.backfill("y", runner="inline", shard_size=2)
     text = run("status", db, job.job_id)
     assert text.startswith("DONE: backfill of docs.y with triple")
-    assert "100 of 100 rows due: 100 checkpointed, 100 ready to commit, 100 committed, 0 left" in text
+    assert "100 of 100 rows due: 100 checkpointed, 100 ready to commit, 100 committed, 0 failed, 0 left" in text
     assert len(re.findall(r"shard \d .* committed +50 of 50 rows checkpointed +50 ready, 50 committed", text)) == 2
     assert read("status", db, job.job_id)["shards"][1]["rows_committed"] == 50
+
+
+def test_the_bar_shows_every_row_that_failed(table: Table, db: str) -> None:
+    @udf(data_type=pa.int64(), name="triple", version="1", on_error="skip")
+    def fails_once(x: int) -> int:
+        return x // (x - 30)
+
+    table.alter_columns({"y": fails_once})
+    job = table.backfill("y", udf=fails_once, runner="inline")
+    text = run("status", db, job.job_id)
+    assert re.search(r"shard 0 ━{23}x committed +99 of 100 rows checkpointed +99 ready, 99 committed, 1 failed", text)
+    assert run("jobs", db).split()[-3:] == ["99", "1", "0"]
 
 
 def test_status_watches_a_job_until_it_has_ended(table: Table, db: str) -> None:
@@ -138,7 +150,7 @@ def test_a_failed_job_shows_its_error_whatever_signs_are_in_it(table: Table, db:
     with pytest.raises(Exception, match="closes this"):
         table.backfill("y", udf=breaks, runner="inline", where="x > 3", shard_size=1)
     (job,) = read("jobs", db)
-    assert (job["state"], job["rows_left"], job["where"]) == ("FAILED", 96, "x > 3")
+    assert (job["state"], job["rows_failed"], job["rows_left"], job["where"]) == ("FAILED", 1, 95, "x > 3")
     text = run("status", db, job["id"])
     assert "[bold]no[/nothing] closes this" in text
     assert re.search(r"shard 0 .*failed +0 of 21 rows checkpointed", text)
@@ -229,9 +241,9 @@ def test_jobs_about_a_view_name_it_and_its_source(table: Table, db: str) -> None
     assert found["commits"] == list(job.commits)
     text = run("status", db, job.job_id)
     assert text.startswith(f"DONE: refresh of picked from docs with picky (version 1), job {job.job_id}")
-    assert "70 of 100 rows due: 70 checkpointed, 70 ready to commit, 70 committed, 0 left" in text
+    assert "70 of 100 rows due: 63 checkpointed, 63 ready to commit, 63 committed, 7 failed, 0 left" in text
     assert f"planned on version {found['version']} of docs, 1 commit(s): version {job.commits[0]}" in text
-    assert len(re.findall(r"shard \d .* committed .* ready, \d+ committed$", text, re.MULTILINE)) == 3
+    assert len(re.findall(r"shard \d .* committed .* ready, \d+ committed, \d failed$", text, re.MULTILINE)) == 3
     assert str(connect(db).job(job.job_id)).startswith("DONE: refresh of picked from docs")
     text = run("plan", db, "--job", job.job_id)
     assert f"docs at version {found['version']}: 100 rows, 70 pending, 30 with nothing to do" in text
@@ -259,7 +271,7 @@ def test_a_failed_refresh_says_which_row_of_the_source_which_column_failed_on(ta
     with pytest.raises(JobFailed, match=r"Computing picked\.e failed at row 7 of fragment 1 of its source"):
         view.refresh(runner="inline", shard_size=1)
     (job,) = read("jobs", db)
-    assert (job["state"], job["rows_left"], job["view"]) == ("FAILED", 70, "picked")
+    assert (job["state"], job["rows_failed"], job["rows_left"], job["view"]) == ("FAILED", 1, 69, "picked")
     text = run("status", db, job["id"])
     assert text.startswith("FAILED: refresh of picked from docs with picky (version 2)")
     assert "Computing picked.e failed" in text

@@ -106,7 +106,7 @@ def test_a_background_job_that_fails_raises_from_its_result(make_table: MakeTabl
     assert caught.value.result is not None
     assert caught.value.result.rows_computed == 25
     job = future.status()
-    assert (job.state, job.rows_committed, job.rows_left) == ("FAILED", 25, 75)
+    assert (job.state, job.rows_committed, job.rows_failed, job.rows_left) == ("FAILED", 25, 1, 74)
     assert job.error is not None
     assert "ZeroDivisionError" in job.error
     assert [shard.stage for shard in job.shards] == ["committed", "failed", "left", "left"]

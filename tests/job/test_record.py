@@ -111,9 +111,34 @@ def test_a_running_job_adds_its_shards_up(folder: JobFolder) -> None:
     done = ShardResult(0, PRINT, rows_computed=80, rows_reused=118, rows_failed=2, fragments=2, versions=(8, 9))
     done.write(folder)
     job = read(folder, now=RECORD["started"] + 12)
-    assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (200, 200, 200)
+    assert (job.rows_checkpointed, job.rows_ready, job.rows_committed) == (198, 198, 198)
     assert (job.rows_computed, job.rows_reused, job.rows_failed, job.rows_left) == (80, 118, 2, 100)
     assert (job.commits, [shard.stage for shard in job.shards]) == ((8, 9), ["committed", "waiting"])
+
+
+def test_rows_that_failed_are_a_state_of_their_own_in_every_stage(folder: JobFolder) -> None:
+    plan(folder, SIZES[1:])
+    applying = ProgressReporter(100, 2, lambda found: folder.update_shard(PRINT, 0, applying=found))
+    applying.failed = lambda: 6
+    applying.add_rows(60)
+    applying.keep()
+
+    def counts() -> tuple[int, ...]:
+        job = read(folder)
+        (shard,) = job.shards
+        assert (job.rows_failed, job.rows_computed) == (shard.rows_failed, shard.rows_computed)
+        states = (job.rows_checkpointed, job.rows_ready, job.rows_committed, job.rows_failed, job.rows_left)
+        assert job.rows_committed + job.rows_failed + job.rows_left == job.rows_pending
+        return states
+
+    folder.update_record(rows_pending=100)
+    assert "6 of them failed" in str(applying.now())
+    assert counts() == (54, 0, 0, 6, 94)
+    folder.update_shard(PRINT, 0, applied={"rows_run": 100, "rows_failed": 10, "seconds": 4.0})
+    assert counts() == (90, 90, 0, 10, 90)
+    ShardResult(0, PRINT, rows_computed=90, rows_failed=10, fragments=2, versions=(8,)).write(folder)
+    assert counts() == (90, 90, 90, 10, 0)
+    assert "90 committed, 10 failed" in str(read(folder).shards[0])
 
 
 def test_a_running_job_estimates_its_end_from_all_shards_that_run(folder: JobFolder) -> None:
@@ -362,8 +387,8 @@ def test_a_job_reads_well_and_goes_through_json(folder: JobFolder) -> None:
     assert str(job).splitlines() == [
         "PENDING: backfill of docs.n with length (version abc) where x > 1, job 20260101T000000-a",
         "  started 1970-01-12 13:46:40 UTC, last heartbeat 1970-01-12 13:47:40 UTC in stage plan",
-        "  300 of 1,000 rows due: 120 checkpointed, 100 ready to commit, 0 committed, 300 left",
-        "  0 rows computed, 0 reused (0 %), 700 skipped, 0 failed, 0 error record(s)",
+        "  300 of 1,000 rows due: 120 checkpointed, 100 ready to commit, 0 committed, 0 failed, 300 left",
+        "  0 rows computed, 0 reused (0 %), 700 skipped, 0 error record(s)",
         "  planned on version 7, no commits",
         "  Airflow: d, run r, task g.plan, try 2",
         "  shard 0: waiting, 120 of 200 rows checkpointed, 100 ready, 0 committed",

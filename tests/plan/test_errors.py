@@ -331,7 +331,8 @@ def test_what_was_committed_before_a_failure_is_reported(make_table: MakeTable, 
         table.backfill("y", udf=breaks, runner="inline", shard_size=1)
     result = caught.value.result
     assert result is not None
-    assert (result.state, result.rows_computed, result.rows_left, len(result.commits)) == ("FAILED", 50, 50, 2)
+    assert (result.state, result.rows_computed, result.rows_failed, result.rows_left) == ("FAILED", 50, 1, 49)
+    assert len(result.commits) == 2
     assert result.version == table.version
     (record,) = read_jobs(table.location.checkpoints, job_ids(table.location.checkpoints))
     assert record.rows_computed == 50

@@ -9,6 +9,8 @@ import pytest
 
 import airflow_geneva
 from airflow_geneva.errors import JobFailed
+from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.status import read_job
 from tests.udfs_for_tests import picky
 
 pytestmark = pytest.mark.spark
@@ -33,6 +35,12 @@ def test_failed_rows_are_null_and_listed_and_no_task_is_lost(
     failed = sorted(row["_rowaddr"] for row in rows if row["y"] is None)
     assert table.get_failed_row_addresses(result.job_id) == table.get_failed_row_addresses() == failed
     assert len(table.get_errors(result.job_id)) == 10
+    folder = JobFolder.of(table.location.checkpoints, result.job_id)
+    job = read_job(folder)
+    assert job is not None
+    assert (job.rows_committed, job.rows_failed, job.rows_left, job.shards[0].rows_failed) == (9_990, 10, 0, 10)
+    status = folder.read_shard((folder.read("job.json") or {})["plan"], 0)
+    assert [status[part]["rows_failed"] for part in ("applying", "applied", "committing")] == [10, 10, 10]
 
 
 def test_failed_rows_of_a_view_are_listed_as_rows_of_its_source(spark: object, tmp_path: Path) -> None:
@@ -47,7 +55,7 @@ def test_failed_rows_of_a_view_are_listed_as_rows_of_its_source(spark: object, t
     assert view.get_failed_row_addresses(result.job_id) == view.get_failed_row_addresses() == failed
     assert {(e.column, e.udf, e.source) for e in view.get_errors()} == {("y", "skipping", "numbers")}
     job = airflow_geneva.connect(tmp_path / "db").job(result.job_id)
-    assert (job.target, job.source, job.rows_committed, job.errors) == ("picked", "numbers", 10_000, 10)
+    assert (job.target, job.source, job.rows_committed, job.rows_failed) == ("picked", "numbers", 9_990, 10)
     assert {shard.stage for shard in job.shards} == {"committed"}
 
 
