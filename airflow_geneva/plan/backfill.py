@@ -91,6 +91,10 @@ class _Planner:
         whole, rest = self._sort_out(manifest)
         dues = [due for files in manifest.at(rest) if (due := self._due(files)) is not None]
         selected = self._selected(dues)
+        if self.work.where is not None and not selected:
+            all_looked_at = sum(due.work.rows for due in dues) == int(manifest.live_rows.sum())
+            of_what = "of the table" if all_looked_at else "that is due"
+            self.computed.notes.append(f"where {self.work.where} selects no row {of_what}.")
         check_code_change(self.work, +self.rows_by_other_version, self.wanted.on_code_change)
         works = Works((), manifest, whole, self._reason_if_unknown)
         index = CheckpointIndex(store, self.work.reuse_rules) if selected or works else None
@@ -234,7 +238,8 @@ class _Planner:
                 for maker, rows in by_code_version(work.known, chosen).items():
                     self.rows_by_other_version[maker] += len(rows)
             if chosen:
-                kept.append(due if len(chosen) == work.rows else replace(due, work=replace(work, rows=len(chosen))))
+                whole = len(chosen) == work.rows
+                kept.append(due if whole else replace(due, work=replace(work, rows=len(chosen), selected=chosen)))
                 continue
             self._leave(NOT_SELECTED, work.files.live_rows, due.given_up)
             if self.work.read_version is None and not self.wanted.errors_only and not self.wanted.recompute_mixed:

@@ -382,8 +382,8 @@ class Plan:
             lines.append(f"  {count:,} fragments in {len(self.shards)} shard(s){kept}")
             shown = (work for shard in self.shards for work in shard.fragments[:_LISTED])
             for fragment in islice(shown, _LISTED):
-                gaps = ", ".join(_span(a, b) for a, b in list(fragment.missing)[:4])
-                more = " ..." if len(fragment.missing.starts) > 4 else ""
+                gaps = ", ".join(_span(a, b) for a, b in list(fragment.missing_selected)[:4])
+                more = " ..." if len(fragment.missing_selected.starts) > 4 else ""
                 what = f"{fragment.status}, {fragment.reason}; rows missing: {gaps or '-'}{more}"
                 lines.append(f"    fragment {fragment.id}: {what}")
             if count > _LISTED:

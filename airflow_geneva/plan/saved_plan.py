@@ -168,7 +168,7 @@ def shard_summaries(plan: Plan, saved: SavedPlan, job: Storage) -> list[dict[str
         fragments: list[dict[str, Any]] = []
         used = 0
         for work in shard.fragments:
-            item = {"id": work.id, "srcfiles": work.files.srcfiles, "missing": work.missing.pairs()}
+            item = {"id": work.id, "srcfiles": work.files.srcfiles, "missing": work.missing_selected.pairs()}
             used += len(json.dumps(item))
             if used > budget - 600:
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, overload
 
@@ -37,6 +37,7 @@ class FragmentWork:
         missing: the due rows that no checkpoint holds.
         rows: number of rows that are selected and due.
         kept: rows that the UDF ran on earlier, by provenance; those that do not run now keep their value.
+        selected: with a filter, the due rows that it selects, as long as the plan is in memory.
     """
 
     files: FragmentFiles
@@ -47,6 +48,7 @@ class FragmentWork:
     staged: bool = False
     ancestors: tuple[Ancestor, ...] = ()
     kept: tuple[tuple[Provenance, Ranges], ...] = ()
+    selected: Ranges | None = field(default=None, compare=False)
 
     @cached_property
     def known(self) -> dict[Provenance, Ranges]:
@@ -65,6 +67,11 @@ class FragmentWork:
     def rows_to_run(self) -> int:
         """Most rows that the UDF will run on: due rows that no checkpoint holds."""
         return min(self.rows, len(self.missing))
+
+    @property
+    def missing_selected(self) -> Ranges:
+        """The missing rows that a filter selects; all missing rows if there is none."""
+        return self.missing if self.selected is None else self.missing & self.selected
 
     @property
     def status(self) -> str:

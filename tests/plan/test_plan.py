@@ -93,6 +93,16 @@ def test_a_filter_has_its_reasons(table: Table) -> None:
     }
     assert (plan.rows_pending, plan.rows_to_run) == (30, 30)
     assert "where id < 30" in str(plan)
+    assert [work.missing_selected.pairs() for work in plan.fragments] == [[[0, 25]], [[0, 5]]]
+    assert "fragment 1: to do, never computed; rows missing: 0 to 4" in str(plan)
+
+
+def test_a_filter_that_selects_nothing_says_so(table: Table) -> None:
+    never = "where id < 0 selects no row of the table."
+    assert never in str(table.plan_backfill("y", where="id < 0"))
+    assert never in table.backfill("y", where="id < 0", runner="inline").notes
+    table.backfill("y", where="id < 30", runner="inline")
+    assert "where id < 30 selects no row that is due." in table.plan_backfill("y", where="id < 30").notes
 
 
 def test_rows_newer_than_read_version_have_their_reason(table: Table) -> None:
