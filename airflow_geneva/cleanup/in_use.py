@@ -16,7 +16,7 @@ from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.commit.view_state import read_advance_note, read_intents, snapshot_in_metadata, snapshot_of_version
 from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.progress import in_parallel
+from airflow_geneva.job.shard_status import in_parallel
 from airflow_geneva.job.status import DAMAGED, Job, job_ids, read_job
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import Columns, fields_present

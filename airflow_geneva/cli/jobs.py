@@ -29,8 +29,8 @@ from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.error_records import read_errors
 from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
-from airflow_geneva.job.progress import ShardStatus
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL
+from airflow_geneva.job.shard_status import ShardStatus
 from airflow_geneva.job.status import Job, format_time
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.udf import load_udf

@@ -13,8 +13,8 @@ from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import HEARTBEAT, RECORD, JobFolder, is_job_id
 from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
-from airflow_geneva.job.progress import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, RUNNING
+from airflow_geneva.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.job")

@@ -10,8 +10,8 @@ from typing import Any
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.job.folder import JobFolder, is_job_id
-from airflow_geneva.job.progress import ShardStatus, in_parallel
 from airflow_geneva.job.result import DONE
+from airflow_geneva.job.shard_status import ShardStatus, in_parallel
 from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
 from airflow_geneva.operators._airflow_internals import xcoms_of_run
 from airflow_geneva.pages.access import VisibleDatabase, open_database

@@ -1,0 +1,254 @@
+"""The status of a shard, read from the documents that its stages write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from airflow_geneva.job.folder import (
+    APPLIED,
+    APPLYING,
+    COMMITTING,
+    FAILURE,
+    JobFolder,
+    plan_name,
+    shard_name,
+)
+from airflow_geneva.job.progress import read_progress
+
+_READERS = 16
+
+WAITING, FAILED, LEFT = "waiting", "failed", "left"
+"""Stages of a shard that no process works on."""
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True)
+class ShardStatus:
+    """One shard of a job at one time; committed rows count as ready, and ready rows as checkpointed.
+
+    Args:
+        index: its position in the plan.
+        stage: ``waiting``, ``applying``, ``applied``, ``committing`` or ``committed``; for a view also ``verified``;
+            ``failed`` if its last try failed, ``left`` if the job ended or died before the shard was done.
+        rows: due rows.
+        rows_checkpointed: due rows that are computed and checkpointed, without those that failed.
+        rows_ready: those of them in a finished data file.
+        rows_committed: those of them that are visible in the table.
+        rows_failed: due rows on which the UDF failed; exact once the shard is committed.
+        fragments, fragments_ready, fragments_committed: the same in fragments.
+        rows_computed: rows that the UDF computed in this job.
+        rows_reused: rows that other jobs computed; known once the shard is committed.
+        versions: table versions written.
+        seconds: time spent, by stage.
+        rows_per_second: speed of the UDF while it runs, else 0.
+        seconds_left: estimated seconds left in the current stage, or None.
+        error: why the last try failed, until a new try begins; None for a try that was killed.
+        spark_ui: address of the UI of the Spark driver that computed it last, or None; it ends with the driver.
+    """
+
+    index: int
+    stage: str
+    rows: int
+    rows_checkpointed: int = 0
+    rows_ready: int = 0
+    rows_committed: int = 0
+    fragments: int = 0
+    fragments_ready: int = 0
+    fragments_committed: int = 0
+    rows_computed: int = 0
+    rows_reused: int = 0
+    rows_failed: int = 0
+    versions: tuple[int, ...] = ()
+    seconds: tuple[tuple[str, float], ...] = ()
+    rows_per_second: float = 0.0
+    seconds_left: float | None = None
+    error: str | None = None
+    spark_ui: str | None = None
+
+    def __str__(self) -> str:
+        speed = f", {self.rows_per_second:,.0f} rows/s" if self.rows_per_second else ""
+        left = f", about {self.seconds_left:,.0f} s left" if self.seconds_left is not None else ""
+        failed = f", {self.rows_failed:,} failed" if self.rows_failed else ""
+        return (
+            f"shard {self.index}: {self.stage}, {self.rows_checkpointed:,} of {self.rows:,} rows checkpointed, "
+            f"{self.rows_ready:,} ready, {self.rows_committed:,} committed{failed}{speed}{left}"
+            + (f"; error: {self.reason}" if self.error else "")
+        )
+
+    def at_rest(self, failed: bool, swapped: bool = False) -> ShardStatus:
+        """Return the shard after its job has ended or died; the swap of a view makes all shards visible at once."""
+        ended = replace(self, rows_per_second=0.0, seconds_left=None)
+        if not swapped:
+            worked_on = self.stage in ("applying", "committing")
+            if worked_on or self.stage == WAITING:
+                return replace(ended, stage=FAILED if worked_on and failed else LEFT)
+            return ended
+        return replace(
+            ended,
+            stage="committed",
+            rows_checkpointed=self.rows - self.rows_failed,
+            rows_ready=self.rows - self.rows_failed,
+            rows_committed=self.rows - self.rows_failed,
+            fragments_ready=self.fragments,
+            fragments_committed=self.fragments,
+            error=None,
+        )
+
+    @property
+    def reason(self) -> str:
+        """The first line of its error."""
+        return (self.error or "").partition("\n")[0]
+
+
+def read_shards(folder: JobFolder, record: Mapping[str, Any]) -> tuple[ShardStatus, ...]:
+    """Read the shards of a job's current plan; none if there is no plan yet, or no more."""
+    if "plan" in record:
+        fingerprint = record["plan"]
+        planned = folder.read(plan_name(fingerprint)) if fingerprint else None
+    else:  # written by an older version of this package
+        planned = folder.read("planned.json")
+        fingerprint = (planned or {}).get("fingerprint")
+    if planned is None:
+        return ()
+    names = frozenset(folder.storage.list_folder()[1])
+    sizes = list(enumerate(planned["shards"]))
+    found = in_parallel(
+        lambda item: _read_shard(folder, fingerprint, item[0], item[1], names), sizes, folder.storage.local
+    )
+    return tuple(found)
+
+
+def in_parallel(read: Callable[[_T], _R], items: Iterable[_T], local: bool) -> list[_R]:
+    """Read many small documents, in parallel where each costs a round trip."""
+    if local:
+        return [read(item) for item in items]
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(read, items))
+
+
+def _read_shard(
+    folder: JobFolder, fingerprint: str, index: int, size: Mapping[str, Any], names: frozenset[str]
+) -> ShardStatus:
+    def read(name: str) -> dict[str, Any]:
+        return (folder.read(name) if name in names else None) or {}
+
+    staged = int(size["rows_staged"])
+    status = ShardStatus(
+        index=index,
+        stage=WAITING,
+        rows=int(size["rows"]),
+        rows_checkpointed=staged + int(size["rows_held"]),
+        rows_ready=staged,
+        fragments=int(size["fragments"]),
+        fragments_ready=int(size["staged"]),
+    )
+    committed = read(shard_name("commit", fingerprint, index))
+    found = read(shard_name("status", fingerprint, index)) or {
+        part: read(name.format(plan=fingerprint[:16], shard=index)) for part, name in _FORMER_NAMES.items()
+    }
+    stages = {APPLYING: _applying, APPLIED: _applied, COMMITTING: _committing}
+    if committed and not committed["rows_left"]:
+        stages = {APPLIED: _applied}
+    for part, add in stages.items():
+        if found.get(part):
+            status = add(status, found[part])
+    if committed:
+        return _committed(status, committed)
+    if failure := found.get(FAILURE):
+        return replace(status, stage=FAILED, error=failure["error"], rows_per_second=0.0, seconds_left=None)
+    return status
+
+
+_FORMER_NAMES = {
+    APPLYING: "progress-{shard:04}.json",
+    APPLIED: "apply-{plan}-{shard:04}.json",
+    COMMITTING: "committing-{shard:04}.json",
+    FAILURE: "failed-{plan}-{shard:04}.json",
+}
+"""The documents that held the parts of a shard's status before it was one document."""
+
+
+def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+    progress = read_progress(document)
+    # Fragments that were staged when the shard was planned are not applied again.
+    rows_ready = status.rows_ready + progress.rows_ready
+    done = rows_ready + progress.rows_failed >= status.rows
+    address = str(document.get("spark_ui") or "")
+    return replace(
+        status,
+        stage="applied" if done else "applying",
+        rows_checkpointed=status.rows_ready + progress.rows_checkpointed,
+        rows_ready=rows_ready,
+        fragments_ready=status.fragments_ready + progress.ready,
+        rows_computed=max(progress.rows_done - progress.rows_failed, 0),
+        rows_failed=progress.rows_failed,
+        seconds=(("apply", round(progress.seconds, 3)),),
+        rows_per_second=0.0 if done else progress.rows_per_second,
+        seconds_left=None if done else progress.seconds_left,
+        # A page makes a link of it.
+        spark_ui=address if address.startswith(("http://", "https://")) else None,
+    )
+
+
+def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+    failed = int(document.get("rows_failed", 0))
+    return replace(
+        status,
+        stage="applied",
+        rows_checkpointed=status.rows - failed,
+        rows_ready=status.rows - failed,
+        rows_failed=failed,
+        fragments_ready=status.fragments,
+        rows_computed=max(status.rows_computed, int(document["rows_run"]) - failed),
+        seconds=(("apply", float(document.get("seconds", 0.0))),),
+        rows_per_second=0.0,
+        seconds_left=None,
+    )
+
+
+def _committing(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+    progress = read_progress(document)
+    return replace(
+        status,
+        stage="committing",
+        rows_checkpointed=max(status.rows_checkpointed, progress.rows_checkpointed),
+        rows_ready=progress.rows_ready,
+        rows_committed=progress.rows_committed,
+        rows_failed=max(status.rows_failed, progress.rows_failed),
+        fragments_ready=progress.ready,
+        fragments_committed=progress.committed,
+        versions=progress.versions,
+        seconds=_add_stage(status.seconds, "commit", progress.seconds),
+        rows_per_second=0.0,
+        seconds_left=None,
+    )
+
+
+def _committed(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+    visible = int(document["rows_computed"]) + int(document["rows_reused"])
+    whole = not document["rows_left"]
+    shown = document.get("visible", True)
+    return replace(
+        status,
+        stage="committed" if shown else "verified",
+        # Rows that were deleted after planning no longer count.
+        rows_checkpointed=visible if whole else max(status.rows_checkpointed, visible),
+        rows_ready=visible if whole else max(status.rows_ready, visible),
+        rows_committed=visible if shown else 0,
+        fragments_ready=max(status.fragments_ready, int(document["fragments"])),
+        fragments_committed=int(document["fragments"]) if shown else 0,
+        rows_computed=int(document["rows_computed"]),
+        rows_reused=int(document["rows_reused"]),
+        rows_failed=int(document["rows_failed"]),
+        versions=tuple(document["versions"]),
+        seconds=_add_stage(status.seconds, "commit", float(document.get("seconds", 0.0))),
+    )
+
+
+def _add_stage(seconds: tuple[tuple[str, float], ...], stage: str, spent: float) -> tuple[tuple[str, float], ...]:
+    return (*((name, value) for name, value in seconds if name != stage), (stage, round(spent, 3)))
