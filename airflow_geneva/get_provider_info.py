@@ -9,11 +9,11 @@ def _modules(*paths: str) -> list[dict[str, Any]]:
     return [{"integration-name": "Lance", "python-modules": [f"airflow_geneva.{path}" for path in paths]}]
 
 
-def _option(default: str, example: str, description: str) -> dict[str, str]:
+def _option(default: str, example: str, description: str, kind: str = "integer") -> dict[str, str]:
     return {
         "description": description,
         "version_added": "0.1.0",
-        "type": "integer",
+        "type": kind,
         "example": example,
         "default": default,
     }
@@ -94,6 +94,14 @@ def get_provider_info() -> dict[str, Any]:
                         "assembles and buffers for a checkpoint. The plan task stores it in the plan. "
                         "The environment variable ``GENEVA_TASK_MEMORY_BYTES`` overrides it, and also applies "
                         "without Airflow.",
+                    ),
+                    "price_per_slot_hour": _option(
+                        "0",
+                        "0.05",
+                        "What a Spark task slot costs in an hour, in any currency, for the estimate in a plan and for "
+                        "``max_cost``. With 0 it is not known. Without Airflow, give it to ``plan_backfill``, "
+                        "``backfill`` and ``refresh``.",
+                        "float",
                     ),
                 },
             }

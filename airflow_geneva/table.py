@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -178,7 +178,7 @@ class Table:
             ignore_checkpoints: do not use what earlier jobs computed and did not commit; the same as the environment
                 variable ``GENEVA_IGNORE_CHECKPOINTS=1``.
             run_after: the time that ``now()`` returns; by default the time of this call.
-            sizing: see :class:`airflow_geneva.plan.model.Sizing`.
+            sizing: see :class:`airflow_geneva.plan.sizing.Sizing`.
 
         Raises:
             InvalidInput: an argument is not valid, or names something that does not exist.
@@ -188,7 +188,11 @@ class Table:
             column, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
             ignore_checkpoints, run_after, sizing=sizing,
         )  # fmt: skip
-        return self._plan(request, udf)[0]
+        from airflow_geneva.run.estimate import estimator
+        from airflow_geneva.run.inline import Udfs
+
+        plan, function = self._plan(request, udf)
+        return replace(plan, estimator=estimator(self.location, lambda: Udfs({column: function})))
 
     def backfill(
         self,

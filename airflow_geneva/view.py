@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
@@ -110,19 +111,22 @@ class View(Table):
             max_rows_per_fragment: rows of each new fragment of the view.
             on_code_change: ``error``, ``recompute`` or ``new_rows`` when the view holds another UDF version's values.
             ignore_checkpoints: do not use what earlier jobs computed.
-            sizing: see :class:`airflow_geneva.plan.model.Sizing`.
+            sizing: see :class:`airflow_geneva.plan.sizing.Sizing`.
 
         Raises:
             InvalidInput: the source no longer fits the view, or an argument is not valid.
             CodeChanged: the view holds another UDF version's values, and ``on_code_change`` is ``error``.
         """
-        from airflow_geneva.run.view import plan
+        from airflow_geneva.run.estimate import estimator
+        from airflow_geneva.run.inline import Udfs
+        from airflow_geneva.run.view import load_udfs, plan
 
         request = RefreshRequest(
             new_job_id(), src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, check_sizing(sizing)
         )
         definition = self.view_definition
-        return plan(self.location, definition, self._source(definition).location, request)
+        planned = plan(self.location, definition, self._source(definition).location, request)
+        return replace(planned, estimator=estimator(self.location, lambda: Udfs(load_udfs(definition))))
 
     def refresh(
         self,

@@ -11,7 +11,11 @@ from airflow_geneva.job.folder import RECORD, JobFolder
 from airflow_geneva.job.status import job_ids
 from airflow_geneva.storage.files import Storage
 
+MOST_JOBS = 5
+"""Most earlier jobs that an estimate is made of."""
+
 _MOST_JOBS_READ = 100
+_FRAGMENT_SECONDS = 0.004
 _SAME = ("kind", "column", "udf", "udf_version")
 
 
@@ -24,6 +28,8 @@ class UdfSpeed:
         seconds: time to read, compute and stage these rows, summed over the threads and tasks that did it.
         first_seconds, first_rows: time and rows of the slowest first call of a fragment, which may load a model.
         bytes: size of the computed values in memory.
+        fragments: fragments that were staged; 0 in records of before.
+        called: seconds of `seconds` that the UDF itself took.
     """
 
     rows: int = 0
@@ -31,6 +37,8 @@ class UdfSpeed:
     first_seconds: float = 0.0
     first_rows: int = 0
     bytes: int = 0
+    fragments: int = 0
+    called: float = 0.0
 
     def __add__(self, other: UdfSpeed) -> UdfSpeed:
         first = max(self, other, key=lambda speed: speed.first_seconds)
@@ -39,14 +47,20 @@ class UdfSpeed:
             rows=self.rows + other.rows,
             seconds=self.seconds + other.seconds,
             bytes=self.bytes + other.bytes,
+            fragments=self.fragments + other.fragments,
+            called=self.called + other.called,
         )
 
-    def seconds_for(self, rows: int) -> float:
+    def seconds_for(self, rows: int, fragments: int = 0) -> float:
         """Estimate the seconds of one thread for so many rows, with the time to load a model."""
+        apart = max(self.seconds - self.called, 0.0) if self.fragments else 0.0  # to read and stage
+        each = min(apart / max(self.fragments, 1), _FRAGMENT_SECONDS)
+        beside = each * fragments + (apart - each * self.fragments) * rows / max(self.rows, 1)
         if self.rows <= self.first_rows:  # one call: it cannot be known what of it was the loading
-            return self.first_seconds * max(rows / max(self.first_rows, 1), 1.0)
-        per_row = max(self.seconds - self.first_seconds, 0.0) / (self.rows - self.first_rows)
-        return self.first_seconds + max(rows - self.first_rows, 0) * per_row
+            return self.first_seconds * max(rows / max(self.first_rows, 1), 1.0) + beside
+        per_row = max(self.seconds - apart - self.first_seconds, 0.0) / (self.rows - self.first_rows)
+        loading = max(self.first_seconds - self.first_rows * per_row, 0.0)
+        return loading + rows * per_row + beside
 
     def bytes_for(self, rows: int) -> float:
         """Estimate the size of so many computed values."""
@@ -62,22 +76,50 @@ class UdfSpeed:
             return UdfSpeed()
         try:
             rows, first_rows, size = (int(document[name]) for name in ("rows", "first_rows", "bytes"))
-            return UdfSpeed(rows, float(document["seconds"]), float(document["first_seconds"]), first_rows, size)
+            seconds, first_seconds = float(document["seconds"]), float(document["first_seconds"])
+            fragments, called = int(document.get("fragments", 0)), float(document.get("called", 0.0))
+            return UdfSpeed(rows, seconds, first_seconds, first_rows, size, fragments, called)
         except (LookupError, TypeError, ValueError):
             return UdfSpeed()
 
 
-def read_speed(checkpoints: Storage, described: Mapping[str, Any]) -> UdfSpeed | None:
-    """Return the speed in the newest job of the same column or view and UDF versions; None if none computed rows.
+@dataclass(frozen=True)
+class PastJob:
+    """What a job took.
+
+    Args:
+        seconds: from its plan to its end, without waiting.
+    """
+
+    speed: UdfSpeed
+    seconds: float
+    runner: str | None = None
+
+
+def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int = MOST_JOBS) -> list[PastJob]:
+    """Return the newest jobs of the same column or view and UDF versions that computed rows, the newest first.
 
     Args:
         described: what the record of such a job says of it.
     """
+    found: list[PastJob] = []
     for name in islice(job_ids(checkpoints), _MOST_JOBS_READ):
         folder = JobFolder.of(checkpoints, name)
         record = folder.read(RECORD) or {}
         if all(record.get(part) == described.get(part) for part in _SAME):
-            speed = UdfSpeed.from_json((folder.read_end(record) or {}).get("speed"))
+            ended = folder.read_end(record) or {}
+            speed = UdfSpeed.from_json(ended.get("speed"))
             if speed.rows:
-                return speed
-    return None
+                found.append(PastJob(speed, _seconds_of(ended.get("result")), ended.get("runner")))
+            if len(found) == most:
+                break
+    return found
+
+
+def _seconds_of(result: object) -> float:
+    """Return the seconds of all stages that a job's result names; 0 if it is damaged."""
+    stages = result.get("seconds") if isinstance(result, Mapping) else None
+    try:
+        return sum(float(seconds) for seconds in stages.values()) if isinstance(stages, Mapping) else 0.0
+    except (TypeError, ValueError):
+        return 0.0

@@ -113,6 +113,7 @@ class Configuration:
     concurrency: int
     version_conflict_max_retries: int
     task_memory_bytes: int
+    price_per_slot_hour: float
 
     @staticmethod
     def read() -> Configuration:
@@ -125,10 +126,12 @@ class Configuration:
         max_retries()
         described = get_provider_info()["config"]["geneva"]["options"]
         names = [option.name for option in fields(Configuration)]
-        return Configuration(**{name: _read(name, described[name]["default"]) for name in names})
+        return Configuration(**{name: _read(name, described[name]["default"]) for name in names})  # type: ignore[arg-type]
 
 
-def _read(name: str, default: str) -> int:
+def _read(name: str, default: str) -> float:
+    if name == "price_per_slot_hour":
+        return _read_price(name, default)
     least = {"concurrency": 1, "task_memory_bytes": LEAST_TASK_MEMORY}.get(name, 0)
     text = str(conf.get("geneva", name, fallback=default)).strip()
     if not text.isdecimal() or int(text) < least:
@@ -137,6 +140,19 @@ def _read(name: str, default: str) -> int:
             f"airflow.cfg on the workers, or in their environment: AIRFLOW__GENEVA__{name.upper()}."
         )
     return int(text)
+
+
+def _read_price(name: str, default: str) -> float:
+    text = str(conf.get("geneva", name, fallback=default)).strip()
+    try:
+        if 0 <= (price := float(text)) < float("inf"):
+            return price
+    except ValueError:
+        pass
+    raise AirflowFailException(
+        f"[geneva] {name} is {text!r}, and not a number of 0 or more. Correct it in airflow.cfg on the workers, or in "
+        f"their environment: AIRFLOW__GENEVA__{name.upper()}."
+    )
 
 
 def with_retry_policy(given: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

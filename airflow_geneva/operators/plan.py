@@ -13,6 +13,7 @@ from typing import Any
 from airflow.sdk import Context
 
 from airflow_geneva.errors import CodeChanged
+from airflow_geneva.job.estimate import Estimate
 from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.job.result import CARRIED, carried_results
@@ -32,11 +33,13 @@ from airflow_geneva.operators._lance_task import (
     parse_bool,
     required_text,
 )
-from airflow_geneva.plan.model import BackfillSpec, Plan, Sizing
+from airflow_geneva.plan.model import BackfillSpec, Plan
 from airflow_geneva.plan.request import BackfillRequest, plan_request
 from airflow_geneva.plan.saved_plan import SavedPlan, shard_summaries
 from airflow_geneva.plan.shard import Shard
+from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.run.choice import RunnerChoice, TooSlow, choose_runner
+from airflow_geneva.run.estimate import estimate_by_history
 from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import PlannedJob, Stopwatch, apply_and_commit
 from airflow_geneva.run.record import record_plan
@@ -111,18 +114,20 @@ class PlanOperator(LanceOperator):
         udfs = Udfs.planned(plan.work) if plan.shards else Udfs({})
         below = configured.inline_below_seconds
         choice = choose_runner(plan, table.location.checkpoints, udfs, below, try_new_code=False)
+        expected = estimate_by_history(plan, table.location, choice.runner) if plan.shards else Estimate.of_nothing()
         run, about = _about_run(context)
         about |= {LIMIT_ROWS: rows, CARRIED: carried}
         saved = record_plan(plan, table.location, choice, run, store_code=True, about=about)
         work = saved.work
         if since is not None:
             write_outbox(table.location.checkpoints, work.outbox, OutboxEntry(work.job_id, since))
-        self.log.info("%s%s", plan, f"\n  Computed {choice}." if plan.shards else "")
+        self.log.info("%s%s", plan, f"\n  Estimate: {expected}\n  Computed {choice}." if plan.shards else "")
         summary = {
             "plan_uri": job.storage.path(plan_name(saved.fingerprint)),
             **self._summarize(plan, saved),
             "lance_conn_id": required_text("lance_conn_id", self.lance_conn_id),
             **choice.describe(),
+            "estimate": expected.to_json(),
             "seconds": round(time.monotonic() - began, 3),
         }
         # `finish` also records a job that fails here, and needs the summary for it.
@@ -269,7 +274,8 @@ def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, A
     found = {name: kinds[name](name, value) for name, value in given.items()}
     sizes = {name: value for name, value in found.items() if value is not None}
     memory = task_memory_bytes(configured.task_memory_bytes)
-    return {"concurrency": configured.concurrency, "task_memory_bytes": memory, **sizes}
+    common = {"concurrency": configured.concurrency, "task_memory_bytes": memory}
+    return {**common, "price_per_slot_hour": configured.price_per_slot_hour or None, **sizes}
 
 
 def _job_id_of(context: Context, checkpoints: Storage) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -14,58 +14,20 @@ from airflow_geneva.checkpoint.facts import Fact
 from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
 from airflow_geneva.checkpoint.provenance import PriorFailures, prior_failures_of, version_label
 from airflow_geneva.checkpoint.reuse import ReuseRules
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.outbox import OUTBOX_OF_VIEW
 from airflow_geneva.lance_io.table_versions import PlannedTable
-from airflow_geneva.lance_io.task_memory import DEFAULT_TASK_MEMORY, batch_bytes, checkpoint_bytes
 from airflow_geneva.plan.reusable_checkpoints import Mismatches
 from airflow_geneva.plan.shard import FragmentWork, Shard
+from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.udf.decorator import UdfDefinition
 from airflow_geneva.views.definition import ViewDefinition
 
 if TYPE_CHECKING:
+    from airflow_geneva.job.estimate import Estimate
     from airflow_geneva.plan.saved_plan import SwapPlan
 
 _LISTED = 8
-
-
-@dataclass(frozen=True)
-class Sizing:
-    """Sizes of shards, tasks, batches, checkpoints and commits.
-
-    Args:
-        concurrency: Spark task slots per spark-submit; in Airflow, by default `[geneva] concurrency`.
-        intra_applier_concurrency: threads per slot.
-        batch_size: rows per UDF call.
-        checkpoint_size: most rows one checkpoint covers.
-        min_checkpoint_size, max_checkpoint_size: bounds of the adaptive size.
-        checkpoint_interval: seconds between two checkpoints of a task.
-        task_size: rows per Spark task.
-        task_shuffle_diversity: number of regions of the table that consecutive tasks are taken from.
-        shard_size: fragments per shard.
-        commit_granularity: fragments per Lance commit; None: enough to keep a backfill at about 100 commits.
-        task_memory_bytes: bytes of rows that a task slot holds at a time; see `airflow_geneva.lance_io.task_memory`.
-    """
-
-    concurrency: int = 8
-    intra_applier_concurrency: int = 1
-    batch_size: int | None = None
-    checkpoint_size: int | None = None
-    min_checkpoint_size: int | None = None
-    max_checkpoint_size: int | None = None
-    checkpoint_interval: float = 10.0
-    task_size: int | None = None
-    task_shuffle_diversity: int | None = None
-    shard_size: int | None = None
-    commit_granularity: int | None = None
-    task_memory_bytes: int = DEFAULT_TASK_MEMORY
-
-    @property
-    def batch_bytes(self) -> int:
-        return batch_bytes(self.task_memory_bytes)
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        return checkpoint_bytes(self.task_memory_bytes)
 
 
 @dataclass(frozen=True)
@@ -308,6 +270,7 @@ class Plan:
         notes: sentences for the user, for example why whole fragments are recomputed.
         swap: refresh only: the swap at the end.
         mismatches: fragments with a checkpoint that was computed from other data files than they have now.
+        estimator: makes the estimate, if so many rows as given, from a sample of these.
     """
 
     work: JobSpec
@@ -319,6 +282,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     swap: SwapPlan | None = None
     mismatches: Mismatches = field(default_factory=Mismatches)
+    estimator: Callable[[Plan, int | None], Estimate] | None = field(default=None, repr=False, compare=False)
 
     @property
     def fragments(self) -> Sequence[FragmentWork]:
@@ -341,6 +305,11 @@ class Plan:
         return sum(shard.rows_to_run for shard in self.shards)
 
     @property
+    def fragments_to_run(self) -> int:
+        """Number of fragments of which rows must be computed or staged."""
+        return sum(len(shard.to_apply) for shard in self.shards)
+
+    @property
     def rows_held(self) -> tuple[int, int]:
         """Number of fragments with reusable checkpoints, and number of rows in these."""
         # Of a fragment that the planner did not look at by itself, nothing is held.
@@ -352,6 +321,19 @@ class Plan:
     def reasons(self) -> dict[str, int]:
         """Number of rows by the reason why they are due or not."""
         return {tally.reason: tally.rows for tally in self.reason_counts if tally.rows}
+
+    def estimate(self, sample: int | None = None) -> Estimate:
+        """Estimate seconds, slot-seconds and cost, as intervals, by earlier jobs of the same UDF version.
+
+        Args:
+            sample: number of due rows to compute instead, and to time; their values are shown and not kept.
+
+        Raises:
+            InvalidInput: a number is not valid, or a UDF cannot be loaded here; or another process made the plan.
+        """
+        if self.estimator is None:
+            raise InvalidInput("This plan cannot be estimated. Make it with plan_backfill() or plan_refresh().")
+        return self.estimator(self, sample)
 
     def with_work(self, **changes: Any) -> Plan:
         return replace(self, work=replace(self.work, **changes))
@@ -390,6 +372,8 @@ class Plan:
                 lines.append(f"    and {count - _LISTED:,} more fragments")
         for version, rows in self.rows_by_other_version:
             lines.append(f"  {rows:,} rows hold values of UDF version {version_label(version)}")
+        if self.shards and self.estimator is not None and (expected := self.estimate()).slot_seconds is not None:
+            lines.append(f"  Estimate: {expected}")
         lines.extend(f"  Note: {note}" for note in self.notes)
         return "\n".join(lines)
 

@@ -18,7 +18,8 @@ from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, r
 from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
 from airflow_geneva.plan.backfill import plan_backfill
 from airflow_geneva.plan.due_rows import ON_CODE_CHANGE, DueRules
-from airflow_geneva.plan.model import BackfillSpec, Plan, Sizing
+from airflow_geneva.plan.model import BackfillSpec, Plan
+from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
 from airflow_geneva.udf.annotations import check_inputs
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     import lance
 
     from airflow_geneva.udf import UDF
+
+NOT_WHOLE = ("checkpoint_interval", "price_per_slot_hour")
+"""Sizes that are not whole numbers."""
 
 _SIZES = {f.name for f in fields(Sizing)}
 
@@ -45,6 +49,7 @@ class SizingOptions(TypedDict, total=False):
     shard_size: int | None
     commit_granularity: int | None
     task_memory_bytes: int
+    price_per_slot_hour: float | None
 
 
 @dataclass(frozen=True)
@@ -188,8 +193,8 @@ def check_sizing(given: Mapping[str, Any]) -> Sizing:
     for name, value in given.items():
         if value is None and getattr(Sizing(), name) is None:
             continue
-        kinds = (int, float) if name == "checkpoint_interval" else (int,)
-        least = {"checkpoint_interval": 0, "task_memory_bytes": LEAST_TASK_MEMORY}.get(name, 1)
+        kinds = (int, float) if name in NOT_WHOLE else (int,)
+        least = LEAST_TASK_MEMORY if name == "task_memory_bytes" else 0 if name in NOT_WHOLE else 1
         number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
         if not number or value < least:
             raise InvalidInput(f"{name}={value!r} is not valid: give a number of at least {least}.")

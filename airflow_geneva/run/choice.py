@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_geneva.apply.applier import StopComputing
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.speed import read_speed
+from airflow_geneva.job.speed import read_history
 from airflow_geneva.plan.model import JobSpec, Plan
 from airflow_geneva.run.inline import Udfs
 from airflow_geneva.storage.files import Storage
@@ -102,11 +102,12 @@ def choose_runner(
         return RunnerChoice("spark", f"only Spark provides what was asked for: {demands}")
     if not udfs.have_planned_version():
         return RunnerChoice("spark", "this process has other code than the plan")
-    speed = read_speed(checkpoints, work.describe())
-    if speed is None:
+    history = read_history(checkpoints, work.describe(), most=1)
+    if not history:
         why = f"no earlier job tells how long UDF version {work.describe()['udf_version']} takes"
         return RunnerChoice("inline" if try_new_code else "spark", why, below_seconds if try_new_code else None)
-    seconds, size = speed.seconds_for(rows), speed.bytes_for(rows)
+    speed = history[0].speed
+    seconds, size = speed.seconds_for(rows, plan.fragments_to_run), speed.bytes_for(rows)
     estimate = f"about {seconds:,.1f} s for {rows:,} rows, by an earlier job"
     if size > work.sizing.task_memory_bytes:
         return RunnerChoice("spark", f"{estimate}, and {size / 2**20:,.0f} MiB of values are more than one task holds")

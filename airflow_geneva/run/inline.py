@@ -85,16 +85,13 @@ def prepare(
     loaded = udfs.here()
     # Batch and checkpoint sizes are those of the first UDF.
     first = next(iter(loaded.values()), None)
-    opened = {
-        name: udf if udf.on_error == "fail" and udf.timeout is None else UdfReference.of(udf)
-        for name, udf in loaded.items()
-    }
+    opened = ready_to_open(loaded)
     skipped = SkipCount(joint_policy(loaded), work.rows, before)
     target = target or open_target(location, work)
     sizes = LearnedSizes(RowsPerBudget(work.sizing.batch_bytes, target.output_width))
 
     def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
-        with _computing(work, loaded, opened) as (compute, reads):
+        with computing(work, loaded, opened) as (compute, reads):
             applier = Applier(
                 target.source, target.store, target.job, work, first, compute, reads, skipped, sizes, on_rows
             )
@@ -103,10 +100,17 @@ def prepare(
     return run, skipped
 
 
+def ready_to_open(loaded: Mapping[str, UDF]) -> dict[str, UDF | UdfReference]:
+    """Return UDFs as they are opened for every unit: those that run in a process of their own are pickled once."""
+    return {
+        name: udf if udf.on_error == "fail" and udf.timeout is None else UdfReference.of(udf)
+        for name, udf in loaded.items()
+    }
+
+
 @contextmanager
-def _computing(
-    work: JobSpec, loaded: Mapping[str, UDF], opened: Mapping[str, UDF | UdfReference]
-) -> Iterator[Computer]:
+def computing(work: JobSpec, loaded: Mapping[str, UDF], opened: Mapping[str, UDF | UdfReference]) -> Iterator[Computer]:
+    """Open the UDFs of a job, to compute batches."""
     if isinstance(work, RefreshSpec):
         with QueryComputer(work.definition.columns, opened) as computer:
             yield _QueryRows(computer, loaded), computer.projection

@@ -19,9 +19,9 @@ from airflow_geneva.errors import StorageError
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.fragments import live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import Sizing
 from airflow_geneva.plan.reusable_checkpoints import Reusable
 from airflow_geneva.plan.shard import FragmentWork, Shard
+from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.write.data_files import ColumnFileWriter, ViewFileWriter
 
@@ -207,7 +207,9 @@ def run_unit(target: Target, unit: Unit, applier: Applier) -> UnitReport:
     else:
         staged = stage_computed(target, fragment, due, held, compute)
     failed = len(staged.failures.all) if staged else 0
-    return UnitReport(unit.whole, failed, replace(applier.speed, seconds=time.monotonic() - began))
+    called, spent = applier.speed.seconds, time.monotonic() - began
+    speed = replace(applier.speed, seconds=spent, called=called, fragments=int(unit.whole))
+    return UnitReport(unit.whole, failed, speed)
 
 
 def is_shard_staged(target: Target, shard: Shard) -> bool:

@@ -22,9 +22,10 @@ from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_bef
 from airflow_geneva.errors import GenevaError, StorageError, UdfCrashed, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
-from airflow_geneva.plan.model import JobSpec, Sizing
+from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.plan.shard import Shard
+from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.run.inline import Udfs, joint_policy, open_reporter, prepare, run_units
 from airflow_geneva.run.units import Unit, UnitReport, split_fragments, split_into_tasks, whole_unit
 from airflow_geneva.spark.code import send_code

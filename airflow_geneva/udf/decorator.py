@@ -51,6 +51,7 @@ class UdfDefinition:
     max_checkpoint_size: int | None = None
     on_error: str | list[dict[str, Any]] = "fail"
     timeout: float | None = None
+    cost: float | None = None
 
     def to_json(self) -> str:
         """Return the definition as JSON with sorted keys, without None values."""
@@ -95,6 +96,7 @@ class UDF:
         checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint, or None.
         on_error: "fail", "skip", or a tuple of rules.
         timeout: seconds a call may take, or None.
+        cost: money that a row costs, for example at a service, or None.
     """
 
     func: Any
@@ -114,6 +116,7 @@ class UDF:
     max_checkpoint_size: int | None = None
     on_error: Policy = "fail"
     timeout: float | None = None
+    cost: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__doc__", self.func.__doc__)
@@ -203,6 +206,7 @@ def udf(
     max_checkpoint_size: int | None = None,
     on_error: str | Sequence[Retry | Skip | Fail] = "fail",
     timeout: float | None = None,
+    cost: float | None = None,
 ) -> Callable[[Callable[..., Any]], UDF]: ...
 
 
@@ -224,6 +228,7 @@ def udf(
     max_checkpoint_size: int | None = None,
     on_error: str | Sequence[Retry | Skip | Fail] = "fail",
     timeout: float | None = None,
+    cost: float | None = None,
 ) -> UDF | Callable[[Callable[..., Any]], UDF]:
     """Make a UDF from a function, a class with `__call__`, or an instance of such a class.
 
@@ -244,6 +249,7 @@ def udf(
         checkpoint_size, min_checkpoint_size, max_checkpoint_size: rows per checkpoint.
         on_error: `"fail"`, `"skip"`, or a list of `Retry`, `Skip` and `Fail`; the first rule that matches applies.
         timeout: maximum seconds per call.
+        cost: money that a row costs, for estimates and `max_cost`; in any currency, the same everywhere.
 
     Raises:
         InvalidInput: an argument is not valid, or contradicts the annotations.
@@ -281,6 +287,7 @@ def udf(
             max_checkpoint_size=check_rows("max_checkpoint_size", max_checkpoint_size),
             on_error=check_policy(on_error),
             timeout=check_number("timeout", timeout, above_zero=True),
+            cost=check_number("cost", cost, above_zero=False),
         )
         check_bounds(made.min_checkpoint_size, made.checkpoint_size, made.max_checkpoint_size)
         if made.input_columns is not None and made.form != "record_batch":

@@ -17,9 +17,9 @@ from airflow_geneva.job.status import job_ids, read_jobs
 from airflow_geneva.operators import _lance_task
 from airflow_geneva.operators._lance_task import Configuration
 from airflow_geneva.operators.plan import read_sizing
-from airflow_geneva.plan.model import Sizing
 from airflow_geneva.plan.request import check_sizing
 from airflow_geneva.plan.saved_plan import load_plan
+from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.storage.files import Storage
 from tests.airflow.conftest import Desk
 from tests.support.desk import make_dag
@@ -142,7 +142,7 @@ def test_an_option_that_tasks_do_not_know_yet_stops_none_of_them(monkeypatch: py
     info = get_provider_info()
     info["config"]["geneva"]["options"]["new"] = {**OPTIONS["concurrency"], "default": "text"}
     monkeypatch.setattr(_lance_task, "get_provider_info", lambda: info)
-    assert Configuration.read() == Configuration(0, 0, 8, 10, 128 << 20)
+    assert Configuration.read() == Configuration(0, 0, 8, 10, 128 << 20, 0.0)
 
 
 def test_tasks_read_every_option_that_airflow_describes() -> None:
@@ -198,4 +198,5 @@ def test_airflow_tells_a_single_value(told_by_airflow: list[str]) -> None:
         "concurrency": "5",
         "version_conflict_max_retries": "10",
         "task_memory_bytes": str(128 << 20),
+        "price_per_slot_hour": "0",
     }

@@ -37,6 +37,16 @@ def test_the_snippet_about_some_rows_runs(tmp_path: Path, monkeypatch: pytest.Mo
     assert left["table"].to_arrow().column("n").to_pylist() == [1, 2, 3, 4, 5, None]
 
 
+def test_the_snippet_about_costs_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("costs")["plan"].estimate().cost.low >= 2 * 0.0004
+    shown = capsys.readouterr().out
+    assert "text='ccc', n=3" in shown
+    assert "by an earlier job of this version" in shown
+
+
 def test_the_snippet_about_chains_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(DOCS / "snippets"))

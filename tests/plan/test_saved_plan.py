@@ -18,9 +18,10 @@ from airflow_geneva.job.folder import plan_name
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable
-from airflow_geneva.plan.model import BackfillSpec, CodeArchive, Plan, Sizing
+from airflow_geneva.plan.model import BackfillSpec, CodeArchive, Plan
 from airflow_geneva.plan.saved_plan import SwapPlan, load_plan, save_plan, shard_summaries
 from airflow_geneva.plan.shard import FragmentWork, Shard, Works, cut_shards
+from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.udf.decorator import UdfDefinition
 from tests.support.counting import triple

@@ -18,9 +18,9 @@ from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import Columns
 from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import Sizing
 from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.run import view as refreshing
 from airflow_geneva.run.column import ColumnTarget
 from airflow_geneva.run.inline import Udfs, apply_inline, prepare

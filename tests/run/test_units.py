@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import Sizing
 from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.run.units import Unit, split_fragments, split_into_tasks
 
 

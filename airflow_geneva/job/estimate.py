@@ -1,0 +1,185 @@
+"""What a job will cost, as intervals: from earlier jobs of the same UDF versions, or from a timed sample of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from airflow_geneva.job.speed import PastJob
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SPARK_START = 4.0, 20.0
+"""Seconds to start Spark for one shard, if no earlier job tells."""
+
+_ONE_JOB, _SEVERAL_JOBS = 1.7, 1.5
+_BESIDE_A_JOB = 0.03, 0.25
+_BESIDE_A_FRAGMENT = 0.002, 0.008
+_CALL_SECONDS = 0.0002
+
+
+class Interval(NamedTuple):
+    """The lower and the upper end of what is expected."""
+
+    low: float
+    high: float
+
+    def __add__(self, other: Interval) -> Interval:  # type: ignore[override]
+        return Interval(self.low + other.low, self.high + other.high)
+
+    def times(self, low: float, high: float | None = None) -> Interval:
+        return Interval(self.low * low, self.high * (low if high is None else high))
+
+    def covers(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        low, high = (f"{end:,.0f}" if end >= 100 else f"{end:.2g}" for end in self)
+        return low if low == high else f"{low} to {high}"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A timed call of a sample."""
+
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a job has to do, where, and at which prices.
+
+    Args:
+        rows, fragments: what must be computed.
+        runner: ``inline`` or ``spark``.
+        slots: how many threads or Spark tasks run at once.
+        shards: how often Spark is started.
+        price_per_slot_hour: of one slot, or None.
+        cost_per_row: of the UDFs' own, or None.
+    """
+
+    rows: int
+    fragments: int
+    runner: str = "inline"
+    slots: int = 1
+    shards: int = 1
+    price_per_slot_hour: float | None = None
+    cost_per_row: float | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a job will take; intervals that nine of ten jobs are expected to lie in.
+
+    Args:
+        rows: rows that the UDFs will run on.
+        seconds: from the plan to the end, or None if nothing is known.
+        slot_seconds: seconds of all threads or Spark tasks together, or None.
+        cost: money, in the unit of the given prices; None without a price.
+        runner: where the job would be computed, ``inline`` or ``spark``.
+        basis: what the estimate is made of.
+        sample: a table of the sampled rows with inputs, values and errors, or None.
+    """
+
+    rows: int
+    seconds: Interval | None
+    slot_seconds: Interval | None
+    cost: Interval | None
+    runner: str
+    basis: str
+    sample: pa.Table | None = None
+
+    @staticmethod
+    def of_nothing() -> Estimate:
+        return Estimate(0, Interval(0, 0), Interval(0, 0), Interval(0, 0), "inline", "there is nothing to compute")
+
+    @staticmethod
+    def unknown(size: Size) -> Estimate:
+        """Return what is known without a history: the UDFs' own cost."""
+        cost = None if size.cost_per_row is None or size.price_per_slot_hour else _cost(size, Interval(0, 0))
+        basis = "no earlier job ran this version; plan.estimate(sample=20) times some rows"
+        return Estimate(size.rows, None, None, cost, size.runner, basis)
+
+    @staticmethod
+    def by_history(size: Size, jobs: Sequence[PastJob]) -> Estimate:
+        """Estimate by what earlier jobs took, the newest first; at least one."""
+        guesses = [job.speed.seconds_for(size.rows, size.fragments) for job in jobs]
+        margin = _ONE_JOB if len(jobs) == 1 else _SEVERAL_JOBS
+        middle = Interval(min(guesses), max(guesses))
+        # What most jobs agree on counts: one odd job would make the interval useless.
+        if len(guesses) > 2:
+            ordered = sorted(guesses)
+            middle = Interval(ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4])
+        slot_seconds = middle.times(1 / margin, margin)
+        beside = [max(job.seconds - job.speed.seconds, 0.0) for job in jobs if job.runner == size.runner]
+        if beside and size.runner == "inline":
+            apart = Interval(min(beside), max(beside)).times(1 / margin, margin)
+        else:
+            apart = _apart(size)
+        many = f"{len(jobs)} earlier jobs" if len(jobs) > 1 else "an earlier job"
+        return _estimate(size, slot_seconds, apart, f"by {many} of this version")
+
+    @staticmethod
+    def by_sample(size: Size, calls: Sequence[Call], table: pa.Table) -> Estimate:
+        """Estimate by a timed sample; its first call may load a model and counts once."""
+        rest = calls[1:] or calls
+        speeds = sorted(call.seconds / call.rows for call in rest)
+        mean = sum(call.seconds for call in rest) / sum(call.rows for call in rest)
+        spread = max((speeds[-1] - speeds[0]) / max(len(speeds), 2) ** 0.5 / mean if mean else 0.0, 0.4)
+        per_row = Interval(mean / (1 + spread), mean * (1 + spread))
+        # A call costs something whatever the rows do, and in a job more rows share it.
+        unseen = _CALL_SECONDS * len(rest) / sum(call.rows for call in rest)
+        per_row = Interval(max(per_row.low - unseen, 0.0), per_row.high)
+        loading = max(calls[0].seconds - mean * calls[0].rows, 0.0)
+        slot_seconds = per_row.times(size.rows) + Interval(loading, loading).times(0.7, 1.4)
+        slot_seconds += Interval(*_BESIDE_A_FRAGMENT).times(size.fragments)
+        found = _estimate(size, slot_seconds, _apart(size), f"by a sample of {table.num_rows:,} rows")
+        return replace(found, sample=table)
+
+    def __repr__(self) -> str:
+        return f"Estimate({self.summary()})"
+
+    def __str__(self) -> str:
+        if self.sample is None:
+            return self.summary()
+        rows = [f"    {_short(row)}" for row in self.sample.to_pylist()]
+        return "\n".join([f"{self.summary()}; the sample:", *rows])
+
+    def summary(self) -> str:
+        """Return it in one line."""
+        known = self.seconds is not None and self.slot_seconds is not None
+        time = f"{self.seconds} s, {self.slot_seconds} slot-seconds" if known else "time unknown"
+        money = f", cost {self.cost}" if self.cost is not None and self.rows else ""
+        where = "in this process" if self.runner == "inline" else "on Spark"
+        return f"{self.rows:,} rows {where}: {time}{money}; {self.basis}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it without the sample, whose values belong in no XCom."""
+        ends = {name: getattr(self, name) for name in ("seconds", "slot_seconds", "cost")}
+        plain = {name: None if end is None else [round(end.low, 4), round(end.high, 4)] for name, end in ends.items()}
+        return {"rows": self.rows, **plain, "runner": self.runner, "basis": self.basis}
+
+
+def _estimate(size: Size, slot_seconds: Interval, apart: Interval, basis: str) -> Estimate:
+    seconds = slot_seconds.times(1 / max(min(size.slots, size.rows), 1)) + apart
+    return Estimate(size.rows, seconds, slot_seconds, _cost(size, slot_seconds), size.runner, basis)
+
+
+def _apart(size: Size) -> Interval:
+    """Return the seconds of a job in which no slot computes."""
+    start = Interval(*SPARK_START).times(size.shards) if size.runner == "spark" else Interval(0, 0)
+    return start + Interval(*_BESIDE_A_JOB)
+
+
+def _cost(size: Size, slot_seconds: Interval) -> Interval | None:
+    if size.price_per_slot_hour is None and size.cost_per_row is None:
+        return None
+    own = (size.cost_per_row or 0.0) * size.rows
+    return slot_seconds.times((size.price_per_slot_hour or 0.0) / 3600) + Interval(own, own)
+
+
+def _short(row: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r:.60}" for name, value in row.items() if name != "error" or value)

@@ -1,0 +1,149 @@
+"""Run UDFs on some rows in this process, timed, and keep nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_geneva.apply.reader import ReadSize, read_rows
+from airflow_geneva.apply.udf_call import MappedBatch
+from airflow_geneva.errors import InvalidInput, UdfError
+from airflow_geneva.job.estimate import Call
+from airflow_geneva.lance_io.arrays import single_batch
+from airflow_geneva.lance_io.fragments import live_offsets
+from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.model import JobSpec, Plan, RefreshSpec
+from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.run.inline import Computer, Udfs, computing, open_target, ready_to_open
+from airflow_geneva.run.units import Target
+from airflow_geneva.storage.location import TableLocation
+
+ERROR = "error"
+_CALLS = 5
+_FRAGMENTS = 8
+
+
+@dataclass
+class Sample:
+    """Rows that were computed: their inputs, values and errors, and the time of the calls."""
+
+    column: str
+    inputs: list[pa.RecordBatch] = field(default_factory=list)
+    values: list[pa.Array] = field(default_factory=list)
+    errors: list[str | None] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+    def table(self) -> pa.Table:
+        """Return a table of inputs, values and errors; of a view, each of its columns is one."""
+        if not self.inputs:
+            return pa.table({ERROR: pa.array([], pa.string())})
+        kind = next((part.type for part in self.values if not pa.types.is_null(part.type)), pa.null())
+        parts = [part if part.type == kind else pa.nulls(len(part), kind) for part in self.values]
+        values = pa.Table.from_arrays([pa.chunked_array(parts, kind)], [self.column or "value"])
+        if not self.column and pa.types.is_struct(kind):
+            values = values.flatten().rename_columns([part.name for part in kind])
+        inputs = pa.Table.from_batches(self.inputs)
+        inputs = inputs.select([name for name in inputs.schema.names if name not in values.schema.names])
+        for name in values.schema.names:
+            inputs = inputs.append_column(values.schema.field(name), values.column(name))
+        return inputs.append_column(ERROR, pa.array(self.errors, pa.string()))
+
+
+def check_rows(name: str, rows: Any) -> int:
+    if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+        raise InvalidInput(f"{name}={rows!r} is not valid: give a number of rows of at least 1.")
+    return rows
+
+
+def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int) -> Sample:
+    """Compute some of a plan's due rows, taken from several fragments.
+
+    Raises:
+        InvalidInput: a UDF cannot be loaded here.
+    """
+    works = [work for shard in plan.shards for work in shard.to_apply[:_FRAGMENTS] if work.missing]
+    return sample_rows(location, plan.work, udfs, works[:_FRAGMENTS], rows)
+
+
+def sample_rows(location: TableLocation, work: JobSpec, udfs: Udfs, works: Sequence[FragmentWork], rows: int) -> Sample:
+    """Compute some of the missing rows of these fragments."""
+    target, loaded = open_target(location, work), udfs.here()
+    sample = Sample("" if isinstance(work, RefreshSpec) else work.column)
+    with computing(work, loaded, ready_to_open(loaded)) as computer:
+        read: Iterator[pa.RecordBatch] = (
+            batch
+            for at, fragment in enumerate(works)
+            for batch in _read(target, fragment, computer, -(-rows // len(works)), at / len(works))
+        )
+        left, first = rows, True
+        for batch in read:
+            batch = batch[:left]
+            left -= batch.num_rows
+            # The first row has a call of its own, which may load a model.
+            cuts = [1, *range(1 + -(-rows // _CALLS), batch.num_rows, -(-rows // _CALLS))] if first else []
+            first = False
+            for start, end in zip([0, *cuts], [*cuts, batch.num_rows], strict=True):
+                if start < end:
+                    _call(computer[0], batch[start:end], sample)
+            if not left:
+                break
+    return sample
+
+
+def _read(
+    target: Target, fragment: FragmentWork, computer: Computer, rows: int, begin: float
+) -> Iterator[pa.RecordBatch]:
+    """Read so many rows of a fragment from a relative position on, and if it has too few there, from its begin."""
+    work, live = target.work, live_offsets(target.source, fragment.files)
+    size = ReadSize.of(target.source, computer[1], work.sizing.batch_bytes, 1)
+    due = fragment.missing & live
+    if not due:
+        return
+    cut = int(due.offsets()[min(int(begin * len(due)), max(len(due) - rows, 0))])
+    for part in (due.within(cut, fragment.files.physical_rows), due.within(0, cut)):
+        for run in _pieces(part):
+            window = (int(run.starts[0]), int(run.ends[-1]))
+            for found in read_rows(target.source, fragment.files, live, window, computer[1], work.where, size):
+                mask = found.mask(run)
+                chosen = mask if found.selected is None else found.selected if mask is None else mask & found.selected
+                batch = found.columns
+                if chosen is not None:
+                    batch = single_batch(pa.Table.from_batches([batch]).filter(pa.array(chosen)))
+                if batch.num_rows:
+                    yield batch[:rows]
+                    rows -= min(rows, batch.num_rows)
+                if not rows:
+                    return
+
+
+def _pieces(rows: Ranges) -> Iterator[Ranges]:
+    for start, end in rows:
+        for at in range(start, end, 1_024):
+            yield Ranges.of(at, min(at + 1_024, end))
+
+
+def _call(compute: Callable[[pa.RecordBatch], MappedBatch], batch: pa.RecordBatch, sample: Sample) -> None:
+    """Call the UDF; a row that fails gets its error and NULL, and the rows after it a call of their own."""
+    while batch.num_rows:
+        began = time.monotonic()
+        errors: dict[int, str]
+        try:
+            mapped = compute(batch)
+            values, rows = mapped.values, batch.num_rows
+            errors = {failure.index: f"{failure.exception}: {failure.message}" for failure in mapped.failures}
+        except UdfError as error:
+            at, message = error.row_index, str(error).partition("\n")[0]
+            rows = batch.num_rows if at is None else at + 1
+            values = pa.nulls(rows)
+            if at is not None and error.computed is not None:
+                values = pa.concat_arrays([error.computed, pa.nulls(1, error.computed.type)])
+            errors = dict.fromkeys(range(rows) if at is None else [at], message)
+        sample.calls.append(Call(rows, time.monotonic() - began))
+        sample.inputs.append(batch[:rows])
+        sample.values.append(values)
+        sample.errors.extend(errors.get(row) for row in range(rows))
+        batch = batch[rows:]
