@@ -207,6 +207,7 @@ class Table:
         ignore_checkpoints: bool = False,
         runner: str = "auto",
         run_after: datetime | None = None,
+        max_failed: int | float | None = None,
         **sizing: Unpack[SizingOptions],
     ) -> BackfillResult:
         """Compute the missing values of a column, and commit them.
@@ -214,6 +215,8 @@ class Table:
         Args:
             runner: ``spark`` uses the active SparkSession or starts a local one; ``inline`` runs in this process;
                 ``auto`` runs in this process what takes less than ten seconds there, and the rest on Spark.
+            max_failed: fail the job if more rows fail than so many, or, as a number with a decimal point, than this
+                part of the due rows; values that were computed are visible nevertheless. None: any may fail.
 
         The other arguments are those of :meth:`plan_backfill`.
 
@@ -225,7 +228,7 @@ class Table:
 
         request = BackfillRequest(
             column, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
-            ignore_checkpoints, run_after, sizing=sizing,
+            ignore_checkpoints, run_after, max_failed, sizing=sizing,
         )  # fmt: skip
         plan, udfs, watch = self._plan_to_run(request, udf, runner)
         return run(start(plan, self.location, udfs, runner, watch), plan.shards, udfs, watch)

@@ -135,6 +135,7 @@ class View(Table):
         on_code_change: str = "error",
         ignore_checkpoints: bool = False,
         runner: str = "auto",
+        max_failed: int | float | None = None,
         **sizing: Unpack[SizingOptions],
     ) -> BackfillResult:
         """Update the view to its source in one commit; the cost depends on what changed.
@@ -142,6 +143,8 @@ class View(Table):
         Args:
             runner: ``spark`` uses the active SparkSession or starts a local one; ``inline`` runs in this process;
                 ``auto`` runs in this process what takes less than ten seconds there, and the rest on Spark.
+            max_failed: fail the job, and leave the view as it is, if more rows fail than so many, or, as a number with
+                a decimal point, than this part of the due rows. None: any may fail.
 
         The other arguments are those of :meth:`plan_refresh`.
 
@@ -156,7 +159,13 @@ class View(Table):
 
         check_runner(runner)
         request = RefreshRequest(
-            new_job_id(), src_version, max_rows_per_fragment, on_code_change, ignore_checkpoints, check_sizing(sizing)
+            new_job_id(),
+            src_version,
+            max_rows_per_fragment,
+            on_code_change,
+            ignore_checkpoints,
+            check_sizing(sizing),
+            max_failed,
         )
         watch, definition = Stopwatch(), self.view_definition
         planned = plan(self.location, definition, self._source(definition).location, request)

@@ -60,6 +60,12 @@ def optional_float(name: str, value: Any) -> float | None:
     return _optional_number(float, "a number", name, value)
 
 
+def optional_rows(name: str, value: Any) -> int | float | None:
+    """Return a number of rows, or of a text with a decimal point a part of them; None for empty text."""
+    of = optional_float if "." in (optional_text(value) or "") else optional_int
+    return of(name, value)
+
+
 def _optional_number(kind: Callable[[str], _N], what: str, name: str, value: Any) -> _N | None:
     text = optional_text(value)
     try:

@@ -90,6 +90,8 @@ class FinishOperator(LanceOperator):
                 f"{'the failed shards' if job.choice.runner == 'spark' else 'the plan task'} and what is downstream; "
                 "after a change of the function, the plan task."
             )
+        if too_many := job.too_many_failed(there):
+            raise AirflowFailException(too_many)
         if result.state == PARTIAL:
             message = _LEFT_OF_VIEW if of_view else _LEFT_OF_COLUMN
             self.log.warning(message, result.rows_left, "; ".join(result.notes))

@@ -29,6 +29,7 @@ from airflow_geneva.operators._lance_task import (
     failing_at_once,
     optional_float,
     optional_int,
+    optional_rows,
     optional_text,
     parse_bool,
     required_text,
@@ -59,12 +60,15 @@ class PlanOperator(LanceOperator):
     Args:
         on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
+        max_failed: fail the run if more rows fail than so many, or, as a number with a decimal point, than this part of
+            the due rows; by default any may fail.
     """
 
     template_fields: Sequence[str] = (
         *LanceOperator.template_fields,
         "on_code_change",
         "ignore_checkpoints",
+        "max_failed",
         "sizing",
     )
     operator_extra_links = (JobLink(),)
@@ -74,6 +78,7 @@ class PlanOperator(LanceOperator):
         *,
         on_code_change: str = "error",
         ignore_checkpoints: bool | str = False,
+        max_failed: float | str | None = None,
         concurrency: int | str | None = None,
         intra_applier_concurrency: int | str | None = None,
         batch_size: int | str | None = None,
@@ -90,6 +95,7 @@ class PlanOperator(LanceOperator):
         super().__init__(**kwargs)
         self.on_code_change = on_code_change
         self.ignore_checkpoints = ignore_checkpoints
+        self.max_failed = max_failed
         self.sizing = {size.name: given[size.name] for size in fields(Sizing) if size.name in given}
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
@@ -100,6 +106,7 @@ class PlanOperator(LanceOperator):
         asked = {
             "on_code_change": optional_text(self.on_code_change) or "error",
             "ignore_checkpoints": parse_bool("ignore_checkpoints", self.ignore_checkpoints),
+            "max_failed": optional_rows("max_failed", self.max_failed),
             "job_id": job_id,
             "sizing": read_sizing(self.sizing, configured),
         }

@@ -55,6 +55,7 @@ class _JobSpec(ABC):
         udf_version: identity of the code, determined once by the plan; for a view, of its whole query.
         agreement: hash of what must be equal for versions whose values may be mixed.
         rows: number of due rows of the job.
+        max_failed: most rows that may fail, or the largest part of the due rows; None: any.
     """
 
     kind: ClassVar[str]
@@ -72,6 +73,7 @@ class _JobSpec(ABC):
     ignore_checkpoints: bool = False
     agreement: str = ""
     rows: int = 0
+    max_failed: int | float | None = None
     codes: tuple[CodeArchive, ...] = ()
 
     @property
@@ -117,6 +119,15 @@ class _JobSpec(ABC):
             if code.root:
                 text = re.sub(rf"[^\s\"']*/{re.escape(code.zip)}(?=/)", code.root.replace("\\", r"\\"), text)
         return text
+
+    def too_many(self, failed: int) -> str | None:
+        """Say that more rows failed than the job allows; None if not."""
+        limit = self.max_failed
+        most = limit * self.rows if isinstance(limit, float) else limit
+        if most is None or failed <= most:
+            return None
+        what = f"{limit:g} of them" if isinstance(limit, float) else f"{limit:,}"
+        return f"{failed:,} of {self.rows:,} due rows failed, and max_failed allows {what}."
 
     def tried(self, work: FragmentWork) -> PriorFailures:
         """Return the rows of a fragment on which the UDF failed in earlier runs."""

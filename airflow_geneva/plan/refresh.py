@@ -305,6 +305,7 @@ def _work(
         udf_version=version,
         sizing=request.sizing,
         ignore_checkpoints=request.ignore_checkpoints or checkpoints_ignored(),
+        max_failed=request.max_failed,
         agreement=md5(version),
         plain_blobs=(definition.shuffle_seed is not None or request.max_rows_per_fragment is not None)
         and any(is_blob(field) for field in view_state.dataset.schema),

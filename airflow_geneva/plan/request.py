@@ -65,6 +65,7 @@ class BackfillRequest:
     recompute_mixed: bool = False
     ignore_checkpoints: bool = False
     run_after: datetime | None = None
+    max_failed: int | float | None = None
     job_id: str | None = None
     sizing: Mapping[str, Any] = field(default_factory=dict)
 
@@ -86,9 +87,11 @@ class RefreshRequest:
     on_code_change: str = "error"
     ignore_checkpoints: bool = False
     sizing: Sizing = field(default_factory=Sizing)
+    max_failed: int | float | None = None
 
     def check(self) -> None:
         _check_on_code_change(self.on_code_change)
+        _check_max_failed(self.max_failed)
         if not isinstance(self.ignore_checkpoints, bool):
             raise InvalidInput(f"ignore_checkpoints={self.ignore_checkpoints!r} is not valid: give True or False.")
         for name in ("src_version", "max_rows_per_fragment"):
@@ -135,6 +138,7 @@ def plan_request(
             udf_version=udf.code_version,
             sizing=sizing,
             ignore_checkpoints=request.ignore_checkpoints or checkpoints_ignored(),
+            max_failed=request.max_failed,
             continue_from=_versions(request.continue_from),
             agreement=md5(f"{udf.data_type}\0{deps_version(udf.deps, udf.name)}"),
         )
@@ -161,8 +165,19 @@ def _check_on_code_change(value: str) -> None:
         raise InvalidInput(f"on_code_change={value!r} is unknown. Use one of {ON_CODE_CHANGE}.")
 
 
+def _check_max_failed(value: object) -> None:
+    rows = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    part = isinstance(value, float) and 0 <= value <= 1
+    if not (value is None or rows or part):
+        raise InvalidInput(
+            f"max_failed={value!r} is not valid: give a number of rows, as 100, or a part of the rows that are due, as "
+            "0.01."
+        )
+
+
 def _check_types(request: BackfillRequest) -> None:
     _check_on_code_change(request.on_code_change)
+    _check_max_failed(request.max_failed)
     versions = request.continue_from
     listed = isinstance(versions, Sequence) and all(isinstance(version, str) for version in versions)
     if versions is not None and not listed:

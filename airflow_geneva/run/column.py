@@ -129,7 +129,9 @@ class ColumnPublisher:
         committer = ShardCommitter(self.location, self.saved, work, target.source)
         return committer.commit(shard, candidates, missing, reporter.set_committed)
 
-    def finish(self, committed: Sequence[ShardResult], missing: Sequence[int]) -> tuple[BackfillResult, bool]:
+    def finish(
+        self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
+    ) -> tuple[BackfillResult, bool]:
         work, checkpoints = self.work, self.location.checkpoints
         record_mixed_versions(self.location, work, committed, whole=not missing)
         result = self.result(committed)

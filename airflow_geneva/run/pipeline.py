@@ -48,11 +48,14 @@ class Publisher(Protocol):
     def commit(self, shard: Shard) -> ShardResult:
         """Commit a shard of a column; verify a shard of a view. What was removed is staged again from checkpoints."""
 
-    def finish(self, committed: Sequence[ShardResult], missing: Sequence[int]) -> tuple[BackfillResult, bool]:
+    def finish(
+        self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
+    ) -> tuple[BackfillResult, bool]:
         """Complete the job's work; return its result, and whether there are enough documents to pack.
 
         Args:
-            missing: shards that are not committed: the job has failed.
+            missing: shards that are not committed.
+            failed: whether the job has failed: a shard is missing, or too many rows failed. A view stays as it is.
         """
 
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
@@ -135,6 +138,8 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
             raise
         raise JobFailed(_failure_message(job.work, error), failed) from error
     logger.info("%s", result)
+    if too_many := job.too_many_failed(committed):
+        raise JobFailed(f"{_what_failed(job.work)}: {too_many}", result)
     return result
 
 
@@ -270,11 +275,12 @@ class PlannedJob:
         results = list(committed)
         missing = sorted(set(range(len(self.saved.shards))) - {result.shard for result in results})
         with reporting_remade(self.work.tables, self.location.options):
-            result, many_documents = self.publisher.finish(results, missing)
-            result = replace(result, state=FAILED) if missing else result
+            error = self.missing_error(missing) if missing else self.too_many_failed(results)
+            result, many_documents = self.publisher.finish(results, missing, error is not None)
+            result = replace(result, state=FAILED) if error else result
             result = result.with_carried(self.folder.read(RECORD) or {})
             result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
-            result = self._write_end(result, self.missing_error(missing) if missing else None)
+            result = self._write_end(result, error)
             if many_documents and not missing:
                 run_maintenance(self.location, self.work)
         fault_point("finish.end")
@@ -304,6 +310,19 @@ class PlannedJob:
         self.folder.write_result(result.state, result.to_json(), error, errors, about, self.saved.fingerprint)
         return result
 
+    def too_many_failed(self, committed: Iterable[ShardResult]) -> str | None:
+        """Say that more rows failed than `max_failed` allows, and what to do; None if not."""
+        message = self.work.too_many(sum(result.rows_failed for result in committed))
+        if message is None:
+            return None
+        of_view = isinstance(self.work, RefreshSpec)
+        kept = "The view is unchanged; computed rows are kept." if of_view else "What was computed is visible."
+        again = "again" if of_view else "again with errors_only=True"
+        return (
+            f"{message} {kept} get_errors() and `airflow-geneva errors` say why rows failed. Repair the function or "
+            f"its inputs and run {again}, or allow more."
+        )
+
     def missing_error(self, missing: Sequence[int]) -> str:
         """Say why the first of the missing shards failed, if a task could tell, and how many are missing."""
         count = f"{len(missing)} of {len(self.saved.shards)} shards were not committed: {missing[:20]}."
@@ -317,8 +336,12 @@ def _unwatched(_rows: int) -> None:
     """Let an inline computation take as long as it takes."""
 
 
-def _failure_message(work: JobSpec, error: BaseException) -> str:
+def _what_failed(work: JobSpec) -> str:
     what = f"Refresh of view {work.target!r}" if isinstance(work, RefreshSpec) else f"Backfill of {work.target}"
+    return f"{what} failed (job {work.job_id})"
+
+
+def _failure_message(work: JobSpec, error: BaseException) -> str:
     kept = "\nComputed rows are kept in checkpoints"
     if isinstance(error, TableRemade):
         kept = ""  # of a table that was created again, no checkpoint is left
@@ -326,4 +349,4 @@ def _failure_message(work: JobSpec, error: BaseException) -> str:
         kept += "."  # the error says when to run it again
     else:
         kept += "; run it again to continue from there."
-    return f"{what} failed (job {work.job_id}): {error}{kept}"
+    return f"{_what_failed(work)}: {error}{kept}"

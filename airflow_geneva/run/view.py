@@ -161,9 +161,11 @@ class ViewPublisher:
             visible=False,
         )
 
-    def finish(self, committed: Sequence[ShardResult], missing: Sequence[int]) -> tuple[BackfillResult, bool]:
-        """Swap the view's rows if all of them are staged; without a shard, leave the view as it is."""
-        if missing:
+    def finish(
+        self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
+    ) -> tuple[BackfillResult, bool]:
+        """Swap the view's rows if all of them are staged; if the job failed, leave the view as it is."""
+        if failed:
             return self.result(committed), False
         job = JobFolder.of(self.location.checkpoints, self.work.job_id).storage
         swap = self.swap or self.saved.load_swap(job)

@@ -183,6 +183,8 @@ class BackfillTaskGroup(_ShardGroup):
         errors_only: compute only rows the UDF failed on, however often.
         recompute_mixed: compute only rows whose value comes from another version.
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
+        max_failed: `finish` fails if more rows fail than so many, or, as a number with a decimal point, than this
+            part of the due rows; values that were computed are visible nevertheless. By default any may fail.
         shared: the arguments of :class:`GroupArguments`.
 
     Example:
@@ -207,6 +209,7 @@ class BackfillTaskGroup(_ShardGroup):
         errors_only: bool | str = False,
         recompute_mixed: bool | str = False,
         ignore_checkpoints: bool | str = False,
+        max_failed: float | str | None = None,
         **shared: Unpack[GroupArguments],
     ) -> None:
         asked = {
@@ -221,6 +224,7 @@ class BackfillTaskGroup(_ShardGroup):
             "errors_only": errors_only,
             "recompute_mixed": recompute_mixed,
             "ignore_checkpoints": ignore_checkpoints,
+            "max_failed": max_failed,
         }
         super().__init__(group_id, PlanBackfillOperator, table, asked, **shared)
 
@@ -244,6 +248,8 @@ class RefreshTaskGroup(_ShardGroup):
         max_rows_per_fragment: rows of each new fragment of the view.
         on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values.
         ignore_checkpoints: do not use what earlier runs computed.
+        max_failed: `finish` fails, and leaves the view as it is, if more rows fail than so many, or, as a number with a
+            decimal point, than this part of the due rows. By default any may fail.
         shared: the arguments of :class:`GroupArguments`.
 
     Example:
@@ -263,6 +269,7 @@ class RefreshTaskGroup(_ShardGroup):
         max_rows_per_fragment: int | str | None = None,
         on_code_change: str = "error",
         ignore_checkpoints: bool | str = False,
+        max_failed: float | str | None = None,
         **shared: Unpack[GroupArguments],
     ) -> None:
         asked = {
@@ -271,5 +278,6 @@ class RefreshTaskGroup(_ShardGroup):
             "max_rows_per_fragment": max_rows_per_fragment,
             "on_code_change": on_code_change,
             "ignore_checkpoints": ignore_checkpoints,
+            "max_failed": max_failed,
         }
         super().__init__(group_id, PlanRefreshOperator, view, asked, source, **shared)

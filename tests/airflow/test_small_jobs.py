@@ -180,3 +180,9 @@ def test_a_retry_does_not_fail_for_rows_that_were_within_the_limit(desk: Desk, m
     assert (record.rows_computed, record.rows_failed, len(record.commits)) == (2 * ROWS - 4, 4, 2)
     assert events(desk.asset)[-1]["rows_computed"] == 2 * ROWS - 4
     assert [text for text, n in desk.values().items() if n is None] == ["b01", "b02", "c01", "c02"]
+
+    red = Driver.trigger(make_dag(desk, max_failed="{{ '0.5' }}", default_args={"retries": 0})).go()
+    assert (red.state, red.states()["backfill.plan"], red.states()["after"]) == ("failed", "success", "upstream_failed")
+    assert "4 of 4 due rows failed, and max_failed allows 0.5 of them" in red.error("backfill.finish")
+    assert newest_record(desk).state == "FAILED"
+    assert "max_failed allows" in newest_record(desk).error

@@ -218,6 +218,25 @@ def test_more_skipped_rows_than_allowed_end_the_job_and_keep_what_was_computed(
     assert not set(trace.counts()) & set(range(3))
 
 
+@pytest.mark.parametrize(("limit", "allows"), [(2, "2"), (0.02, "0.02 of them")])
+def test_more_failed_rows_than_max_failed_fail_the_job_and_values_are_visible(
+    table: Table, trace: Trace, limit: float, allows: str
+) -> None:
+    told = rf"3 of 100 due rows failed, and max_failed allows {allows}\. What was computed is visible"
+    with pytest.raises(JobFailed, match=told) as caught:
+        run(table, picky(), max_failed=limit)
+    result = caught.value.result
+    assert result is not None
+    assert (result.state, result.rows_computed, result.rows_failed, result.rows_left) == ("FAILED", 97, 3, 0)
+    assert_right(table, "y", expected())
+    job = job_of(table, result)
+    assert (job.state, job.rows_committed, job.rows_failed) == ("FAILED", 97, 3)
+    assert "errors_only=True" in str(job.error)
+    trace.clear()
+    assert run(table, picky(), max_failed=3).state == run(table, picky(), max_failed=1.0).state == "DONE"
+    assert_exact(trace, [*BAD, *BAD])
+
+
 def test_a_limit_that_holds_lets_the_job_pass(table: Table, trace: Trace) -> None:
     result = run(table, picky(on_error=[Skip(ValueError, max_count=3, max_fraction=0.03)]))
     assert (result.state, result.rows_failed) == ("DONE", 3)

@@ -150,7 +150,7 @@ GUARDS = [
     ),
     Guard(
         "A job of which a shard was not committed would end as DONE.",
-        "result = replace(result, state=FAILED) if missing else result",
+        "result = replace(result, state=FAILED) if error else result",
         "pass",
         (COMMIT + "test_a_shard_that_is_missing_fails_the_job_and_keeps_what_is_there",),
     ),

@@ -208,8 +208,13 @@ def test_failed_rows_are_null_listed_and_tried_in_three_runs(make_table: MakeTab
     view = table.query().select(["id"]).add_columns({"e": (udfs.picky, ["x"])}).create_materialized_view(
         connect(table.location.database_uri), "v"
     )  # fmt: skip
-    result = refresh(view)
-    assert (result.state, result.rows_computed, result.rows_failed) == ("DONE", 27, 3)
+    with pytest.raises(JobFailed, match=r"3 of 30 due rows failed, and max_failed allows 2\. The view is unchanged"):
+        refresh(view, max_failed=2)
+    assert view.count_rows() == 0
+    trace.clear()
+    result = refresh(view, max_failed=0.1)
+    assert_exact(trace, [7, 17, 27])
+    assert (result.state, result.rows_computed, result.rows_reused, result.rows_failed) == ("DONE", 0, 27, 3)
     assert {row["id"] for row in view.to_arrow().to_pylist() if row["e"] is None} == {7, 17, 27}
     assert {(error.column, error.message) for error in view.get_errors()} == {("e", f"not {x}") for x in (7, 17, 27)}
     for _ in range(2):
