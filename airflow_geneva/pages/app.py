@@ -25,8 +25,10 @@ from airflow_geneva.errors import DamagedRecord, GenevaError, mask_secrets
 from airflow_geneva.job.status import format_time
 from airflow_geneva.links.job import PAGES
 from airflow_geneva.operators._airflow_internals import redact, user_dependency
-from airflow_geneva.pages.access import ViewerDep, VisibleDatabase, list_databases, open_database
-from airflow_geneva.pages.jobs import JobDetails, JobOfRun, find_job, job_of_task, jobs_of_run, list_errors, list_jobs
+from airflow_geneva.pages.access import CurrentUser, ViewerDep, VisibleDatabase, list_databases, open_database
+from airflow_geneva.pages.databases import Filters, draw_graph, read_database
+from airflow_geneva.pages.history import read_histories
+from airflow_geneva.pages.jobs import JobDetails, JobOfRun, find_job, job_of_task, jobs_of_run, list_errors
 from airflow_geneva.pages.tables import count_freshness, describe_table
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.timeouts import StoreThreads
@@ -36,7 +38,9 @@ logger = logging.getLogger("airflow_geneva.pages")
 _T = TypeVar("_T")
 
 _COUNT_SECONDS = 2.0
+_FIRST_SECONDS = 0.5
 _POLL_SECONDS = 2.0
+_IDLE_SECONDS = 30.0
 _PATIENCE_SECONDS = 30.0
 _THREADS = StoreThreads("geneva-page")
 _FILES = {"pages.css": "text/css", "pages.js": "text/javascript"}
@@ -59,6 +63,7 @@ app = FastAPI(
     redirect_slashes=False,
 )  # fmt: skip
 
+FiltersDep = Annotated[Filters, Depends()]
 PageNumber = Annotated[int, Query(ge=1, le=10_000)]
 
 
@@ -181,20 +186,59 @@ def show_task_live(request: Request, viewer: ViewerDep, task: TaskDep) -> HTMLRe
 
 @app.get("/databases/{conn_id}")
 @in_own_threads
-def show_database(request: Request, viewer: ViewerDep, conn_id: str, before: str | None = None) -> HTMLResponse:
+def show_database(request: Request, viewer: ViewerDep, conn_id: str, filters: FiltersDep) -> HTMLResponse:
+    return _database_page(request, viewer, conn_id, filters, "database.html", _FIRST_SECONDS)
+
+
+@app.get("/databases/{conn_id}/live")
+@in_own_threads
+def show_database_live(request: Request, viewer: ViewerDep, conn_id: str, filters: FiltersDep) -> HTMLResponse:
+    """Send the part of a database's page that is updated while a user looks at it."""
+    return _database_page(request, viewer, conn_id, filters, "_database.html", _COUNT_SECONDS)
+
+
+def _database_page(
+    request: Request, viewer: CurrentUser, conn_id: str, filters: Filters, template: str, seconds: float
+) -> HTMLResponse:
     if not viewer.may_see_database(conn_id):
         raise HTTPException(404)
     opened = VisibleDatabase(conn_id, viewer, open_database(conn_id))
+    began = time.monotonic()
+    shown = read_database(opened, filters, seconds)
+    spent = time.monotonic() - began
+    pause = 1.0 if shown.counting else max(_POLL_SECONDS if shown.running else _IDLE_SECONDS, 10 * spent)
     return page(
         request,
-        "database.html",
+        template,
         conn_id=conn_id,
-        place=opened.place,
-        missing=opened.missing,
-        tables=opened.tables(),
-        listed=list_jobs(opened, before),
-        before=before,
+        opened=opened,
+        shown=shown,
+        filters=filters,
+        wait=pause,
+        shares=JobDetails.shares,
     )
+
+
+@app.get("/databases/{conn_id}/graph")
+@in_own_threads
+def show_graph(request: Request, viewer: ViewerDep, conn_id: str) -> HTMLResponse:
+    return _graph_page(request, viewer, conn_id, "graph.html", _FIRST_SECONDS)
+
+
+@app.get("/databases/{conn_id}/graph/live")
+@in_own_threads
+def show_graph_live(request: Request, viewer: ViewerDep, conn_id: str) -> HTMLResponse:
+    """Send what is computed from what in a database, drawn with the freshness of each column and view."""
+    return _graph_page(request, viewer, conn_id, "_graph.html", _COUNT_SECONDS)
+
+
+def _graph_page(request: Request, viewer: CurrentUser, conn_id: str, template: str, seconds: float) -> HTMLResponse:
+    if not viewer.may_see_database(conn_id):
+        raise HTTPException(404)
+    opened = VisibleDatabase(conn_id, viewer, open_database(conn_id))
+    shown = read_database(opened, Filters(), seconds)
+    pause = 1.0 if shown.counting else _IDLE_SECONDS
+    return page(request, template, conn_id=conn_id, shown=shown, graph=draw_graph(shown.cards), wait=pause)
 
 
 @app.get("/databases/{conn_id}/tables/{table}")
@@ -214,6 +258,14 @@ def show_freshness(request: Request, viewer: ViewerDep, conn_id: str, place: Tab
     opened, location = place
     found = count_freshness(opened, location, _COUNT_SECONDS)
     return page(request, "_standing.html", conn_id=conn_id, table=location.name, standing=found)
+
+
+@app.get("/databases/{conn_id}/tables/{table}/history")
+@in_own_threads
+def show_history(request: Request, viewer: ViewerDep, conn_id: str, place: TableDep) -> HTMLResponse:
+    """Send the newest jobs of a table's columns, or of a view, as small charts."""
+    found = read_histories(*place)
+    return page(request, "_history.html", conn_id=conn_id, histories=found)
 
 
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}")

@@ -37,16 +37,22 @@ class JobsPage:
 
 
 def list_jobs(
-    opened: VisibleDatabase, before: str | None = None, table: str | None = None, most: int = JOBS_A_PAGE
+    opened: VisibleDatabase,
+    before: str | None = None,
+    names: Sequence[str] | None = None,
+    most: int = JOBS_A_PAGE,
+    state: str | None = None,
 ) -> JobsPage:
     """List the newest jobs of a database that a viewer may see, with ids smaller than `before`.
+
+    `names` are tables and views, all by default, and `state` is one of a job, any by default.
 
     Reads at most ten times as many jobs as it returns; a page that is short because of that still has `older`.
     """
     if before is not None and not is_job_id(before):
         raise InvalidInput(f"{before!r} is not a job id.")
     database = opened.database
-    names = database.table_names() if table is None else [table]
+    names = database.table_names() if names is None else names
     places = {name: database.location(name).checkpoints for name in names}
     local = is_local(database.uri)
     listed = in_parallel(lambda name: [(job_id, name) for job_id in job_ids(places[name])], names, local)
@@ -58,6 +64,7 @@ def list_jobs(
         looked_at += len(chunk)
         jobs = [job for name in names for job in read_jobs(places[name], [id for id, owner in chunk if owner == name])]
         jobs.sort(key=lambda job: job.id, reverse=True)
+        jobs = [job for job in jobs if state in (None, job.state)]
         found += [job for job in jobs if opened.viewer.may_see_job(opened.conn_id, job)]
     if len(found) > most:
         return JobsPage(tuple(found[:most]), found[most - 1].id)

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
+from airflow_geneva.job.result import DONE
 from airflow_geneva.job.status import Job
 from airflow_geneva.lance_io.engine_errors import is_failure
+from airflow_geneva.lance_io.table_versions import open_version, written_at
 from airflow_geneva.pages.access import VisibleDatabase
 from airflow_geneva.pages.jobs import list_jobs
-from airflow_geneva.plan.freshness import Freshness, column_freshness, view_freshness
+from airflow_geneva.plan.freshness import STALE, UP_TO_DATE, Freshness, column_freshness, view_freshness
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.timeouts import StoreThreads
 from airflow_geneva.storage.uri import without_credentials
@@ -42,7 +44,8 @@ class CountCache:
     Results are cached for a few seconds, so that a page that polls for several counts gets each of them.
     """
 
-    def __init__(self, at_once: int = _AT_ONCE) -> None:
+    def __init__(self, at_once: int = _AT_ONCE, kept_seconds: float = _KEPT_SECONDS) -> None:
+        self._kept_seconds = kept_seconds
         self._threads = StoreThreads("geneva-count", at_once)
         self._lock = threading.Lock()
         self._asked: dict[_Key, Future[Any]] = {}
@@ -63,7 +66,7 @@ class CountCache:
         now = time.monotonic()
         with self._lock:
             for old, ended in list(self._ended.items()):
-                if now - ended > _KEPT_SECONDS:
+                if now - ended > self._kept_seconds:
                     del self._ended[old], self._asked[old]
             if key not in self._asked:
                 if sum(one[0] == key[0] and one not in self._ended for one in self._asked) >= _MOST_ASKED:
@@ -92,7 +95,8 @@ class ColumnRow:
     """A column or view as a row of a table's page.
 
     `what` describes what computes it: None for plain data. `standing` is None while it is counted, and for plain data.
-    `error` says why it is unknown. `job` is the newest one that the viewer may see.
+    `error` says why it is unknown. `job` is the newest one that the viewer may see. `inputs` are the columns that it is
+    computed from. `since` is the time from which on it has been stale: None while it is searched, 0 if it is unknown.
     """
 
     name: str
@@ -101,10 +105,17 @@ class ColumnRow:
     standing: Freshness | None = None
     error: str | None = None
     job: Job | None = None
+    inputs: tuple[str, ...] = ()
+    since: float | None = None
+    is_view: bool = False
+
+    @property
+    def running(self) -> bool:
+        return self.job is not None and self.job.open
 
     @property
     def counting(self) -> bool:
-        return self.what is not None and self.standing is None and self.error is None
+        return self.what is not None and self.error is None and (self.standing is None or self.since is None)
 
 
 @dataclass(frozen=True)
@@ -123,6 +134,11 @@ class TableDetails:
     definition: ViewDefinition | None = None
     own: ColumnRow | None = None
     error: str | None = None
+
+    @property
+    def computed(self) -> tuple[ColumnRow, ...]:
+        """The view itself, or the computed columns of a table."""
+        return (self.own,) if self.own else tuple(column for column in self.columns if column.what)
 
     def source_in(self, database: Database) -> str | None:
         made_of = self.definition
@@ -158,7 +174,7 @@ def describe_table(location: TableLocation) -> TableDetails:
         return described(columns=plain, error=str(error))
     said = {column.name: column.describe() for column in definition.columns}
     columns = tuple(ColumnRow(part.name, str(part.type), said.get(part.name)) for part in kept)
-    return described(columns=columns, definition=definition, own=ColumnRow(name, "", _query(definition)))
+    return described(columns=columns, definition=definition, own=_view_row(name, definition))
 
 
 def _column(dataset: lance.LanceDataset, name: str) -> ColumnRow:
@@ -169,9 +185,15 @@ def _column(dataset: lance.LanceDataset, name: str) -> ColumnRow:
         return ColumnRow(name, kind, "a UDF", error=str(error))
     if definition is None:
         return ColumnRow(name, kind, None)
-    inputs = ", ".join(definition.input_columns or ())
+    inputs = definition.input_columns or ()
     path = definition.import_path or definition.name
-    return ColumnRow(name, kind, f"{path} (version {definition.version}) of {inputs}")
+    return ColumnRow(name, kind, f"{path} (version {definition.version}) of {', '.join(inputs)}", inputs=inputs)
+
+
+def _view_row(name: str, definition: ViewDefinition) -> ColumnRow:
+    return ColumnRow(
+        name, "", _query(definition), inputs=tuple(column.name for column in definition.reads), is_view=True
+    )
 
 
 def _query(definition: ViewDefinition) -> str:
@@ -193,36 +215,69 @@ def count_freshness(opened: VisibleDatabase, location: TableLocation, seconds: f
     until = time.monotonic() + seconds
     described = describe_table(location)
     newest = _newest_jobs(opened, location.name, _JOBS_OF_COLUMNS)
-    if described.own is not None:
-        shown = [_with_view(location, described.version, described.own, until)]
-    else:
-        columns = (column for column in described.columns if column.what is not None)
-        shown = [_with_column(location, described.dataset, column, until) for column in columns]
-    shown = [replace(item, job=newest.get(item.name)) for item in shown]
+    computed = [replace(item, job=newest.get(item.name)) for item in described.computed]
+    shown = [_with_count(location, described.version, item, until) for item in computed]
     views = _views_of(opened, location, described.version, until)
     whole = views is not None and not any(item.counting for item in (*shown, *views))
     return FreshnessView(tuple(shown), tuple(views or ()), not whole)
 
 
-def _with_column(
-    location: TableLocation, dataset: lance.LanceDataset, column: ColumnRow, until: float
-) -> ColumnRow:  # fmt: skip
-    def count() -> Freshness:
-        inputs = read_definition(location.name, dataset.schema, column.name).input_columns or ()
-        return column_freshness(dataset, location.checkpoints, inputs, column.name)
+def _with_count(location: TableLocation, version: int, item: ColumnRow, until: float) -> ColumnRow:
+    """Count what is pending of a column or view and, if it is stale, since when."""
+    if item.error:
+        return item
+    name = (location.name, version, item.name)
+    counted = _counted(item, location, name, lambda: freshness(location, item), until)
+    if counted.standing is None or counted.error:
+        return counted
+    if counted.standing.state != STALE or item.job is None or item.running:
+        return replace(counted, since=0.0)
+    try:
+        asked = (*name, "since", item.job.id)
+        since = _COUNTS.get(location.database_uri, asked, lambda: stale_since(location, counted), until)
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        since = 0.0  # an old version was cleaned up
+    return replace(counted, since=since)
 
-    name = (location.name, dataset.version, column.name)
-    return column if column.error else _counted(column, location, name, count, until)
 
-
-def _with_view(location: TableLocation, version: int, view: ColumnRow, until: float) -> ColumnRow:
-    def count() -> Freshness:
-        dataset = location.open()
+def freshness(location: TableLocation, item: ColumnRow, version: int | None = None) -> Freshness:
+    """Count the rows of a column, or of a view, at a version of its table, or of its source; by default the newest."""
+    dataset = location.open()
+    if item.is_view:
         definition = ViewDefinition.read(dataset.schema.metadata, location.name)
         source = Database(definition.source_database, location.options).location(definition.source_table)
-        return view_freshness(source.open(), definition, CommittedViewState(location, dataset))
+        return view_freshness(_at(source.open(), version), definition, CommittedViewState(location, dataset))
+    dataset = _at(dataset, version)
+    inputs = read_definition(location.name, dataset.schema, item.name).input_columns or ()
+    return column_freshness(dataset, location.checkpoints, inputs, item.name)
 
-    return _counted(view, location, (location.name, "view", version), count, until)
+
+def stale_since(location: TableLocation, item: ColumnRow) -> float:
+    """Return when a stale column or view became so after its newest job; 0 if that job left it stale.
+
+    Once stale, it stays so until the next job, so the first such version is found by bisection.
+    """
+    job, dataset = item.job, location.open()
+    if job is None or job.state != DONE or job.rows_left:
+        return 0.0
+    if item.is_view:
+        definition = ViewDefinition.read(dataset.schema.metadata, location.name)
+        dataset = Database(definition.source_database, location.options).location(definition.source_table).open()
+    first = job.version if item.is_view else max(job.commits, default=job.version)
+    last = int(dataset.version)
+    while first < last:
+        middle = (first + last) // 2
+        if freshness(location, item, middle).state == UP_TO_DATE:
+            first = middle + 1
+        else:
+            last = middle
+    return written_at(_at(dataset, last)) / 1e9
+
+
+def _at(dataset: lance.LanceDataset, version: int | None) -> lance.LanceDataset:
+    return dataset if version is None else open_version(dataset, version)
 
 
 def _counted(
@@ -243,8 +298,8 @@ def _views_of(opened: VisibleDatabase, location: TableLocation, version: int, un
     if found is None:
         return None
     visible = [name for name in opened.tables() if name in found]
-    views = [_with_view(opened.database.location(name), version, found[name], until) for name in visible]
-    return [replace(view, job=_newest_jobs(opened, view.name, 1).get(view.name)) for view in views]
+    rows = [replace(found[name], job=_newest_jobs(opened, name, 1).get(name)) for name in visible]
+    return [_with_count(opened.database.location(view.name), version, view, until) for view in rows]
 
 
 def _find_views(database: Database, source: str) -> dict[str, ColumnRow]:
@@ -256,12 +311,12 @@ def _find_views(database: Database, source: str) -> dict[str, ColumnRow]:
         except GenevaError:
             continue
         if definition is not None and definition.is_of(database.uri, source):
-            found[name] = ColumnRow(name, "", _query(definition))
+            found[name] = _view_row(name, definition)
     return found
 
 
 def _newest_jobs(opened: VisibleDatabase, table: str, most: int) -> Mapping[str, Job]:
     newest: dict[str, Job] = {}
-    for job in list_jobs(opened, table=table, most=most).jobs:
+    for job in list_jobs(opened, names=[table], most=most).jobs:
         newest.setdefault(job.view or job.column or "", job)
     return newest

@@ -23,6 +23,8 @@ from airflow_geneva import Database, Table, connect, udf
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.job.folder import JobFolder, plan_name
+from airflow_geneva.job.status import format_time
+from airflow_geneva.lance_io.table_versions import written_at
 from airflow_geneva.pages.app import app
 from airflow_geneva.pages.tables import CountCache
 from airflow_geneva.task_groups import RefreshTaskGroup
@@ -46,7 +48,7 @@ def filled(route: APIRoute) -> str:
 def test_every_route_asks_who_is_there(browse: Get) -> None:
     assert {type(route) for route in app.routes} == {APIRoute}
     paths = [filled(route) for route in app.routes if isinstance(route, APIRoute)]
-    assert len(paths) == 9
+    assert len(paths) == 13
     client = TestClient(app)
     for path in paths:
         for headers in ({}, {"Cookie": "_token=x"}, {"Authorization": "Basic eDp4"}):
@@ -350,15 +352,69 @@ def test_a_table_tells_how_its_columns_and_views_stand(reader: Get, database: Da
     assert found["gone"] == ["up to date", "0", "0"]
     assert found["small"] == ["up to date", "0", "0"]
     assert found["all_of_it"] == ["never computed", "100", "0"]
-    table.add([{"x": 7}, {"x": 99}])
-    found = stands(reader(f"{path}/standing"))
-    assert found["y"] == ["stale", "2", "0"]
-    assert found["gone"] == ["stale", "2", "0"]
-    assert found["small"] == ["stale", "1", "0"]
+    table.add([{"x": 99}])
+    appended = written_at(table.lance)
+    table.add([{"x": 7}])
+    part = reader(f"{path}/standing")
+    found = stands(part)
+    assert {name: found[name][1:] for name in ("y", "z", "gone")} == {
+        "y": ["2", "0"], "z": ["102", "0"], "gone": ["2", "0"],
+    }  # fmt: skip
+    since = f'stale</span> since <time title="{format_time(appended / 1e9)}">'
+    assert part.count(since) >= 2
+    assert found["gone"][0].startswith("stale since")
+    assert found["z"][0] == "never computed"
+    assert found["small"][0].startswith("stale since")
+    assert found["small"][1:] == ["1", "0"]
     page = reader("/databases/shelf/tables/small")
     assert 'made of <a href="/geneva/databases/shelf/tables/docs">docs</a>' in " ".join(page.split())
     assert "__is_set" not in page
-    assert stands(reader("/databases/shelf/tables/small/standing"))["small"] == ["stale", "1", "0"]
+    assert stands(reader("/databases/shelf/tables/small/standing"))["small"][1:] == ["1", "0"]
+    history = reader(f"{path}/history")
+    assert [row[:2] for row in cells(history)[1:]] == [["y", "1"], ["gone", "1"]]
+    assert history.count('class="done"') == 4  # rows and seconds; none failed
+    assert cells(reader("/databases/shelf/tables/small/history"))[1][:2] == ["small", "1"]
+
+
+def test_a_database_tells_how_its_tables_stand_and_what_is_computed_from_what(reader: Get, database: Database) -> None:
+    path = "/databases/shelf"
+    assert "Nothing is computed" in reader(f"{path}/graph")
+    table = make_table(database)
+    table.add_columns({"z": udf(data_type=pa.int64(), version="1", input_columns=["y"])(lambda y: y)})
+    table.query().select(["z"]).create_materialized_view(database, "derived")
+    table.backfill("y", runner="inline")
+    database.create_table("plain", pa.table({"x": [1]}))
+    page = whole(reader, f"{path}/live")
+    assert states_of(page) == {"docs": "never computed", "derived": "never computed", "plain": ""}
+    assert states_of(whole(reader, f"{path}/live?fresh=never+computed&table=DOCS")) == {"docs": "never computed"}
+    assert ids_of(reader(f"{path}?state=FAILED")) == []
+    assert len(ids_of(reader(f"{path}?state=DONE&table=oc"))) == 1
+    graph = whole(reader, f"{path}/graph/live")
+    titles = re.findall(r"<title>(.*?)</title>", graph)
+    assert [unescape(title) for title in titles] == [
+        "view derived: never computed", "table docs: table",
+        "column docs.y: up to date", "column docs.z: never computed",
+    ]  # fmt: skip
+    assert graph.count("<path") == 3
+    assert 'class="column up-to-date" href="/geneva/databases/shelf/tables/docs"' in graph
+    job_id = running_job(table, time.time())
+    page = whole(reader, f"{path}/live")
+    assert states_of(page)["docs"] == "running"
+    assert "30 rows/s, about 6.7 s left" in text_of(page)
+    assert job_id in page
+
+
+def whole(reader: Get, path: str) -> str:
+    """A part of a page once everything in it is counted."""
+    until = time.monotonic() + 20
+    while ">counting<" in (page := reader(path)) or "Reading the tables" in page:
+        assert time.monotonic() < until
+    return page
+
+
+def states_of(page: str) -> dict[str, str]:
+    cards = re.findall(r'<li class="card">\s*<div class="line"><a [^>]*>(.*?)</a>(?: <span[^>]*>(.*?)</span>)?', page)
+    return {unescape(name): state for name, state in cards if "." not in name}
 
 
 def test_a_view_is_refreshed_in_airflow_and_its_job_is_shown(browse: Get, desk: Desk) -> None:

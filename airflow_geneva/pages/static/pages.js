@@ -45,7 +45,15 @@ async function follow(element) {
       location.reload();
       return;
     }
+    const focused = element.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    const rolled = [...element.querySelectorAll(".scroll, .cards")].map((part) => [part.scrollLeft, part.scrollTop]);
     element.replaceWith(fresh);
+    for (const [index, part] of [...fresh.querySelectorAll(".scroll, .cards")].entries()) {
+      [part.scrollLeft, part.scrollTop] = rolled[index] ?? [0, 0];
+    }
+    if (focused !== null) {
+      fresh.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+    }
     element = fresh;
   }
 }

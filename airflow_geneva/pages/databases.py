@@ -1,0 +1,180 @@
+"""Read a database as a whole for the pages: the state of its tables and views, and what is computed from what."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from urllib.parse import urlencode
+
+from airflow_geneva.database import Database
+from airflow_geneva.errors import GenevaError
+from airflow_geneva.job.status import Job
+from airflow_geneva.lance_io.engine_errors import is_failure
+from airflow_geneva.pages.access import VisibleDatabase
+from airflow_geneva.pages.graph import Graph, Key, Node, lay_out
+from airflow_geneva.pages.jobs import JobsPage, list_jobs
+from airflow_geneva.pages.tables import ColumnRow, CountCache, describe_table, freshness
+from airflow_geneva.plan.freshness import NEVER, STALE, UP_TO_DATE
+
+COUNTING, UNKNOWN, RUNNING, PLAIN = "counting", "unknown", "running", "table"
+_WORST_FIRST = (UNKNOWN, RUNNING, STALE, NEVER, UP_TO_DATE)
+_KEPT_SECONDS = 60.0
+_CARDS = CountCache(kept_seconds=_KEPT_SECONDS)
+
+
+@dataclass(frozen=True)
+class TableCard:
+    """A table or view of a database's page.
+
+    `computed` is its computed columns, or the view itself, each with its freshness. `source` is the table of this
+    database that a view reads. `jobs` are the newest jobs of its columns, by name.
+    """
+
+    name: str
+    rows: int = 0
+    computed: tuple[ColumnRow, ...] = ()
+    is_view: bool = False
+    source: str | None = None
+    counting: bool = False
+    broken: bool = False
+    jobs: Mapping[str, Job] | None = None
+
+    def state_of(self, item: ColumnRow) -> str:
+        job = (self.jobs or {}).get(item.name)
+        if job is not None and job.open:
+            return RUNNING
+        return item.standing.state if item.standing else UNKNOWN
+
+    @property
+    def state(self) -> str:
+        """The state of its computed columns that a user has to know first; of a table without any, ``table``."""
+        if self.counting or self.broken:
+            return UNKNOWN if self.broken else COUNTING
+        found = {self.state_of(item) for item in self.computed}
+        return next((state for state in _WORST_FIRST if state in found), PLAIN)
+
+    @property
+    def pending(self) -> int:
+        return sum(item.standing.pending for item in self.computed if item.standing)
+
+    @property
+    def failed(self) -> int:
+        return sum(item.standing.failed for item in self.computed if item.standing)
+
+
+def read_cards(
+    opened: VisibleDatabase, names: Sequence[str], jobs: Sequence[Job], seconds: float
+) -> list[TableCard]:  # fmt: skip
+    """Count what is pending in tables and views within a time limit; those that are not counted yet say so.
+
+    A count is kept for a minute, or until a newer one of `jobs`, newest first, starts or ends.
+    """
+    until = time.monotonic() + seconds
+    newest: dict[str, dict[str, Job]] = {}
+    for job in jobs:
+        own, target = newest.setdefault(job.table, {}), job.view or job.column or ""
+        if target not in own or (job.open and not own[target].open):
+            own[target] = job
+    cards = []
+    for name in names:
+        own = newest.get(name, {})
+        key = (name, *((job.id, job.state) for job in own.values()))
+        try:
+            found = _CARDS.get(opened.database.uri, key, partial(_read, opened.database, name), until)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            found = TableCard(name, broken=True)
+        cards.append(replace(found or TableCard(name, counting=True), jobs=own))
+    return cards
+
+
+def _read(database: Database, name: str) -> TableCard:
+    location = database.location(name)
+    described = describe_table(location)
+
+    def counted(item: ColumnRow) -> ColumnRow:
+        try:
+            return item if item.error else replace(item, standing=freshness(location, item))
+        except GenevaError as error:
+            return replace(item, error=str(error))
+
+    computed = tuple(map(counted, described.computed))
+    source = described.source_in(database)
+    is_view = described.own is not None or described.error is not None
+    return TableCard(name, described.rows, computed, is_view, source, broken=described.error is not None)
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What a user asked to see of a database: parts of names, one state of tables, one of jobs, and jobs before one."""
+
+    table: str = ""
+    fresh: str = ""
+    state: str = ""
+    before: str = ""
+
+    def query(self, **other: str) -> str:
+        """Return the query of a URL with some filters changed."""
+        chosen = {name: value for name, value in asdict(replace(self, **other)).items() if value}
+        return f"?{urlencode(chosen)}" if chosen else ""
+
+
+@dataclass(frozen=True)
+class DatabaseDetails:
+    """The data of a database's page: cards are filtered, and `states` counts all of them."""
+
+    cards: tuple[TableCard, ...]
+    states: Mapping[str, int]
+    running: tuple[Job, ...]
+    listed: JobsPage
+
+    @property
+    def counting(self) -> bool:
+        return COUNTING in self.states
+
+
+def read_database(opened: VisibleDatabase, filters: Filters, seconds: float) -> DatabaseDetails:
+    """Read the tables, views and jobs that the viewer may see; counts that take longer are left out."""
+    newest = list_jobs(opened)
+    names = [name for name in opened.database.table_names() if filters.table.lower() in name.lower()]
+    listed = newest
+    if filters != replace(Filters(), fresh=filters.fresh):
+        listed = list_jobs(opened, filters.before or None, names, state=filters.state or None)
+    cards = read_cards(opened, [name for name in names if opened.may_see(name)], newest.jobs, seconds)
+    states = Counter(card.state for card in cards)
+    chosen = tuple(card for card in cards if filters.fresh in ("", card.state))
+    running = tuple(job for job in newest.jobs if job.open and job.table in names)
+    return DatabaseDetails(chosen, states, running, listed)
+
+
+def draw_graph(cards: Sequence[TableCard]) -> Graph:
+    """Lay out what is computed from what: tables, then columns, then views; tables of which nothing is are left out."""
+    edges = sorted(set(_edges({card.name: card for card in cards})))
+    linked = {key for edge in edges for key in edge}
+    return lay_out([node for card in cards for node in _nodes(card) if node.key in linked], edges)
+
+
+def _nodes(card: TableCard) -> Iterator[Node]:
+    kind = "view" if card.is_view else "table"
+    yield Node((card.name,), card.name, card.state if card.is_view else PLAIN, kind)
+    if not card.is_view:
+        for column in card.computed:
+            yield Node((card.name, column.name), column.name, card.state_of(column), "column")
+
+
+def _edges(cards: Mapping[str, TableCard]) -> Iterator[tuple[Key, Key]]:
+    def origins(table: str, inputs: Sequence[str]) -> Iterator[Key]:
+        computed = {item.name for item in cards[table].computed if not cards[table].is_view}
+        found: list[Key] = [(table, name) for name in inputs if name in computed]
+        yield from found or [(table,)]
+
+    for card in cards.values():
+        for item in card.computed:
+            if not card.is_view:
+                yield from ((origin, (card.name, item.name)) for origin in origins(card.name, item.inputs))
+            elif card.source in cards:
+                yield from ((origin, (card.name,)) for origin in origins(str(card.source), item.inputs))

@@ -1,0 +1,91 @@
+"""Lay out a directed graph in layers, for an SVG that the server draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+NODE_WIDTH, NODE_HEIGHT = 196, 40
+_BETWEEN_LAYERS, _BETWEEN_NODES, _MARGIN = 64, 14, 8
+_SWEEPS = 4
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A table, view or column; the key of a column is its table and name. x and y are the upper left corner."""
+
+    key: Key
+    label: str
+    state: str
+    kind: str
+    x: int = 0
+    y: int = 0
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes with their places, the paths of the edges between them, and the size of the picture."""
+
+    nodes: tuple[Node, ...]
+    paths: tuple[str, ...]
+    width: int
+    height: int
+
+
+def lay_out(nodes: Sequence[Node], edges: Sequence[tuple[Key, Key]]) -> Graph:
+    """Place every node right of those it comes from, near the middle of its neighbors."""
+    layers = _order(_layers([node.key for node in nodes], edges), edges)
+    tallest = max(map(len, layers), default=0)
+    step_x, step_y = NODE_WIDTH + _BETWEEN_LAYERS, NODE_HEIGHT + _BETWEEN_NODES
+    places: dict[Key, tuple[int, int]] = {}
+    for column, layer in enumerate(layers):
+        above = (tallest - len(layer)) * step_y // 2
+        places.update(
+            {key: (_MARGIN + column * step_x, _MARGIN + above + row * step_y) for row, key in enumerate(layer)}
+        )
+    placed = tuple(Node(node.key, node.label, node.state, node.kind, *places[node.key]) for node in nodes)
+    width = 2 * _MARGIN + len(layers) * step_x - _BETWEEN_LAYERS
+    height = 2 * _MARGIN + tallest * step_y - _BETWEEN_NODES
+    return Graph(placed, tuple(_path(places[a], places[b]) for a, b in edges), max(width, 0), max(height, 0))
+
+
+def _layers(keys: Sequence[Key], edges: Sequence[tuple[Key, Key]]) -> list[list[Key]]:
+    """Put each node one layer after the last of those it comes from."""
+    depth = dict.fromkeys(keys, 0)
+    for _ in keys:  # the longest way has fewer edges than there are nodes
+        deeper = {b: depth[a] + 1 for a, b in edges if depth[b] <= depth[a]}
+        if not deeper:
+            break
+        for a, b in edges:
+            depth[b] = min(max(depth[b], depth[a] + 1), len(keys) - 1)
+    layers: list[list[Key]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    for key in keys:
+        layers[depth[key]].append(key)
+    return [layer for layer in layers if layer]
+
+
+def _order(layers: list[list[Key]], edges: Sequence[tuple[Key, Key]]) -> list[list[Key]]:
+    """Order the nodes of each layer by the mean place of their neighbors, so that few edges cross."""
+    neighbors: dict[Key, list[Key]] = {}
+    for a, b in edges:
+        neighbors.setdefault(a, []).append(b)
+        neighbors.setdefault(b, []).append(a)
+    for sweep in range(_SWEEPS):
+        for layer in layers if sweep % 2 == 0 else reversed(layers):
+            rows = {key: row / len(one) for one in layers for row, key in enumerate(one)}
+            layer.sort(key=lambda key, rows=rows: _mean(rows, neighbors.get(key, ()), rows[key]))  # type: ignore[misc]
+    return layers
+
+
+def _mean(rows: Mapping[Key, float], keys: Sequence[Key], otherwise: float) -> float:
+    return sum(rows[key] for key in keys) / len(keys) if keys else otherwise
+
+
+def _path(start: tuple[int, int], end: tuple[int, int]) -> str:
+    """A curve from the right side of one node to the left side of another."""
+    x1, y1 = start[0] + NODE_WIDTH, start[1] + NODE_HEIGHT // 2
+    x2, y2 = end[0], end[1] + NODE_HEIGHT // 2
+    bend = max((x2 - x1) // 2, 24)
+    return f"M{x1} {y1} C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
