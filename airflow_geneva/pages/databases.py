@@ -160,10 +160,10 @@ def draw_graph(cards: Sequence[TableCard]) -> Graph:
 
 def _nodes(card: TableCard) -> Iterator[Node]:
     kind = "view" if card.is_view else "table"
-    yield Node((card.name,), card.name, card.state if card.is_view else PLAIN, kind)
+    yield Node((card.name,), card.state if card.is_view else PLAIN, kind)
     if not card.is_view:
         for column in card.computed:
-            yield Node((card.name, column.name), column.name, card.state_of(column), "column")
+            yield Node((card.name, column.name), card.state_of(column), "column")
 
 
 def _edges(cards: Mapping[str, TableCard]) -> Iterator[tuple[Key, Key]]:

@@ -17,7 +17,6 @@ class Node:
     """A table, view or column; the key of a column is its table and name. x and y are the upper left corner."""
 
     key: Key
-    label: str
     state: str
     kind: str
     x: int = 0
@@ -45,7 +44,7 @@ def lay_out(nodes: Sequence[Node], edges: Sequence[tuple[Key, Key]]) -> Graph:
         places.update(
             {key: (_MARGIN + column * step_x, _MARGIN + above + row * step_y) for row, key in enumerate(layer)}
         )
-    placed = tuple(Node(node.key, node.label, node.state, node.kind, *places[node.key]) for node in nodes)
+    placed = tuple(Node(node.key, node.state, node.kind, *places[node.key]) for node in nodes)
     width = 2 * _MARGIN + len(layers) * step_x - _BETWEEN_LAYERS
     height = 2 * _MARGIN + tallest * step_y - _BETWEEN_NODES
     return Graph(placed, tuple(_path(places[a], places[b]) for a, b in edges), max(width, 0), max(height, 0))
