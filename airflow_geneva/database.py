@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.display import Summarized, Summary
+from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
-from airflow_geneva.lance_io.arrays import RowData, as_table
+from airflow_geneva.lance_io.rows import RowData, as_rows
 from airflow_geneva.storage.files import Storage, freeze_options
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import check_name, is_local, is_name, join, normalize_uri
@@ -25,8 +30,12 @@ if TYPE_CHECKING:
 _STABLE = ("new_table_enable_stable_row_ids", "enable_move_stable_row_ids", "enable_stable_row_ids")
 
 
-@dataclass(frozen=True)
-class Database:
+_MODES = ("create", "overwrite")
+_SHOWN_TABLES = 20
+
+
+@dataclass(frozen=True, repr=False)
+class Database(Summarized):
     """A folder of tables, local or on an object store; created by :func:`connect`.
 
     Args:
@@ -36,6 +45,29 @@ class Database:
 
     uri: str
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    def _summary(self) -> Summary:
+        what = f"Database {self.uri}"
+        try:
+            names = self.table_names()
+        except (GenevaError, OSError) as error:
+            return Summary(f"{what}: {error}")
+        if not names and self._is_missing:
+            return Summary(f"{what}: there is no such folder yet; create_table() makes it")
+        tables = [(name, self._state_of(name)) for name in names[:_SHOWN_TABLES]]
+        if more := names[_SHOWN_TABLES:]:
+            tables.append(("…", f"and {len(more):,} more"))
+        return Summary(f"{what}: {len(names):,} table{'' if len(names) == 1 else 's'}", ("table", ""), tables)
+
+    def _state_of(self, name: str) -> str:
+        try:
+            return self.open_table(name).state()
+        except (GenevaError, OSError) as error:
+            return str(error)
+
+    @property
+    def _is_missing(self) -> bool:
+        return is_local(self.uri) and not os.path.isdir(self.uri)
 
     @property
     def lance(self) -> DirectoryNamespace:
@@ -107,6 +139,8 @@ class Database:
             if name in names:
                 raise
             listed = ", ".join(names[:20]) or "none"
+            if self._is_missing:
+                listed = "none, for there is no such folder"
             raise InvalidInput(
                 f"There is no table {name!r} in {self.uri}. Tables: {listed}. "
                 f"Create it first: db.create_table({name!r}, data)."
@@ -119,35 +153,55 @@ class Database:
         data: RowData | None = None,
         schema: pa.Schema | None = None,
         storage_options: Mapping[str, str] | None = None,
+        mode: str = "create",
+        exist_ok: bool = False,
         **write_options: Any,
     ) -> Table:
         """Create a table, by default with stable row ids.
 
         Args:
             name: its name.
-            data: rows, or None for an empty table of ``schema``.
+            data: rows: an Arrow table, batch or stream of batches, a data frame of pandas or polars, a dict of columns,
+                or dicts; None for an empty table of ``schema``. A stream is not read into memory as a whole.
             schema: Arrow schema; needed without data.
             storage_options: ``{"new_table_enable_stable_row_ids": "false"}`` creates a table without stable row ids.
+            mode: ``create``, or ``overwrite`` to replace all rows and columns of a table that exists, in a new version
+                of it.
+            exist_ok: open a table that exists, as it is, if it has the columns of the data or the schema.
             write_options: passed to :func:`lance.write_dataset`, e.g. ``max_rows_per_file``.
 
         Raises:
-            InvalidInput: the table exists, or neither data nor schema was given.
+            InvalidInput: the table exists, or neither data nor schema was given, or the data are no rows.
         """
         import lance
 
         location = self.location(name)
-        if location.exists():
-            raise InvalidInput(f"Table {name!r} already exists in {self.uri}. Open it with db.open_table({name!r}).")
+        if mode not in _MODES:
+            raise InvalidInput(f"mode={mode!r} is not valid: give one of {', '.join(map(repr, _MODES))}.")
         if data is None and schema is None:
             raise InvalidInput(f"Table {name!r} needs data or a schema. Give one of them.")
-        rows = as_table(() if data is None else data, schema, write_options.get("max_rows_per_file"))
+        found = self.open_table(name) if location.exists() else None
+        if found is not None and not exist_ok and mode == "create":
+            raise InvalidInput(
+                f"Table {name!r} already exists in {self.uri}. Open it with db.open_table({name!r}), or give "
+                'exist_ok=True, or mode="overwrite" to replace its rows and columns.'
+            )
+        if isinstance(found, View) and mode == "overwrite":
+            raise InvalidInput(
+                f"{name!r} is a view: its rows come from its query. Drop it first, db.drop_table({name!r})."
+            )
+        rows = as_rows(() if data is None else data, schema, write_options.get("max_rows_per_file"))
+        if found is not None and mode == "create":
+            if lacking := [column for column in rows.schema.names if column not in found.schema.names]:
+                raise InvalidInput(f"Table {name!r} exists in {self.uri}, without the columns {lacking}.")
+            return found
         given = storage_options or {}
         if unknown := [key for key in given if key not in _STABLE]:
             raise InvalidInput(
                 f"create_table takes {_STABLE[0]!r} as a storage option, not {unknown}. Give credentials to connect()."
             )
         stable = all(str(value).lower() != "false" for value in given.values())
-        options = {"enable_stable_row_ids": stable, **write_options}
+        options = {"enable_stable_row_ids": stable, "mode": mode, **write_options}
         lance.write_dataset(rows, location.uri, storage_options=location.storage_options, **options)
         return Table(location)
 
@@ -176,4 +230,19 @@ def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
         table = db.open_table("docs")
         ```
     """
-    return Database(normalize_uri(uri), freeze_options(storage_options))
+    database = Database(normalize_uri(uri), freeze_options(storage_options))
+    if is_local(database.uri) and (similar := _similar_folder(database.uri)):
+        warnings.warn(f"There is no folder {database.uri} yet. Did you mean {similar}?", stacklevel=2)
+    return database
+
+
+def _similar_folder(path: str) -> str | None:
+    """Return the database for whose name a name of a folder that does not exist may be a mistake."""
+    place, name = os.path.split(path)
+    if os.path.isdir(path) or not os.path.isdir(place):
+        return None
+    # A number tells apart what is named alike on purpose.
+    plain = re.sub(r"\d", "", name)
+    others = (found for found in os.listdir(place) if re.sub(r"\d", "", found) != plain)
+    close = (Path(place, found) for found in difflib.get_close_matches(name, others))
+    return next((str(found) for found in close if any(found.glob("*.lance"))), None)

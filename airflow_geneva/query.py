@@ -17,7 +17,7 @@ from airflow_geneva.lance_io.arrays import check_storable, single_batch
 from airflow_geneva.lance_io.filters import check_where, freeze_where, volatile_functions, where_columns
 from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF
+from airflow_geneva.udf import UDF, load_udf
 from airflow_geneva.udf.of_process import keep_udf
 from airflow_geneva.view import View
 from airflow_geneva.views.definition import (
@@ -85,7 +85,8 @@ class Query:
 
         Args:
             columns: names; or a mapping from a new name to a column's name, an SQL expression over the table's columns,
-                a UDF, or a UDF with its inputs. An input is an earlier column of the query, or else one of the table.
+                a UDF, or a UDF, or its import path, with its inputs. An input is an earlier column of the query, or
+                else one of the table.
         """
         if isinstance(columns, Mapping):
             return replace(self, selected=tuple(columns.items()))
@@ -102,8 +103,9 @@ class Query:
             raise InvalidInput(f'add_columns takes columns by name, such as {{"n": udf}}, not {columns!r:.200}.')
         return replace(self, added=(*self.added, *columns.items()))
 
-    def add_column(self, udf: UDF, name: str | None = None) -> Query:
-        """Add a column that a UDF computes; its default name is the UDF's."""
+    def add_column(self, udf: UDF | str, name: str | None = None) -> Query:
+        """Add a column that a UDF, given itself or by its import path, computes; its default name is the UDF's."""
+        udf = load_udf(udf) if isinstance(udf, str) else udf
         if not isinstance(udf, UDF):
             raise InvalidInput(f"add_column takes a UDF, not {udf!r:.200}. Decorate it with @udf(...).")
         return self.add_columns({udf.name if name is None else name: udf})

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.display import Summarized, Summary
+from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.job.result import BackfillResult
-from airflow_geneva.lance_io.arrays import RowData, as_table
+from airflow_geneva.lance_io.reading import Readable
+from airflow_geneva.lance_io.rows import RowData, as_rows
 from airflow_geneva.plan.freshness import failed_addresses
 from airflow_geneva.plan.model import Plan
-from airflow_geneva.plan.request import BackfillRequest, SizingOptions, plan_request
+from airflow_geneva.plan.request import BackfillOptions, BackfillRequest, SizingOptions, plan_request
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.udf import UDF, UdfDefinition
+from airflow_geneva.udf import UDF, UdfDefinition, load_udf
 from airflow_geneva.udf.definition import (
     UDF_KEY,
     ColumnSpec,
@@ -38,9 +40,11 @@ if TYPE_CHECKING:
     from airflow_geneva.run.inline import Udfs
     from airflow_geneva.run.pipeline import Stopwatch
 
+_HEADINGS = ("column", "type", "")
 
-@dataclass(frozen=True)
-class Table:
+
+@dataclass(frozen=True, repr=False)
+class Table(Summarized, Readable):
     """A Lance table with computed columns; opened by :class:`airflow_geneva.Database`.
 
     Args:
@@ -74,13 +78,22 @@ class Table:
         """The newest version."""
         return int(self.lance.version)
 
-    def count_rows(self, where: str | None = None) -> int:
-        """Count the rows, or the rows for which an SQL condition holds."""
-        return int(self.lance.count_rows(where))
+    def _summary(self) -> Summary:
+        what = f"{type(self).__name__} {self.name!r} in {self.location.database_uri}"
+        try:
+            dataset = self.lance
+            return Summary(f"{what}: {self.state(dataset)}", _HEADINGS, self._columns(dataset.schema), self.preview)
+        except (GenevaError, OSError) as error:
+            return Summary(f"{what}: {error}")
 
-    def to_arrow(self) -> pa.Table:
-        """Read all rows and columns into memory."""
-        return self.lance.to_table()
+    def state(self, dataset: LanceDataset | None = None) -> str:
+        """Say in a few words what is in it."""
+        dataset = dataset or self.lance
+        return f"{dataset.count_rows():,} rows, version {dataset.version}"
+
+    def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
+        defined = ((field, stored_definition(schema, field.name)) for field in schema)
+        return [(field.name, str(field.type), f"computed by {udf.call}" if udf else "") for field, udf in defined]
 
     def query(self) -> Query:
         """Start a query of the table, from which a materialized view can be created."""
@@ -98,12 +111,12 @@ class Table:
         """Append rows; computed columns may be left out and are NULL until the next backfill.
 
         Args:
-            data: an Arrow table or batch, or a list of dicts, with any of the table's columns.
+            data: rows as :meth:`airflow_geneva.Database.create_table` takes them, with any of the table's columns.
         """
         import lance
 
         schema = self.schema
-        rows = as_table(data, schema)
+        rows = as_rows(data, schema)
         unknown = [name for name in rows.schema.names if name not in schema.names]
         if unknown:
             raise InvalidInput(f"Table {self.name!r} has no columns {unknown}. It has: {', '.join(schema.names)}.")
@@ -113,14 +126,15 @@ class Table:
         """Define computed columns; their values are NULL until a backfill, no data is written.
 
         Args:
-            columns: by name, a UDF, or a UDF with the input columns for its parameters, in order.
+            columns: by name, a UDF, or a UDF with the input columns for its parameters, in order. In place of a UDF its
+                import path will do. An input may be a column before it.
 
         Raises:
             InvalidInput: a column exists, an input is missing or has the wrong type, or the output cannot be stored.
 
         Example:
             ```python
-            table.add_columns({"n": length, "m": (length, ["body"])})
+            table.add_columns({"n": length, "m": (length, ["body"]), "e": "my_project.udfs:embed"})
             ```
         """
         dataset = self.lance
@@ -152,7 +166,7 @@ class Table:
     def plan_backfill(
         self,
         column: str,
-        udf: UDF | None = None,
+        udf: UDF | str | None = None,
         where: str | None = None,
         read_version: int | None = None,
         on_code_change: str = "error",
@@ -167,8 +181,8 @@ class Table:
 
         Args:
             column: the computed column.
-            udf: the UDF to use; by default the column's own, imported by its path or made in this process. A UDF of the
-                same name gets the column's input columns, a UDF of another name its own.
+            udf: the UDF to use, or its import path; by default the column's own, imported by its path or made in this
+                process. A UDF of the same name gets the column's input columns, a UDF of another name its own.
             where: SQL filter on the rows to compute; ``now()`` and similar functions are frozen at ``run_after``.
             read_version: compute only rows that existed at this version.
             on_code_change: ``error``, ``recompute`` or ``new_rows`` when rows hold another UDF version's value.
@@ -194,10 +208,20 @@ class Table:
         plan, function = self._plan(request, udf)
         return replace(plan, estimator=estimator(self.location, lambda: Udfs({column: function})))
 
+    @overload
+    def backfill(
+        self, column: str, udf: UDF | str | None = None, **options: Unpack[BackfillOptions]
+    ) -> BackfillResult: ...
+
+    @overload
+    def backfill(
+        self, column: list[str] | tuple[str, ...], udf: None = None, **options: Unpack[BackfillOptions]
+    ) -> list[BackfillResult]: ...
+
     def backfill(
         self,
-        column: str,
-        udf: UDF | None = None,
+        column: str | Sequence[str],
+        udf: UDF | str | None = None,
         where: str | None = None,
         read_version: int | None = None,
         on_code_change: str = "error",
@@ -209,10 +233,11 @@ class Table:
         run_after: datetime | None = None,
         max_failed: int | float | None = None,
         **sizing: Unpack[SizingOptions],
-    ) -> BackfillResult:
+    ) -> BackfillResult | list[BackfillResult]:
         """Compute the missing values of a column, and commit them.
 
         Args:
+            column: the computed column; of several, one is computed after the other, and each has a result.
             runner: ``spark`` uses the active SparkSession or starts a local one; ``inline`` runs in this process;
                 ``auto`` runs in this process what takes less than ten seconds there, and the rest on Spark.
             max_failed: fail the job if more rows fail than so many, or, as a number with a decimal point, than this
@@ -226,15 +251,24 @@ class Table:
         """
         from airflow_geneva.run.pipeline import run, start
 
-        request = BackfillRequest(
-            column, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
-            ignore_checkpoints, run_after, max_failed, sizing=sizing,
-        )  # fmt: skip
-        plan, udfs, watch = self._plan_to_run(request, udf, runner)
-        return run(start(plan, self.location, udfs, runner, watch), plan.shards, udfs, watch)
+        several = isinstance(column, (list, tuple))
+        columns: Sequence[Any] = column if several else (column,)
+        if several and udf is not None:
+            raise InvalidInput(f"udf={udf!r:.80} computes one column, and {columns} are several. Leave it out.")
+        for name in columns if several else ():
+            self.definition(name)  # before the first one runs
+        results = []
+        for name in columns:
+            request = BackfillRequest(
+                name, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
+                ignore_checkpoints, run_after, max_failed, sizing=sizing,
+            )  # fmt: skip
+            plan, udfs, watch = self._plan_to_run(request, udf, runner)
+            results.append(run(start(plan, self.location, udfs, runner, watch), plan.shards, udfs, watch))
+        return results if several else results[0]
 
     def backfill_async(
-        self, column: str, udf: UDF | None = None, runner: str = "auto", **options: Any
+        self, column: str, udf: UDF | str | None = None, runner: str = "auto", **options: Any
     ) -> JobFuture:  # fmt: skip
         """Start a backfill in the background of this process.
 
@@ -289,16 +323,21 @@ class Table:
             names = [name for name in dataset.schema.names if stored_definition(dataset.schema, name) is not None]
         return sorted({row for name in names for row in failed_addresses(dataset, self.location.checkpoints, name)})
 
-    def _plan(self, request: BackfillRequest, udf: UDF | None) -> tuple[Plan, UDF]:
+    def _plan(self, request: BackfillRequest, udf: UDF | str | None) -> tuple[Plan, UDF]:
         dataset = self.lance
         definition = self.definition(request.column, dataset)
+        udf = load_udf(udf) if isinstance(udf, str) else udf
         if udf is not None and not isinstance(udf, UDF):
-            raise InvalidInput(f"udf={udf!r} is not a UDF. Give a function decorated with @udf(...).")
+            raise InvalidInput(
+                f"udf={udf!r} is not a UDF. Give a function decorated with @udf(...), or its import path."
+            )
         function = udf or self.column_udf(request.column, definition)
         own_inputs = definition.input_columns if udf is None or udf.name == definition.name else None
         return plan_request(self.location, request, function, own_inputs, dataset), function
 
-    def _plan_to_run(self, request: BackfillRequest, udf: UDF | None, runner: str) -> tuple[Plan, Udfs, Stopwatch]:
+    def _plan_to_run(
+        self, request: BackfillRequest, udf: UDF | str | None, runner: str
+    ) -> tuple[Plan, Udfs, Stopwatch]:
         from airflow_geneva.run.choice import check_runner
         from airflow_geneva.run.inline import Udfs
         from airflow_geneva.run.pipeline import Stopwatch

@@ -21,6 +21,7 @@ from airflow_geneva.udf import UDF
 from airflow_geneva.views.definition import IS_SET, ViewDefinition, visible_columns
 
 if TYPE_CHECKING:
+    from lance import LanceDataset
     from typing_extensions import Unpack
 
 
@@ -63,14 +64,22 @@ class View(Table):
         whole = self.lance.schema
         return pa.schema([whole.field(name) for name in visible_columns(whole)], metadata=whole.metadata)
 
-    def count_rows(self, where: str | None = None) -> int:
-        """Count the rows of the last refresh, or those for which an SQL condition holds."""
-        return int(self.lance.count_rows(IS_SET if where is None else f"{IS_SET} AND ({where})"))
+    def _visible(self, schema: pa.Schema) -> tuple[list[str], str | None]:
+        return visible_columns(schema), IS_SET
 
-    def to_arrow(self) -> pa.Table:
-        """Read the rows of the last refresh with the query's columns into memory."""
-        dataset = self.lance
-        return dataset.to_table(columns=visible_columns(dataset.schema), filter=IS_SET)
+    def state(self, dataset: LanceDataset | None = None) -> str:
+        """Say in a few words what is in it."""
+        dataset = dataset or self.lance
+        source = self.view_definition.source_table
+        state = CommittedViewState(self.location, dataset)
+        shown = f"refreshed to its version {state.source_version}"
+        if state.source_version is None:
+            shown = "changed by another writer since its refresh" if state.newest.changed else "never refreshed"
+        return f"{dataset.count_rows(IS_SET):,} rows, a view of {source!r}, {shown}"
+
+    def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
+        origin = {column.name: column.origin for column in ViewDefinition.read(schema.metadata, self.name).columns}
+        return [(name, str(schema.field(name).type), origin.get(name, "")) for name in visible_columns(schema)]
 
     def get_failed_row_addresses(self, job_id: str | None = None, column_name: str | None = None) -> list[int]:
         """Return the source row addresses of rows on which a UDF failed, ascending.
@@ -194,7 +203,7 @@ class View(Table):
             "its query. Create a view with another query, or compute them in the source."
         )
 
-    def _plan(self, request: BackfillRequest, udf: UDF | None) -> NoReturn:
+    def _plan(self, request: BackfillRequest, udf: UDF | str | None) -> NoReturn:
         column = request.column
         raise InvalidInput(
             f"View {self.name!r} cannot be backfilled: its query computes column {column!r}. Call view.refresh()."

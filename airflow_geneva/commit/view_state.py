@@ -235,6 +235,15 @@ class CommittedViewState:
         return self.newest.changed
 
     @property
+    def source_version(self) -> int | None:
+        """The source version that the view reflects; None as for `snapshot`."""
+        if self.newest.changed or not self.newest.job_id:
+            return None
+        note = read_advance_note(self.location)
+        noted = note is not None and note.swap == self.newest.snapshot
+        return note.source_version if note is not None and noted else self.newest.source_version
+
+    @property
     def settled(self) -> bool:
         """Whether a refresh without new, changed or vanished rows would leave the view as it is."""
         return not self.newest.placeholders and self.newest.is_mirrored(self.dataset)

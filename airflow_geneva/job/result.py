@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from airflow_geneva.display import Listed
 from airflow_geneva.job.folder import JobFolder, shard_name
 
 CARRIED = "carried"
@@ -71,8 +72,8 @@ def carried_results(folder: JobFolder, record: Mapping[str, Any]) -> list[dict[s
     return [*record.get(CARRIED, ()), *(shard.to_json() for shard in found if shard is not None and shard.visible)]
 
 
-@dataclass(frozen=True)
-class BackfillResult:
+@dataclass(frozen=True, repr=False)
+class BackfillResult(Listed):
     """The result of a backfill or refresh.
 
     Args:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from airflow_geneva.display import Listed
 from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import HEARTBEAT, RECORD, JobFolder, is_job_id
@@ -37,8 +38,8 @@ class AirflowRun:
         return f"{self.dag_id}, run {self.run_id}, task {self.task_id}, try {self.try_number}"
 
 
-@dataclass(frozen=True)
-class Job:
+@dataclass(frozen=True, repr=False)
+class Job(Listed):
     """The status of a job when its record was read.
 
     Args:

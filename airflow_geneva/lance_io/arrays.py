@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -14,9 +14,6 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 
-RowData: TypeAlias = "pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]"
-
-_ROWS_PER_FILE = 1 << 20
 _NOWHERE = -1
 
 
@@ -172,14 +169,6 @@ def _holds_nested_fixed_lists(data_type: pa.DataType) -> bool:
     return any(pt.is_fixed_size_list(found.value_type) for found in lists)
 
 
-def cut_for_files(table: pa.Table, rows_per_file: int | None) -> pa.Table:
-    """Split a table where pylance starts a new file: it cannot write a batch that it has to slice itself."""
-    size = rows_per_file or _ROWS_PER_FILE
-    parts = (table.slice(start, size) for start in range(0, len(table), size))
-    batches = [copy_sliced_columns(batch) for part in parts for batch in part.to_batches()]
-    return pa.Table.from_batches(batches, schema=table.schema)
-
-
 def _is_sliced(values: pa.Array) -> bool:
     # pylance handles values that end before their buffers do.
     if values.offset:
@@ -230,17 +219,6 @@ class _Retyped:
 
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
         return self.data_type.__arrow_c_schema__(), self.values.__arrow_c_array__()[1]
-
-
-def as_table(data: RowData, schema: pa.Schema | None, rows_per_file: int | None = None) -> pa.Table:
-    """Return rows as an Arrow table that pylance can write."""
-    if isinstance(data, pa.Table):
-        rows = data
-    elif isinstance(data, pa.RecordBatch):
-        rows = pa.table(data)
-    else:
-        rows = pa.Table.from_pylist(list(data), schema=schema)
-    return cut_for_files(rows, rows_per_file)
 
 
 def check_storable(fields: Iterable[pa.Field], version: str, what: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from airflow.sdk import Context
 
@@ -12,7 +12,9 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.conflicts import commit_tries, conflict_retries, is_conflict
 from airflow_geneva.operators._lance_task import Configuration, LanceOperator, load_named_udf, parse_json, required_text
 from airflow_geneva.table import Table
-from airflow_geneva.udf.definition import ColumnSpec
+from airflow_geneva.udf import UDF
+
+_Spec: TypeAlias = UDF | tuple[UDF, Sequence[str]]
 
 
 class AddColumnsOperator(LanceOperator):
@@ -65,7 +67,7 @@ class AddColumnsOperator(LanceOperator):
 
 
 def _define(
-    table: Table, specs: Mapping[str, ColumnSpec], present: Sequence[str], added: list[str], altered: list[str]
+    table: Table, specs: Mapping[str, _Spec], present: Sequence[str], added: list[str], altered: list[str]
 ) -> None:  # fmt: skip
     """Alter and add the columns that differ or are missing, and record them in the two lists."""
     differing = {name: spec for name, spec in specs.items() if name in present and _differs(table, name, spec)}
@@ -78,7 +80,7 @@ def _define(
         added += lacking
 
 
-def _spec(column: str, given: Any) -> ColumnSpec:
+def _spec(column: str, given: Any) -> _Spec:
     if isinstance(given, Sequence) and not isinstance(given, str):
         if len(given) != 2 or isinstance(given[1], str) or not isinstance(given[1], Sequence):
             raise InvalidInput(
@@ -88,7 +90,7 @@ def _spec(column: str, given: Any) -> ColumnSpec:
     return load_named_udf(given)
 
 
-def _differs(table: Table, column: str, spec: ColumnSpec) -> bool:
+def _differs(table: Table, column: str, spec: _Spec) -> bool:
     """Whether a column's definition differs from the requested one; altering a column of another type raises later."""
     stored = table.definition(column)
     udf, inputs = spec if isinstance(spec, tuple) else (spec, None)

@@ -14,6 +14,7 @@ from airflow_geneva.checkpoint.facts import Fact
 from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
 from airflow_geneva.checkpoint.provenance import PriorFailures, prior_failures_of, version_label
 from airflow_geneva.checkpoint.reuse import ReuseRules
+from airflow_geneva.display import Described
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.outbox import OUTBOX_OF_VIEW
 from airflow_geneva.lance_io.table_versions import PlannedTable
@@ -267,8 +268,8 @@ class ReasonCount:
     rows: int
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Described):
     """What a backfill or a refresh would run, and why.
 
     Args:

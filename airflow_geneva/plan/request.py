@@ -52,6 +52,21 @@ class SizingOptions(TypedDict, total=False):
     price_per_slot_hour: float | None
 
 
+class BackfillOptions(SizingOptions, total=False):
+    """Arguments of a backfill besides its columns and their UDF."""
+
+    where: str | None
+    read_version: int | None
+    on_code_change: str
+    continue_from: str | Sequence[str] | None
+    errors_only: bool
+    recompute_mixed: bool
+    ignore_checkpoints: bool
+    runner: str
+    run_after: datetime | None
+    max_failed: int | float | None
+
+
 @dataclass(frozen=True)
 class BackfillRequest:
     """The arguments of a backfill; see :meth:`airflow_geneva.Table.plan_backfill`."""

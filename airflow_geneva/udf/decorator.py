@@ -53,6 +53,11 @@ class UdfDefinition:
     timeout: float | None = None
     cost: float | None = None
 
+    @property
+    def call(self) -> str:
+        """How it computes its column, for people."""
+        return f"{self.import_path or self.name}({', '.join(self.input_columns or ())}), version {self.version}"
+
     def to_json(self) -> str:
         """Return the definition as JSON with sorted keys, without None values."""
         values = {name: value for name, value in asdict(self).items() if value is not None}

@@ -14,6 +14,7 @@ from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.udf.annotations import check_inputs
 from airflow_geneva.udf.decorator import UDF, UdfDefinition
 from airflow_geneva.udf.of_process import keep_udf
+from airflow_geneva.udf.shipping import load_udf
 
 UDF_KEY = "geneva::udf"
 """Key of the column's metadata under which its definition is stored."""
@@ -21,7 +22,8 @@ UDF_KEY = "geneva::udf"
 MIXED_VERSIONS_KEY = "geneva::udf_version"
 """Key of the column's metadata that lists the UDF versions that computed it, if there are several."""
 
-ColumnSpec: TypeAlias = UDF | tuple[UDF, Sequence[str]]
+ColumnSpec: TypeAlias = UDF | str | tuple[UDF | str, Sequence[str]]
+"""A UDF or its import path, or one of them with its inputs."""
 
 _RESERVED = {"_distance", "_score"}
 
@@ -30,6 +32,7 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
     """Return the definition of a column that a UDF computes, checked against the table, and the UDF."""
     udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
     inputs = [inputs] if isinstance(inputs, str) else inputs
+    udf = load_udf(udf) if isinstance(udf, str) else udf
     if not isinstance(udf, UDF):
         raise InvalidInput(f"Column {column!r} needs a UDF, got {type(udf).__name__}. Decorate it with @udf(...).")
     definition = udf.definition(inputs)
@@ -43,7 +46,7 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
 
 
 def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSpec], storage_version: str) -> pa.Schema:
-    """Return new computed columns as Arrow fields that hold their definitions."""
+    """Return new computed columns as Arrow fields that hold their definitions; one may feed those after it."""
     if not isinstance(columns, Mapping):
         raise InvalidInput(f'add_columns takes columns by name, such as {{"n": udf}}, not a {type(columns).__name__}.')
     for name in columns:
@@ -65,6 +68,7 @@ def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSp
                 f"NULL columns, and {required} are. Use pa.large_binary() without blob storage, or make these nullable."
             )
         fields.append(field)
+        schema = schema.append(field)
     check_storable(fields, storage_version, f"table {table!r}")
     return pa.schema(fields)
 

@@ -69,8 +69,13 @@ class OutputColumn:
     def describe(self) -> str:
         if self.udf is not None:
             return f"UDF {self.udf.import_path or self.udf.name} of ({', '.join(self.inputs)}) -> {self.type}"
-        what = "source column" if self.kind == "column" else "SQL"
-        return f"{what} {self.expression} -> {self.type}"
+        return f"{self.origin} -> {self.type}"
+
+    @property
+    def origin(self) -> str:
+        if self.udf is not None:
+            return f"computed by {self.udf.call}"
+        return f"{'source column' if self.kind == 'column' else 'SQL'} {self.expression}"
 
     def to_document(self) -> dict[str, Any]:
         values = {**vars(self), "udf": self.udf and json.loads(self.udf.to_json())}

@@ -12,7 +12,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import blob_field, is_blob
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.filters import brackets_in, names_in, where_columns
-from airflow_geneva.udf import UDF
+from airflow_geneva.udf import UDF, load_udf
 from airflow_geneva.udf.annotations import check_inputs
 from airflow_geneva.udf.definition import check_column_name
 from airflow_geneva.views.definition import SYSTEM_COLUMNS, OutputColumn, visible_columns
@@ -20,8 +20,8 @@ from airflow_geneva.views.definition import SYSTEM_COLUMNS, OutputColumn, visibl
 if TYPE_CHECKING:
     import lance
 
-QuerySpec: TypeAlias = str | UDF | tuple[UDF, Sequence[str]]
-"""A column of a query: a source column's name, an SQL expression, a UDF, or a UDF with its inputs."""
+QuerySpec: TypeAlias = str | UDF | tuple[UDF | str, Sequence[str]]
+"""A column of a query: a source column's name, an SQL expression, a UDF, or a UDF, or its import path, with inputs."""
 
 # Metadata of a source column that its view must not inherit: the UDF that computes it, and its primary key.
 _NOT_INHERITED = (b"geneva::", b"lance-schema:")
@@ -177,6 +177,7 @@ def _split(name: str, spec: Any) -> tuple[UDF, Sequence[str] | None]:
     pair = isinstance(spec, Sequence) and not isinstance(spec, str) and len(spec) == 2
     udf, inputs = spec if pair else (spec, None)
     inputs = [inputs] if isinstance(inputs, str) else inputs
+    udf = load_udf(udf) if pair and isinstance(udf, str) else udf
     if not isinstance(udf, UDF):
         raise InvalidInput(
             f"Column {name!r} is given {spec!r:.200}. Give a column's name or an SQL expression as text, a UDF, or "

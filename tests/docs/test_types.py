@@ -28,8 +28,8 @@ from airflow_geneva import connect
 from airflow_geneva.task_groups import BackfillTaskGroup, RefreshTaskGroup
 
 table = connect("library").open_table("docs")
-table.backfill(7)  # arg-type
-table.backfill("n", concurrency="many")  # arg-type
+table.backfill(7)  # call-overload
+table.backfill("n", concurrency="many")  # call-overload
 table.plan_backfill("n", checkpoint_siz=7)  # call-arg
 table.backfil("n")  # attr-defined
 rows: str = table.backfill("n").rows_computed  # assignment

@@ -35,7 +35,7 @@ ROOMS = (
     "run",
     "spark",
 )
-FOUNDATIONS = {"errors", "faults"}
+FOUNDATIONS = {"display", "errors", "faults"}
 NOUNS = {"database", "table", "query", "view"}
 AIRFLOW_SIDE = {"operators", "sensors", "triggers", "hooks", "links", "pages", "task_groups", "plugin", "assets"}
 ENTRANCES = {"cli", "watch", "get_provider_info"}

@@ -1,0 +1,87 @@
+"""How tables, plans, jobs and results look, also as the last line of a notebook's cell."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_LONGEST = 80
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is in a table or a database: a title, and rows of cells below it."""
+
+    title: str
+    headings: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    preview: Callable[[], pa.Table] | None = None
+
+    def __str__(self) -> str:
+        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
+        lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in self.rows)
+        return "\n".join([self.title, *(f"  {line}".rstrip() for line in lines)])
+
+    def html(self) -> str:
+        listed = _grid(self.headings, self.rows) if self.rows else ""
+        return html_text(self.title) + listed + (_values(self.preview()) if self.preview else "")
+
+
+class Summarized(ABC):
+    """Looks like its summary."""
+
+    @abstractmethod
+    def _summary(self) -> Summary:
+        """Say what is in it; of what cannot be read, only why."""
+
+    def __repr__(self) -> str:
+        return str(self._summary())
+
+    def _repr_html_(self) -> str:
+        return self._summary().html()
+
+
+class Described:
+    """Looks everywhere as `print` shows it."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return html_text(str(self))
+
+
+class Listed(Described):
+    """Looks in a list like the first line of what `print` shows."""
+
+    def __repr__(self) -> str:
+        return f"<{str(self).partition(chr(10))[0]}>"
+
+
+def html_text(text: str) -> str:
+    """Return some lines of text as HTML; the first one is the heading."""
+    head, _, rest = text.partition("\n")
+    return f"<div><b>{escape(head)}</b>{f'<pre>{escape(rest)}</pre>' if rest else ''}</div>"
+
+
+def _values(rows: pa.Table) -> str:
+    """Return a few rows as HTML; long values are cut."""
+    return _grid(rows.column_names, zip(*(map(_cut, column.to_pylist()) for column in rows.columns), strict=True))
+
+
+def _grid(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cut(value: Any) -> str:
+    # Of a long vector or text, only the beginning is made into text.
+    text = str(value[: _LONGEST + 1] if isinstance(value, (str, bytes, list)) else value)
+    return f"{text[:_LONGEST]}…" if len(text) > _LONGEST else text

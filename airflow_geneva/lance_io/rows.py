@@ -1,0 +1,106 @@
+"""Take the rows that a user gives, and make of them what pylance can write."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.arrays import copy_sliced_columns
+
+_ROWS_PER_FILE = 1 << 20
+
+
+class ArrowStream(Protocol):
+    """What Arrow libraries read from each other, such as a data frame of pandas or polars."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
+
+
+RowData: TypeAlias = "pa.Table | pa.RecordBatch | ArrowStream | Mapping[str, Any] | Iterable[Mapping[str, Any]]"
+
+
+def as_rows(
+    data: RowData, schema: pa.Schema | None, rows_per_file: int | None = None
+) -> pa.Table | pa.RecordBatchReader:
+    """Return rows as pylance can write them; a stream stays one.
+
+    Args:
+        schema: types of columns; the rows may have others, and may lack some.
+
+    Raises:
+        InvalidInput: the data are no rows, or do not fit the types.
+    """
+    try:
+        rows = _rows_of(data, schema)
+    except (pa.ArrowException, TypeError) as error:
+        raise InvalidInput(
+            f"The rows cannot be converted to Arrow: {error}. Give a schema, or correct them."
+        ) from error
+    cut = _cut_stream if isinstance(rows, pa.RecordBatchReader) else cut_for_files
+    return cut(rows, rows_per_file)
+
+
+def _rows_of(data: Any, schema: pa.Schema | None) -> pa.Table | pa.RecordBatchReader:
+    if isinstance(data, (pa.Table, pa.RecordBatchReader)):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.table(data)
+    pandas = sys.modules.get("pandas")
+    if pandas is not None and isinstance(data, pandas.DataFrame):
+        # An index without a name only counts rows.
+        made = pa.Table.from_pandas(data, preserve_index=any(name is not None for name in data.index.names))
+        return _named_columns(dict(zip(made.column_names, made.columns, strict=True)), schema)
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(data)
+    if isinstance(data, Mapping):
+        return _named_columns(data, schema)
+    rows = list(data) if isinstance(data, Iterable) and not isinstance(data, (str, bytes)) else [data]
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise InvalidInput(
+            f"Data of type {type(data).__name__} are no rows. Give an Arrow table or a stream of batches, a data frame "
+            "of pandas or polars, a dict of columns, or a list of dicts."
+        )
+    names = dict.fromkeys([*(schema.names if schema else ()), *(name for row in rows for name in row)])
+    return _named_columns({name: [row.get(name) for row in rows] for name in names}, schema)
+
+
+def _named_columns(columns: Mapping[str, Any], schema: pa.Schema | None) -> pa.Table:
+    """Make a table of columns, with the fields of a schema where it has them."""
+    known = {} if schema is None else {field.name: field for field in schema}
+    arrays = {str(name): _column(values, known.get(name)) for name, values in columns.items()}
+    fields = [known.get(name, pa.field(name, array.type)) for name, array in arrays.items()]
+    return pa.Table.from_arrays(list(arrays.values()), schema=pa.schema(fields, schema and schema.metadata))
+
+
+def _column(values: Any, field: pa.Field | None) -> pa.Array | pa.ChunkedArray:
+    if not isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return pa.array(values, field and field.type)
+    return values if field is None or values.type == field.type else values.cast(field.type)
+
+
+def _cut_stream(rows: pa.RecordBatchReader, rows_per_file: int | None) -> pa.RecordBatchReader:
+    """Split the batches of a stream where pylance starts a new file, as `cut_for_files`."""
+    size = rows_per_file or _ROWS_PER_FILE
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        room = size
+        for batch in rows:
+            while batch.num_rows > room:
+                yield copy_sliced_columns(batch.slice(0, room))
+                batch, room = batch.slice(room), size
+            room -= batch.num_rows
+            yield copy_sliced_columns(batch)
+
+    return pa.RecordBatchReader.from_batches(rows.schema, batches())
+
+
+def cut_for_files(table: pa.Table, rows_per_file: int | None) -> pa.Table:
+    """Split a table where pylance starts a new file: it cannot write a batch that it has to slice itself."""
+    size = rows_per_file or _ROWS_PER_FILE
+    parts = (table.slice(start, size) for start in range(0, len(table), size))
+    batches = [copy_sliced_columns(batch) for part in parts for batch in part.to_batches()]
+    return pa.Table.from_batches(batches, schema=table.schema)
