@@ -82,6 +82,8 @@ class Estimate:
         runner: where the job would be computed, ``inline`` or ``spark``.
         basis: what the estimate is made of.
         sample: a table of the sampled rows with inputs, values and errors, or None.
+        start_seconds: until a shard computes; None if no earlier job tells.
+        rows_per_second: of one shard; None if nothing is known.
     """
 
     rows: int
@@ -91,6 +93,8 @@ class Estimate:
     runner: str
     basis: str
     sample: pa.Table | None = None
+    start_seconds: float | None = None
+    rows_per_second: float | None = None
 
     @staticmethod
     def of_nothing() -> Estimate:
@@ -115,12 +119,17 @@ class Estimate:
             middle = Interval(ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4])
         slot_seconds = middle.times(1 / margin, margin)
         beside = [max(job.seconds - job.speed.seconds, 0.0) for job in jobs if job.runner == size.runner]
+        starts = [job.start_seconds for job in jobs if job.start_seconds is not None and job.runner == size.runner]
         if beside and size.runner == "inline":
             apart = Interval(min(beside), max(beside)).times(1 / margin, margin)
+        elif starts:
+            apart = Interval(min(starts), max(starts)).times(size.shards / margin, size.shards * margin)
+            apart += Interval(*_BESIDE_A_JOB)
         else:
             apart = _apart(size)
         many = f"{len(jobs)} earlier jobs" if len(jobs) > 1 else "an earlier job"
-        return _estimate(size, slot_seconds, apart, f"by {many} of this version")
+        found = _estimate(size, slot_seconds, apart, f"by {many} of this version")
+        return replace(found, start_seconds=sum(starts) / len(starts) if starts else None)
 
     @staticmethod
     def by_sample(size: Size, calls: Sequence[Call], table: pa.Table) -> Estimate:
@@ -138,6 +147,11 @@ class Estimate:
         slot_seconds += Interval(*_BESIDE_A_FRAGMENT).times(size.fragments)
         found = _estimate(size, slot_seconds, _apart(size), f"by a sample of {table.num_rows:,} rows")
         return replace(found, sample=table)
+
+    def pace(self) -> dict[str, float]:
+        """Return what a job's record keeps, to say while it runs how long it still takes."""
+        known = {"start_seconds": self.start_seconds, "rows_per_second": self.rows_per_second}
+        return {name: round(value, 6) for name, value in known.items() if value is not None}
 
     def __repr__(self) -> str:
         return f"Estimate({self.summary()})"
@@ -164,8 +178,11 @@ class Estimate:
 
 
 def _estimate(size: Size, slot_seconds: Interval, apart: Interval, basis: str) -> Estimate:
-    seconds = slot_seconds.times(1 / max(min(size.slots, size.rows), 1)) + apart
-    return Estimate(size.rows, seconds, slot_seconds, _cost(size, slot_seconds), size.runner, basis)
+    computing = slot_seconds.times(1 / max(min(size.slots, size.rows), 1))
+    middle = sum(computing) / 2
+    speed = size.rows / middle if middle else None
+    cost = _cost(size, slot_seconds)
+    return Estimate(size.rows, computing + apart, slot_seconds, cost, size.runner, basis, rows_per_second=speed)
 
 
 def _apart(size: Size) -> Interval:

@@ -18,8 +18,10 @@ from airflow_geneva.storage.files import Storage
 RECORD, HEARTBEAT = "job.json", "heartbeat.json"
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
 
-APPLYING, APPLIED, COMMITTING, FAILURE = "applying", "applied", "committing", "failure"
-"""Parts of a shard's status: progress and result of apply, progress of the commit, and why the last try failed."""
+STARTED, APPLYING, APPLIED = "started", "applying", "applied"
+COMMITTING, FAILURE = "committing", "failure"
+"""Parts of a shard's status: when the last try began, progress and result of apply, progress of the commit, and why the
+last try failed."""
 
 
 def new_job_id() -> str:

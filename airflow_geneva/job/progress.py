@@ -15,11 +15,14 @@ logger = logging.getLogger("airflow_geneva.progress")
 EVERY_SECONDS = 5.0
 LONGEST_SECONDS = 600.0
 _GROWTH = 0.1
+_LEAST_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Progress:
     """The progress of one shard: `ready` is staged, and `held` was in checkpoints when the shard was planned.
+
+    `first_rows` were there after `first_seconds`.
 
     Rows on which the UDF failed are `done`, and neither ready nor committed.
     """
@@ -35,6 +38,8 @@ class Progress:
     rows_committed: int = 0
     rows_failed: int = 0
     versions: tuple[int, ...] = ()
+    first_rows: int = 0
+    first_seconds: float = 0.0
 
     @property
     def rows_checkpointed(self) -> int:
@@ -43,12 +48,18 @@ class Progress:
 
     @property
     def rows_per_second(self) -> float:
-        return self.rows_done / self.seconds if self.seconds > 0 else 0.0
+        """The speed since the first rows were there, because they may have waited for a model."""
+        rows, seconds = self.rows_done - self.first_rows, self.seconds - self.first_seconds
+        if rows <= 0 or seconds < _LEAST_SECONDS:
+            rows, seconds = self.rows_done, self.seconds
+        return rows / seconds if seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
         """Estimate, or None while there is nothing to go by."""
         speed = self.rows_per_second
+        if self.ready >= self.fragments:
+            return 0.0
         return max(self.rows - self.rows_done, 0) / speed if speed > 0 else None
 
     def __str__(self) -> str:
@@ -58,7 +69,7 @@ class Progress:
         return (
             f"{self.rows_done:,} of {self.rows:,} rows computed ({share:.0f} %), {failed}{self.ready} of "
             f"{self.fragments} fragments ready ({self.rows_ready:,} rows), {self.rows_per_second:,.0f} rows/s, "
-            + (f"about {left:,.0f} s left" if left is not None else "time left unknown")
+            + (f"about {left:,.0f} s left" if left is not None else "no row computed yet")
         )
 
 
@@ -84,6 +95,8 @@ class ProgressReporter:
     rows_committed: int = 0
     rows_failed: int = 0
     versions: tuple[int, ...] = ()
+    first_rows: int = 0
+    first_seconds: float = 0.0
     skipped: Callable[[], Mapping[int, int]] = dict
     failed: Callable[[], int] = int
     spark_ui: str | None = None
@@ -93,6 +106,8 @@ class ProgressReporter:
     _already_warned: bool = False
 
     def now(self) -> Progress:
+        if self.rows_done and not self.first_rows:
+            self.first_rows, self.first_seconds = self.rows_done, time.monotonic() - self._began
         counts = {part.name: getattr(self, part.name) for part in fields(Progress) if part.name != "seconds"}
         counts["rows_failed"] = max(self.rows_failed, self.failed())
         return Progress(seconds=time.monotonic() - self._began, **counts)

@@ -12,6 +12,7 @@ from airflow_geneva.job.folder import (
     APPLYING,
     COMMITTING,
     FAILURE,
+    STARTED,
     JobFolder,
     plan_name,
     shard_name,
@@ -20,8 +21,7 @@ from airflow_geneva.job.progress import read_progress
 
 _READERS = 16
 
-WAITING, FAILED, LEFT = "waiting", "failed", "left"
-"""Stages of a shard that no process works on."""
+WAITING, STARTING, FAILED, LEFT = "waiting", "starting", "failed", "left"
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -33,8 +33,9 @@ class ShardStatus:
 
     Args:
         index: its position in the plan.
-        stage: ``waiting``, ``applying``, ``applied``, ``committing`` or ``committed``; for a view also ``verified``;
-            ``failed`` if its last try failed, ``left`` if the job ended or died before the shard was done.
+        stage: ``waiting``, ``starting`` (a task has begun, and computes nothing yet), ``applying``, ``applied``,
+            ``committing`` or ``committed``; for a view also ``verified``; ``failed`` if its last try failed, ``left``
+            if the job ended or died before the shard was done.
         rows: due rows.
         rows_checkpointed: due rows that are computed and checkpointed, without those that failed.
         rows_ready: those of them in a finished data file.
@@ -48,6 +49,9 @@ class ShardStatus:
         rows_per_second: speed of the UDF while it runs, else 0.
         seconds_left: estimated seconds left in the current stage, or None.
         error: why the last try failed, until a new try begins; None for a try that was killed.
+        since: seconds since the epoch when its last try began; None if it is not known.
+        seen: the same of its newest progress.
+        start_seconds: seconds from the begin of the task to that of the computation.
         spark_ui: address of the UI of the Spark driver that computed it last, or None; it ends with the driver.
     """
 
@@ -69,6 +73,15 @@ class ShardStatus:
     seconds_left: float | None = None
     error: str | None = None
     spark_ui: str | None = None
+    since: float | None = None
+    seen: float | None = None
+    start_seconds: float | None = None
+
+    @property
+    def applied_per_second(self) -> float:
+        """Speed with which all of it was computed; 0 if it is not, or nothing had to be."""
+        spent = dict(self.seconds).get("apply", 0.0) - (self.start_seconds or 0.0)
+        return self.rows_computed / spent if spent > 0 and self.stage not in (WAITING, STARTING, "applying") else 0.0
 
     def __str__(self) -> str:
         speed = f", {self.rows_per_second:,.0f} rows/s" if self.rows_per_second else ""
@@ -84,7 +97,7 @@ class ShardStatus:
         """Return the shard after its job has ended or died; the swap of a view makes all shards visible at once."""
         ended = replace(self, rows_per_second=0.0, seconds_left=None)
         if not swapped:
-            worked_on = self.stage in ("applying", "committing")
+            worked_on = self.stage in (STARTING, "applying", "committing")
             if worked_on or self.stage == WAITING:
                 return replace(ended, stage=FAILED if worked_on and failed else LEFT)
             return ended
@@ -157,6 +170,7 @@ def _read_shard(
     for part, add in stages.items():
         if found.get(part):
             status = add(status, found[part])
+    status = _started(status, found.get(STARTED))
     if committed:
         return _committed(status, committed)
     if failure := found.get(FAILURE):
@@ -171,6 +185,20 @@ _FORMER_NAMES = {
     FAILURE: "failed-{plan}-{shard:04}.json",
 }
 """The documents that held the parts of a shard's status before it was one document."""
+
+
+def _started(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardStatus:
+    """Add when the last try began; it is starting until it writes progress of its own."""
+    if not document:
+        return status
+    since = float(document["at"])
+    if status.stage == WAITING or (status.stage == "applying" and (status.seen or 0.0) < since):
+        return replace(status, stage=STARTING, since=since, rows_per_second=0.0, seconds_left=None)
+    if status.stage == "applying" and status.seen is not None:
+        spent = tuple((name, status.seen - since if name == "apply" else value) for name, value in status.seconds)
+        begun = max(status.seen - since - dict(status.seconds)["apply"], 0.0)
+        return replace(status, since=since, seconds=spent, start_seconds=begun)
+    return replace(status, since=since)
 
 
 def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
@@ -190,6 +218,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         seconds=(("apply", round(progress.seconds, 3)),),
         rows_per_second=0.0 if done else progress.rows_per_second,
         seconds_left=None if done else progress.seconds_left,
+        seen=float(document["at"]) if "at" in document else None,
         # A page makes a link of it.
         spark_ui=address if address.startswith(("http://", "https://")) else None,
     )
@@ -206,6 +235,7 @@ def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         fragments_ready=status.fragments,
         rows_computed=max(status.rows_computed, int(document["rows_run"]) - failed),
         seconds=(("apply", float(document.get("seconds", 0.0))),),
+        start_seconds=document.get("start_seconds"),
         rows_per_second=0.0,
         seconds_left=None,
     )

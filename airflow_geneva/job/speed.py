@@ -89,11 +89,14 @@ class PastJob:
 
     Args:
         seconds: from its plan to its end, without waiting.
+        start_seconds: from the begin of a shard's task to that of its computation, mostly the start of Spark; None if
+            it is not known.
     """
 
     speed: UdfSpeed
     seconds: float
     runner: str | None = None
+    start_seconds: float | None = None
 
 
 def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int = MOST_JOBS) -> list[PastJob]:
@@ -110,7 +113,9 @@ def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int =
             ended = folder.read_end(record) or {}
             speed = UdfSpeed.from_json(ended.get("speed"))
             if speed.rows:
-                found.append(PastJob(speed, _seconds_of(ended.get("result")), ended.get("runner")))
+                start = ended.get("start_seconds")
+                started = float(start) if isinstance(start, (int, float)) else None
+                found.append(PastJob(speed, _seconds_of(ended.get("result")), ended.get("runner"), started))
             if len(found) == most:
                 break
     return found

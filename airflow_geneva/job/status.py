@@ -16,6 +16,7 @@ from airflow_geneva.job.folder import HEARTBEAT, RECORD, JobFolder, is_job_id
 from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, RUNNING
 from airflow_geneva.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
+from airflow_geneva.job.time_left import TimeLeft, estimate_time_left
 from airflow_geneva.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.job")
@@ -69,12 +70,14 @@ class Job(Listed):
             finished data files; those of them that are visible in the table. Rows that failed are none of these.
         shard_count: number of shards.
         shards: status of each shard; for a DONE job only on request.
-        seconds: time by stage, added up over parallel shards; ``spark`` is the time to get a session.
+        seconds: time by stage, added up over parallel shards; ``spark`` is the time to get a session. That of a task
+            begins with it, so ``apply`` has the start of its Spark.
         commits: table versions written.
         error: why it failed, or None.
         errors: number of error records.
         airflow: the Airflow task that planned it, or None.
         notes: notes for the user.
+        time_left: how long it will still take; None once it has ended, or is dead.
         runner, runner_reason: where it is computed, ``inline`` or ``spark``, and why; None for jobs of before.
     """
 
@@ -116,6 +119,7 @@ class Job(Listed):
     source: str | None = None
     runner: str | None = None
     runner_reason: str | None = None
+    time_left: TimeLeft | None = None
 
     @property
     def open(self) -> bool:
@@ -145,9 +149,8 @@ class Job(Listed):
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds until all rows are computed, at the current speed; None if nothing runs."""
-        speed = self.rows_per_second
-        return max(self.rows_pending - self.rows_checkpointed - self.rows_failed, 0) / speed if speed else None
+        """Estimated seconds until it ends; None once it has ended, or is dead."""
+        return self.time_left.seconds if self.time_left else None
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -173,8 +176,9 @@ class Job(Listed):
             f"{self.rows_skipped:,} skipped, {self.errors:,} error record(s)",
             f"  planned on version {self.version}{f' of {self.source}' if self.source else ''}, {self._commits()}",
         ]
-        if self.seconds_left is not None:
-            lines.append(f"  {self.rows_per_second:,.0f} rows/s, about {self.seconds_left:,.0f} s left")
+        if self.time_left is not None:
+            speed = f"{self.rows_per_second:,.0f} rows/s, " if self.rows_per_second else ""
+            lines.append(f"  {speed}{self.time_left}")
         if self.seconds:
             spent = ((stage, self.seconds[stage]) for stage in STAGES if stage in self.seconds)
             lines.append("  " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in spent))
@@ -312,6 +316,9 @@ def _job(
         else AirflowRun(str(run["dag_id"]), str(run["run_id"]), str(run["task_id"]), int(run["try"])),
     )
     job = _with_shards(job)
+    if job.open:
+        expected = chosen.get("expected") or {}
+        job = replace(job, time_left=estimate_time_left(shards, expected, job.runner != "inline", now))
     return job if ended is None else _with_result(job, ended)
 
 

@@ -127,6 +127,7 @@ class ApplyOperator(SparkSubmitOperator):
             writing_heartbeats(job.folder.storage, "apply"),
             job.folder.recording_failure(job.saved.fingerprint, shard.index),
         ):
+            job.begin(shard)
             how = self._compute(job, shard, context, configured)
         done = _applied(job, shard)
         if done is None:

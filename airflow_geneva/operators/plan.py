@@ -123,7 +123,7 @@ class PlanOperator(LanceOperator):
         choice = choose_runner(plan, table.location.checkpoints, udfs, below, try_new_code=False)
         expected = estimate_by_history(plan, table.location, choice.runner) if plan.shards else Estimate.of_nothing()
         run, about = _about_run(context)
-        about |= {LIMIT_ROWS: rows, CARRIED: carried}
+        about |= {LIMIT_ROWS: rows, CARRIED: carried, "expected": expected.pace()}
         saved = record_plan(plan, table.location, choice, run, store_code=True, about=about)
         work = saved.work
         if since is not None:

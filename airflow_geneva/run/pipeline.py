@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from airflow_geneva.errors import JobFailed, StorageError, TableRemade, UdfError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
-from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, JobFolder
+from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, STARTED, JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.result import FAILED, BackfillResult, ShardResult
 from airflow_geneva.job.speed import UdfSpeed
@@ -28,6 +28,7 @@ from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.run.column import ColumnPublisher
+from airflow_geneva.run.estimate import estimate_by_history
 from airflow_geneva.run.housekeeping import run_maintenance
 from airflow_geneva.run.inline import Udfs, apply_inline
 from airflow_geneva.run.record import record_plan
@@ -90,7 +91,8 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
         _open_session(plan.work, watch, "plan")
     # Only this process finishes a job with nothing to do, and has its swap in memory.
     idle = plan.swap is not None and plan.swap.idle
-    saved = record_plan(replace(plan, swap=None) if idle else plan, location, choice)
+    about = {"expected": estimate_by_history(plan, location, choice.runner).pace()} if plan.shards else {}
+    saved = record_plan(replace(plan, swap=None) if idle else plan, location, choice, about=about)
     watch.lap("plan")
     return PlannedJob(location, saved, plan.swap, choice)
 
@@ -215,9 +217,15 @@ class PlannedJob:
             reports = apply_on_spark(session, self.location, self.work, shard, udfs, self.saved.fingerprint, **every)
             return self.write_applied(shard, reports, time.monotonic() - began)
 
+    def begin(self, shard: Shard) -> None:
+        """Note that a task has begun to work on a shard, before Spark is started for it."""
+        self.folder.update_shard(self.saved.fingerprint, shard.index, started={"at": time.time()})
+
     def write_applied(self, shard: Shard, reports: Iterable[UnitReport], seconds: float) -> dict[str, Any]:
-        """Write and return the result of applying a shard."""
+        """Write and return the result of applying a shard, which took so many seconds without the start of Spark."""
         done = sum(reports, UnitReport(True))
+        started = self.folder.read_shard(self.saved.fingerprint, shard.index).get(STARTED)
+        waited = max(time.time() - started["at"] - seconds, 0.0) if started else 0.0
         document = {
             "shard": shard.index,
             "fingerprint": self.saved.fingerprint,
@@ -225,7 +233,8 @@ class PlannedJob:
             "rows_failed": done.failed,
             "fragments_staged": len(shard.to_apply),
             "speed": done.speed.to_json(),
-            "seconds": round(seconds, 3),
+            "seconds": round(seconds + waited, 3),
+            "start_seconds": round(waited, 3),
         }
         self.folder.update_shard(self.saved.fingerprint, shard.index, applied=document)
         return document
@@ -307,6 +316,9 @@ class PlannedJob:
         about: dict[str, Any] = {} if self.choice is None else self.choice.describe()
         if speed.rows:
             about["speed"] = speed.to_json()
+        starts = [document["start_seconds"] for document in self.applied if document.get("start_seconds")]
+        if starts:
+            about["start_seconds"] = round(sum(starts) / len(starts), 3)
         self.folder.write_result(result.state, result.to_json(), error, errors, about, self.saved.fingerprint)
         return result
 

@@ -66,9 +66,9 @@ def test_every_task_sums_up_what_it_did_in_one_message(desk: Desk, logs: Logs) -
     target = f"{desk.table.name}.n"
     [planned] = logs.of("plan")
     assert planned.startswith(f"Backfill of {target} with length (version 1), table version ")
-    assert logs.of("shards.apply[1]") == [f"Shard 1 of {target}: 10 rows computed in this task."]
+    assert logs.of("shards.apply[1]") == [f"Shard 1 of {target}: 10 rows computed in this task, 0 failed."]
     assert logs.of("shards.commit[1]") == [
-        f"Shard 1 of {target}: 1 fragments visible, 10 rows computed, 0 from checkpoints, 0 left."
+        f"Shard 1 of {target}: 1 fragments visible, 10 rows computed, 0 from checkpoints, 0 failed, 0 left."
     ]
     [finished] = logs.of("finish")
     assert finished.startswith(f"{target}: DONE: 20 rows computed, 0 taken from checkpoints, ")
@@ -111,7 +111,7 @@ def test_a_shard_that_failed_on_spark_says_why_and_its_retry_runs_only_the_rest_
 
     failed, told = logs.of("shards.apply[0]"), logs.of("shards.apply[0] again")
     print(*failed, *told, sep="\n")
-    assert told[-1] == f"Shard 0 of {desk.table.name}.n: 3 rows computed on Spark."
+    assert told[-1] == f"Shard 0 of {desk.table.name}.n: 3 rows computed on Spark, 0 failed."
     assert len(told) <= 15, told
     assert len(failed) <= 20, "and the traceback of the function"
     for lines in (failed, told):

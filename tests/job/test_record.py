@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,19 +141,43 @@ def test_rows_that_failed_are_a_state_of_their_own_in_every_stage(folder: JobFol
     assert "90 committed, 10 failed" in str(read(folder).shards[0])
 
 
-def test_a_running_job_estimates_its_end_from_all_shards_that_run(folder: JobFolder) -> None:
+def test_a_running_job_says_from_the_first_second_how_long_it_still_takes(folder: JobFolder) -> None:
+    started = RECORD["started"]
     plan(folder, SIZES)
-    assert (read(folder).rows_per_second, read(folder).seconds_left) == (0, None)
-    advance(folder, 0, rows_done=30)
-    advance(folder, 1, rows_done=20)
-    beat(folder, RECORD["started"] + 10, "apply")
-    job = read(folder, now=RECORD["started"] + 12)
-    # Of 300 rows due, 100 were staged before and 50 are computed.
-    assert (job.rows_per_second, job.seconds_left) == (5.0, 30.0)
-    assert "5 rows/s, about 30 s left" in str(job)
-    assert job.to_json()["seconds_left"] == 30.0
-    dead = read(folder, now=RECORD["started"] + WAITING_TIMEOUT + 11)
-    assert (dead.dead, dead.rows_per_second, dead.seconds_left) == (True, 0.0, None)
+    # Nothing is known but that Spark starts twice, 10 s each.
+    assert str(read(folder, now=started).time_left) == (
+        "at least 20 s left, then the rows: how long one takes is not known yet"
+    )
+    folder.update_record(expected={"start_seconds": 4.0, "rows_per_second": 5.0})
+    # Of 300 rows due, 120 are checkpointed: 8 s for Spark, 36 s for the rows.
+    assert (job := read(folder, now=started)).seconds_left == 44.0
+    assert (job.state, job.rows_per_second) == ("PENDING", 0)
+    folder.update_shard(PRINT, 0, started={"at": started + 10})
+    job = read(folder, now=started + 13)
+    assert (job.shards[0].stage, job.seconds_left, job.state) == ("starting", 41.0, "RUNNING")
+
+    advance(folder, 0, rows_done=30, at=started + 24)
+    beat(folder, started + 24, "apply")
+    job = read(folder, now=started + 24)
+    # The task began 14 s before, and computes since 10 s: the start took 4 s, as that of the other shard will.
+    assert (job.shards[0].start_seconds, dict(job.shards[0].seconds)) == (4.0, {"apply": 14.0})
+    assert (job.rows_per_second, job.seconds_left) == (3.0, pytest.approx(70 / 3 + 4 + 100 / 3))
+    assert "3 rows/s, about 61 s left" in str(job)
+    assert read(folder, now=started + 30).seconds_left == pytest.approx(job.seconds_left - 6)
+    # Two at a time.
+    advance(folder, 1, rows_done=20, at=started + 24)
+    job = read(folder, now=started + 24)
+    assert (job.rows_per_second, job.seconds_left) == (5.0, 40.0)
+    assert job.to_json()["seconds_left"] == 40.0
+    dead = read(folder, now=started + WAITING_TIMEOUT + 25)
+    assert (dead.dead, dead.rows_per_second, dead.seconds_left, dead.time_left) == (True, 0.0, None, None)
+
+
+def test_the_speed_is_that_since_the_first_rows_which_may_have_waited_for_a_model() -> None:
+    loaded = Progress(100, 60, 1, 0, 0, seconds=30.0, first_rows=10, first_seconds=20.0)
+    assert (loaded.rows_per_second, loaded.seconds_left) == (5.0, 8.0)
+    assert replace(loaded, rows_done=10).rows_per_second == pytest.approx(1 / 3)
+    assert replace(loaded, seconds=20.5).rows_per_second == pytest.approx(60 / 20.5)
 
 
 def test_a_job_remembers_why_rows_were_due_or_were_not(folder: JobFolder) -> None:
@@ -172,9 +196,10 @@ def test_what_a_shard_could_not_commit_stays_ready(folder: JobFolder) -> None:
     assert dict(shard.seconds) == {"apply": 4.0, "commit": 0.5}
 
 
-def advance(folder: JobFolder, shard: int, rows_done: int, stage: str = "applying") -> None:
+def advance(folder: JobFolder, shard: int, rows_done: int, stage: str = "applying", at: float | None = None) -> None:
     progress = Progress(80, rows_done, fragments=1, ready=0, committed=0, seconds=10.0)
-    folder.update_shard(PRINT, shard, **{stage: asdict(progress)})
+    moment = {} if at is None else {"at": at}
+    folder.update_shard(PRINT, shard, **{stage: {**asdict(progress), **moment}})
 
 
 def test_a_shard_whose_try_failed_says_so_and_has_no_speed_until_it_is_tried_again(folder: JobFolder) -> None:
@@ -390,6 +415,7 @@ def test_a_job_reads_well_and_goes_through_json(folder: JobFolder) -> None:
         "  300 of 1,000 rows due: 120 checkpointed, 100 ready to commit, 0 committed, 0 failed, 300 left",
         "  0 rows computed, 0 reused (0 %), 700 skipped, 0 error record(s)",
         "  planned on version 7, no commits",
+        "  at least 20 s left, then the rows: how long one takes is not known yet",
         "  Airflow: d, run r, task g.plan, try 2",
         "  shard 0: waiting, 120 of 200 rows checkpointed, 100 ready, 0 committed",
         "  shard 1: waiting, 0 of 100 rows checkpointed, 0 ready, 0 committed",

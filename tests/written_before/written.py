@@ -125,9 +125,12 @@ def jobs() -> Any:
     listed = found.jobs(newest=None)
     short = [[job.id, job.state, job.dead, job.target] for job in listed]
     whole = [found.job(job.id).to_json() for job in listed]
-    # Jobs of then do not say where they were computed, and nothing of Spark's UI.
+    # Jobs of then do not say where they were computed, nothing of Spark's UI, and not when a task began.
     for shard in (shard for job in whole for shard in job["shards"]):
-        assert shard.pop("spark_ui") is None
+        seen = shard.pop("seen")
+        assert seen is None or seen > 0
+        assert [shard.pop(name) for name in ("spark_ui", "since", "start_seconds")] == [None] * 3
+    assert [job.pop("time_left") for job in whole] == [None] * len(whole)
     # Rows that failed counted as committed then.
     for counted in [*whole, *(shard for job in whole for shard in job["shards"])]:
         if counted["rows_committed"]:
