@@ -35,21 +35,30 @@ def _load() -> _App:
     return app
 
 
-_TASK = "dag_id={DAG_ID}&run_id={RUN_ID}&task_id={TASK_ID}&map_index={MAP_INDEX}"
+_RUN = "dag_id={DAG_ID}&run_id={RUN_ID}"
+_TASK = f"{_RUN}&task_id={{TASK_ID}}&map_index={{MAP_INDEX}}"
 _APPS = [{"app": Pages(), "url_prefix": PAGES, "name": "Geneva"}]
+_ADDRESSES = (
+    ("Lance", "nav", "geneva", "/"),
+    ("Geneva jobs", "dag", "geneva_dag", "/dag?dag_id={DAG_ID}"),
+    ("Geneva jobs", "dag_run", "geneva_run", f"/run?{_RUN}"),
+    ("Geneva job", "task_instance", "geneva_job", f"/task?{_TASK}"),
+)
 _VIEWS = [
-    {"name": "Lance", "href": f"{pages_root()}/", "destination": "nav", "category": "browse", "url_route": "geneva"},
     {
-        "name": "Geneva job",
-        "href": f"{pages_root()}/task?{_TASK}",
-        "destination": "task_instance",
-        "url_route": "geneva_job",
-    },
+        "name": name,
+        "href": f"{pages_root()}{address}",
+        "destination": destination,
+        "url_route": route,
+        "icon": f"{pages_root()}/static/icon.svg",
+        **({"category": "browse"} if destination == "nav" else {}),
+    }
+    for name, destination, route, address in _ADDRESSES
 ]
 
 
 class GenevaPlugin(AirflowPlugin):
-    """Pages about jobs, tables and views, in Airflow's menu and in the tabs of task instances."""
+    """Pages about jobs, tables and views, in Airflow's menu and in the tabs of DAGs, runs and task instances."""
 
     name = "geneva"
     fastapi_apps = _APPS

@@ -216,14 +216,17 @@ def dags_of_assets(scheme: str) -> Iterator[tuple[str, str]]:
             yield from ((uri, str(dag)) for uri, dag in session.execute(named))
 
 
-def xcoms_of_run(dag_id: str, run_id: str, key: str) -> Sequence[Any]:
-    """Return task id, map index and value of the XComs of a DAG run that have this key."""
+def xcoms(dag_id: str, key: str, run_id: str | None = None, most: int | None = None) -> Sequence[Any]:
+    """Return run, task, map index and value of the XComs with a key, of a DAG run or of the newest runs of a DAG."""
     with _needed():
         from airflow.models.xcom import XComModel
         from airflow.utils.session import create_session
         from sqlalchemy import select
-    query = select(XComModel.task_id, XComModel.map_index, XComModel.value).where(
-        XComModel.dag_id == dag_id, XComModel.run_id == run_id, XComModel.key == key
+    query = select(XComModel.run_id, XComModel.task_id, XComModel.map_index, XComModel.value).where(
+        XComModel.dag_id == dag_id, XComModel.key == key
     )
+    if run_id is not None:
+        query = query.where(XComModel.run_id == run_id)
+    order = (XComModel.dag_run_id.desc(), XComModel.task_id, XComModel.map_index)
     with create_session() as session:
-        return session.execute(query.order_by(XComModel.task_id, XComModel.map_index)).all()
+        return session.execute(query.order_by(*order).limit(most)).all()

@@ -161,6 +161,10 @@ def _read_price(name: str, default: str) -> float:
     )
 
 
+SHARD_TITLE = "{{ ti.task.shard.get('title', '') if ti.task.shard is mapping else '' }}"
+"""Names a mapped task by its shard; Airflow's UI shows it in place of the map index."""
+
+
 def with_retry_policy(given: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return an operator's arguments with the given retry policy, or the default one."""
     policy = given or default_retry_policy()

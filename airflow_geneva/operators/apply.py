@@ -29,6 +29,7 @@ from airflow_geneva.operators._airflow_internals import (
     submit_log,
 )
 from airflow_geneva.operators._lance_task import (
+    SHARD_TITLE,
     Configuration,
     cause_first,
     check_shard,
@@ -105,7 +106,7 @@ class ApplyOperator(SparkSubmitOperator):
         retry_policy: Any = None,
         **kwargs: Any,
     ) -> None:
-        given = with_retry_policy(retry_policy, {"name": "airflow_geneva", **kwargs})
+        given = with_retry_policy(retry_policy, {"name": "airflow_geneva", "map_index_template": SHARD_TITLE, **kwargs})
         super().__init__(conn_id=spark_conn_id, **given)
         self.shard = shard
         self.lance_conn_id = lance_conn_id

@@ -12,7 +12,7 @@ from airflow_geneva.job.folder import APPLIED
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.links.job import JobLink
-from airflow_geneva.operators._lance_task import Configuration, LanceOperator, check_shard, load_job
+from airflow_geneva.operators._lance_task import SHARD_TITLE, Configuration, LanceOperator, check_shard, load_job
 
 _REASONS_TOLD = 5
 
@@ -35,7 +35,7 @@ class CommitOperator(LanceOperator):
     operator_extra_links = (JobLink(),)
 
     def __init__(self, *, shard: Any, needs_result: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{"map_index_template": SHARD_TITLE, **kwargs})
         self.shard = shard
         self.needs_result = needs_result
 

@@ -6,8 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -15,20 +14,17 @@ from urllib.parse import quote, urlencode
 from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from starlette.exceptions import HTTPException as HttpError
 from starlette.responses import Response
 
-from airflow_geneva import __version__
 from airflow_geneva.errors import DamagedRecord, GenevaError, mask_secrets
-from airflow_geneva.job.status import format_time
-from airflow_geneva.links.job import PAGES
-from airflow_geneva.operators._airflow_internals import redact, user_dependency
+from airflow_geneva.operators._airflow_internals import user_dependency
 from airflow_geneva.pages.access import CurrentUser, ViewerDep, VisibleDatabase, list_databases, open_database
 from airflow_geneva.pages.databases import Filters, draw_graph, read_database
 from airflow_geneva.pages.history import read_histories
-from airflow_geneva.pages.jobs import JobDetails, JobOfRun, find_job, job_of_task, jobs_of_run, list_errors
+from airflow_geneva.pages.jobs import JobDetails, find_job, list_errors
+from airflow_geneva.pages.rendering import HEADERS, page
+from airflow_geneva.pages.runs import JobOfRun, job_of_task, jobs_of_dag, jobs_of_run, read_jobs_of
 from airflow_geneva.pages.tables import count_freshness, describe_table
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.timeouts import StoreThreads
@@ -43,19 +39,9 @@ _POLL_SECONDS = 2.0
 _IDLE_SECONDS = 30.0
 _PATIENCE_SECONDS = 30.0
 _THREADS = StoreThreads("geneva-page")
-_FILES = {"pages.css": "text/css", "pages.js": "text/javascript"}
+_FILES = {"pages.css": "text/css", "pages.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 STATIC = Path(__file__).parent / "static"
-
-HEADERS = {
-    # No resources from other origins, no inline scripts or styles, and no frame around it except Airflow's.
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'self'; frame-ancestors 'self'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",
-}
-_redact = redact()
-_NOT_KEPT = {**HEADERS, "Cache-Control": "no-store"}
 
 # Airflow does not authenticate requests to a plugin's app. Do not mount sub-apps here: they would skip the dependency.
 app = FastAPI(
@@ -118,8 +104,7 @@ def task_place(
         raise HTTPException(403)
     # For a task that is not mapped, the UI passes the name of the placeholder.
     index = int(map_index) if map_index.isdecimal() and len(map_index) < 10 else -1
-    # Airflow 3.1 does not encode run ids in the query, where a plus sign means a blank. Run ids have no blanks.
-    run_id = run_id.replace(" ", "+")
+    run_id = _run_id(run_id)
     jobs = tuple(jobs_of_run(dag_id, run_id))
     planned = job_of_task(jobs, task_id, index)
     if planned is None:
@@ -129,6 +114,11 @@ def task_place(
     location, own = planned.locate()
     place = JobPlace(planned.lance_conn_id if own else None, location, planned.job_id, "task", query)
     return TaskPlace(dag_id, run_id, task_id, jobs, place)
+
+
+def _run_id(given: str) -> str:
+    # Airflow 3.1 does not encode run ids in the query, where a plus sign means a blank. Run ids have no blanks.
+    return given.replace(" ", "+")
 
 
 def table_place(viewer: ViewerDep, conn_id: str, table: str) -> tuple[VisibleDatabase, TableLocation]:
@@ -182,6 +172,45 @@ def show_task_live(request: Request, viewer: ViewerDep, task: TaskDep) -> HTMLRe
     if task.job is None:
         raise HTTPException(404)
     return _job_live(request, viewer, task.job)
+
+
+@app.get("/run")
+@in_own_threads
+def show_run(request: Request, viewer: ViewerDep, dag_id: str, run_id: str) -> HTMLResponse:
+    """Show the jobs of a DAG run."""
+    return _runs_page(request, viewer, "run.html", dag_id, _run_id(run_id))
+
+
+@app.get("/run/live")
+@in_own_threads
+def show_run_live(request: Request, viewer: ViewerDep, dag_id: str, run_id: str) -> HTMLResponse:
+    return _runs_page(request, viewer, "_run.html", dag_id, _run_id(run_id))
+
+
+@app.get("/dag")
+@in_own_threads
+def show_dag(request: Request, viewer: ViewerDep, dag_id: str) -> HTMLResponse:
+    """Show the newest jobs of a DAG."""
+    return _runs_page(request, viewer, "run.html", dag_id, None)
+
+
+@app.get("/dag/live")
+@in_own_threads
+def show_dag_live(request: Request, viewer: ViewerDep, dag_id: str) -> HTMLResponse:
+    return _runs_page(request, viewer, "_run.html", dag_id, None)
+
+
+def _runs_page(request: Request, viewer: CurrentUser, template: str, dag_id: str, run_id: str | None) -> HTMLResponse:
+    if not viewer.may_read_dag(dag_id):
+        raise HTTPException(403)
+    began = time.monotonic()
+    planned = jobs_of_dag(dag_id) if run_id is None else jobs_of_run(dag_id, run_id)
+    found = read_jobs_of(planned, viewer)
+    running = any(one.job is not None and one.job.open for one in found)
+    wait = max(_POLL_SECONDS if running else _IDLE_SECONDS, 10 * (time.monotonic() - began))
+    return page(
+        request, template, dag_id=dag_id, run_id=run_id, jobs=found, wait=wait, shares=JobDetails.shares
+    )  # fmt: skip
 
 
 @app.get("/databases/{conn_id}")
@@ -331,53 +360,3 @@ def show_error(request: Request, error: GenevaError | OSError) -> Response:
     title = "Damaged record" if isinstance(error, DamagedRecord) else None
     status = 503 if isinstance(error, OSError) else 404
     return page(request, "error.html", status, status=status, title=title, message=text if allowed else None)
-
-
-def masked(value: Any) -> Any:
-    """Mask the secrets that Airflow knows in text; return other values unchanged."""
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    return mask_secrets(str(_redact(value)))
-
-
-def cut(text: str, most: int) -> str:
-    """Truncate text; mask it first, because the masker does not find a part of a secret."""
-    whole = str(masked(text))
-    return whole if len(whole) <= most else f"{whole[:most]}..."
-
-
-def first_line(text: str, most: int = 300) -> str:
-    return cut(str(masked(text)).partition("\n")[0], most)
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    if minutes < 60:
-        return f"{int(minutes)} min {int(seconds % 60):02} s"
-    return f"{int(hours)} h {int(minutes % 60):02} min" if hours < 48 else f"{hours / 24:.0f} days"
-
-
-def ago(seconds: float) -> str:
-    return f"{duration(max(datetime.now(timezone.utc).timestamp() - seconds, 0.0))} ago"
-
-
-@cache
-def environment() -> Environment:
-    loader = PackageLoader("airflow_geneva.pages")
-    made = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=masked
-    )
-    made.filters |= {"cut": cut, "first_line": first_line, "duration": duration, "ago": ago, "moment": format_time}
-    made.filters |= {"number": "{:,}".format, "part": lambda value: quote(str(value), safe="")}
-    return made
-
-
-def page(request: Request, template: str, answer: int = 200, **values: Any) -> HTMLResponse:
-    """Render a template; all of its values are escaped and go through Airflow's secrets masker."""
-    root = str(request.scope.get("root_path", "")).rstrip("/")
-    text = environment().get_template(template).render(
-        root=root, airflow=root.removesuffix(PAGES), version=__version__, **values
-    )  # fmt: skip
-    return HTMLResponse(text, answer, _NOT_KEPT)

@@ -1,11 +1,10 @@
-"""Read jobs for the pages, and find the job that an Airflow task works for."""
+"""Read jobs for the pages."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.error_records import ErrorRecord, read_errors
@@ -13,10 +12,9 @@ from airflow_geneva.job.folder import JobFolder, is_job_id
 from airflow_geneva.job.result import DONE
 from airflow_geneva.job.shard_status import ShardStatus, in_parallel
 from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
-from airflow_geneva.operators._airflow_internals import xcoms_of_run
-from airflow_geneva.pages.access import VisibleDatabase, open_database
+from airflow_geneva.pages.access import VisibleDatabase
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.storage.uri import check_name, is_local, normalize_uri
+from airflow_geneva.storage.uri import is_local
 
 JOBS_A_PAGE = 100
 _READ_FOR_ONE = 10
@@ -24,8 +22,6 @@ SHARDS_SHOWN = 50
 ERRORS_A_PAGE = 25
 _MOST_ERRORS = 1_000
 _MOST_COMMITS = 100
-# Not imported from the operators: that would load large parts of Airflow and Spark into the API server.
-_SUMMARY = "summary"
 
 
 @dataclass(frozen=True)
@@ -126,59 +122,3 @@ def list_errors(location: TableLocation, job_id: str, page: int) -> ErrorsPage:
     kinds = Counter(record.exception for record in records).most_common(5)
     chosen = records[(page - 1) * ERRORS_A_PAGE : page * ERRORS_A_PAGE]
     return ErrorsPage(tuple(chosen), page, pages, len(records), tuple(kinds))
-
-
-@dataclass(frozen=True)
-class JobOfRun:
-    """A job that a plan task of a DAG run planned, for a table or view."""
-
-    task_id: str
-    map_index: int
-    lance_conn_id: str
-    table: str
-    job_id: str
-    plan_uri: str
-
-    @property
-    def group(self) -> tuple[str, ...]:
-        return tuple(self.task_id.split(".")[:-1])
-
-    @staticmethod
-    def read(task_id: str, map_index: int, summary: Any) -> JobOfRun | None:
-        """Parse the summary that a plan task pushed; None if it is something else."""
-        names = ("lance_conn_id", "table", "job_id", "plan_uri")
-        if not isinstance(summary, Mapping) or not all(isinstance(summary.get(name), str) for name in names):
-            return None
-        return JobOfRun(task_id, map_index, *(summary[name] for name in names))
-
-    def locate(self) -> tuple[TableLocation, bool]:
-        """Return the location of the job's table, and whether it is in the connection's database."""
-        inside = f"/{check_name(self.table, 'table')}.lance/_checkpoints/jobs/{self.job_id}/"
-        place, found, _ = self.plan_uri.rpartition(inside)
-        if not found or not is_job_id(self.job_id):
-            raise InvalidInput(f"{self.plan_uri!r} is not the plan of a job.")
-        database = open_database(self.lance_conn_id)
-        own = database.uri == normalize_uri(place)
-        if not own:
-            database = open_database(self.lance_conn_id, place)
-        return database.location(self.table), own
-
-
-def jobs_of_run(dag_id: str, run_id: str) -> list[JobOfRun]:
-    found = (JobOfRun.read(*row) for row in xcoms_of_run(dag_id, run_id, _SUMMARY))
-    return [planned for planned in found if planned is not None]
-
-
-def job_of_task(jobs: Sequence[JobOfRun], task_id: str, map_index: int) -> JobOfRun | None:
-    """Return the job that a task works for: its own plan's, else that of the innermost task group around it.
-
-    None if there is no such job, or more than one.
-    """
-    own = [job for job in jobs if job.task_id == task_id and job.map_index == map_index]
-    if own:
-        return own[0]
-    groups = tuple(task_id.split(".")[:-1])
-    around = [job for job in jobs if job.group == groups[: len(job.group)]]
-    innermost = max((len(job.group) for job in around), default=0)
-    chosen = [job for job in around if len(job.group) == innermost]
-    return chosen[0] if len(chosen) == 1 else None

@@ -181,6 +181,7 @@ def shard_summaries(plan: Plan, saved: SavedPlan, job: Storage) -> list[dict[str
                 "shard": shard.index,
                 "shards": len(plan.shards),
                 "checkpoint_prefix": saved.work.prefix,
+                "title": shard.title,
                 "rows": entry["rows"],
                 "fragment_count": len(shard.fragments),
                 "to_apply": len(shard.to_apply),

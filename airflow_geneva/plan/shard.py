@@ -215,6 +215,15 @@ class Shard:
         return self.fragments.rows
 
     @property
+    def title(self) -> str:
+        """Name the shard for people, in place of its number: ``fragments 0-7, 7,213 rows``."""
+        count = len(self.fragments)
+        first, last = (self.fragments[0].id, self.fragments[-1].id) if count else (0, -1)
+        ids = f"{first}-{last}" if last > first else str(first)
+        many = f"fragments {ids}" if count > 1 else f"fragment {ids}"
+        return f"{many if count == last - first + 1 else f'{count:,} of {many}'}, {self.rows:,} rows"
+
+    @property
     def to_apply(self) -> Works:
         return self.fragments.not_staged
 

@@ -45,7 +45,7 @@ NEEDED: dict[str, tuple[Callable[[], Any], str]] = {
     "may_read_connection": (lambda: internals.may_read_connection(USER, "shelf"), "airflow.api_fastapi.app"),
     "stored_connections": (lambda: internals.stored_connections("lance"), "airflow.models.connection"),
     "dags_of_assets": (lambda: list(internals.dags_of_assets("lance://")), "airflow.models.asset"),
-    "xcoms_of_run": (lambda: internals.xcoms_of_run("docs", "one", "summary"), "airflow.models.xcom"),
+    "xcoms": (lambda: internals.xcoms("docs", "summary", "one"), "airflow.models.xcom"),
 }
 
 
@@ -133,7 +133,7 @@ def test_airflows_database_is_asked_for_connections_assets_and_xcoms(desk: Desk)
     run = Driver.trigger(make_dag(desk)).go()
     found = set(internals.dags_of_assets("lance://"))
     assert (f"lance://{desk.asset}", f"dag_{desk.table.name}") in found
-    [(task_id, map_index, summary)] = internals.xcoms_of_run(f"dag_{desk.table.name}", run.run_id, "summary")
+    [(_, task_id, map_index, summary)] = internals.xcoms(f"dag_{desk.table.name}", "summary", run.run_id)
     assert (task_id, map_index, summary["table"]) == ("backfill.plan", -1, desk.table.name)
 
 

@@ -27,6 +27,10 @@ def test_every_shard_is_computed_and_committed_and_the_run_is_announced_once(des
     run = Driver.trigger(make_dag(desk)).go()
     assert run.state == "success", run.errors
     assert run.states()["backfill.shards.commit"] == ["success"] * len(letters)
+    for stage in ("apply", "commit"):
+        assert [run.title(f"backfill.shards.{stage}", number) for number in range(len(letters))] == [
+            f"fragment {number}, {ROWS} rows" for number in range(len(letters))
+        ]
     assert run.states()["after"] == "success"
     assert desk.values() == dict.fromkeys(texts(letters), 3)
     assert desk.calls() == texts(letters)

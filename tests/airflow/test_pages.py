@@ -48,7 +48,7 @@ def filled(route: APIRoute) -> str:
 def test_every_route_asks_who_is_there(browse: Get) -> None:
     assert {type(route) for route in app.routes} == {APIRoute}
     paths = [filled(route) for route in app.routes if isinstance(route, APIRoute)]
-    assert len(paths) == 13
+    assert len(paths) == 17
     client = TestClient(app)
     for path in paths:
         for headers in ({}, {"Cookie": "_token=x"}, {"Authorization": "Basic eDp4"}):
@@ -73,7 +73,10 @@ def test_airflow_loads_the_plugin_and_serves_its_pages_to_users_only(
 
     (plugin,) = (found for found in plugins_manager.get_plugin_info(["external_views"]) if found["name"] == "geneva")
     routes = {view["url_route"]: view["destination"] for view in plugin["external_views"]}
-    assert routes == {"geneva": "nav", "geneva_job": "task_instance"}
+    assert routes == {
+        "geneva": "nav", "geneva_dag": "dag", "geneva_run": "dag_run", "geneva_job": "task_instance",
+    }  # fmt: skip
+    assert {view["icon"] for view in plugin["external_views"]} == {"/geneva/static/icon.svg"}
     monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS", "False")
     Rights.give("reader", connections=["shelf"])
     token = Rights.token("reader", create_auth_manager())
@@ -84,6 +87,7 @@ def test_airflow_loads_the_plugin_and_serves_its_pages_to_users_only(
     assert answer.status_code == 200
     assert 'href="/geneva/databases/shelf"' in answer.text
     assert client.get("/geneva/databases/shelf").status_code == 200
+    assert client.get("/geneva/static/icon.svg").headers["content-type"] == "image/svg+xml"
     assert client.get("/geneva/static/pages.js").headers["content-type"].startswith("text/javascript")
 
 
@@ -429,6 +433,16 @@ def test_a_view_is_refreshed_in_airflow_and_its_job_is_shown(browse: Get, desk: 
     page = browse(of_task(run, "refresh.shards.commit", 0))
     assert f"Refresh of {view}" in page
     assert "of the source" in page
+    for part in (f"run?dag_id={dag.dag_id}&run_id={run.run_id.replace('+', '%2B')}", f"dag?dag_id={dag.dag_id}"):
+        page = browse(f"/{part}")
+        assert f">{view}</a>" in page
+        assert ">DONE<" in page
+        assert of_task(run, "refresh.plan")[1:].split("&")[0] in unescape(page)
+        browse(f"/{part}", "stranger", status=403)
+    # What an XCom says is not trusted: the job's record names another DAG.
+    folder = JobFolder.of(desk.database.location(view).checkpoints, run.xcom("refresh.plan", "summary")["job_id"])
+    folder.update_record(airflow={"dag_id": "another", "run_id": "r", "task_id": "t", "try": 1})
+    assert ">DONE<" not in browse(f"/dag?dag_id={dag.dag_id}")
 
 
 def test_counts_are_made_once_and_not_waited_for() -> None:

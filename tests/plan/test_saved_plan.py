@@ -143,6 +143,9 @@ def test_a_small_plan_is_whole_in_xcom(job: Storage) -> None:
     assert summary["fragments"][0] == {"id": 0, "srcfiles": first.files.srcfiles, "missing": first.missing.pairs()}
     assert len(summary["fragments"]) == 3
     assert summary["checkpoint_prefix"] == WORK.prefix
+    assert summary["title"] == f"fragments 0-2, {plan.shards[0].rows:,} rows"
+    gaps = Shard(0, plan.shards[0].fragments.with_ids([0, 2]))
+    assert gaps.title == f"2 of fragments 0-2, {gaps.rows:,} rows"
 
 
 def test_no_credential_is_in_a_plan(tmp_path: Path) -> None:

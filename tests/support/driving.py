@@ -128,6 +128,11 @@ class Driver:
     def error(self, task_id: str, map_index: int = -1) -> str:
         return str(self.errors[task_id, map_index])
 
+    def title(self, task_id: str, map_index: int) -> str | None:
+        """What the UI shows in place of the map index."""
+        with create_session() as session:
+            return self._task(session, task_id, map_index).rendered_map_index  # type: ignore[no-any-return]
+
     def tries(self, task_id: str, map_index: int = -1) -> int:
         with create_session() as session:
             return int(self._task(session, task_id, map_index).try_number)

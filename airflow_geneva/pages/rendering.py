@@ -1,0 +1,79 @@
+"""Render the pages: templates whose values are escaped and masked, and the headers of every answer."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from functools import cache
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from airflow_geneva import __version__
+from airflow_geneva.errors import mask_secrets
+from airflow_geneva.job.status import format_time
+from airflow_geneva.links.job import PAGES
+from airflow_geneva.operators._airflow_internals import redact
+
+HEADERS = {
+    # No resources from other origins, no inline scripts or styles, and no frame around it except Airflow's.
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+}
+_redact = redact()
+_NOT_KEPT = {**HEADERS, "Cache-Control": "no-store"}
+
+
+def masked(value: Any) -> Any:
+    """Mask the secrets that Airflow knows in text; return other values unchanged."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return mask_secrets(str(_redact(value)))
+
+
+def cut(text: str, most: int) -> str:
+    """Truncate text; mask it first, because the masker does not find a part of a secret."""
+    whole = str(masked(text))
+    return whole if len(whole) <= most else f"{whole[:most]}..."
+
+
+def first_line(text: str, most: int = 300) -> str:
+    return cut(str(masked(text)).partition("\n")[0], most)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    if minutes < 60:
+        return f"{int(minutes)} min {int(seconds % 60):02} s"
+    return f"{int(hours)} h {int(minutes % 60):02} min" if hours < 48 else f"{hours / 24:.0f} days"
+
+
+def ago(seconds: float) -> str:
+    return f"{duration(max(datetime.now(timezone.utc).timestamp() - seconds, 0.0))} ago"
+
+
+@cache
+def environment() -> Environment:
+    loader = PackageLoader("airflow_geneva.pages")
+    made = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=masked
+    )
+    made.filters |= {"cut": cut, "first_line": first_line, "duration": duration, "ago": ago, "moment": format_time}
+    made.filters |= {"number": "{:,}".format, "part": lambda value: quote(str(value), safe="")}
+    return made
+
+
+def page(request: Request, template: str, answer: int = 200, **values: Any) -> HTMLResponse:
+    """Render a template; all of its values are escaped and go through Airflow's secrets masker."""
+    root = str(request.scope.get("root_path", "")).rstrip("/")
+    text = environment().get_template(template).render(
+        root=root, airflow=root.removesuffix(PAGES), version=__version__, **values
+    )  # fmt: skip
+    return HTMLResponse(text, answer, _NOT_KEPT)
