@@ -249,6 +249,7 @@ class Table(Summarized, Readable):
             InvalidInput, CodeChanged: see :meth:`plan_backfill`; nothing was started.
             JobFailed: the job failed; ``.result`` says what it completed before.
         """
+        from airflow_geneva.bar import progress_bar
         from airflow_geneva.run.pipeline import run, start
 
         several = isinstance(column, (list, tuple))
@@ -263,8 +264,9 @@ class Table(Summarized, Readable):
                 name, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
                 ignore_checkpoints, run_after, max_failed, sizing=sizing,
             )  # fmt: skip
-            plan, udfs, watch = self._plan_to_run(request, udf, runner)
-            results.append(run(start(plan, self.location, udfs, runner, watch), plan.shards, udfs, watch))
+            with progress_bar(f"{self.name}.{name}"):
+                plan, udfs, watch = self._plan_to_run(request, udf, runner)
+                results.append(run(start(plan, self.location, udfs, runner, watch), plan.shards, udfs, watch))
         return results if several else results[0]
 
     def backfill_async(

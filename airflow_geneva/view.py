@@ -161,6 +161,7 @@ class View(Table):
             InvalidInput, CodeChanged: see :meth:`plan_refresh`; nothing was started.
             JobFailed: the job failed; the view is unchanged.
         """
+        from airflow_geneva.bar import progress_bar
         from airflow_geneva.run.choice import check_runner
         from airflow_geneva.run.inline import Udfs
         from airflow_geneva.run.pipeline import Stopwatch, run, start
@@ -177,9 +178,10 @@ class View(Table):
             max_failed,
         )
         watch, definition = Stopwatch(), self.view_definition
-        planned = plan(self.location, definition, self._source(definition).location, request)
-        udfs = Udfs(load_udfs(definition))
-        return run(start(planned, self.location, udfs, runner, watch), planned.shards, udfs, watch)
+        with progress_bar(self.name):
+            planned = plan(self.location, definition, self._source(definition).location, request)
+            udfs = Udfs(load_udfs(definition))
+            return run(start(planned, self.location, udfs, runner, watch), planned.shards, udfs, watch)
 
     def add(self, data: Any) -> NoReturn:
         """Always raises: a view's rows come from its query."""

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 import airflow_geneva
-from airflow_geneva.spark.tasks import open_session
+from airflow_geneva.spark.local import open_session
 from bench import floor, processes, udfs
 
 FRAGMENTS = 4

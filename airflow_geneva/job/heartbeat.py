@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_geneva.job.folder import HEARTBEAT
+from airflow_geneva.job.meter import measured
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.storage.files import Storage
 
@@ -63,6 +64,7 @@ def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool) -> float:
 def writing_heartbeats(job: Storage, stage: str, every: float = EVERY_SECONDS) -> Iterator[None]:
     """Write heartbeats while the body runs one stage of a job; a failed write does not fail the job."""
     warned = False
+    measured().stage = stage
 
     def beat(over: bool = False) -> None:
         nonlocal warned

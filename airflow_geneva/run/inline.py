@@ -19,6 +19,7 @@ from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
 from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.meter import measured
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.task_memory import RowsPerBudget, return_large_buffers
@@ -191,6 +192,7 @@ def open_reporter(
     rows, works = shard.rows_to_run, shard.to_apply
     held = sum(item.rows for item in works) - rows
     reporter = ProgressReporter(rows, len(works), every=every, rows_held=held)
+    measured().reporters[shard.index] = reporter
     if plan:
         reporter.write = lambda progress: folder.update_shard(plan, shard.index, applying=progress)
     reporter.keep()

@@ -19,6 +19,7 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
 from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, STARTED, JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
+from airflow_geneva.job.meter import measured
 from airflow_geneva.job.result import FAILED, BackfillResult, ShardResult
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.engine_errors import is_failure
@@ -83,6 +84,7 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
         JavaNotFound: there is no active session, and no Java to start one.
         StorageError: the table's folder is read-only or unreachable.
     """
+    measured().rows = plan.rows_to_run
     choice = RunnerChoice(runner, "as requested")
     if runner == "auto":
         choice = choose_runner(plan, location.checkpoints, udfs, INLINE_BELOW_SECONDS, try_new_code=True)
@@ -98,9 +100,10 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
 
 
 def _open_session(work: JobSpec, watch: Stopwatch, before: str) -> None:
-    from airflow_geneva.spark.tasks import open_session
+    from airflow_geneva.spark.local import open_session
 
     watch.lap(before)
+    measured().stage = "spark"
     open_session(work.sizing.concurrency)
     watch.lap("spark")
 

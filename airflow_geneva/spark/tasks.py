@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,10 +25,10 @@ from airflow_geneva.plan.shard import Shard
 from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.run.inline import Udfs, joint_policy, open_reporter, prepare, run_units
 from airflow_geneva.run.units import Unit, UnitReport, split_fragments, split_into_tasks, whole_unit
+from airflow_geneva.spark import local
 from airflow_geneva.spark.code import send_code
 from airflow_geneva.spark.connect import is_connect
-from airflow_geneva.spark.installation import java_environment
-from airflow_geneva.spark.submit import BLAS_VARIABLES, session_settings
+from airflow_geneva.spark.submit import BLAS_VARIABLES
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.error_policy import Policy
@@ -47,8 +44,6 @@ _SIGN_SECONDS = 15.0
 _DRIVER_LOST_SECONDS = 120.0
 _DRIVER, _TASK = "driver.json", "task-"
 _FAILURE = "failure"
-
-_java_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,7 @@ def apply_on_spark(
 
 def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs, plan: str) -> list[UnitReport]:
     """Compute a shard on the active SparkSession, or on a new local one."""
-    session = open_session(work.sizing.concurrency)
+    session = local.open_session(work.sizing.concurrency)
     udfs = udfs.sent()
     send_code(session, udfs.references)
     return apply_on_spark(session, location, work, shard, udfs, plan)
@@ -374,25 +369,3 @@ class _ProgressCollector:
         if self.failure is None:
             self.failure = failure
             self.signs.write(stop=True)
-
-
-def open_session(concurrency: int) -> SparkSession:
-    """Return the active session, or start a local one; `JavaNotFound` if there is no Java to start one."""
-    from pyspark.errors import PySparkRuntimeError
-    from pyspark.sql import SparkSession
-
-    # A background thread has no active session of its own; this returns the process's.
-    with suppress(PySparkRuntimeError):
-        return SparkSession.active()
-    java = tempfile.TemporaryDirectory(prefix="geneva-java-")
-    _java_folders.append(java)
-    os.environ.update(java_environment(java.name))
-    slots = max(1, min(concurrency, os.cpu_count() or 1))
-    # Workers of a local session must use this Python; Spark would start the python3 on PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Its UI has no login, so no other machine shall reach it.
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.master(f"local[{slots},4]").appName("airflow_geneva")
-    for name, value in session_settings(driver_here=True).items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()

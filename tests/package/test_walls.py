@@ -156,7 +156,7 @@ def test_every_folder_of_the_package_is_a_room_of_the_design() -> None:
 
 def test_the_root_keeps_what_users_import_and_airflow_finds_by_name() -> None:
     root = {file.stem for file in PACKAGE.glob("*.py")}
-    assert root == {"__init__", *FOUNDATIONS, *NOUNS, "assets", "plugin", "get_provider_info"}
+    assert root == {"__init__", *FOUNDATIONS, *NOUNS, "assets", "bar", "plugin", "get_provider_info"}
     assert len(root) <= MOST_AT_THE_ROOT
 
 

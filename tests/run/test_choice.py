@@ -138,7 +138,7 @@ def test_an_unknown_runner_is_refused_before_anything_is_read(make_table: MakeTa
 def test_by_default_a_small_job_runs_in_this_process(
     make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_geneva.spark.tasks.open_session", no_spark)
+    monkeypatch.setattr("airflow_geneva.spark.local.open_session", no_spark)
     table = make_table(100)
     table.add_columns({"y": triple})
     result = table.backfill("y")
@@ -164,7 +164,7 @@ def test_a_job_that_turns_out_slow_goes_on_with_spark_from_what_was_computed(
         leave_trace([x])
         return 3 * x
 
-    monkeypatch.setattr("airflow_geneva.spark.tasks.open_session", no_spark)
+    monkeypatch.setattr("airflow_geneva.spark.local.open_session", no_spark)
     table = make_table(500, per_fragment=500)
     table.add_columns({"y": slow})
     with pytest.raises(JobFailed, match="Spark was started"):
@@ -186,7 +186,7 @@ def test_an_error_of_a_slow_udf_is_reported_and_not_taken_to_spark(
             raise ValueError("ten")
         return x
 
-    monkeypatch.setattr("airflow_geneva.spark.tasks.open_session", no_spark)
+    monkeypatch.setattr("airflow_geneva.spark.local.open_session", no_spark)
     table = make_table(500, per_fragment=500)
     table.add_columns({"y": fails})
     with pytest.raises(JobFailed, match="row 10 of fragment 0") as caught:
@@ -217,7 +217,7 @@ def test_a_udf_that_cannot_be_sent_any_more_after_a_call_was_sent_before(
             held.append(threading.Lock())
         return 3 * x
 
-    monkeypatch.setattr("airflow_geneva.spark.tasks.open_session", lambda _: None)
+    monkeypatch.setattr("airflow_geneva.spark.local.open_session", lambda _: None)
     monkeypatch.setattr(choice, "_LEAST_SECONDS", 0.0)
     monkeypatch.setattr(pipeline, "INLINE_BELOW_SECONDS", 1e-9)
     sent: list[Udfs] = []

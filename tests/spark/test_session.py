@@ -23,6 +23,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run import choice, pipeline
 from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.record import record_plan
+from airflow_geneva.spark import local
 from airflow_geneva.spark import tasks as spark_session
 from tests.spark import spark_udfs
 from tests.spark.spark_udfs import dies_once_at_700, double, fails_at_700, logged, seen
@@ -57,13 +58,13 @@ def test_every_row_is_computed_once_and_the_counts_are_the_real_ones(spark: obje
 def test_waiting_for_spark_is_not_told_as_planning(
     spark: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = spark_session.open_session
+    start = local.open_session
 
     def slow(concurrency: int) -> object:
         time.sleep(1.5)
         return start(concurrency)
 
-    monkeypatch.setattr(spark_session, "open_session", slow)
+    monkeypatch.setattr(local, "open_session", slow)
     table, _ = make_table(tmp_path, 100, 50)
     table.add_columns({"y": double})
     view = table.query().select(["x"]).add_columns({"y2": (double, ["x"])}).create_materialized_view(name="v")

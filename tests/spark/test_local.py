@@ -1,0 +1,73 @@
+"""A local session is started quietly: what Spark says meanwhile is logged, what it says later is shown."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from airflow_geneva.spark.local import _Lines
+
+SCRIPT = """
+import sys
+import pyarrow as pa
+from airflow_geneva import connect, udf
+
+@udf(data_type=pa.int64())
+def grow(x: int) -> int:
+    if x == 1:
+        print("said by the function", file=sys.stderr, flush=True)
+    return x + 1
+
+table = connect(sys.argv[1]).create_table("docs", {"x": [1, 2]})
+table.add_columns({"n": grow})
+print(table.backfill("n", runner="spark").rows_computed)
+"""
+
+
+def wait_for(said: _Lines, lines: int) -> None:
+    while len(said.kept) < lines:
+        time.sleep(0.01)
+
+
+def test_lines_of_the_start_are_logged_and_later_ones_printed(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO, "airflow_geneva.spark")
+    reading, writing = os.pipe()
+    said = _Lines(reading)
+    os.write(writing, b"WARN: one\nWARN: two\n")
+    wait_for(said, 2)
+    said.forward()
+    os.write(writing, b"later\n")
+    os.close(writing)
+    said.thread.join()
+    assert [record.message for record in caplog.records] == ["WARN: one", "WARN: two"]
+    assert capsys.readouterr().err == "later\n"
+
+
+def test_all_lines_are_printed_where_it_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
+    reading, writing = os.pipe()
+    said = _Lines(reading)
+    os.write(writing, b"no such class\n")
+    wait_for(said, 1)
+    said.show()
+    os.close(writing)
+    assert capsys.readouterr().err == "no such class\n"
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_script_prints_what_it_prints(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "db")]
+    # The workers' standard error stays open a moment longer than the program.
+    with (tmp_path / "told").open("w+") as told:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=told, text=True, check=True)
+        told.seek(0)
+        assert (done.stdout, told.read()) == ("2\n", "said by the function\n")
