@@ -15,14 +15,15 @@ import typer
 
 import airflow_geneva
 from airflow_geneva.cli import jobs as cli_jobs
+from airflow_geneva.cli import work
 from airflow_geneva.cli.checkpoints import checkpoints_app
-from airflow_geneva.cli.database import errors_as_messages, print_json
+from airflow_geneva.cli.database import PlainUsage, errors_as_messages, print_json
 from airflow_geneva.cli.doctor import airflow_home, print_findings, run_airflow_checks, run_checks
 from airflow_geneva.spark.server import HOST, run_server
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for command in (cli_jobs.jobs, cli_jobs.status, cli_jobs.errors, cli_jobs.plan):
-    app.command()(command)
+for command in (work.define, work.plan, work.backfill, work.refresh, cli_jobs.jobs, cli_jobs.status, cli_jobs.errors):
+    app.command(cls=PlainUsage)(command)
 app.add_typer(checkpoints_app, name="checkpoints")
 
 
@@ -41,7 +42,7 @@ def main(
     """Computed columns and materialized views of Lance tables, kept up to date by Airflow on Spark."""
 
 
-@app.command()
+@app.command(cls=PlainUsage)
 def doctor(
     path: Annotated[Path | None, typer.Option(help="The folder that must be writable; default: AIRFLOW_HOME.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -59,7 +60,7 @@ def doctor(
         raise typer.Exit(code=1)
 
 
-@app.command()
+@app.command(cls=PlainUsage)
 def spark_server(
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1.")] = 15002,
     master: Annotated[str, typer.Option(help="Where the server computes: local[N] is N task slots.")] = "local[*]",

@@ -16,6 +16,7 @@ from airflow_geneva.cleanup.garbage import KINDS, add_up, parse_ttl, readable_by
 from airflow_geneva.cli.database import (
     AsJson,
     ConnectionId,
+    PlainUsage,
     errors_as_messages,
     make_grid,
     open_console,
@@ -78,7 +79,7 @@ checkpoints_app = typer.Typer(
 )
 
 
-@checkpoints_app.command("list")
+@checkpoints_app.command("list", cls=PlainUsage)
 def list_all(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="DB TABLE", help="The database and the table.", show_default=False)
@@ -102,7 +103,7 @@ def list_all(
     open_console().print(grid if found else "No checkpoints.")
 
 
-@checkpoints_app.command("gc")
+@checkpoints_app.command("gc", cls=PlainUsage)
 def collect_garbage(
     arguments: Annotated[
         list[str] | None,

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperCommand
 
 from airflow_geneva.database import Database, connect
 from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
@@ -31,6 +32,14 @@ ConnectionId = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class PlainUsage(TyperCommand):
+    """A command whose usage names its arguments as they are given, as in `airflow-geneva status DB JOB [OPTIONS]`."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        named = [str(parameter.metavar) for parameter in self.params if parameter.param_type_name == "argument"]
+        return [*named, "[OPTIONS]"]
 
 
 def open_database_argument(

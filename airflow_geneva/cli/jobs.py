@@ -1,13 +1,11 @@
-"""The commands about jobs: `jobs`, `status`, `errors` and `plan`."""
+"""The commands about jobs: `jobs`, `status` and `errors`."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
@@ -26,15 +24,10 @@ from airflow_geneva.cli.database import (
     without_controls,
 )
 from airflow_geneva.database import Database
-from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.error_records import read_errors
-from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL
 from airflow_geneva.job.shard_status import ShardStatus
 from airflow_geneva.job.status import Job, format_time
-from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.udf import load_udf
-from airflow_geneva.view import View
 
 _COLORS = {DONE: "green", PARTIAL: "yellow", FAILED: "red"}
 _WATCH_SECONDS = 1.0
@@ -125,57 +118,6 @@ def errors(
         typer.echo(f"{len(found) - newest:,} older errors are not shown; --newest shows more.")
 
 
-def plan(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="DB [TABLE COLUMN]", help="The database, and what to plan.", show_default=False),
-    ] = None,
-    job: Annotated[str | None, typer.Option("--job", help="Print the plan of this job.")] = None,
-    view: Annotated[str | None, typer.Option("--view", help="Plan the refresh of this view.")] = None,
-    udf: Annotated[
-        str | None, typer.Option("--udf", help="Import path, module:name; default: the column's own UDF.")
-    ] = None,
-    where: Annotated[str | None, typer.Option("--where", help="SQL filter on the rows.")] = None,
-    read_version: Annotated[
-        int | None,
-        typer.Option("--read-version", help="Only rows that existed at this version; for a view, of its source."),
-    ] = None,
-    on_code_change: Annotated[str, typer.Option(help="error, recompute or new_rows.")] = "error",
-    continue_from: Annotated[
-        list[str] | None, typer.Option(help="UDF version whose values are kept; may be given several times.")
-    ] = None,
-    errors_only: Annotated[bool, typer.Option("--errors-only", help="Only rows that the UDF failed on.")] = False,
-    recompute_mixed: Annotated[
-        bool, typer.Option("--recompute-mixed", help="Only rows whose value comes from another UDF version.")
-    ] = False,
-    ignore_checkpoints: Annotated[bool, typer.Option("--ignore-checkpoints", help="Start over.")] = False,
-    conn_id: ConnectionId = None,
-) -> None:
-    """Print what a backfill or refresh would compute and why, or the plan of a job; writes nothing."""
-    with errors_as_messages():
-        if job is not None:
-            db, _ = open_database_argument(arguments, conn_id)
-            typer.echo(without_controls(_stored_plan(db, job)))
-            return
-        # As Python does for a script, because UDFs are modules of the project in the current folder.
-        sys.path.insert(0, os.getcwd())
-        options: dict[str, Any] = {"udf": udf, "where": where, "continue_from": continue_from}
-        options |= {"errors_only": errors_only, "recompute_mixed": recompute_mixed}
-        if view is not None:
-            if given := [f"--{name.replace('_', '-')}" for name, value in options.items() if value]:
-                raise InvalidInput(f"{' and '.join(given)} apply to columns, and --view {view} is planned as a whole.")
-            db, _ = open_database_argument(arguments, conn_id)
-            found = db.open_table(view)
-            if not isinstance(found, View):
-                raise InvalidInput(f"{view!r} is a table and not a view. Plan one of its columns: DB {view} COLUMN.")
-            typer.echo(found.plan_refresh(read_version, None, on_code_change, ignore_checkpoints))
-            return
-        db, (table, column) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN")
-        options |= {"read_version": read_version, "on_code_change": on_code_change}
-        options |= {"udf": load_udf(udf) if udf else None, "ignore_checkpoints": ignore_checkpoints}
-        typer.echo(db.open_table(table).plan_backfill(column, **options))
-
-
 def _follow(db: Database, job_id: str, watch: bool) -> Iterator[Job]:
     """Read a job, and with ``watch`` again until it has ended."""
     yield (job := db.job(job_id))
@@ -227,29 +169,3 @@ def _bar(done: int, failed: int, rows: int) -> Text:
 
 def _state(job: Job) -> Text:
     return Text(f"{job.state}{' (dead)' if job.dead else ''}", "red" if job.dead else _COLORS.get(job.state, "cyan"))
-
-
-def _stored_plan(db: Database, job_id: str) -> str:
-    job = db.job(job_id)
-    about = "\n".join(job.lines()[:1])
-    folder = JobFolder.of(db.location(job.table).checkpoints, job_id)
-    plan = (folder.read(RECORD) or {}).get("plan")
-    if plan is None or not folder.storage.exists(plan_name(plan)):
-        if job.shard_count:
-            raise InvalidInput(f"The plan of job {job_id} was removed or never finished. Run the {job.kind} again.")
-        if job.commits:
-            return f"{about}\n  No row had to be computed: rows were only removed from the view."
-        return f"{about}\n  Nothing to do: all {job.rows_total:,} rows were up to date."
-    saved = load_plan(folder.storage, plan)
-    version = f"{f'{job.source} at' if job.source else 'table'} version {saved.work.version}"
-    lines = [
-        about,
-        f"  {version}: {saved.rows_total:,} rows, {job.rows_pending:,} pending, "
-        f"{saved.rows_skipped:,} with nothing to do",
-        f"  fingerprint {saved.fingerprint}, checkpoints under {saved.work.prefix}",
-    ]
-    lines += [
-        f"  shard {index}: {entry['rows']:,} rows in {entry['fragments']:,} fragment(s)"
-        for index, entry in enumerate(saved.shards)
-    ]
-    return "\n".join([*lines, *(f"  Note: {note}" for note in saved.notes)])

@@ -14,10 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 
 from airflow_geneva import UDF, View, connect, udf
-from airflow_geneva.cli.app import app
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.job.folder import JobFolder
@@ -25,6 +23,7 @@ from airflow_geneva.run.background import start_in_background
 from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import Stopwatch
 from airflow_geneva.table import Table
+from tests.support.commands import run
 from tests.support.counting import triple
 from tests.udfs_for_tests import views as udfs
 
@@ -40,14 +39,6 @@ def table(tmp_path: Path) -> Table:
 @pytest.fixture
 def db(table: Table) -> str:
     return str(Path(table.uri).parent)
-
-
-def run(*arguments: str, code: int = 0) -> str:
-    """What a command prints; its errors when it is to fail."""
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exit_code == code, result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return " ".join(result.stderr.split()) if code else result.stdout
 
 
 def read(*arguments: str) -> Any:

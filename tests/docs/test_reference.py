@@ -49,7 +49,18 @@ def test_every_command_is_described_with_its_options() -> None:
     page = site["on_page_markdown"](REFERENCE["command-line"])
     assert "<!--" not in page
     described = set(re.findall(r"^## airflow-geneva (.*)$", page, re.MULTILINE))
-    assert described >= {"jobs", "status", "errors", "plan", "doctor", "checkpoints list", "checkpoints gc"}
+    assert described >= {
+        "define",
+        "plan",
+        "backfill",
+        "refresh",
+        "jobs",
+        "status",
+        "errors",
+        "doctor",
+        "checkpoints list",
+        "checkpoints gc",
+    }
     assert "| `--ttl` | Remove only what is older than this: 7d, 12h or 30m. Default: `7d`. |" in page
     assert "| `DB JOB` | The database and the job's id. |" in page
 

@@ -1,0 +1,217 @@
+"""The commands that plan and compute: `define`, `plan`, `backfill` and `refresh`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from airflow_geneva.cli.database import (
+    AsJson,
+    ConnectionId,
+    errors_as_messages,
+    open_database_argument,
+    print_json,
+    without_controls,
+)
+from airflow_geneva.database import Database
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
+from airflow_geneva.job.result import BackfillResult
+from airflow_geneva.plan.saved_plan import load_plan
+from airflow_geneva.udf import load_udf
+from airflow_geneva.view import View
+
+_Udf = Annotated[str | None, typer.Option("--udf", help="Import path, module:name; default: the column's own UDF.")]
+_Where = Annotated[str | None, typer.Option("--where", help="SQL filter on the rows.")]
+_ReadVersion = Annotated[
+    int | None,
+    typer.Option("--read-version", help="Only rows that existed at this version; for a view, of its source."),
+]
+_OnCodeChange = Annotated[str, typer.Option(help="error, recompute or new_rows.")]
+_ContinueFrom = Annotated[
+    list[str] | None, typer.Option(help="UDF version whose values are kept; may be given several times.")
+]
+_ErrorsOnly = Annotated[bool, typer.Option("--errors-only", help="Only rows that the UDF failed on.")]
+_RecomputeMixed = Annotated[
+    bool, typer.Option("--recompute-mixed", help="Only rows whose value comes from another UDF version.")
+]
+_IgnoreCheckpoints = Annotated[bool, typer.Option("--ignore-checkpoints", help="Start over.")]
+_Runner = Annotated[
+    str,
+    typer.Option(help="inline: in this process; spark: on a local session; auto: by the time it takes."),
+]
+_MaxFailed = Annotated[
+    str | None, typer.Option(help="Fail if more rows fail: a number, as 100, or a part of those due, as 0.01.")
+]
+
+
+def define(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DB TABLE COLUMN UDF",
+            help="The database, the table, the column, and the import path of its UDF, module:name.",
+            show_default=False,
+        ),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="Input column of the UDF; once for each parameter, in order. Default: by name."),
+    ] = None,
+    conn_id: ConnectionId = None,
+) -> None:
+    """Add a computed column to a table, or give it another UDF; computes nothing."""
+    with errors_as_messages():
+        _find_modules_here()
+        db, (name, column, path) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN", "UDF")
+        table, udf = db.open_table(name), load_udf(path)
+        spec = (udf, inputs) if inputs else udf
+        (table.alter_columns if column in table.schema.names else table.add_columns)({column: spec})
+        typer.echo(f"{name}.{column} is computed by {table.definition(column).call}.")
+
+
+def plan(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DB [TABLE COLUMN]", help="The database, and what to plan.", show_default=False),
+    ] = None,
+    job: Annotated[str | None, typer.Option("--job", help="Print the plan of this job.")] = None,
+    view: Annotated[str | None, typer.Option("--view", help="Plan the refresh of this view.")] = None,
+    udf: _Udf = None,
+    where: _Where = None,
+    read_version: _ReadVersion = None,
+    on_code_change: _OnCodeChange = "error",
+    continue_from: _ContinueFrom = None,
+    errors_only: _ErrorsOnly = False,
+    recompute_mixed: _RecomputeMixed = False,
+    ignore_checkpoints: _IgnoreCheckpoints = False,
+    conn_id: ConnectionId = None,
+) -> None:
+    """Print what a backfill or refresh would compute and why, or the plan of a job; writes nothing."""
+    with errors_as_messages():
+        if job is not None:
+            db, _ = open_database_argument(arguments, conn_id)
+            typer.echo(without_controls(_stored_plan(db, job)))
+            return
+        _find_modules_here()
+        options: dict[str, Any] = {"udf": udf, "where": where, "continue_from": continue_from}
+        options |= {"errors_only": errors_only, "recompute_mixed": recompute_mixed}
+        if view is not None:
+            if given := [f"--{name.replace('_', '-')}" for name, value in options.items() if value]:
+                raise InvalidInput(f"{' and '.join(given)} apply to columns, and --view {view} is planned as a whole.")
+            db, _ = open_database_argument(arguments, conn_id)
+            typer.echo(_open_view(db, view).plan_refresh(read_version, None, on_code_change, ignore_checkpoints))
+            return
+        db, (table, column) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN")
+        options |= {"read_version": read_version, "on_code_change": on_code_change}
+        options |= {"udf": load_udf(udf) if udf else None, "ignore_checkpoints": ignore_checkpoints}
+        typer.echo(db.open_table(table).plan_backfill(column, **options))
+
+
+def backfill(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="DB TABLE COLUMN", help="The database, the table and its computed column.", show_default=False
+        ),
+    ] = None,
+    udf: _Udf = None,
+    where: _Where = None,
+    read_version: _ReadVersion = None,
+    on_code_change: _OnCodeChange = "error",
+    continue_from: _ContinueFrom = None,
+    errors_only: _ErrorsOnly = False,
+    recompute_mixed: _RecomputeMixed = False,
+    ignore_checkpoints: _IgnoreCheckpoints = False,
+    runner: _Runner = "auto",
+    max_failed: _MaxFailed = None,
+    conn_id: ConnectionId = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compute the missing values of a column here, without Airflow, and commit them."""
+    with errors_as_messages():
+        _find_modules_here()
+        db, (table, column) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN")
+        result = db.open_table(table).backfill(
+            column, udf, where=where, read_version=read_version, on_code_change=on_code_change,
+            continue_from=continue_from, errors_only=errors_only, recompute_mixed=recompute_mixed,
+            ignore_checkpoints=ignore_checkpoints, runner=runner, max_failed=_number(max_failed),
+        )  # fmt: skip
+        _print_result(result, as_json)
+
+
+def refresh(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="DB VIEW", help="The database and the view.", show_default=False)
+    ] = None,
+    read_version: _ReadVersion = None,
+    on_code_change: _OnCodeChange = "error",
+    ignore_checkpoints: _IgnoreCheckpoints = False,
+    runner: _Runner = "auto",
+    max_failed: _MaxFailed = None,
+    conn_id: ConnectionId = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a materialized view up to its source here, without Airflow."""
+    with errors_as_messages():
+        _find_modules_here()
+        db, (name,) = open_database_argument(arguments, conn_id, "VIEW")
+        view = _open_view(db, name)
+        failed = _number(max_failed)
+        result = view.refresh(read_version, None, on_code_change, ignore_checkpoints, runner, failed)
+        _print_result(result, as_json)
+
+
+def _find_modules_here() -> None:
+    """Search the current folder, as Python does for a script: UDFs are modules of the project in it."""
+    sys.path.insert(0, os.getcwd())
+
+
+def _open_view(db: Database, name: str) -> View:
+    found = db.open_table(name)
+    if not isinstance(found, View):
+        raise InvalidInput(f"{name!r} is a table and not a view. Name one of its columns: DB {name} COLUMN.")
+    return found
+
+
+def _number(text: str | None) -> int | float | None:
+    try:
+        return None if text is None else float(text) if "." in text else int(text)
+    except ValueError:
+        raise InvalidInput(f"--max-failed {text} is no number: give rows, as 100, or a part, as 0.01.") from None
+
+
+def _print_result(result: BackfillResult, as_json: bool) -> None:
+    if as_json:
+        print_json(result.to_json())
+    else:
+        typer.echo(without_controls(result))
+
+
+def _stored_plan(db: Database, job_id: str) -> str:
+    job = db.job(job_id)
+    about = "\n".join(job.lines()[:1])
+    folder = JobFolder.of(db.location(job.table).checkpoints, job_id)
+    plan = (folder.read(RECORD) or {}).get("plan")
+    if plan is None or not folder.storage.exists(plan_name(plan)):
+        if job.shard_count:
+            raise InvalidInput(f"The plan of job {job_id} was removed or never finished. Run the {job.kind} again.")
+        if job.commits:
+            return f"{about}\n  No row had to be computed: rows were only removed from the view."
+        return f"{about}\n  Nothing to do: all {job.rows_total:,} rows were up to date."
+    saved = load_plan(folder.storage, plan)
+    version = f"{f'{job.source} at' if job.source else 'table'} version {saved.work.version}"
+    lines = [
+        about,
+        f"  {version}: {saved.rows_total:,} rows, {job.rows_pending:,} pending, "
+        f"{saved.rows_skipped:,} with nothing to do",
+        f"  fingerprint {saved.fingerprint}, checkpoints under {saved.work.prefix}",
+    ]
+    lines += [
+        f"  shard {index}: {entry['rows']:,} rows in {entry['fragments']:,} fragment(s)"
+        for index, entry in enumerate(saved.shards)
+    ]
+    return "\n".join([*lines, *(f"  Note: {note}" for note in saved.notes)])

@@ -1,0 +1,79 @@
+"""The commands that define and compute, without Airflow."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_geneva import connect
+from tests.support.commands import run
+from tests.support.tables import MakeTable
+
+UDFS = """
+from airflow_geneva import udf
+
+@udf
+def double(x: int) -> int:
+    return 2 * x
+
+@udf(on_error="skip")
+def picky(x: int) -> int:
+    return 10 // (x % 2)
+"""
+
+
+@pytest.fixture
+def db(make_table: MakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database, and in the current folder a module with UDFs."""
+    make_table(10)
+    (tmp_path / "own_udfs.py").write_text(UDFS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_udfs", raising=False)
+    return str(tmp_path / "db")
+
+
+def test_a_column_is_defined_filled_and_defined_again(db: str) -> None:
+    said = run("define", db, "docs", "n", "own_udfs:double", "--input", "x")
+    assert said.startswith("docs.n is computed by own_udfs:double(x), version ")
+    assert run("backfill", db, "docs", "n", "--where", "x < 3", "--runner", "inline").startswith(
+        "DONE: 3 rows computed"
+    )
+    assert json.loads(run("backfill", db, "docs", "n", "--json"))["rows_computed"] == 7
+    assert connect(db).open_table("docs").to_arrow()["n"].to_pylist() == [2 * x for x in range(10)]
+    assert "own_udfs:picky(id)" in run("define", db, "docs", "n", "own_udfs:picky", "--input", "id")
+    told = run("backfill", db, "docs", "n", "--on-code-change", "recompute", "--max-failed", "0.1", code=1)
+    assert "max_failed" in told
+
+
+def test_a_view_is_refreshed_and_a_table_is_not(db: str) -> None:
+    connect(db).open_table("docs").query().select(["x"]).create_materialized_view(name="v")
+    assert run("refresh", db, "v", "--runner", "inline").startswith("DONE: 10 rows computed")
+    assert json.loads(run("refresh", db, "v", "--json"))["rows_computed"] == 0
+    assert "'docs' is a table and not a view" in run("refresh", db, "docs", code=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("backfill", "docs"), "Expected DB TABLE COLUMN, got 2 argument(s)"),
+        (("backfill", "docs", "n"), "Column 'n' is not defined"),
+        (("backfill", "docs", "n", "--max-failed", "few"), "--max-failed few is no number"),
+        (("define", "docs", "n", "own_udfs.double"), "malformed"),
+        (("define", "docs", "x", "own_udfs:double"), "has no UDF"),
+    ],
+)
+def test_mistakes_are_said(db: str, arguments: tuple[str, ...], says: str) -> None:
+    command, *rest = arguments
+    assert says in run(command, db, *rest, code=1)
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"), [("backfill", "DB TABLE COLUMN [OPTIONS]"), ("plan", "DB [TABLE COLUMN] [OPTIONS]")]
+)
+def test_a_usage_line_names_the_arguments_as_they_are_given(command: str, usage: str) -> None:
+    [line] = [line.strip() for line in run(command, "--help").splitlines() if "Usage:" in line]
+    assert line.endswith(f" {command} {usage}")

@@ -1,0 +1,15 @@
+"""Run the command airflow-geneva in this process."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner
+
+from airflow_geneva.cli.app import app
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    """What a command prints; its errors when it is to fail."""
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return " ".join(result.stderr.split()) if code else result.stdout
