@@ -33,7 +33,7 @@ from airflow_geneva.plan.model import BackfillSpec, Plan, ReasonCount
 from airflow_geneva.plan.reusable_checkpoints import (
     ReusableColumn,
     check_continue_from,
-    continue_from_notes,
+    continue_from_savings,
     find_mismatches,
 )
 from airflow_geneva.plan.shard import FragmentWork, Works, cut_shards
@@ -84,6 +84,7 @@ class _Planner:
         self.given_up = 0
         self.mixed: Counter[str] = Counter()
         self.rows_by_other_version: Counter[str] = Counter()
+        self.accepted: list[tuple[FragmentFiles, Provenance, Ranges]] = []
         self.where_hash = md5(work.where or "")
 
     def plan(self, store: CheckpointStore) -> Plan:
@@ -95,11 +96,14 @@ class _Planner:
             all_looked_at = sum(due.work.rows for due in dues) == int(manifest.live_rows.sum())
             of_what = "of the table" if all_looked_at else "that is due"
             self.computed.notes.append(f"where {self.work.where} selects no row {of_what}.")
-        check_code_change(self.work, +self.rows_by_other_version, self.wanted.on_code_change)
+        if not self.wanted.errors_only:
+            check_code_change(self.work, +self.rows_by_other_version, self.wanted.on_code_change)
+        if selected or not self.wanted.errors_only:
+            for files, provenance, rows in self.accepted:
+                self.computed.learn(files, provenance, rows, all_live=False)
         works = Works((), manifest, whole, self._reason_if_unknown)
         index = CheckpointIndex(store, self.work.reuse_rules) if selected or works else None
         works = self._with_checkpoints(selected, works, index)
-        self.computed.notes.extend(continue_from_notes(self.dataset, store, self.work, works))
         if self.given_up:
             self.computed.notes.append(
                 f"{self.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again: "
@@ -118,6 +122,7 @@ class _Planner:
             rows_by_other_version=tuple(sorted((self.rows_by_other_version + self.mixed).items())),
             learned=tuple(self.computed.learned),
             notes=tuple(self.computed.notes),
+            savings=tuple(continue_from_savings(self.dataset, store, self.work, works)),
             mismatches=find_mismatches(index, works),
         )
 
@@ -170,7 +175,7 @@ class _Planner:
             self.rows_by_other_version[maker] += len(accepted - taken.get(maker, Ranges.empty()))
             self.mixed[maker] += 0
             if self.work.where is None and self.work.read_version is None:
-                self.computed.learn(files, Provenance(version, maker), accepted, all_live=False)
+                self.accepted.append((files, Provenance(version, maker), accepted))
                 # A commit changes the fragment's signature, and writes facts only for the rows in `known`.
                 add_rows(known, [(Provenance(version, maker), accepted)])
         # A job evaluated the filter for failed rows too, but they run again.

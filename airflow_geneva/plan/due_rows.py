@@ -28,7 +28,8 @@ ON_CODE_CHANGE = ("error", "recompute", "new_rows")
 class DueRules:
     """Which rows the user asks a backfill to run, apart from the filter and the read version.
 
-    `errors_only`: rows that failed, in any number of runs and under any version. `recompute_mixed`: rows whose value
+    `errors_only`: rows that failed, in any number of runs and under any version; it leaves other code's values as they
+    are. `recompute_mixed`: rows whose value
     another version computed but that count as this version's.
     """
 
@@ -60,10 +61,10 @@ def classify_rows(
     given_up = rows_that(known, lambda p: p.failures >= MOST_RUNS and p.version == version) & failed
     others = by_code_version(known, live - done)
     left_alone = {maker: rows for maker, rows in others.items() if maker in continue_from}
-    if wanted.on_code_change == "new_rows":
+    if wanted.on_code_change == "new_rows" or (wanted.errors_only and not strict):
         left_alone = others
     if wanted.errors_only:
-        return RowStatus(failed, others, {}, Ranges.empty())
+        return RowStatus(failed, others, left_alone, Ranges.empty())
     if wanted.recompute_mixed:
         mixed = rows_that(known, lambda p: p.version == version and bool(p.made_by)) & live
         return RowStatus(mixed, others, {}, given_up)

@@ -279,7 +279,8 @@ class Plan(Described):
         reason_counts: number of fragments and rows for every reason, including those with nothing to do.
         rows_by_other_version: number of rows that hold the value of another UDF version, by version.
         learned: facts that the planner found out, for the next plan.
-        notes: sentences for the user, for example why whole fragments are recomputed.
+        notes: sentences for the user, for example why whole fragments are recomputed; the job's result repeats them.
+        savings: what `continue_from` would save, before the job has run.
         swap: refresh only: the swap at the end.
         mismatches: fragments with a checkpoint that was computed from other data files than they have now.
         estimator: makes the estimate, if so many rows as given, from a sample of these.
@@ -292,6 +293,7 @@ class Plan(Described):
     rows_by_other_version: tuple[tuple[str, int], ...] = ()
     learned: tuple[Fact, ...] = ()
     notes: tuple[str, ...] = ()
+    savings: tuple[str, ...] = ()
     swap: SwapPlan | None = None
     mismatches: Mismatches = field(default_factory=Mismatches)
     estimator: Callable[[Plan, int | None], Estimate] | None = field(default=None, repr=False, compare=False)
@@ -386,7 +388,7 @@ class Plan(Described):
             lines.append(f"  {rows:,} rows hold values of UDF version {version_label(version)}")
         if self.shards and self.estimator is not None and (expected := self.estimate()).slot_seconds is not None:
             lines.append(f"  Estimate: {expected}")
-        lines.extend(f"  Note: {note}" for note in self.notes)
+        lines.extend(f"  Note: {note}" for note in (*self.notes, *self.savings))
         return "\n".join(lines)
 
 

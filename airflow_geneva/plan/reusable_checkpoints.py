@@ -169,10 +169,10 @@ def _differences(job: dict[str, Any], work: BackfillSpec) -> list[str]:
     return found
 
 
-def continue_from_notes(
+def continue_from_savings(
     dataset: lance.LanceDataset, store: CheckpointStore, work: BackfillSpec, fragments: Sequence[FragmentWork]
 ) -> Iterator[str]:
-    """Yield one note for each other version that has checkpoints of rows that are about to run."""
+    """Yield one sentence for each other version that has checkpoints of rows that are about to run."""
     versions = [] if work.ignore_checkpoints or not fragments else _versions_there(store, work)
     if not versions:
         return

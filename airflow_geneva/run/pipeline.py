@@ -91,6 +91,8 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
         logger.info("Computing %s %s.", plan.work.target, choice)
     if choice.runner == "spark" and any(shard.to_apply for shard in plan.shards):
         _open_session(plan.work, watch, "plan")
+    for saving in plan.savings:
+        logger.info("%s", saving)
     # Only this process finishes a job with nothing to do, and has its swap in memory.
     idle = plan.swap is not None and plan.swap.idle
     about = {"expected": estimate_by_history(plan, location, choice.runner).pace()} if plan.shards else {}

@@ -82,7 +82,7 @@ class Asked:
     def is_left_alone(self, row: Row) -> bool:
         """Holds another version's value, which stays."""
         other = row.maker is not None and not self.is_done(row)
-        return other and (self.mode == "new_rows" or row.maker in self.continue_from)
+        return other and (self.errors_only or self.mode == "new_rows" or row.maker in self.continue_from)
 
     def is_due(self, row: Row) -> bool:
         if self.errors_only:
@@ -223,6 +223,7 @@ class CodeHistories(RuleBasedStateMachine):
         if others:
             self.run(Asked(version, continue_from=(others[number % len(others)],)), None)
 
+    @precondition(lambda self: not self.restored)
     @rule(version=VERSIONS)
     def only_errors(self, version: str) -> None:
         self.run(Asked(version, errors_only=True), None)
@@ -269,7 +270,8 @@ class CodeHistories(RuleBasedStateMachine):
                 allowed = {rated_value(version, number, x) for version in (asked.version, *asked.continue_from)}
                 assert y in allowed, f"row {number} holds {y}"
                 self.take_in(row, asked.version, y)
-            if where is None and not asked.errors_only and asked.is_left_alone(row):
+            # Who repairs failed rows with other code leaves all other rows as they are, for the next runs too.
+            if where is None and (due or not asked.errors_only) and asked.is_left_alone(row):
                 row.counts_as |= {asked.version}
         if not due:
             assert self.table.version == version or asked.mode == "new_rows" or asked.continue_from
