@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from airflow_geneva.display import Summarized, Summary
 from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.job.current_errors import ErrorGroup, failing_now, group_errors
 from airflow_geneva.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.lance_io.reading import Readable
 from airflow_geneva.lance_io.rows import RowData, as_rows
-from airflow_geneva.plan.freshness import failed_addresses
+from airflow_geneva.plan.freshness import addresses_of_rows, failed_rows_of_column, ids_of_rows
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.request import BackfillOptions, BackfillRequest, SizingOptions, plan_request
 from airflow_geneva.storage.location import TableLocation
@@ -292,17 +293,44 @@ class Table(Summarized, Readable):
         plan, udfs, watch = self._plan_to_run(BackfillRequest.of(column, options), udf, runner)
         return start_in_background(plan, self.location, udfs, runner, watch)
 
-    def get_errors(self, job_id: str | None = None, column_name: str | None = None) -> list[ErrorRecord]:
-        """Return the error records: rows on which a UDF failed, newest first.
+    def get_errors(
+        self, job_id: str | None = None, column_name: str | None = None, history: bool = False
+    ) -> list[ErrorRecord]:
+        """Return the error records of the rows that fail now, newest first: the newest record of each.
+
+        A row fails now if it is NULL because a UDF failed on it, or if the last job of its column failed or still runs,
+        and met the failure.
 
         Args:
-            job_id: only records of this job.
+            job_id: all records of this job.
             column_name: only records of this column.
+            history: all records of all jobs, also of rows that have a value now.
 
         Raises:
             InvalidInput: ``job_id`` is not a job id.
         """
-        return read_errors(self.location.checkpoints, job_id, column_name)
+        checkpoints = self.location.checkpoints
+        records = read_errors(checkpoints, job_id, column_name)
+        if job_id is not None or history or not records:
+            return records
+        return failing_now(checkpoints, records, self._failed_ids)
+
+    def group_errors(
+        self, job_id: str | None = None, column_name: str | None = None, history: bool = False
+    ) -> list[ErrorGroup]:
+        """Group what :meth:`get_errors` returns by exception and message, with a count and an example.
+
+        Args:
+            job_id, column_name, history: as for :meth:`get_errors`.
+        """
+        return group_errors(self.get_errors(job_id, column_name, history))
+
+    def _failed_ids(self, column: str) -> set[int]:
+        """Return the row ids of the rows that are NULL because the UDF of a column failed."""
+        dataset = self.lance
+        if column not in dataset.schema.names:
+            return set()
+        return ids_of_rows(dataset, failed_rows_of_column(dataset, self.location.checkpoints, column))
 
     def get_failed_row_addresses(self, job_id: str | None = None, column_name: str | None = None) -> list[int]:
         """Return the row addresses of failed rows, ascending.
@@ -323,7 +351,10 @@ class Table(Summarized, Readable):
             names = [column_name]
         else:
             names = [name for name in dataset.schema.names if stored_definition(dataset.schema, name) is not None]
-        return sorted({row for name in names for row in failed_addresses(dataset, self.location.checkpoints, name)})
+        checkpoints = self.location.checkpoints
+        return sorted(
+            {row for name in names for row in addresses_of_rows(failed_rows_of_column(dataset, checkpoints, name))}
+        )
 
     def _plan(self, request: BackfillRequest, udf: UDF | str | None) -> tuple[Plan, UDF]:
         dataset = self.lance

@@ -12,7 +12,7 @@ from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.job.result import BackfillResult
-from airflow_geneva.plan.freshness import failed_source_addresses
+from airflow_geneva.plan.freshness import FailedRows, addresses_of_rows, failed_rows_of_source, ids_of_rows
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.request import BackfillRequest, RefreshRequest, SizingOptions, check_sizing
 from airflow_geneva.storage.files import freeze_options
@@ -97,13 +97,18 @@ class View(Table):
         if column_name is not None:
             raise InvalidInput(
                 f"View {self.name!r} does not record which column a row failed on. Leave column_name out, give job_id "
-                f"too, or call view.get_errors(column_name={column_name!r}), which lists the failures of every job."
+                f"too, or call view.get_errors(column_name={column_name!r}), which lists what fails now."
             )
+        return sorted(addresses_of_rows(self._failed_source_rows(self.source().lance)))
+
+    def _failed_ids(self, _column: str) -> set[int]:
+        source = self.source().lance
+        return ids_of_rows(source, self._failed_source_rows(source))
+
+    def _failed_source_rows(self, source: LanceDataset) -> FailedRows:
         snapshot = CommittedViewState(self.location, self.lance).snapshot
-        if snapshot is None:
-            return []
-        reads = [column.name for column in self.view_definition.reads]
-        return sorted(failed_source_addresses(self.source().lance, reads, snapshot))
+        if snapshot is not None:
+            yield from failed_rows_of_source(source, [column.name for column in self.view_definition.reads], snapshot)
 
     def plan_refresh(
         self,

@@ -12,7 +12,7 @@ import numpy as np
 
 from airflow_geneva.apply.udf_call import RowFailure
 from airflow_geneva.errors import UdfError
-from airflow_geneva.job.error_records import ErrorRecord, read_errors, write_errors
+from airflow_geneva.job.error_records import FATAL, ErrorRecord, read_errors, write_errors
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork
@@ -111,10 +111,6 @@ class ErrorLog:
             first, last = self.records[0].offset, self.records[-1].offset
             write_errors(self.job, f"v{self.work.version}-frag-{self.fragment.id}-rows-{first}-{last}", self.records)
             self.records = []
-
-
-FATAL = -1
-"""In place of a rule: the failure ended the job."""
 
 
 def fatal_failure(error: UdfError, row: int) -> RowFailure:

@@ -24,7 +24,7 @@ from airflow_geneva.cli.database import (
     without_controls,
 )
 from airflow_geneva.database import Database
-from airflow_geneva.job.error_records import read_errors
+from airflow_geneva.job.current_errors import group_errors
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL
 from airflow_geneva.job.shard_status import ShardStatus
 from airflow_geneva.job.status import Job, format_time
@@ -95,27 +95,31 @@ def errors(
     table: Annotated[str | None, _TABLE] = None,
     column: Annotated[str | None, typer.Option("--column", help="Only this column.")] = None,
     job: Annotated[str | None, typer.Option("--job", help="Only this job.")] = None,
+    history: Annotated[bool, typer.Option("--history", help="Also rows that have a value now, and each try.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="List each row, newest first.")] = False,
     newest: Annotated[int, _NEWEST] = 50,
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the rows that UDFs failed on, newest first, with traceback."""
+    """Group the rows that UDFs fail on now by cause, each with a count and an example; --json lists rows."""
     with errors_as_messages():
         db, _ = open_database_argument(database, conn_id)
         if job is not None and table is None:
             table = db.job(job).table
-        names = db.table_names() if table is None else [db.open_table(table).name]
-        found = [(name, record) for name in names for record in read_errors(db.location(name).checkpoints, job, column)]
-    found.sort(key=lambda item: -item[1].time)
+        tables = [db.open_table(name) for name in (db.table_names() if table is None else [table])]
+        found = {each.name: each.get_errors(job, column, history) for each in tables}
+    records = sorted(((name, row) for name, listed in found.items() for row in listed), key=lambda item: -item[1].time)
     if as_json:
-        print_json([{"table": name, **record.to_json()} for name, record in found[:newest]])
+        print_json([{"table": name, **record.to_json()} for name, record in records[:newest]])
         return
-    for name, record in found[:newest]:
-        typer.echo(f"{name}: {without_controls(record)}\n")
-    if not found:
+    groups = [(name, group) for name, listed in found.items() for group in group_errors(listed)]
+    shown: list[tuple[str, object]] = [*(records if rows else sorted(groups, key=lambda item: -item[1].rows))]
+    for name, item in shown[:newest]:
+        typer.echo(f"{name}: {without_controls(item)}\n")
+    if not shown:
         typer.echo("No errors.")
-    elif len(found) > newest:
-        typer.echo(f"{len(found) - newest:,} older errors are not shown; --newest shows more.")
+    elif len(shown) > newest:
+        typer.echo(f"{len(shown) - newest:,} more are not shown; --newest shows more.")
 
 
 def _follow(db: Database, job_id: str, watch: bool) -> Iterator[Job]:

@@ -43,6 +43,9 @@ _LONG_SECONDS, _MOST_COUNTED = 0.05, 256
 _COUNTED: dict[str, tuple[float, int]] = {}
 """Error counts of running jobs by folder, with their expiry times."""
 
+FATAL = -1
+"""In place of a rule: the failure ended the job."""
+
 _IDENTITY = ("job_id", "column", "row_id", "attempt")
 
 

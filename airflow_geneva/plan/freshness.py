@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from airflow_geneva.checkpoint.facts import load_state
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, by_code_version, failed_rows, rows_that
 from airflow_geneva.checkpoint.view_snapshot import Snapshot
-from airflow_geneva.lance_io.fragments import FragmentFiles, columns_of, field_ids, garbage_collector_off, live_offsets
+from airflow_geneva.lance_io.fragments import (
+    FragmentFiles,
+    columns_of,
+    field_ids,
+    garbage_collector_off,
+    live_offsets,
+    row_ids,
+)
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.computed_rows import ComputedRows
 from airflow_geneva.plan.refresh import VIEW_VERSION, choose_rows, compare_source
@@ -115,25 +122,42 @@ def view_freshness(
     )
 
 
-def failed_addresses(dataset: lance.LanceDataset, checkpoints: Storage, column: str) -> Iterator[int]:
-    """Yield the row addresses, at a table version, of the rows whose last UDF call failed."""
+FailedRows: TypeAlias = Iterator[tuple[int, Ranges]]
+"""Fragments with rows whose last UDF call failed, and the physical offsets of these rows."""
+
+
+def addresses_of_rows(failed: FailedRows) -> Iterator[int]:
+    return (fragment << 32 | offset for fragment, rows in failed for offset in rows.offsets().tolist())
+
+
+def ids_of_rows(dataset: lance.LanceDataset, failed: FailedRows) -> set[int]:
+    found: set[int] = set()
+    for fragment, rows in failed:
+        offsets, ids = row_ids(dataset, fragment)
+        found.update(ids[rows.mask(offsets)].tolist())
+    return found
+
+
+def failed_rows_of_column(dataset: lance.LanceDataset, checkpoints: Storage, column: str) -> FailedRows:
+    """Yield the rows of a table version on which the UDF of a column failed last."""
     output = field_ids(dataset, column)
     state = load_state(checkpoints, output[0])
     for inputs in sorted(state.other_inputs("")):
         yield from _failed(dataset, ComputedRows.from_inputs(dataset, output, state, inputs))
 
 
-def failed_source_addresses(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> Iterator[int]:
-    """Yield the row addresses, at a version of a view's source, of the rows on which a UDF of the view failed last."""
+def failed_rows_of_source(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> FailedRows:
+    """Yield the rows of a version of a view's source on which a UDF of the view failed last."""
     columns = columns_of(dataset, reads, (), None)
     state = snapshot.state(VIEW_VERSION, columns.inputs_text)
     yield from _failed(dataset, ComputedRows(dataset, columns, tuple(reads), state))
 
 
-def _failed(dataset: lance.LanceDataset, computed_rows: ComputedRows) -> Iterator[int]:
+def _failed(dataset: lance.LanceDataset, computed_rows: ComputedRows) -> FailedRows:
     for files in computed_rows.manifest.values():
         live = live_offsets(dataset, files)
         # The facts about a fragment name all rows in it that failed.
         facts = files.signature in computed_rows.state.facts
         known = computed_rows.of(files) if facts else computed_rows.resolve(files, live)
-        yield from (files.id << 32 | offset for offset in (failed_rows(known) & live).offsets().tolist())
+        if failed := failed_rows(known) & live:
+            yield files.id, failed

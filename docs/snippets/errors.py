@@ -21,8 +21,10 @@ table.add_columns({"price": price})
 r = table.backfill("price", udf=price, runner="inline")
 print(r)  # DONE: 2 rows computed, ... 1 failed
 
+for group in table.group_errors():
+    print(group)  # how many rows fail now for one cause, and one of them with the function's own traceback
 for error in table.get_errors(r.job_id):
-    print(error)  # row address, exception, the function's own traceback
+    print(error.row_address, error.exception, error.message)  # each row of one job
 table.get_failed_row_addresses(column_name="price")  # rows that hold no value today
 # --8<-- [end:read]
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import UDF, Fail, Retry, Skip, udf
-from airflow_geneva.errors import JobFailed
+from airflow_geneva.errors import CodeChanged, JobFailed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.status import Job, read_job
 from airflow_geneva.table import Table
@@ -142,6 +142,61 @@ def test_new_code_runs_just_the_failed_rows_when_asked_for_errors_only(table: Ta
     assert (result.rows_computed, result.rows_failed) == (3, 0)
     assert_right(table, "y", expected(()))
     assert table.get_failed_row_addresses() == []
+    assert table.get_errors() == []
+    assert len(table.get_errors(history=True)) == 9
+
+
+def test_the_next_run_goes_on_with_the_code_that_repaired_the_failed_rows(table: Table, trace: Trace) -> None:
+    run(table, picky())
+    repaired = picky(bad=(), version="2")
+    with pytest.raises(CodeChanged):
+        run(table, repaired)
+    run(table, repaired, where="x = 3", errors_only=True)
+    with pytest.raises(CodeChanged):
+        run(table, repaired)
+    run(table, repaired, errors_only=True)
+    table.add([{"id": 100, "x": 100}])
+    trace.clear()
+    assert run(table, repaired).state == "DONE"
+    assert_exact(trace, [100])
+    assert "97 rows hold values of UDF version 1" in str(table.plan_backfill("y", udf=repaired))
+    with pytest.raises(CodeChanged):
+        run(table, picky(bad=(), version="3"))
+    # Without a failed row, nothing is repaired, and nothing is chosen.
+    run(table, picky(bad=(), version="3"), errors_only=True)
+    with pytest.raises(CodeChanged):
+        run(table, picky(bad=(), version="3"))
+    trace.clear()
+    run(table, repaired, on_code_change="recompute")
+    assert len(trace) == 97
+
+
+def test_what_fails_now_is_listed_once_by_its_newest_record(table: Table, trace: Trace) -> None:
+    for _ in range(2):
+        run(table, picky())
+    assert [(r.message, r.attempt) for r in table.get_errors()] == [(f"cannot do {x}", 2) for x in BAD[::-1]]
+    assert len(table.get_errors(history=True)) == 6
+    (group,) = table.group_errors()
+    assert (group.column, group.exception, group.rows) == ("y", "builtins.ValueError", 3)
+    assert group.example.message in {f"cannot do {x}" for x in BAD}
+    assert str(group).startswith("3 rows of y: builtins.ValueError: cannot do ...\n  for example row address ")
+    table.lance.delete("x = 3")
+    table.lance.update({"x": "x + 1"}, where="x = 30")
+    table.lance.optimize.compact_files()
+    assert [r.message for r in table.get_errors(column_name="y")] == ["cannot do 77"]
+    run(table, picky())
+    assert [(r.message, r.attempt) for r in table.get_errors()] == [("cannot do 77", 3)]
+
+
+def test_what_ended_the_last_job_is_listed_until_a_later_one_ends_well(table: Table, trace: Trace) -> None:
+    with pytest.raises(JobFailed):
+        run(table, picky(on_error=[Skip(ValueError, max_count=1)]), batch_size=10)
+    assert [r.message for r in table.get_errors()] == ["cannot do 30", "cannot do 3"]
+    with pytest.raises(JobFailed):
+        run(table, picky(bad=(77,), on_error="fail"))
+    assert [r.message.splitlines()[0] for r in table.get_errors()] == ["cannot do 77"]
+    run(table, picky(bad=()))
+    assert table.get_errors() == []
 
 
 def test_a_failed_row_whose_input_changes_starts_anew(table: Table, trace: Trace) -> None:

@@ -168,13 +168,31 @@ def test_errors_prints_rows_with_their_traceback(table: Table, db: str) -> None:
         for column, row, at in [("y", 5, 10.0), ("y", 6, 20.0), ("z", 7, 30.0)]
     ]
     write_errors(JobFolder.of(table.location.checkpoints, job.job_id).storage, "range-0-10", records)
-    text = run("errors", db)
+    assert "No errors." in run("errors", db)
+    text = run("errors", db, "--history", "--rows")
     assert text.startswith("docs: row address 4294967303 (fragment 1, offset 7): ValueError: [red]bad")
     assert text.count("    here") + text.count("  Traceback") == 6
-    assert [record["row_id"] for record in read("errors", db, "--column", "y")] == [6, 5]
+    assert [record["row_id"] for record in read("errors", db, "--history", "--column", "y")] == [6, 5]
     assert [record["row_id"] for record in read("errors", db, "--job", job.job_id, "--newest", "1")] == [7]
-    assert "2 older errors are not shown" in run("errors", db, "--newest", "1")
-    assert read("errors", db, "--table", "docs")[0]["table"] == "docs"
+    assert "2 more are not shown" in run("errors", db, "--history", "--rows", "--newest", "1")
+    assert read("errors", db, "--table", "docs", "--history")[0]["table"] == "docs"
+
+
+def test_errors_groups_what_fails_now_by_its_cause(table: Table, db: str) -> None:
+    @udf(data_type=pa.int64(), name="triple", version="1", on_error="skip")
+    def strict(x: int) -> int:
+        if x % 40 == 7:
+            raise ValueError(f"no value for {x}")
+        return 1 // (x - 30) + x
+
+    table.alter_columns({"y": strict})
+    table.backfill("y", udf=strict, runner="inline")
+    text = run("errors", db)
+    assert text.startswith("docs: 3 rows of y: builtins.ValueError: no value for ...\n  for example row address ")
+    assert "docs: 1 row of y: builtins.ZeroDivisionError: integer division or modulo by zero" in text
+    assert len(read("errors", db)) == 4
+    table.lance.delete("x = 30")
+    assert "ZeroDivisionError" not in run("errors", db)
 
 
 def test_plan_explains_and_writes_nothing(table: Table, db: str) -> None:
@@ -250,7 +268,7 @@ def test_errors_of_a_view_name_its_column_and_the_rows_of_its_source(table: Tabl
     rows = table.lance.to_table(columns=["x"], filter="x >= 30 AND x % 10 = 7", with_row_address=True).to_pylist()
     assert view.get_failed_row_addresses(job.job_id) == sorted(row["_rowaddr"] for row in rows)
     first = f"picked: row address {2 << 32 | 7} of source docs (fragment 2, offset 7): builtins.ValueError: not 57"
-    text = run("errors", db, "--job", job.job_id, "--column", "e")
+    text = run("errors", db, "--job", job.job_id, "--column", "e", "--rows")
     assert first in text
     assert text.count("column e, UDF picky (version 1), attempt 1") == len(rows) == 7
     assert "No errors." in run("errors", db, "--table", "docs")

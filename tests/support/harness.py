@@ -516,7 +516,7 @@ def assert_complete(world: World, job: Job) -> None:
 def failures(world: World) -> set[tuple[str, int]]:
     """Inputs that are there and failed, by message, and in which of their attempts."""
     there = {f"cannot do {row['x']}" for row in world.rows()}
-    found = {(record.message, record.attempt) for record in world.table.get_errors(column_name="y")}
+    found = {(record.message, record.attempt) for record in world.table.get_errors(column_name="y", history=True)}
     return {(message, attempt) for message, attempt in found if message in there}
 
 

@@ -111,7 +111,7 @@ def failed() -> Any:
     table = database().open_table("skipped")
 
     def listed() -> Any:
-        errors = [asdict(error) for error in table.get_errors(column_name="picky")]
+        errors = [asdict(error) for error in table.get_errors(column_name="picky", history=True)]
         return {"addresses": table.get_failed_row_addresses(column_name="picky"), "errors": len(errors)}
 
     first = [asdict(error) for error in table.get_errors()]
