@@ -134,7 +134,8 @@ def _render_job(job: Job) -> RenderableType:
     head, *rest = map(without_controls, job.lines())
     parts: list[RenderableType] = [Text(head, f"bold {_COLORS.get(job.state, 'cyan')}"), *map(Text, rest)]
     # Failed and running shards first: a screen shows about forty of possibly a thousand shards.
-    shown = sorted(job.shards, key=lambda shard: (shard.stage != "failed", shard.stage == "committed"))[:_MOST_LINES]
+    by_need = sorted(job.shown_shards, key=lambda shard: (shard.stage != "failed", shard.stage == "committed"))
+    shown = by_need[:_MOST_LINES]
     if shown:
         grid = Table.grid(padding=(0, 1))
         for shard in sorted(shown, key=lambda shard: shard.index):

@@ -12,6 +12,12 @@ from airflow_geneva.job.folder import JobFolder, shard_name
 CARRIED = "carried"
 """Field of a job's record: results of shards that plans of earlier tries committed."""
 PENDING, RUNNING, DONE, PARTIAL, FAILED = "PENDING", "RUNNING", "DONE", "PARTIAL", "FAILED"
+_STAGES = ("plan", "spark", "apply", "commit", "finish")
+
+
+def in_order(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the times of stages in the order in which the stages follow one another."""
+    return {**{stage: seconds[stage] for stage in _STAGES if stage in seconds}, **seconds}
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ class BackfillResult(Listed):
         return replace(self, rows_failed=self.rows_failed + more, rows_left=self.rows_left - more)
 
     def with_seconds(self, **seconds: float) -> BackfillResult:
-        return replace(self, seconds={**self.seconds, **{k: round(v, 3) for k, v in seconds.items()}})
+        return replace(self, seconds=in_order({**self.seconds, **{k: round(v, 3) for k, v in seconds.items()}}))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

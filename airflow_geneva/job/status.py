@@ -14,7 +14,7 @@ from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import HEARTBEAT, RECORD, JobFolder, is_job_id
 from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
-from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, RUNNING
+from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, RUNNING, in_order
 from airflow_geneva.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.job.time_left import TimeLeft, estimate_time_left
 from airflow_geneva.storage.files import Storage
@@ -23,7 +23,6 @@ logger = logging.getLogger("airflow_geneva.job")
 
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """Errors raised when a document does not have the expected form."""
-STAGES = ("plan", "spark", "apply", "commit", "finish")
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,13 @@ class Job(Listed):
         return {**asdict(self), "open": self.open, "share_reused": round(self.share_reused, 4), **speed}
 
     def __str__(self) -> str:
-        return "\n".join([*self.lines(), *(f"  {shard}" for shard in self.shards if self.state != DONE)])
+        return "\n".join([*self.lines(), *(f"  {shard}" for shard in self.shown_shards if self.state != DONE)])
+
+    @property
+    def shown_shards(self) -> tuple[ShardStatus, ...]:
+        """The shards, without errors that are in the job's own error already."""
+        said = self.error or ""
+        return tuple(replace(shard, error=None) if shard.reason in said else shard for shard in self.shards)
 
     def lines(self) -> list[str]:
         """Describe the job as a whole, without its shards."""
@@ -180,8 +185,7 @@ class Job(Listed):
             speed = f"{self.rows_per_second:,.0f} rows/s, " if self.rows_per_second else ""
             lines.append(f"  {speed}{self.time_left}")
         if self.seconds:
-            spent = ((stage, self.seconds[stage]) for stage in STAGES if stage in self.seconds)
-            lines.append("  " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in spent))
+            lines.append("  " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items()))
         if self.runner is not None:
             where = "in one process" if self.runner == "inline" else "on Spark"
             lines.append(f"  computed {where}: {self.runner_reason}")
@@ -360,7 +364,7 @@ def _with_shards(job: Job) -> Job:
         rows_checkpointed=sum(shard.rows_checkpointed for shard in job.shards),
         rows_ready=sum(shard.rows_ready for shard in job.shards),
         rows_committed=committed,
-        seconds=seconds,
+        seconds=in_order(seconds),
         commits=tuple(sorted({version for shard in job.shards for version in shard.versions})),
     )
 
@@ -378,7 +382,7 @@ def _with_result(job: Job, ended: Mapping[str, Any]) -> Job:
         rows_checkpointed=max(job.rows_checkpointed, committed),
         rows_ready=max(job.rows_ready, committed),
         rows_committed=committed,
-        seconds=dict(result["seconds"]),
+        seconds=in_order(result["seconds"]),
         commits=tuple(result["commits"]),
         error=ended.get("error"),
         errors=int(ended.get("errors", 0)),

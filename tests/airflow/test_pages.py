@@ -306,6 +306,8 @@ def test_a_failed_job_shows_its_error_and_the_rows(reader: Get, database: Databa
     assert "no such model" in page
     assert '<pre class="error">' in page
     assert "1 error record: 1 builtins.ValueError" in text_of(page)
+    assert "builtins.ValueError ended the job, see above" in text_of(page)
+    assert "no such model" not in page.rpartition("</pre>")[2]
 
 
 def test_errors_are_paged_and_bounded(reader: Get, database: Database) -> None:

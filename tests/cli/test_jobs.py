@@ -144,6 +144,8 @@ def test_a_failed_job_shows_its_error_whatever_signs_are_in_it(table: Table, db:
     assert (job["state"], job["rows_failed"], job["rows_left"], job["where"]) == ("FAILED", 1, 95, "x > 3")
     text = run("status", db, job["id"])
     assert "[bold]no[/nothing] closes this" in text
+    assert "Error: " in text
+    assert "; error: " not in text
     assert re.search(r"shard 0 .*failed +0 of 21 rows checkpointed", text)
     assert re.search(r"shard 1 .*left +0 of 25 rows checkpointed", text)
 
