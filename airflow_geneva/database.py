@@ -201,7 +201,7 @@ class Database(Summarized):
                 f"create_table takes {_STABLE[0]!r} as a storage option, not {unknown}. Give credentials to connect()."
             )
         stable = all(str(value).lower() != "false" for value in given.values())
-        options = {"enable_stable_row_ids": stable, "mode": mode, **write_options}
+        options = {"enable_stable_row_ids": stable, "mode": "create" if found is None else "overwrite", **write_options}
         lance.write_dataset(rows, location.uri, storage_options=location.storage_options, **options)
         return Table(location)
 

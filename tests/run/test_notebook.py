@@ -108,6 +108,7 @@ def test_a_table_that_exists_is_opened_or_overwritten_if_asked(make_table: MakeT
         db.create_table("v", {"id": [0]}, mode="overwrite")
     with pytest.raises(InvalidInput, match="'append'"):
         db.create_table("docs", {"id": [0]}, mode="append")
+    assert db.create_table("new", {"id": [0]}, mode="overwrite").version == 1
     again = db.create_table("docs", {"id": [0, 1, 2], "x": [10, 1, 2]}, mode="overwrite")
     assert again.to_arrow().to_pydict() == {"id": [0, 1, 2], "x": [10, 1, 2]}
     again.add_columns({"n": plus})
