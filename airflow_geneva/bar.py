@@ -21,7 +21,12 @@ _EVERY = 0.5
 def progress_bar(target: str) -> Iterator[None]:
     """Show a bar while the body runs a job; not where nobody can see it, as in a log."""
     with measuring(target) as meter, _bar(meter):
-        yield
+        try:
+            yield
+        except BaseException:
+            meter.enter("failed")
+            raise
+        meter.enter("done")
 
 
 def _bar(meter: Meter) -> AbstractContextManager[None]:

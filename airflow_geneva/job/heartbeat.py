@@ -64,7 +64,7 @@ def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool) -> float:
 def writing_heartbeats(job: Storage, stage: str, every: float = EVERY_SECONDS) -> Iterator[None]:
     """Write heartbeats while the body runs one stage of a job; a failed write does not fail the job."""
     warned = False
-    measured().stage = stage
+    measured().enter(stage)
 
     def beat(over: bool = False) -> None:
         nonlocal warned

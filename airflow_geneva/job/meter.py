@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from airflow_geneva.job.progress import ProgressReporter
+from airflow_geneva.job.shard_status import STARTING, ShardStatus
+from airflow_geneva.job.time_left import estimate_time_left
 
 _WORDS = {
     "plan": "planning",
@@ -17,21 +20,27 @@ _WORDS = {
     "commit": "committing",
     "finish": "finishing",
 }
+_SHARD_STAGES = {"spark": STARTING, "apply": "applying"}
 
 
 @dataclass
 class Meter:
-    """The stage of a job, its rows to compute, and the reporters of its shards."""
+    """The stage of a job, its rows to compute, what earlier jobs let expect, and the reporters of its shards."""
 
     target: str
     stage: str = "plan"
     rows: int = 0
+    expected: Mapping[str, Any] = field(default_factory=dict)
     reporters: dict[int, ProgressReporter] = field(default_factory=dict)
-    _began: float = field(default_factory=time.monotonic)
+    _began: float = field(default_factory=time.time)
+    _since: float = 0.0
+
+    def enter(self, stage: str) -> None:
+        self.stage, self._since = stage, time.time()
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._began
+        return time.time() - self._began
 
     @property
     def rows_done(self) -> int:
@@ -39,17 +48,25 @@ class Meter:
 
     def __str__(self) -> str:
         told = [reporter.now() for reporter in list(self.reporters.values())]
-        words = f"{_WORDS.get(self.stage, self.stage)}, {self.seconds:,.0f} s"
-        if not told:
-            return words
-        done, spent = self.rows_done, told[-1].seconds
-        failed, speed = sum(progress.rows_failed for progress in told), told[-1].rows_per_second
-        parts = [f"{done:,} of {self.rows:,} rows"]
-        if failed:
-            parts.append(f"{failed:,} failed")
-        if self.stage == "apply" and speed and spent:
-            parts += [f"{speed:,.0f} rows/s", f"about {(self.rows - done) / speed:,.0f} s left"]
-        return ", ".join([words, *parts])
+        parts = [_WORDS.get(self.stage, self.stage), f"{self.seconds:,.0f} s"]
+        if told:
+            parts.append(f"{self.rows_done:,} of {self.rows:,} rows")
+            if failed := sum(progress.rows_failed for progress in told):
+                parts.append(f"{failed:,} failed")
+        speed = told[-1].rows_per_second if told else 0.0
+        if self.stage == "apply" and speed:
+            parts.append(f"{speed:,.0f} rows/s")
+        if self.stage in _SHARD_STAGES and self.rows:
+            whole = ShardStatus(
+                0,
+                _SHARD_STAGES[self.stage],
+                self.rows,
+                rows_checkpointed=self.rows_done,
+                rows_per_second=speed,
+                since=self._since,
+            )
+            parts.append(str(estimate_time_left([whole], self.expected, self.stage == "spark", time.time())))
+        return ", ".join(parts)
 
 
 _current: ContextVar[Meter | None] = ContextVar("geneva_meter", default=None)

@@ -89,13 +89,14 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
     if runner == "auto":
         choice = choose_runner(plan, location.checkpoints, udfs, INLINE_BELOW_SECONDS, try_new_code=True)
         logger.info("Computing %s %s.", plan.work.target, choice)
+    about = {"expected": estimate_by_history(plan, location, choice.runner).pace()} if plan.shards else {}
+    measured().expected = about.get("expected", {})
     if choice.runner == "spark" and any(shard.to_apply for shard in plan.shards):
         _open_session(plan.work, watch, "plan")
     for saving in plan.savings:
         logger.info("%s", saving)
     # Only this process finishes a job with nothing to do, and has its swap in memory.
     idle = plan.swap is not None and plan.swap.idle
-    about = {"expected": estimate_by_history(plan, location, choice.runner).pace()} if plan.shards else {}
     saved = record_plan(replace(plan, swap=None) if idle else plan, location, choice, about=about)
     watch.lap("plan")
     return PlannedJob(location, saved, plan.swap, choice)
@@ -105,7 +106,7 @@ def _open_session(work: JobSpec, watch: Stopwatch, before: str) -> None:
     from airflow_geneva.spark.local import open_session
 
     watch.lap(before)
-    measured().stage = "spark"
+    measured().enter("spark")
     open_session(work.sizing.concurrency)
     watch.lap("spark")
 

@@ -84,7 +84,7 @@ def test_a_notebook_shows_it_as_html(make_table: MakeTable, shown: list[str]) ->
     assert re.search(
         r"<b>docs\.n</b> <progress value=\"\d+\" max=\"40\"></progress> computing, \d s, \d+ of 40", shown[0]
     )
-    assert re.search(r'value="40" max="40".* finishing', shown[-1])
+    assert re.search(r'value="40" max="40".* done, \d s, 40 of 40 rows<', shown[-1])
     before = len(shown)
     assert table.backfill("n", runner="inline").rows_computed == 0
     assert len(shown) == before  # what takes no time needs no bar
@@ -100,11 +100,14 @@ def test_it_says_that_spark_starts(make_table: MakeTable, shown: list[str], monk
     view = table.query().select(["id"]).add_columns({"n": (slow, ["x"])}).create_materialized_view(name="v")
     with pytest.raises(JavaNotFound):
         view.refresh(runner="spark")
-    assert "<b>v</b> <progress></progress> starting Spark…, 1 s" in shown[0] + shown[1]
+    assert "<b>v</b> <progress></progress> starting Spark…, 1 s, at least 9 s left, then the rows: how long" in "".join(
+        shown
+    )
+    assert " failed, 1 s" in shown[-1]
 
 
 def test_it_tells_failed_rows_and_escapes_names() -> None:
-    meter = Meter("<b>&", "commit", 10, {0: ProgressReporter(6, 1, rows_done=6, rows_failed=2)})
+    meter = Meter("<b>&", "commit", 10, reporters={0: ProgressReporter(6, 1, rows_done=6, rows_failed=2)})
     meter.reporters[1] = ProgressReporter(4, 1, rows_done=1)
     assert str(meter) == "committing, 0 s, 7 of 10 rows, 2 failed"
     assert "<b>&lt;b&gt;&amp;</b>" in _html(meter)
