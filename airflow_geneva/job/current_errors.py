@@ -25,7 +25,7 @@ class ErrorGroup:
     Args:
         column: the column.
         exception: name of the exception's class.
-        message: the first line of its text, with ``...`` for quoted texts and numbers.
+        message: the first line of its text, with ``...`` for quoted texts and numbers if these differ.
         rows: number of records.
         example: the newest record.
     """
@@ -50,7 +50,10 @@ def group_errors(records: Iterable[ErrorRecord]) -> list[ErrorGroup]:
     for record in records:
         message = _VALUE.sub("...", record.message.partition("\n")[0])
         found.setdefault((record.column, record.exception, message), []).append(record)
-    groups = [ErrorGroup(*cause, len(rows), rows[0]) for cause, rows in found.items()]
+    groups = []
+    for (column, exception, pattern), rows in found.items():
+        texts = {record.message.partition("\n")[0] for record in rows}
+        groups.append(ErrorGroup(column, exception, pattern if len(texts) > 1 else texts.pop(), len(rows), rows[0]))
     return sorted(groups, key=lambda group: -group.rows)
 
 

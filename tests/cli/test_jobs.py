@@ -192,6 +192,7 @@ def test_errors_groups_what_fails_now_by_its_cause(table: Table, db: str) -> Non
     text = run("errors", db)
     assert text.startswith("docs: 3 rows of y: builtins.ValueError: no value for ...\n  for example row address ")
     assert "docs: 1 row of y: builtins.ZeroDivisionError: integer division or modulo by zero" in text
+    assert "ValueError: no value for 47\n" in run("errors", db, "--rows")
     assert len(read("errors", db)) == 4
     table.lance.delete("x = 30")
     assert "ZeroDivisionError" not in run("errors", db)
