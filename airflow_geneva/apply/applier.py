@@ -28,6 +28,7 @@ from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork
+from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.storage.files import Storage
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ logger = logging.getLogger("airflow_geneva.apply")
 
 FIRST_ROWS = 100
 _GROWTH = 10
+_WATCHED_SECONDS = 0.1
 _NO_IDS, _NO_VALUES = np.empty(0, np.uint64), pa.nulls(0)
 
 
@@ -192,12 +194,19 @@ class Applier:
         self.interval = sizing.checkpoint_interval
         self.fitting = sizes.outputs
         self.sizes = sizes
-        self.sizer = sizes.sizer = sizes.sizer or CheckpointSizer.of(
+        self.sizer = sizes.sizer = sizes.sizer or self._make_sizer(sizing, udf)
+
+    def _make_sizer(self, sizing: Sizing, udf: UDF | None) -> CheckpointSizer:
+        sizer = CheckpointSizer.of(
             sizing.checkpoint_size or (udf.checkpoint_size if udf else None),
             sizing.min_checkpoint_size or (udf.min_checkpoint_size if udf else None),
             sizing.max_checkpoint_size or (udf.max_checkpoint_size if udf else None),
             self.interval,
         )
+        if self.row_by_row and sizing.watched:
+            # A step is many calls then, and a job stops at its cap only between steps.
+            return replace(sizer, seconds=_WATCHED_SECONDS, rows=sizer.least)
+        return sizer
 
     def compute(
         self, fragment: FragmentWork, live: Ranges, run: Ranges, keep_last: bool = True

@@ -162,10 +162,10 @@ class ShardCommitter:
         self,
         shard: Shard,
         candidates: Sequence[Candidate],
-        missing: Sequence[tuple[int, str]],
+        missing: Sequence[tuple[int, int, str]],
         on_group: Callable[[int, int, tuple[int, ...]], None] = lambda fragments, rows, versions: None,
     ) -> ShardResult:
-        """Commit the candidates that fit, and report those that do not, and the fragments without a staged file.
+        """Commit the candidates that fit; report the rows of the others, and of fragments without a staged file.
 
         ``on_group`` is called after every Lance commit with the number of visible fragments, that of visible due rows
         without those that failed, and the table versions written.
@@ -174,8 +174,7 @@ class ShardCommitter:
             CommitConflict: other writers changed the table at every retry.
             TableRemade: the table was dropped and created again; a commit to the new table is undone.
         """
-        rows = {work.id: work.rows for work in shard.fragments}
-        self._left.extend((fragment, rows[fragment], why) for fragment, why in missing)
+        self._left.extend(missing)
         left = self._without_repeated_failures(candidates)
         asked = self.work.sizing.commit_granularity
         least = size = asked or fragments_per_commit(len(shard.fragments), len(self.saved.shards))

@@ -84,7 +84,7 @@ class BackfillResult(Listed):
 
     Args:
         job_id: the job.
-        state: DONE, PARTIAL (rows were left because other writers changed them meanwhile) or FAILED.
+        state: DONE, PARTIAL (rows were left: other writers changed them meanwhile, or the job reached a cap) or FAILED.
         rows_computed: rows that this job computed and that are visible now.
         rows_reused: rows that earlier, unfinished jobs computed and this job made visible.
         rows_skipped: rows with nothing to do.

@@ -225,6 +225,8 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
 
 
 def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
+    if document.get("stopped"):  # at a cap: what is computed is kept, and committed as far as it goes
+        return replace(status, stage="applied", rows_per_second=0.0, seconds_left=None)
     failed = int(document.get("rows_failed", 0))
     return replace(
         status,

@@ -150,6 +150,8 @@ class ApplyOperator(SparkSubmitOperator):
             if not again:
                 job.write_applied(shard, (), 0.0)
             return "(all of it was staged, no Spark started)"
+        if job.is_at_cap(shard):
+            return "(its job is at a cap, no Spark started)"
         given = optional_int("inline_below_rows", self.inline_below_rows)
         if shard.rows_to_run < (configured.inline_below_rows if given is None else given):
             udfs = Udfs.planned(work)

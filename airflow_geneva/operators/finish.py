@@ -35,7 +35,7 @@ from airflow_geneva.storage.files import Storage
 
 _KEPT_OF_COLUMN = "What the other shards committed is recorded, and announced by the next run that finishes."
 _KEPT_OF_VIEW = "The view is unchanged, and computed rows are kept."
-_LEFT_OF_COLUMN = "%s rows were left because other writers changed them meanwhile; the next run computes them. %s"
+_LEFT_OF_COLUMN = "%s rows were left; the next run computes them. %s"
 _LEFT_OF_VIEW = "The view is unchanged, with %s rows due; the next run reuses what this one computed. %s"
 
 

@@ -35,7 +35,7 @@ from airflow_geneva.operators._lance_task import (
     required_text,
 )
 from airflow_geneva.plan.model import BackfillSpec, Plan
-from airflow_geneva.plan.request import BackfillRequest, plan_request
+from airflow_geneva.plan.request import NOT_WHOLE, BackfillRequest, plan_request
 from airflow_geneva.plan.saved_plan import SavedPlan, shard_summaries
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.plan.sizing import Sizing
@@ -89,6 +89,9 @@ class PlanOperator(LanceOperator):
         task_size: int | str | None = None,
         task_shuffle_diversity: int | str | None = None,
         shard_size: int | str | None = None,
+        max_rows: int | str | None = None,
+        max_seconds: float | str | None = None,
+        max_cost: float | str | None = None,
         **kwargs: Any,
     ) -> None:
         given = locals()
@@ -275,9 +278,7 @@ class PlanBackfillOperator(PlanOperator):
 
 def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, Any]:
     """Return the given sizes as numbers; for an empty one the default, which may be configured."""
-    kinds = {
-        size.name: optional_float if size.name == "checkpoint_interval" else optional_int for size in fields(Sizing)
-    }
+    kinds = {size.name: optional_float if size.name in NOT_WHOLE else optional_int for size in fields(Sizing)}
     found = {name: kinds[name](name, value) for name, value in given.items()}
     sizes = {name: value for name, value in found.items() if value is not None}
     memory = task_memory_bytes(configured.task_memory_bytes)

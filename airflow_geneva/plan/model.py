@@ -7,12 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from airflow_geneva.checkpoint.facts import Fact
 from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
-from airflow_geneva.checkpoint.provenance import PriorFailures, prior_failures_of, version_label
+from airflow_geneva.checkpoint.provenance import PriorFailures, prior_failures_of
 from airflow_geneva.checkpoint.reuse import ReuseRules
 from airflow_geneva.display import Described
 from airflow_geneva.errors import InvalidInput
@@ -27,8 +26,6 @@ from airflow_geneva.views.definition import ViewDefinition
 if TYPE_CHECKING:
     from airflow_geneva.job.estimate import Estimate
     from airflow_geneva.plan.saved_plan import SwapPlan
-
-_LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -57,6 +54,7 @@ class _JobSpec(ABC):
         agreement: hash of what must be equal for versions whose values may be mixed.
         rows: number of due rows of the job.
         max_failed: most rows that may fail, or the largest part of the due rows; None: any.
+        rows_beyond: due rows that the job leaves, because it has a cap of rows.
     """
 
     kind: ClassVar[str]
@@ -75,6 +73,7 @@ class _JobSpec(ABC):
     agreement: str = ""
     rows: int = 0
     max_failed: int | float | None = None
+    rows_beyond: int = 0
     codes: tuple[CodeArchive, ...] = ()
 
     @property
@@ -113,6 +112,27 @@ class _JobSpec(ABC):
     @abstractmethod
     def target(self) -> str:
         """The view or the column that the job computes, for messages."""
+
+    @property
+    def cap_note(self) -> str:
+        """Say what is left beyond the cap of rows, after the job."""
+        sizing, most = self.sizing, self.most_rows or 0
+        cap = (
+            f"{most:,} rows (max_rows)" if most == sizing.max_rows else f"{sizing.max_cost:g} (max_cost), {most:,} rows"
+        )
+        return f"stopped at its cap of {cap}: {self.rows_beyond:,} more are left for the next run"
+
+    @property
+    def cost_per_row(self) -> float:
+        """What the UDFs themselves cost for a row."""
+        return sum(udf.cost or 0.0 for udf in self.udfs.values())
+
+    @property
+    def most_rows(self) -> int | None:
+        """Most rows that the UDF may run on, by `max_rows` and by what `max_cost` pays for; None: any number."""
+        paid = self.sizing.max_cost is not None and self.cost_per_row > 0
+        by_cost = [max(int((self.sizing.max_cost or 0.0) / self.cost_per_row + 1e-9), 1)] if paid else []
+        return min([*by_cost, *([self.sizing.max_rows] if self.sizing.max_rows is not None else [])], default=None)
 
     def with_source_paths(self, text: str) -> str:
         """Replace the places of the code archives on executors with those of the source, as in a traceback."""
@@ -306,7 +326,7 @@ class Plan(Described):
     @property
     def rows_pending(self) -> int:
         """Number of rows that are selected and due, including rows in checkpoints."""
-        return sum(shard.rows for shard in self.shards)
+        return sum(shard.rows for shard in self.shards) + self.work.rows_beyond
 
     @property
     def rows_skipped(self) -> int:
@@ -353,45 +373,6 @@ class Plan(Described):
         return replace(self, work=replace(self.work, **changes))
 
     def __str__(self) -> str:
-        """Say what would run, what would not, and why; a few lines for a table of any size."""
-        work = self.work
-        where = f" where {work.where}" if work.where else ""
-        lines = [
-            f"Refresh of view {work.target} to version {work.version} of its source"
-            if isinstance(work, RefreshSpec)
-            else f"Backfill of {work.target} with {work.udf_name} (version {work.udf_version}){where}, "
-            f"table version {work.version}",
-            f"  {self.rows_total:,} rows: {self.rows_pending:,} pending, {self.rows_skipped:,} with nothing to do",
-        ]
-        for tally in self.reason_counts:
-            lines.append(f"    {tally.rows:>14,} rows  {tally.fragments:>8,} fragments  {tally.reason}")
-        if not self.shards and self.swap is not None and self.swap.gone:
-            lines.append(
-                "  Nothing to compute, no Spark; rows that are no longer in the query's result leave the view."
-            )
-        elif not self.shards:
-            lines.append("  Nothing to do: no Spark, no new version.")
-        else:
-            held = self.rows_pending - self.rows_to_run
-            kept = f" ({held:,} rows come from checkpoints)" if held else ""
-            count = sum(len(shard.fragments) for shard in self.shards)
-            lines.append(f"  {count:,} fragments in {len(self.shards)} shard(s){kept}")
-            shown = (work for shard in self.shards for work in shard.fragments[:_LISTED])
-            for fragment in islice(shown, _LISTED):
-                gaps = ", ".join(_span(a, b) for a, b in list(fragment.missing_selected)[:4])
-                more = " ..." if len(fragment.missing_selected.starts) > 4 else ""
-                what = f"{fragment.status}, {fragment.reason}; rows missing: {gaps or '-'}{more}"
-                lines.append(f"    fragment {fragment.id}: {what}")
-            if count > _LISTED:
-                lines.append(f"    and {count - _LISTED:,} more fragments")
-        for version, rows in self.rows_by_other_version:
-            lines.append(f"  {rows:,} rows hold values of UDF version {version_label(version)}")
-        if self.shards and self.estimator is not None and (expected := self.estimate()).slot_seconds is not None:
-            lines.append(f"  Estimate: {expected}")
-        lines.extend(f"  Note: {note}" for note in (*self.notes, *self.savings))
-        return "\n".join(lines)
+        from airflow_geneva.plan.explain import explain
 
-
-def _span(start: int, end: int) -> str:
-    """Format offsets ``[start, end)`` with an inclusive end."""
-    return f"{start} to {end - 1}" if end - start > 1 else f"{start}"
+        return explain(self)

@@ -17,6 +17,7 @@ from airflow_geneva.lance_io.fragments import field_ids
 from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
 from airflow_geneva.plan.backfill import plan_backfill
+from airflow_geneva.plan.caps import cap_rows
 from airflow_geneva.plan.due_rows import ON_CODE_CHANGE, DueRules
 from airflow_geneva.plan.model import BackfillSpec, Plan
 from airflow_geneva.plan.sizing import Sizing
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from airflow_geneva.udf import UDF
 
-NOT_WHOLE = ("checkpoint_interval", "price_per_slot_hour")
+NOT_WHOLE = ("checkpoint_interval", "price_per_slot_hour", "max_seconds", "max_cost")
 """Sizes that are not whole numbers."""
 
 _SIZES = {f.name for f in fields(Sizing)}
@@ -50,6 +51,9 @@ class SizingOptions(TypedDict, total=False):
     commit_granularity: int | None
     task_memory_bytes: int
     price_per_slot_hour: float | None
+    max_rows: int | None
+    max_seconds: float | None
+    max_cost: float | None
 
 
 class BackfillOptions(SizingOptions, total=False):
@@ -158,7 +162,7 @@ def plan_request(
             agreement=md5(f"{udf.data_type}\0{deps_version(udf.deps, udf.name)}"),
         )
         wanted = DueRules(request.on_code_change, request.errors_only, request.recompute_mixed)
-        return plan_backfill(dataset, location.checkpoints, work, wanted)
+        return cap_rows(plan_backfill(dataset, location.checkpoints, work, wanted))
 
 
 def checkpoints_ignored() -> bool:

@@ -37,6 +37,7 @@ class FragmentWork:
         missing: the due rows that no checkpoint holds.
         rows: number of rows that are selected and due.
         kept: rows that the UDF ran on earlier, by provenance; those that do not run now keep their value.
+        partial: whether other rows of the fragment are due that this job leaves, so that it stages no file of it.
         selected: with a filter, the due rows that it selects, as long as the plan is in memory.
     """
 
@@ -48,6 +49,7 @@ class FragmentWork:
     staged: bool = False
     ancestors: tuple[Ancestor, ...] = ()
     kept: tuple[tuple[Provenance, Ranges], ...] = ()
+    partial: bool = False
     selected: Ranges | None = field(default=None, compare=False)
 
     @cached_property
@@ -90,11 +92,12 @@ class FragmentWork:
             self.staged,
             [[*ancestor.place, ancestor.rows.to_json()] for ancestor in self.ancestors],
             [[provenance.what, rows.to_json()] for provenance, rows in self.kept],
+            *([True] if self.partial else []),
         ]
 
     @staticmethod
     def from_json(document: Sequence[Any]) -> FragmentWork:
-        files, reason, due_rows, missing, rows, staged, ancestors, kept = document
+        files, reason, due_rows, missing, rows, staged, ancestors, kept, *partial = document
         due = Ranges.from_json(due_rows)
         return FragmentWork(
             FragmentFiles.from_json(files),
@@ -105,6 +108,7 @@ class FragmentWork:
             staged,
             tuple(Ancestor((str(a), int(b)), Ranges.from_json(found)) for a, b, found in ancestors),
             tuple((found, Ranges.from_json(held)) for what, held in kept if (found := Provenance.of(what))),
+            bool(partial),
         )
 
 

@@ -25,6 +25,9 @@ class Sizing:
         task_memory_bytes: bytes of rows that a task slot holds at a time; see `airflow_geneva.lance_io.task_memory`.
         price_per_slot_hour: of one task slot or thread, in any currency, for estimates and `max_cost`; in Airflow, by
             default `[geneva] price_per_slot_hour`.
+        max_rows: most rows that the UDF runs on; the others are left for the next run, and the job is PARTIAL.
+        max_seconds: seconds of computing, added up over shards, after which the job stops in the same way.
+        max_cost: cost of slots and rows after which the job stops in the same way.
     """
 
     concurrency: int = 8
@@ -40,6 +43,14 @@ class Sizing:
     commit_granularity: int | None = None
     task_memory_bytes: int = DEFAULT_TASK_MEMORY
     price_per_slot_hour: float | None = None
+    max_rows: int | None = None
+    max_seconds: float | None = None
+    max_cost: float | None = None
+
+    @property
+    def watched(self) -> bool:
+        """Whether the job stops at a number of seconds or at a cost."""
+        return self.max_seconds is not None or self.max_cost is not None
 
     @property
     def batch_bytes(self) -> int:

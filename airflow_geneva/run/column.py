@@ -12,7 +12,7 @@ from airflow_geneva.apply.reader import fixed_width
 from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, seen
 from airflow_geneva.checkpoint.provenance import version_label
 from airflow_geneva.checkpoint.records import StagedFragment, encode_runs, merge_runs
-from airflow_geneva.checkpoint.reuse import ReusableRows
+from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.commit.column import Candidate, ShardCommitter
 from airflow_geneva.errors import InvalidInput
@@ -27,7 +27,7 @@ from airflow_geneva.plan.model import BackfillSpec
 from airflow_geneva.plan.reusable_checkpoints import ReusableColumn
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
-from airflow_geneva.run.units import Target, staged_or_restaged
+from airflow_geneva.run.units import Target, staged_or_restaged, stopped_at_cap
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.definition import MIXED_VERSIONS_KEY
 from airflow_geneva.write.data_files import ColumnFileWriter, assemble
@@ -105,16 +105,22 @@ class ColumnPublisher:
     def commit(self, shard: Shard) -> ShardResult:
         work, target = self.work, self.target
         candidates: list[Candidate] = []
-        missing: list[tuple[int, str]] = []
+        missing: list[tuple[int, int, str]] = []
+        capped = stopped_at_cap(JobFolder(target.job, work.job_id), self.saved, shard.index)
         for fragment in shard.fragments:
             index = target.index(fragment)
             staged = staged_or_restaged(target, fragment, index)
             if staged is not None:
                 candidates.append(Candidate(fragment, staged))
+            elif capped:
+                part = self._computed_part(fragment, index)
+                candidates.extend(part)
+                rows = fragment.rows - sum(candidate.work.rows for candidate in part)
+                missing.append((fragment.id, max(rows, 0), capped))
             elif index.staged_at(fragment.place) is not None:
-                missing.append((fragment.id, "its staged data file is gone or no longer fits"))
+                missing.append((fragment.id, fragment.rows, "its staged data file is gone or no longer fits"))
             else:
-                missing.append((fragment.id, "not all of its rows are computed"))
+                missing.append((fragment.id, fragment.rows, "not all of its rows are computed"))
         folder, plan = JobFolder(target.job, work.job_id), self.saved.fingerprint
         failed = sum(len(candidate.failed) for candidate in candidates)
         reporter = ProgressReporter(
@@ -128,6 +134,18 @@ class ColumnPublisher:
         reporter.keep()
         committer = ShardCommitter(self.location, self.saved, work, target.source)
         return committer.commit(shard, candidates, missing, reporter.set_committed)
+
+    def _computed_part(self, fragment: FragmentWork, index: CheckpointIndex) -> list[Candidate]:
+        """Stage what was computed of a fragment before the job stopped at its cap."""
+        target = self.target
+        due = fragment.due & live_offsets(target.source, fragment.files)
+        held = target.held(fragment, index, due)
+        rows = len(held.computed & due)
+        if not rows:
+            return []
+        part = replace(fragment, due=held.done & due, missing=Ranges.empty(), rows=rows)
+        staged = staged_or_restaged(target, part, index)
+        return [] if staged is None else [Candidate(part, staged)]
 
     def finish(
         self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
@@ -148,19 +166,20 @@ class ColumnPublisher:
         left = sum(result.rows_left for result in results)
         missing = sum(shard["rows"] for index, shard in enumerate(saved.shards) if index not in there)
         reasons = sorted({reason for result in results for _, reason in result.left_reasons})
+        capped = (work.cap_note,) if work.rows_beyond else ()
         commits = tuple(find_commits(self.location.open(), work.version, [work.job_id]))
         return BackfillResult(
             job_id=work.job_id,
-            state=PARTIAL if left else DONE,
+            state=PARTIAL if left or work.rows_beyond else DONE,
             rows_computed=sum(result.rows_computed for result in results),
             rows_reused=sum(result.rows_reused for result in results),
             rows_skipped=saved.rows_skipped,
             rows_failed=sum(result.rows_failed for result in results),
-            rows_left=left + missing,
+            rows_left=left + missing + work.rows_beyond,
             version=max(commits, default=work.version),
             from_version=work.version,
             commits=commits,
-            notes=(*saved.notes, *(f"left for the next run: {reason}" for reason in reasons)),
+            notes=(*saved.notes, *capped, *(f"left for the next run: {reason}" for reason in reasons)),
         )
 
 

@@ -25,6 +25,7 @@ from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.task_memory import RowsPerBudget, return_large_buffers
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import Shard
+from airflow_geneva.run.caps import CapReached
 from airflow_geneva.run.column import ColumnTarget
 from airflow_geneva.run.units import RunUnit, Target, Unit, UnitReport, run_unit, whole_unit
 from airflow_geneva.run.view import ViewTarget
@@ -215,13 +216,24 @@ def run_units(do: RunUnit, units: Sequence[Unit], reporter: ProgressReporter, th
                 reporter.add_ready(unit.work.rows - report.failed)
         return report
 
+    reports = list[UnitReport]()
     if threads <= 1 or len(units) <= 1:
-        return [run(unit) for unit in units]
+        try:
+            for unit in units:
+                reports.append(run(unit))
+        except CapReached as reached:
+            reached.reports = reports
+            raise
+        return reports
     with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(run, unit) for unit in units]
         try:
-            return [future.result() for future in as_completed(futures)]
-        except BaseException:
+            for future in as_completed(futures):
+                reports.append(future.result())
+            return reports
+        except BaseException as error:
+            if isinstance(error, CapReached):
+                error.reports = reports
             for future in futures:
                 future.cancel()
             raise

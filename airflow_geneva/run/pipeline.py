@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from airflow_geneva.errors import JobFailed, StorageError, TableRemade, UdfError
+from airflow_geneva.errors import JobFailed, StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
 from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, STARTED, JobFolder
@@ -27,9 +27,11 @@ from airflow_geneva.lance_io.table_versions import reporting_remade
 from airflow_geneva.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.plan.shard import Shard
+from airflow_geneva.run.caps import CapReached, Caps
 from airflow_geneva.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.run.column import ColumnPublisher
 from airflow_geneva.run.estimate import estimate_by_history
+from airflow_geneva.run.failure import failure_message, what_failed
 from airflow_geneva.run.housekeeping import run_maintenance
 from airflow_geneva.run.inline import Udfs, apply_inline
 from airflow_geneva.run.record import record_plan
@@ -144,10 +146,10 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
         failed = job.fail(committed, error, watch.seconds)
         if not is_failure(error):
             raise
-        raise JobFailed(_failure_message(job.work, error), failed) from error
+        raise JobFailed(failure_message(job.work, error), failed) from error
     logger.info("%s", result)
     if too_many := job.too_many_failed(committed):
-        raise JobFailed(f"{_what_failed(job.work)}: {too_many}", result)
+        raise JobFailed(f"{what_failed(job.work)}: {too_many}", result)
     return result
 
 
@@ -202,33 +204,74 @@ class PlannedJob:
             UdfError: a UDF failed; rows computed before are checkpointed.
             TableRemade: a table was dropped and created again.
         """
-        began = time.monotonic()
-        with reporting_remade(self.work.tables, self.location.options):
+
+        def compute(caps: Caps) -> list[UnitReport]:
+            plan = self.saved.fingerprint
             if self.choice is not None and self.choice.runner == "spark" and shard.to_apply:
                 from airflow_geneva.spark.tasks import apply_in_session
 
-                reports = apply_in_session(self.location, self.work, shard, udfs, self.saved.fingerprint)
-            else:
-                plan, target = self.saved.fingerprint, self.publisher.target
-                reports = apply_inline(self.location, self.work, shard, udfs, on_rows, plan, target)
-            self.write_applied(shard, reports, time.monotonic() - began)
+                return apply_in_session(self.location, self.work, shard, udfs, plan, caps)
+
+            def both(rows: int) -> None:
+                on_rows(rows)
+                caps.add(rows)
+
+            return apply_inline(self.location, self.work, shard, udfs, both, plan, self.publisher.target)
+
+        self._apply(shard, compute)
 
     def apply_on(self, session: Any, shard: Shard, **every: float) -> dict[str, Any]:
         """Compute a shard on a Spark session that has the code; write and return its result. Raises as `apply`."""
         from airflow_geneva.spark.tasks import apply_on_spark
 
-        began = time.monotonic()
-        with reporting_remade(self.work.tables, self.location.options):
-            udfs = Udfs.planned(self.work)
-            reports = apply_on_spark(session, self.location, self.work, shard, udfs, self.saved.fingerprint, **every)
-            return self.write_applied(shard, reports, time.monotonic() - began)
+        udfs, plan = Udfs.planned(self.work), self.saved.fingerprint
+        return self._apply(
+            shard, lambda caps: apply_on_spark(session, self.location, self.work, shard, udfs, plan, caps, **every)
+        )
 
     def begin(self, shard: Shard) -> None:
         """Note that a task has begun to work on a shard, before Spark is started for it."""
         self.folder.update_shard(self.saved.fingerprint, shard.index, started={"at": time.time()})
 
-    def write_applied(self, shard: Shard, reports: Iterable[UnitReport], seconds: float) -> dict[str, Any]:
-        """Write and return the result of applying a shard, which took so many seconds without the start of Spark."""
+    def _apply(self, shard: Shard, compute: Callable[[Caps], Sequence[UnitReport]]) -> dict[str, Any]:
+        """Compute a shard until the job reaches a cap, and write the result."""
+        began, stopped = time.monotonic(), None
+        caps = self._caps(shard)
+        with reporting_remade(self.work.tables, self.location.options):
+            try:
+                if shard.to_apply:
+                    caps.check()
+                reports = compute(caps)
+            except CapReached as reached:
+                reports, stopped = reached.reports, str(reached)
+                logger.warning("%s %s.", self.work.target, stopped)
+            return self.write_applied(shard, reports, time.monotonic() - began, caps, stopped)
+
+    def _caps(self, shard: Shard) -> Caps:
+        others = set(range(len(self.saved.shards))) - {shard.index} if self.work.sizing.watched else ()
+        return Caps.after(self.work, (self.folder.read_shard(self.saved.fingerprint, index) for index in others))
+
+    def is_at_cap(self, shard: Shard) -> bool:
+        """Whether the job has reached a cap, so that the shard is not computed; its result says so then."""
+        try:
+            self._caps(shard).check()
+        except CapReached as reached:
+            self.write_applied(shard, (), 0.0, stopped=str(reached))
+            return True
+        return False
+
+    def write_applied(
+        self,
+        shard: Shard,
+        reports: Iterable[UnitReport],
+        seconds: float,
+        caps: Caps | None = None,
+        stopped: str | None = None,
+    ) -> dict[str, Any]:
+        """Write and return the result of applying a shard, which took so many seconds without the start of Spark.
+
+        `stopped` says at which cap it did.
+        """
         done = sum(reports, UnitReport(True))
         started = self.folder.read_shard(self.saved.fingerprint, shard.index).get(STARTED)
         waited = max(time.time() - started["at"] - seconds, 0.0) if started else 0.0
@@ -237,11 +280,15 @@ class PlannedJob:
             "fingerprint": self.saved.fingerprint,
             "rows_run": done.speed.rows,
             "rows_failed": done.failed,
-            "fragments_staged": len(shard.to_apply),
+            "fragments_staged": done.speed.fragments if stopped else len(shard.to_apply),
             "speed": done.speed.to_json(),
             "seconds": round(seconds + waited, 3),
             "start_seconds": round(waited, 3),
         }
+        if caps is not None and self.work.sizing.watched:
+            document |= {"slot_seconds": round(caps.shard_slot_seconds, 3)}
+        if stopped:
+            document |= {"stopped": stopped, "rows_run": max(done.speed.rows, caps.computed if caps else 0)}
         self.folder.update_shard(self.saved.fingerprint, shard.index, applied=document)
         return document
 
@@ -352,19 +399,3 @@ class PlannedJob:
 
 def _unwatched(_rows: int) -> None:
     """Let an inline computation take as long as it takes."""
-
-
-def _what_failed(work: JobSpec) -> str:
-    what = f"Refresh of view {work.target!r}" if isinstance(work, RefreshSpec) else f"Backfill of {work.target}"
-    return f"{what} failed (job {work.job_id})"
-
-
-def _failure_message(work: JobSpec, error: BaseException) -> str:
-    kept = "\nComputed rows are kept in checkpoints"
-    if isinstance(error, TableRemade):
-        kept = ""  # of a table that was created again, no checkpoint is left
-    elif isinstance(error, UdfError) and error.row_index is not None:
-        kept += "."  # the error says when to run it again
-    else:
-        kept += "; run it again to continue from there."
-    return f"{_what_failed(work)}: {error}{kept}"

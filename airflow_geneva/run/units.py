@@ -16,10 +16,12 @@ from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, merge_run
 from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError
+from airflow_geneva.job.folder import APPLIED, JobFolder
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.fragments import live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.reusable_checkpoints import Reusable
+from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.storage.files import Storage
@@ -61,7 +63,13 @@ RunUnit: TypeAlias = Callable[[Unit, Callable[[int], None]], UnitReport]
 
 
 def whole_unit(work: FragmentWork) -> Unit:
-    return Unit(work, work.due, True)
+    return Unit(work, work.due, not work.partial)
+
+
+def stopped_at_cap(folder: JobFolder, saved: SavedPlan, shard: int) -> str | None:
+    """Return why the computation of a shard stopped at a cap of its job; None if it did not."""
+    applied = folder.read_shard(saved.fingerprint, shard).get(APPLIED) or {}
+    return applied.get("stopped")
 
 
 def split_into_tasks(works: Sequence[FragmentWork], sizing: Sizing, slots: int) -> list[tuple[Unit, ...]]:
@@ -91,7 +99,7 @@ def split_into_tasks(works: Sequence[FragmentWork], sizing: Sizing, slots: int) 
 
 def split_fragments(tasks: Sequence[Sequence[Unit]]) -> list[FragmentWork]:
     """Return the fragments that were split over several units, and still have to be staged."""
-    found = {unit.work.id: unit.work for task in tasks for unit in task if not unit.whole}
+    found = {unit.work.id: unit.work for task in tasks for unit in task if not unit.whole and not unit.work.partial}
     return [found[key] for key in sorted(found)]
 
 

@@ -23,6 +23,7 @@ from airflow_geneva.job.result import DONE, FAILED, PARTIAL, BackfillResult, Sha
 from airflow_geneva.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import reporting_cleaned_up
+from airflow_geneva.plan.caps import cap_rows
 from airflow_geneva.plan.model import Plan, RefreshSpec
 from airflow_geneva.plan.refresh import plan_refresh
 from airflow_geneva.plan.request import RefreshRequest
@@ -30,7 +31,7 @@ from airflow_geneva.plan.reusable_checkpoints import ReusableView
 from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.run.housekeeping import has_many_snapshots
-from airflow_geneva.run.units import Target, remove_broken, staged_or_restaged
+from airflow_geneva.run.units import Target, remove_broken, staged_or_restaged, stopped_at_cap
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF
@@ -167,6 +168,8 @@ class ViewPublisher:
         """Swap the view's rows if all of them are staged; if the job failed, leave the view as it is."""
         if failed:
             return self.result(committed), False
+        if self.work.rows_beyond:
+            return replace(self.result(()), state=PARTIAL, notes=(*self.saved.notes, self.work.cap_note)), False
         job = JobFolder.of(self.location.checkpoints, self.work.job_id).storage
         swap = self.swap or self.saved.load_swap(job)
         if swap.idle:
@@ -184,7 +187,7 @@ class ViewPublisher:
             self.work.job_id,
             FAILED,
             rows_skipped=self.saved.rows_skipped,
-            rows_left=sum(int(shard["rows"]) for shard in self.saved.shards),
+            rows_left=sum(int(shard["rows"]) for shard in self.saved.shards) + self.work.rows_beyond,
             version=self.work.written.version,
             from_version=self.work.written.version,
             notes=self.saved.notes,
@@ -201,7 +204,9 @@ class ViewPublisher:
         done = newest_swap(view, dataset).identity != swap.based_on
         version, why = version_of_plan(dataset, saved.fingerprint) if done else None, ""
         if version is None and staged.missing:
-            why = "not all of its rows are computed, or a staged file was removed"
+            shards = range(len(saved.shards))
+            capped = [cap for at in shards if (cap := stopped_at_cap(JobFolder(job, work.job_id), saved, at))]
+            why = capped[0] if capped else "not all of its rows are computed, or a staged file was removed"
         elif version is None:
             try:
                 files = self._files(swap, staged)
@@ -264,4 +269,4 @@ def plan(view: TableLocation, definition: ViewDefinition, source: TableLocation,
     udfs = load_udfs(definition)
     dataset = view.open()
     with reporting_cleaned_up(view, dataset):
-        return plan_refresh(view, definition, source, udfs, CommittedViewState(view, dataset), request)
+        return cap_rows(plan_refresh(view, definition, source, udfs, CommittedViewState(view, dataset), request))

@@ -9,9 +9,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_geneva import errors
 from airflow_geneva.apply.applier import StopComputing
@@ -23,11 +23,13 @@ from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.plan.sizing import Sizing
+from airflow_geneva.run.caps import CapReached, Caps
 from airflow_geneva.run.inline import Udfs, joint_policy, open_reporter, prepare, run_units
 from airflow_geneva.run.units import Unit, UnitReport, split_fragments, split_into_tasks, whole_unit
 from airflow_geneva.spark import local
 from airflow_geneva.spark.code import send_code
 from airflow_geneva.spark.connect import is_connect
+from airflow_geneva.spark.signs import DriverLost, DriverSigns
 from airflow_geneva.spark.submit import BLAS_VARIABLES
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
@@ -39,10 +41,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("airflow_geneva.spark")
 
 _TASK_REPORT_SECONDS = 2.0
+_WATCHED_SECONDS = 0.5
 _POLL_SECONDS = 0.05
-_SIGN_SECONDS = 15.0
-_DRIVER_LOST_SECONDS = 120.0
-_DRIVER, _TASK = "driver.json", "task-"
+_TASK = "task-"
 _FAILURE = "failure"
 
 
@@ -86,45 +87,6 @@ def group_units(shard: Shard, sizing: Sizing, slots: int, stage: int) -> list[li
     return [[unit for task in tasks[at : at + threads] for unit in task] for at in range(0, len(tasks), threads)]
 
 
-class DriverLost(StopComputing):
-    """Raised in a task whose driver was killed, or cannot reach the store."""
-
-
-@dataclass
-class DriverSigns:
-    """The driver's signs of life, which it writes for its tasks: a Spark Connect server goes on when its client dies.
-
-    A task compares what it reads with what it read before, because clocks differ between machines.
-    """
-
-    progress: Storage
-    _written: float = float("-inf")
-    _read: dict[str, Any] | None = None
-    _changed: float = field(default_factory=time.monotonic)
-
-    def write(self, stop: bool = False) -> None:
-        """Write a sign if it is time; with `stop`, make all tasks checkpoint their rows and end."""
-        if stop or time.monotonic() - self._written >= _SIGN_SECONDS:
-            self._written = time.monotonic()
-            self.progress.write_json(_DRIVER, {"stop": stop, "at": time.time()})
-
-    def read(self) -> None:
-        """Raise StopComputing if the driver stopped its tasks, `DriverLost` if it has given no sign for too long."""
-        try:
-            found = self.progress.read_json(_DRIVER)
-        except (FileNotFoundError, ValueError):
-            found = self._read
-        if found and found["stop"]:
-            raise StopComputing
-        if found != self._read:
-            self._read, self._changed = found, time.monotonic()
-        if time.monotonic() - self._changed > _DRIVER_LOST_SECONDS:
-            raise DriverLost(
-                f"The driver wrote no sign of life to {self.progress.path(_DRIVER)} for {_DRIVER_LOST_SECONDS:.0f} s: "
-                "it was killed or suspended, or the store did not take it. What was checkpointed is kept; run it again."
-            )
-
-
 def apply_on_spark(
     session: SparkSession,
     location: TableLocation,
@@ -132,9 +94,10 @@ def apply_on_spark(
     shard: Shard,
     udfs: Udfs,
     plan: str,
+    caps: Caps,
     every: float = EVERY_SECONDS,
 ) -> list[UnitReport]:
-    """Compute and stage a shard on a cluster."""
+    """Compute and stage a shard on a cluster; CapReached if the job reached a cap before it was done."""
     job = JobFolder.of(location.checkpoints, work.job_id)
     attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
     slots, skipped = _slots(session, work), skipped_before(location, work)
@@ -148,8 +111,8 @@ def apply_on_spark(
     works = shard.to_apply
     logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, shard.rows_to_run, len(works), groups)
     limits: Policy = joint_policy(udfs.here()) if has_limits(work) else "fail"
-    reports = _run_stage(session, _GroupRunner(task_spec, 0, 0), groups, reporter, limits)
-    reports += _run_stage(session, _GroupRunner(task_spec, 1, groups), rest, reporter, limits)
+    reports = _run_stage(session, _GroupRunner(task_spec, 0, 0), groups, reporter, limits, caps)
+    reports += _run_stage(session, _GroupRunner(task_spec, 1, groups), rest, reporter, limits, caps)
     reporter.rows_done = sum(report.speed.rows for report in reports)
     reporter.rows_failed = sum(report.failed for report in reports)
     reporter.ready = sum(report.staged for report in reports)
@@ -158,12 +121,18 @@ def apply_on_spark(
     return reports
 
 
-def apply_in_session(location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs, plan: str) -> list[UnitReport]:
+def apply_in_session(
+    location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs, plan: str, caps: Caps
+) -> list[UnitReport]:
     """Compute a shard on the active SparkSession, or on a new local one."""
     session = local.open_session(work.sizing.concurrency)
     udfs = udfs.sent()
     send_code(session, udfs.references)
-    return apply_on_spark(session, location, work, shard, udfs, plan)
+    return apply_on_spark(session, location, work, shard, udfs, plan, caps)
+
+
+def _report_seconds(work: JobSpec) -> float:
+    return _WATCHED_SECONDS if work.sizing.watched else _TASK_REPORT_SECONDS
 
 
 def _slots(session: SparkSession, work: JobSpec) -> int:
@@ -173,7 +142,7 @@ def _slots(session: SparkSession, work: JobSpec) -> int:
 
 
 def _run_stage(
-    session: SparkSession, runner: _GroupRunner, groups: int, reporter: ProgressReporter, limits: Policy
+    session: SparkSession, runner: _GroupRunner, groups: int, reporter: ProgressReporter, limits: Policy, caps: Caps
 ) -> list[UnitReport]:
     """Run so many groups of units as one Spark job, and report progress."""
     if not groups:
@@ -201,7 +170,7 @@ def _run_stage(
     thread = threading.Thread(target=collect, name="geneva-collect", daemon=True)
     thread.start()
     count = SkipCount(limits, task_spec.work.rows, task_spec.skipped)
-    watcher = _ProgressCollector(task_spec.progress, signs, reporter, count, done_before)
+    watcher = _ProgressCollector(task_spec.progress, signs, reporter, count, caps, done_before)
     try:
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
@@ -214,6 +183,8 @@ def _run_stage(
     watcher.look(now=True)
     if watcher.failure is not None:
         reporter.keep()
+        if isinstance(watcher.failure, CapReached):
+            watcher.failure.reports = reports
         raise watcher.failure
     # A killed try of a task skipped rows that the next try did not run; only the error records have all of them.
     SkipCount(limits, task_spec.work.rows, skipped_before(task_spec.location, task_spec.work)).check()
@@ -261,7 +232,7 @@ class _GroupRunner:
         return pickle.dumps(self._run(group))
 
     def _run(self, group: int) -> list[UnitReport]:
-        task_spec, every = self.task_spec, _TASK_REPORT_SECONDS
+        task_spec, every = self.task_spec, _report_seconds(self.task_spec.work)
         units = self._groups()[group]
         rows = sum(unit.rows for unit in units)
         write = partial(task_spec.progress.write_json, f"{_TASK}{self.first + group:06}.json")
@@ -322,22 +293,23 @@ class _ProgressCollector:
     """Adds up the tasks' progress files for the driver's reporter, and stops the tasks if they skip too many rows."""
 
     def __init__(
-        self, progress: Storage, signs: DriverSigns, reporter: ProgressReporter, count: SkipCount, done_before: int
+        self, progress: Storage, signs: DriverSigns, reporter: ProgressReporter, count: SkipCount, caps: Caps, done: int
     ) -> None:
         self.progress = progress
         self.signs = signs
         self.reporter = reporter
         self.count = count
-        self.done_before = done_before
-        self.failure: GenevaError | None = None
+        self.caps = caps
+        self.done_before = done
+        self.failure: GenevaError | CapReached | None = None
         self._next = 0.0
 
     def look(self, now: bool = False) -> None:
         if time.monotonic() < self._next and not now:
             return
-        self._next = time.monotonic() + _TASK_REPORT_SECONDS
+        self._next = time.monotonic() + _report_seconds(self.caps.work)
         self.signs.write()
-        rows = ready = rows_ready = failed = 0
+        rows = ready = rows_ready = failed = seconds = 0
         skipped: Counter[int] = Counter()
         for name in self.progress.list_files():
             if not name.startswith(_TASK):
@@ -347,6 +319,7 @@ class _ProgressCollector:
             except (FileNotFoundError, ValueError):
                 continue
             rows += document["rows_done"]
+            seconds += document["seconds"]
             ready += document["ready"]
             rows_ready += document["rows_ready"]
             failed += document["rows_failed"]
@@ -362,10 +335,12 @@ class _ProgressCollector:
             self.reporter.tick()
         try:
             self.count.check(skipped)
-        except UdfError as error:
-            self._stop(error)
+            if not now:
+                self.caps.see(rows, seconds)
+        except (UdfError, CapReached) as stop:
+            self._stop(stop)
 
-    def _stop(self, failure: GenevaError) -> None:
+    def _stop(self, failure: GenevaError | CapReached) -> None:
         if self.failure is None:
             self.failure = failure
             self.signs.write(stop=True)

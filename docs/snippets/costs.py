@@ -22,3 +22,10 @@ plan = table.plan_backfill("n", udf=length, price_per_slot_hour=0.05)
 print(plan)  # its line `Estimate: ...` is made of earlier jobs, and calls nothing
 print(plan.estimate().seconds, plan.estimate().slot_seconds, plan.estimate().cost)
 # --8<-- [end:history]
+table.add(pa.table({"text": [str(number) for number in range(50)]}))
+# --8<-- [start:caps]
+result = table.backfill("n", udf=length, runner="inline", max_rows=40)
+print(result)  # PARTIAL: 40 rows computed, 12 left
+result = table.backfill("n", udf=length, runner="inline", max_cost=0.01)
+print(result)  # DONE: the other 12
+# --8<-- [end:caps]

@@ -73,6 +73,24 @@ def test_an_event_begins_where_the_last_one_ended(desk: Desk) -> None:
     assert second["rows_computed"] == ROWS
 
 
+def test_a_run_stops_at_its_cap_and_the_next_one_goes_on(desk: Desk) -> None:
+    desk.append("abc")
+    desk.define(n="length")
+    calls = list[str]()
+    for cap in ({"max_rows": "{{ 15 }}"}, {"max_seconds": 0.0001}):
+        run = Driver.trigger(make_dag(desk, **cap)).go()
+        assert run.state == "success", run.errors
+        result = run.xcom("backfill.finish")
+        assert result["state"] == "PARTIAL"
+        assert "stopped at its cap of" in result["notes"][-1]
+        calls += desk.calls()
+        assert len([n for n in desk.values().values() if n]) == len(calls) == 3 * ROWS - result["rows_left"]
+        assert 15 <= len(calls) <= 16
+    Driver.trigger(make_dag(desk)).go()
+    assert desk.values() == dict.fromkeys(texts("abc"), 3)
+    assert sorted(calls + desk.calls()) == texts("abc")
+
+
 def test_an_empty_table_is_nothing_to_do(desk: Desk) -> None:
     desk.define(n="length")
     run = Driver.trigger(make_dag(desk)).go()

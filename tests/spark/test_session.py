@@ -23,7 +23,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run import choice, pipeline
 from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.record import record_plan
-from airflow_geneva.spark import local
+from airflow_geneva.spark import local, signs
 from airflow_geneva.spark import tasks as spark_session
 from tests.spark import spark_udfs
 from tests.spark.spark_udfs import dies_once_at_700, double, fails_at_700, logged, seen
@@ -53,6 +53,24 @@ def test_every_row_is_computed_once_and_the_counts_are_the_real_ones(spark: obje
     again = table.backfill("y", runner="spark")
     assert (again.rows_computed, again.rows_skipped, again.commits) == (0, 5_000, ())
     assert len(seen(log)) == 5_000
+
+
+def test_a_job_stops_at_its_cap_and_the_next_one_goes_on(spark: object, tmp_path: Path) -> None:
+    table, log = make_table(tmp_path, 3_000, 700)
+    table.add_columns({"y": spark_udfs.slow})
+    result = table.backfill("y", runner="spark", max_rows=900, shard_size=3)
+    assert (result.state, result.rows_computed, result.rows_left, len(seen(log))) == ("PARTIAL", 900, 2_100, 900)
+    # Two slots need 4 seconds for the rest.
+    result = table.backfill("y", runner="spark", max_seconds=1.0, shard_size=3)
+    assert result.state == "PARTIAL"
+    assert any("stopped at its cap of 1 seconds" in note for note in result.notes)
+    assert 0 < result.rows_computed < 2_100
+    assert result.rows_computed + result.rows_left == 2_100
+    assert len(seen(log)) == 900 + result.rows_computed
+    assert table.count_rows("y IS NOT NULL") == len(seen(log))
+    assert table.backfill("y", runner="spark").state == "DONE"
+    assert_doubled(table)
+    assert sorted(seen(log)) == list(range(3_000))
 
 
 def test_waiting_for_spark_is_not_told_as_planning(
@@ -199,7 +217,7 @@ def test_tasks_that_are_left_alone_keep_their_rows_and_end(
 ) -> None:
     monkeypatch.setattr(spark_session, "_TASK_REPORT_SECONDS", 0.1)
     if killed == "driver":
-        monkeypatch.setattr(spark_session, "_DRIVER_LOST_SECONDS", 0.5)
+        monkeypatch.setattr(signs, "_DRIVER_LOST_SECONDS", 0.5)
     else:
         parents = iter([os.getppid()])
         monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))

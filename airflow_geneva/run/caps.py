@@ -1,0 +1,83 @@
+"""The caps on the seconds and the cost of a job, watched while its shards are computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_geneva.apply.applier import StopComputing
+from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.run.units import UnitReport
+
+
+class CapReached(StopComputing):
+    """A job has spent as much as it may; `reports` are those of the units that were complete."""
+
+    reports: Sequence[UnitReport] = ()
+
+
+@dataclass
+class Caps:
+    """What a job may spend, and what it has spent.
+
+    Args:
+        seconds, slot_seconds, rows: what the other shards took until now.
+        computed: rows that this shard has computed.
+    """
+
+    work: JobSpec
+    seconds: float = 0.0
+    slot_seconds: float = 0.0
+    rows: int = 0
+    computed: int = 0
+    own_slot_seconds: float | None = None
+    _began: float = field(default_factory=time.monotonic)
+
+    @staticmethod
+    def after(work: JobSpec, others: Iterable[Mapping[str, Any]]) -> Caps:
+        """Return the caps for a shard, after what the status of the others says."""
+        caps = Caps(work)
+        for status in others:
+            applied, applying = status.get("applied") or {}, status.get("applying") or {}
+            seconds = float(applied.get("seconds") or applying.get("seconds") or 0.0)
+            seconds -= float(applied.get("start_seconds") or 0.0)
+            caps.seconds += seconds
+            caps.slot_seconds += float(applied.get("slot_seconds") or seconds)
+            caps.rows += int(max(applied.get("rows_run") or 0, applying.get("rows_done") or 0))
+        return caps
+
+    def add(self, rows: int) -> None:
+        """Count computed rows of this process, and stop if that is enough."""
+        self.computed += rows
+        self.check()
+
+    def see(self, rows: int, slot_seconds: float) -> None:
+        """Take over what all tasks of the shard report, and stop if that is enough."""
+        self.computed, self.own_slot_seconds = rows, slot_seconds
+        self.check()
+
+    @property
+    def spent_seconds(self) -> float:
+        return self.seconds + time.monotonic() - self._began
+
+    @property
+    def shard_slot_seconds(self) -> float:
+        if self.own_slot_seconds is not None:
+            return self.own_slot_seconds
+        return (time.monotonic() - self._began) * self.work.sizing.intra_applier_concurrency
+
+    @property
+    def cost(self) -> float:
+        price = self.work.sizing.price_per_slot_hour or 0.0
+        slot_seconds = self.slot_seconds + self.shard_slot_seconds
+        return slot_seconds / 3600 * price + (self.rows + self.computed) * self.work.cost_per_row
+
+    def check(self) -> None:
+        """Raise CapReached if the job has spent as much as it may."""
+        sizing = self.work.sizing
+        if sizing.max_seconds is not None and self.spent_seconds >= sizing.max_seconds:
+            raise CapReached(f"stopped at its cap of {sizing.max_seconds:g} seconds (max_seconds)")
+        if sizing.max_cost is not None and sizing.price_per_slot_hour and self.cost >= sizing.max_cost:
+            raise CapReached(f"stopped at its cap of {sizing.max_cost:g} (max_cost)")

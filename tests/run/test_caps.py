@@ -1,0 +1,134 @@
+"""A job stops cleanly at its cap of rows, seconds or cost; what is done is visible, and the next run goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import connect, udf
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.result import DONE, PARTIAL
+from airflow_geneva.table import Table
+from airflow_geneva.view import View
+from tests.support.counting import Trace, leave_trace, triple, triple_row
+from tests.support.invariants import assert_exact, assert_honest, assert_right
+
+MakeTable = Callable[..., Table]
+
+
+def defined(make_table: MakeTable, function: Any = triple_row, rows: int = 40, **how: Any) -> Table:
+    table = make_table(rows, **how)
+    table.add_columns({"y": function})
+    return table
+
+
+def values(table: Table) -> list[int]:
+    return [value for value in table.to_arrow().column("y").to_pylist() if value is not None]
+
+
+@pytest.mark.parametrize(("per_fragment", "shard_size"), [(40, None), (5, 3), (7, 1)])
+def test_exactly_the_rows_of_the_cap_run_and_are_visible_and_the_next_run_goes_on(
+    make_table: MakeTable, trace: Trace, per_fragment: int, shard_size: int | None
+) -> None:
+    table = defined(make_table, per_fragment=per_fragment)
+    capped: Any = {"runner": "inline", "max_rows": 12, "shard_size": shard_size}
+    for visible in (12, 24, 36):
+        result = table.backfill("y", udf=triple_row, **capped)
+        assert (result.state, result.rows_computed, result.rows_left) == (PARTIAL, 12, 40 - visible)
+        assert any("stopped at its cap of 12 rows" in note for note in result.notes)
+        assert len(values(table)) == len(trace) == visible
+    result = table.backfill("y", udf=triple_row, **capped)
+    assert (result.state, result.rows_computed, result.rows_left) == (DONE, 4, 0)
+    assert_exact(trace, table.to_arrow().column("x").to_pylist())
+    assert_right(table, "y", triple_row)
+
+
+def test_the_plan_says_what_the_cap_leaves(make_table: MakeTable) -> None:
+    plan = defined(make_table).plan_backfill("y", udf=triple_row, max_rows=12)
+    assert (plan.rows_pending, plan.rows_to_run, plan.rows_skipped) == (40, 12, 0)
+    assert "max_rows=12: 28 rows are left for the next run" in str(plan)
+
+
+def test_under_a_filter_the_rows_that_it_selects_count(make_table: MakeTable, trace: Trace) -> None:
+    table = defined(make_table)
+    for _ in range(2):
+        result = table.backfill("y", udf=triple_row, where="x % 2 = 0", max_rows=8, runner="inline")
+    assert (result.rows_computed, result.rows_left) == (8, 4)
+    assert trace.rows() == list(range(0, 32, 2))
+
+
+@udf(data_type=pa.list_(pa.int64()))
+def listed(x: int) -> list[int]:
+    leave_trace([x])
+    return [x]
+
+
+@pytest.mark.parametrize("explode", [False, True])
+def test_a_view_keeps_what_is_computed_and_is_swapped_when_all_of_it_is(
+    make_table: MakeTable, trace: Trace, explode: bool
+) -> None:
+    table = make_table(40, per_fragment=25)
+    database = connect(table.location.database_uri)
+    added = {"y": (listed, ["x"])} if explode else {"y": (triple_row, ["x"])}
+    query = table.query().add_columns(added)
+    view = (query.explode("y") if explode else query).create_materialized_view(database, "v")
+    for left in (40, 40, 40):
+        result = view.refresh(runner="inline", max_rows=12)
+        assert (result.state, result.rows_left, view.count_rows()) == (PARTIAL, left, 0)
+        assert any("stopped at its cap of 12 rows" in note for note in result.notes)
+    result = view.refresh(runner="inline", max_rows=12)
+    assert (result.state, view.count_rows(), len(trace)) == (DONE, 40, 40)
+
+
+@udf(data_type=pa.int64(), cost=2.0)
+def slow(x: int) -> int:
+    leave_trace([x])
+    time.sleep(0.02)
+    return x
+
+
+@pytest.mark.parametrize("how", [{"max_seconds": 0.1}, {"max_cost": 10.0}, {"max_cost": 1e-9, "price": 0.0001}])
+def test_a_job_stops_between_two_calls_and_shows_what_it_has(
+    make_table: MakeTable, trace: Trace, how: dict[str, Any]
+) -> None:
+    free = udf(data_type=pa.int64(), version="1", name="slow")(slow.func)
+    function = free if "price" in how or "max_seconds" in how else slow
+    table = defined(make_table, function, rows=60, per_fragment=20)
+    how = {"shard_size": 1, "runner": "inline", "price_per_slot_hour": how.pop("price", None), **how}
+    result = table.backfill("y", udf=function, **how)
+    assert result.state == PARTIAL
+    assert any("stopped at its cap of" in note for note in result.notes)
+    assert 0 < result.rows_computed < 60
+    assert result.rows_computed + result.rows_left == 60
+    assert len(values(table)) == len(trace) == result.rows_computed
+    assert_honest(result, table)
+    if how.get("max_cost") == 10.0:
+        assert len(trace) == 5
+    assert table.backfill("y", udf=function, runner="inline").state == DONE
+    assert_exact(trace, range(60))
+
+
+def test_a_view_stops_at_seconds_and_goes_on(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(30, per_fragment=20)
+    view = table.query().add_columns({"y": (slow, ["x"])}).create_materialized_view(
+        connect(table.location.database_uri), "v"
+    )  # fmt: skip
+    result = view.refresh(runner="inline", max_seconds=0.1)
+    assert (result.state, result.rows_left, view.count_rows()) == (PARTIAL, 30, 0)
+    assert any("stopped at its cap of 0.1 seconds" in note for note in result.notes)
+    assert isinstance(view, View)
+    assert 0 < len(trace) < 30
+    assert view.refresh(runner="inline").state == DONE
+    assert_exact(trace, range(30))
+
+
+def test_a_cost_without_a_price_and_a_wrong_cap_are_refused(make_table: MakeTable) -> None:
+    table = defined(make_table, triple)
+    with pytest.raises(InvalidInput, match="max_cost needs a price"):
+        table.backfill("y", udf=triple, max_cost=1.0)
+    with pytest.raises(InvalidInput, match="max_rows=0"):
+        table.backfill("y", udf=triple, max_rows=0)
