@@ -115,15 +115,19 @@ class JobFolder:
 
     @contextmanager
     def recording_failure(self, fingerprint: str, shard: int) -> Iterator[None]:
-        """Write why the work on a shard failed, for the job's record; a new try removes the reason first."""
+        """Write why the work on a shard failed, for the job's record; a new try removes the reason first.
+
+        What a driver wrote meanwhile stays: it says more than the task that submitted it knows.
+        """
         if self.read_shard(fingerprint, shard).get(FAILURE):
             self.update_shard(fingerprint, shard, failure=None)
         try:
             yield
         except Exception as error:
             with suppress(StorageError):
-                failure = {"error": mask_secrets(str(error)), "at": time.time()}
-                self.update_shard(fingerprint, shard, failure=failure)
+                if not self.read_shard(fingerprint, shard).get(FAILURE):
+                    failure = {"error": mask_secrets(str(error)), "at": time.time()}
+                    self.update_shard(fingerprint, shard, failure=failure)
             raise
 
     def read(self, name: str) -> dict[str, Any] | None:

@@ -215,7 +215,8 @@ class ApplyOperator(SparkSubmitOperator):
             starts = [at for at, line in enumerate(lines) if line.startswith(_ERROR_LINE)]
             if not starts:
                 raise
-            reason = "\n".join(lines[starts[-1] :]).removeprefix(_ERROR_LINE)
+            # The log has all of it, just above; the driver has recorded it.
+            reason = lines[starts[-1]].removeprefix(_ERROR_LINE)
             raise AirflowException(f"Computing shard {shard.index} of {job.work.target} failed: {reason}") from None
 
     def _get_hook(self) -> SparkSubmitHook:
