@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 LANCEDB = ROOT / ".venv-lancedb" / "bin" / "python"
 RUNNERS = ("inline", "spark")
-OTHERS = ("slow", "plan", "changes", "aging", "wide", "f", "f16m", "peer", "hourly")
+OTHERS = ("slow", "plan", "changes", "aging", "wide", "f", "f16m", "peer", "hourly", "time_left")
 COLD_CASES = ("a", "c", "a16m")
 
 
@@ -63,6 +63,8 @@ class BenchmarkRun:
                 results["aging"] = self._aging()
             elif name == "hourly":
                 results["hourly"] = self._hourly()
+            elif name == "time_left":
+                results["time_left"] = self._time_left()
             elif name == "peer":
                 results["peer"] = self._peer()
             elif name in ("f", "f16m"):
@@ -131,6 +133,10 @@ class BenchmarkRun:
         if not found["agree"]:
             raise SystemExit("Case hourly: a value is wrong.")
         return dict(found)
+
+    def _time_left(self) -> dict[str, Any]:
+        folder = self.scratch / "time_left"
+        return dict(self._measure("time_left", folder=str(folder), seconds=2 if self.quick else 24, quick=self.quick))
 
     def _view(self, name: str) -> list[dict[str, Any]]:
         rows, repeats = (1_000_000, 5) if name == "f" else (16_000_000, 3)

@@ -14,6 +14,7 @@ from airflow_geneva import udf
 DIMENSIONS = 384
 VECTOR = pa.list_(pa.float32(), DIMENSIONS)
 SECONDS_A_ROW = 0.001
+LOADING_SECONDS = 4.0
 
 _WEIGHTS = np.linspace(-1, 1, DIMENSIONS, dtype=np.float32)
 
@@ -43,3 +44,27 @@ def embed(x: pa.Int64Array) -> pa.Array:
 def slow_embed(x: int) -> npt.NDArray[np.float32]:
     time.sleep(SECONDS_A_ROW)
     return np.float32(x) * _WEIGHTS
+
+
+@udf(data_type=pa.float64())
+def waits(cost: float) -> float:
+    time.sleep(cost)
+    return cost
+
+
+@udf(data_type=pa.float64(), on_error="skip")
+def waits_or_fails(cost: float, id: int) -> float:
+    time.sleep(cost)
+    if id % 5 == 0:
+        raise ValueError(id)
+    return cost
+
+
+@udf(data_type=pa.float64())
+class WaitsAfterLoading:
+    def __init__(self) -> None:
+        time.sleep(LOADING_SECONDS)
+
+    def __call__(self, cost: float) -> float:
+        time.sleep(cost)
+        return cost
