@@ -129,6 +129,8 @@ class ProgressReporter:
     def tick(self, force: bool = False) -> None:
         """Log and write the document if it is time."""
         moment = time.monotonic()
+        if self.rows_done and not self.first_rows:
+            self.keep()  # the first rows say how fast it is
         if not force and moment - max(self._last, self._began) < self.every:
             return
         self._last = moment

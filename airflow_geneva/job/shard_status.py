@@ -81,7 +81,8 @@ class ShardStatus:
     def applied_per_second(self) -> float:
         """Speed with which all of it was computed; 0 if it is not, or nothing had to be."""
         spent = dict(self.seconds).get("apply", 0.0) - (self.start_seconds or 0.0)
-        return self.rows_computed / spent if spent > 0 and self.stage not in (WAITING, STARTING, "applying") else 0.0
+        rows = self.rows_computed + self.rows_failed
+        return rows / spent if spent > 0 and self.stage not in (WAITING, STARTING, "applying") else 0.0
 
     def __str__(self) -> str:
         speed = f", {self.rows_per_second:,.0f} rows/s" if self.rows_per_second else ""

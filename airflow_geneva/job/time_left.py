@@ -11,6 +11,9 @@ from airflow_geneva.job.shard_status import FAILED, STARTING, WAITING, ShardStat
 SPARK_START = 10.0
 """Seconds to start Spark for one shard, while no shard of this job or of an earlier one says more."""
 
+_LATE = 0.2
+_MOST_UNSEEN = 30.0
+
 
 @dataclass(frozen=True)
 class TimeLeft:
@@ -54,12 +57,15 @@ def estimate_time_left(
         if shard.stage not in (WAITING, STARTING, FAILED, "applying"):
             continue
         rows = max(shard.rows - shard.rows_checkpointed - shard.rows_failed, 0)
-        waited = max(now - shard.since, 0.0) if shard.since is not None else 0.0
-        if shard.stage == "applying":
-            own, seen = shard.rows_per_second or speed, max(now - shard.seen, 0.0) if shard.seen is not None else 0.0
+        own, seen, begin = shard.rows_per_second or speed, 0.0, start
+        if shard.stage == STARTING and shard.since is not None:
+            waited = max(now - shard.since, 0.0)
+            # What takes longer than expected is not expected to end at once.
+            begin = max(start - waited, _LATE * waited)
+        elif shard.stage == "applying":
             begin = 0.0
-        else:
-            own, seen, begin = speed, 0.0, max(start - (waited if shard.stage == STARTING else 0.0), 0.0)
+            if shard.rows_per_second and shard.seen is not None:
+                seen = min(max(now - shard.seen, 0.0), _MOST_UNSEEN)
         if rows and not own:
             unknown = "then the rows: how long one takes is not known yet"
         seconds = begin + (max(rows / own - seen, 0.0) if own else 0.0)
