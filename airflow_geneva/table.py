@@ -188,7 +188,8 @@ class Table(Summarized, Readable):
             read_version: compute only rows that existed at this version.
             on_code_change: ``error``, ``recompute`` or ``new_rows`` when rows hold another UDF version's value.
             continue_from: other versions of the UDF whose values are kept instead of computed again.
-            errors_only: compute only rows the UDF failed on, however often.
+            errors_only: compute only rows the UDF failed on, however often; if its code was repaired, all other rows
+                keep their values, and later runs go on with the new code.
             recompute_mixed: compute only rows whose value comes from another version.
             ignore_checkpoints: do not use what earlier jobs computed and did not commit; the same as the environment
                 variable ``GENEVA_IGNORE_CHECKPOINTS=1``.

@@ -213,7 +213,8 @@ class PlanBackfillOperator(PlanOperator):
         where: SQL filter on the rows; `now()` and similar functions return the DAG run's `run_after`.
         read_version: compute only rows that existed at this table version.
         continue_from: other versions of the UDF whose values are kept, separated by commas.
-        errors_only: compute only rows the UDF failed on, however often.
+        errors_only: compute only rows the UDF failed on, however often; if its code was repaired, all other rows
+            keep their values, and later runs go on with the new code.
         recompute_mixed: compute only rows whose value comes from another version.
         commit_granularity: fragments per Lance commit; by default as many as keep a backfill at about 100 commits.
 

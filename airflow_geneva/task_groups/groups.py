@@ -183,7 +183,8 @@ class BackfillTaskGroup(_ShardGroup):
         commit_granularity: fragments per Lance commit; by default as many as keep a backfill at about 100 commits.
         on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
         continue_from: other versions of the UDF whose values are kept, separated by commas.
-        errors_only: compute only rows the UDF failed on, however often.
+        errors_only: compute only rows the UDF failed on, however often; if its code was repaired, all other rows
+            keep their values, and later runs go on with the new code.
         recompute_mixed: compute only rows whose value comes from another version.
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
         max_failed: `finish` fails if more rows fail than so many, or, as a number with a decimal point, than this
