@@ -58,6 +58,7 @@ class _JobSpec(ABC):
     """
 
     kind: ClassVar[str]
+    _after_too_many: ClassVar[tuple[str, str]]
 
     job_id: str
     table: str
@@ -142,13 +143,18 @@ class _JobSpec(ABC):
         return text
 
     def too_many(self, failed: int) -> str | None:
-        """Say that more rows failed than the job allows; None if not."""
+        """Say that more rows failed than the job allows, and what to do; None if not."""
         limit = self.max_failed
         most = limit * self.rows if isinstance(limit, float) else limit
         if most is None or failed <= most:
             return None
         what = f"{limit:g} of them" if isinstance(limit, float) else f"{limit:,}"
-        return f"{failed:,} of {self.rows:,} due rows failed, and max_failed allows {what}."
+        visible, again = self._after_too_many
+        return (
+            f"{failed:,} of {self.rows:,} due rows failed, and max_failed allows {what}. {visible} get_errors() and "
+            "`airflow-geneva errors` say why rows failed. Repair the function or its inputs and run it again"
+            f"{again}, or allow more."
+        )
 
     def tried(self, work: FragmentWork) -> PriorFailures:
         """Return the rows of a fragment on which the UDF failed in earlier runs."""
@@ -178,6 +184,7 @@ class BackfillSpec(_JobSpec):
     """The specification of a job that computes a column; `makers` are versions whose values count as this version's."""
 
     kind: ClassVar[str] = "backfill"
+    _after_too_many = ("What was computed is visible.", " with errors_only=True")
 
     column: str
     field_id: int
@@ -236,6 +243,7 @@ class RefreshSpec(_JobSpec):
     """
 
     kind: ClassVar[str] = "refresh"
+    _after_too_many = ("The view is unchanged; computed rows are kept.", "")
 
     query: str
     plain_blobs: bool = False

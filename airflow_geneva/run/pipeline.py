@@ -377,16 +377,7 @@ class PlannedJob:
 
     def too_many_failed(self, committed: Iterable[ShardResult]) -> str | None:
         """Say that more rows failed than `max_failed` allows, and what to do; None if not."""
-        message = self.work.too_many(sum(result.rows_failed for result in committed))
-        if message is None:
-            return None
-        of_view = isinstance(self.work, RefreshSpec)
-        kept = "The view is unchanged; computed rows are kept." if of_view else "What was computed is visible."
-        again = "again" if of_view else "again with errors_only=True"
-        return (
-            f"{message} {kept} get_errors() and `airflow-geneva errors` say why rows failed. Repair the function or "
-            f"its inputs and run {again}, or allow more."
-        )
+        return self.work.too_many(sum(result.rows_failed for result in committed))
 
     def missing_error(self, missing: Sequence[int]) -> str:
         """Say why the first of the missing shards failed, if a task could tell, and how many are missing."""
