@@ -46,18 +46,17 @@ class Database(Summarized):
     uri: str
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
-    def _summary(self) -> Summary:
-        what = f"Database {self.uri}"
-        try:
-            names = self.table_names()
-        except (GenevaError, OSError) as error:
-            return Summary(f"{what}: {error}")
+    def _title(self) -> tuple[str, bool]:
+        return f"Database {self.uri}", is_local(self.uri)
+
+    def _summary(self, title: str) -> Summary:
+        names = self.table_names()
         if not names and self._is_missing:
-            return Summary(f"{what}: there is no such folder yet; create_table() makes it")
+            return Summary(f"{title}: there is no such folder yet; create_table() makes it")
         tables = [(name, self._state_of(name)) for name in names[:_SHOWN_TABLES]]
         if more := names[_SHOWN_TABLES:]:
             tables.append(("…", f"and {len(more):,} more"))
-        return Summary(f"{what}: {len(names):,} table{'' if len(names) == 1 else 's'}", ("table", ""), tables)
+        return Summary(f"{title}: {len(names):,} table{'' if len(names) == 1 else 's'}", ("table", ""), tables)
 
     def _state_of(self, name: str) -> str:
         try:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from airflow_geneva.errors import mask_secrets
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -34,17 +36,29 @@ class Summary:
 
 
 class Summarized(ABC):
-    """Looks like its summary."""
+    """Looks like its summary. Text is asked for by logs too, so it takes no look at an object store."""
 
     @abstractmethod
-    def _summary(self) -> Summary:
-        """Say what is in it; of what cannot be read, only why."""
+    def _title(self) -> tuple[str, bool]:
+        """Return what it is and where, and whether that is on this machine."""
+
+    @abstractmethod
+    def _summary(self, title: str) -> Summary:
+        """Say what is in it."""
 
     def __repr__(self) -> str:
-        return str(self._summary())
+        title, local = self._title()
+        try:
+            return str(self._summary(title)) if local else title
+        except Exception as error:
+            return f"{title}: {mask_secrets(str(error))}"
 
     def _repr_html_(self) -> str:
-        return self._summary().html()
+        title, _ = self._title()
+        try:
+            return self._summary(title).html()
+        except Exception as error:
+            return html_text(f"{title}: {mask_secrets(str(error))}")
 
 
 class Described:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import pyarrow as pa
 
 from airflow_geneva.display import Summarized, Summary
-from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.current_errors import ErrorGroup, failing_now, group_errors
 from airflow_geneva.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.job.result import BackfillResult
@@ -20,6 +20,7 @@ from airflow_geneva.plan.freshness import addresses_of_rows, failed_rows_of_colu
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.request import BackfillOptions, BackfillRequest, SizingOptions, plan_request
 from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.uri import is_local
 from airflow_geneva.udf import UDF, UdfDefinition, load_udf
 from airflow_geneva.udf.definition import (
     UDF_KEY,
@@ -79,13 +80,12 @@ class Table(Summarized, Readable):
         """The newest version."""
         return int(self.lance.version)
 
-    def _summary(self) -> Summary:
-        what = f"{type(self).__name__} {self.name!r} in {self.location.database_uri}"
-        try:
-            dataset = self.lance
-            return Summary(f"{what}: {self.state(dataset)}", _HEADINGS, self._columns(dataset.schema), self.preview)
-        except (GenevaError, OSError) as error:
-            return Summary(f"{what}: {error}")
+    def _title(self) -> tuple[str, bool]:
+        return f"{type(self).__name__} {self.name!r} in {self.location.database_uri}", is_local(self.uri)
+
+    def _summary(self, title: str) -> Summary:
+        dataset = self.lance
+        return Summary(f"{title}: {self.state(dataset)}", _HEADINGS, self._columns(dataset.schema), self.preview)
 
     def state(self, dataset: LanceDataset | None = None) -> str:
         """Say in a few words what is in it."""
