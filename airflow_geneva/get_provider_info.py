@@ -32,6 +32,7 @@ def get_provider_info() -> dict[str, Any]:
         "operators": _modules(
             "operators.application",
             "operators.apply",
+            "operators.approve",
             "operators.cleanup",
             "operators.columns",
             "operators.commit",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 SPARK_START = 4.0, 20.0
 """Seconds to start Spark for one shard, if no earlier job tells."""
+
+LIMITS = ("rows", "seconds", "slot_seconds", "cost")
+"""What `Estimate.above` compares."""
 
 _ONE_JOB, _SEVERAL_JOBS = 1.7, 1.5
 _BESIDE_A_JOB = 0.03, 0.25
@@ -152,6 +155,19 @@ class Estimate:
         """Return what a job's record keeps, to say while it runs how long it still takes."""
         known = {"start_seconds": self.start_seconds, "rows_per_second": self.rows_per_second}
         return {name: round(value, 6) for name, value in known.items() if value is not None}
+
+    def above(self, limits: Mapping[str, float]) -> str:
+        """Say why the upper end is above one of the limits, or may be because it is not known; "" if it is not.
+
+        Args:
+            limits: numbers by ``rows``, ``seconds``, ``slot_seconds`` or ``cost``.
+        """
+        why = []
+        for name, limit in limits.items():
+            end = Interval(self.rows, self.rows) if name == "rows" else getattr(self, name)
+            if end is None or end.high > limit:
+                why.append(f"{name} {'unknown' if end is None else end} is above {limit:g}")
+        return ", ".join(why)
 
     def __repr__(self) -> str:
         return f"Estimate({self.summary()})"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from airflow_geneva.operators.application import SparkApplication, compute_shard, spark_application
     from airflow_geneva.operators.apply import ApplyOperator
+    from airflow_geneva.operators.approve import ApproveOperator
     from airflow_geneva.operators.cleanup import CleanupCheckpointsOperator
     from airflow_geneva.operators.columns import AddColumnsOperator
     from airflow_geneva.operators.commit import CommitOperator
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AddColumnsOperator",
     "ApplyOperator",
+    "ApproveOperator",
     "CleanupCheckpointsOperator",
     "CommitOperator",
     "CreateMaterializedViewOperator",
@@ -34,6 +36,7 @@ __all__ = [
 _HOMES = {
     "AddColumnsOperator": "airflow_geneva.operators.columns",
     "ApplyOperator": "airflow_geneva.operators.apply",
+    "ApproveOperator": "airflow_geneva.operators.approve",
     "CleanupCheckpointsOperator": "airflow_geneva.operators.cleanup",
     "CommitOperator": "airflow_geneva.operators.commit",
     "CreateMaterializedViewOperator": "airflow_geneva.operators.views",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
@@ -27,7 +28,7 @@ from airflow_geneva.operators._lance_task import (
     required_text,
 )
 from airflow_geneva.operators._openlineage import lineage_of
-from airflow_geneva.operators.plan import SUMMARY
+from airflow_geneva.operators.plan import REJECTED, SUMMARY
 from airflow_geneva.plan.model import RefreshSpec
 from airflow_geneva.run.choice import RunnerChoice
 from airflow_geneva.run.pipeline import PlannedJob
@@ -52,15 +53,17 @@ class FinishOperator(LanceOperator):
     Args:
         plan_task_id: id of the plan task, including its groups.
         table: the table's or view's name; an outlet of the task unless it is a template.
+        approve_task_id: id of the task that asks for an approval; after a rejection this task is skipped.
     """
 
     template_fields: Sequence[str] = (*LanceOperator.template_fields, "table")
     operator_extra_links = (JobLink(),)
 
-    def __init__(self, *, plan_task_id: str, table: str, **kwargs: Any) -> None:
+    def __init__(self, *, plan_task_id: str, table: str, approve_task_id: str | None = None, **kwargs: Any) -> None:
         # One at a time, so that no two runs announce the same commits.
         super().__init__(**{"trigger_rule": "all_done", "max_active_tis_per_dag": 1, **kwargs})
         self.plan_task_id = plan_task_id
+        self.approve_task_id = approve_task_id
         self.table = table
         self._finished: tuple[PlannedJob, BackfillResult] | None = None
         # The asset of a template is known only at run time; an alias can stand for any asset.
@@ -74,6 +77,9 @@ class FinishOperator(LanceOperator):
         with failing_at_once(InvalidInput):
             job = load_job(self.open_database(), summary)
         job.choice = RunnerChoice(summary.get("runner", "spark"), summary.get("runner_reason", ""))
+        if rejected := self._rejected(context):
+            _record_rejection(job, rejected)
+            raise AirflowSkipException(f"Not approved, by {rejected}: nothing was computed.")
         indexes = range(len(job.saved.shards))
         committed = [ShardResult.read(job.folder, job.saved.fingerprint, index) for index in indexes]
         there = [shard for shard in committed if shard is not None]
@@ -121,6 +127,13 @@ class FinishOperator(LanceOperator):
                 "Clear it with its downstream tasks."
             )
         return summary
+
+    def _rejected(self, context: Context) -> str | None:
+        """Return who rejected the plan, or None."""
+        if self.approve_task_id is None:
+            return None
+        found = context["ti"].xcom_pull(task_ids=self.approve_task_id, key=REJECTED)
+        return None if found is None else str(found)
 
     def _announce(self, job: PlannedJob, result: BackfillResult, context: Context) -> dict[str, Any] | None:
         """Send one event for all unannounced commits, of this job and earlier jobs."""
@@ -174,6 +187,12 @@ class FinishOperator(LanceOperator):
         else:
             context["outlet_events"][self._alias].add(Asset(name=asset.name, uri=asset.uri), extra=event)
         return event
+
+
+def _record_rejection(job: PlannedJob, by: str) -> None:
+    result = job.publisher.result(())
+    result = replace(result, state=PARTIAL, notes=(*result.notes, f"not approved, by {by}"))
+    job.folder.write_result(result.state, result.to_json(), plan=job.saved.fingerprint)
 
 
 def _stamp(job: PlannedJob, version: int) -> VersionStamp | None:

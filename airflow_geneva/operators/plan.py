@@ -12,8 +12,8 @@ from typing import Any
 
 from airflow.sdk import Context
 
-from airflow_geneva.errors import CodeChanged
-from airflow_geneva.job.estimate import Estimate
+from airflow_geneva.errors import CodeChanged, InvalidInput
+from airflow_geneva.job.estimate import LIMITS, Estimate
 from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.job.result import CARRIED, carried_results
@@ -50,6 +50,10 @@ from airflow_geneva.udf import load_udf
 
 LIMIT_ROWS = "limit_rows"
 """Field of a job's record: the rows that fractions of `Skip` refer to."""
+APPROVAL = "approval"
+"""Field of the summary: the question to a person, if there is one."""
+REJECTED = "rejected"
+"""XCom key of the task that asks: who rejected the plan."""
 SUMMARY = "summary"
 """XCom key of the plan's summary; the return value is the list of shards."""
 
@@ -62,12 +66,15 @@ class PlanOperator(LanceOperator):
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
         max_failed: fail the run if more rows fail than so many, or, as a number with a decimal point, than this part of
             the due rows; by default any may fail.
+        approve_above: numbers by `rows`, `seconds`, `slot_seconds` or `cost`; with an estimate above one of them, or an
+            unknown one, the task computes nothing, and the summary says what an `ApproveOperator` asks.
     """
 
     template_fields: Sequence[str] = (
         *LanceOperator.template_fields,
         "on_code_change",
         "ignore_checkpoints",
+        "approve_above",
         "max_failed",
         "sizing",
     )
@@ -78,6 +85,7 @@ class PlanOperator(LanceOperator):
         *,
         on_code_change: str = "error",
         ignore_checkpoints: bool | str = False,
+        approve_above: Mapping[str, float | str] | None = None,
         max_failed: float | str | None = None,
         concurrency: int | str | None = None,
         intra_applier_concurrency: int | str | None = None,
@@ -98,6 +106,7 @@ class PlanOperator(LanceOperator):
         super().__init__(**kwargs)
         self.on_code_change = on_code_change
         self.ignore_checkpoints = ignore_checkpoints
+        self.approve_above = check_limits(approve_above)
         self.max_failed = max_failed
         self.sizing = {size.name: given[size.name] for size in fields(Sizing) if size.name in given}
 
@@ -125,6 +134,9 @@ class PlanOperator(LanceOperator):
         below = configured.inline_below_seconds
         choice = choose_runner(plan, table.location.checkpoints, udfs, below, try_new_code=False)
         expected = estimate_by_history(plan, table.location, choice.runner) if plan.shards else Estimate.of_nothing()
+        above = expected.above(self._limits()) if plan.shards else ""
+        if above:
+            choice = RunnerChoice("spark", f"it waits for an approval: {above}")
         run, about = _about_run(context)
         about |= {LIMIT_ROWS: rows, CARRIED: carried, "expected": expected.pace()}
         saved = record_plan(plan, table.location, choice, run, store_code=True, about=about)
@@ -138,6 +150,7 @@ class PlanOperator(LanceOperator):
             "lance_conn_id": required_text("lance_conn_id", self.lance_conn_id),
             **choice.describe(),
             "estimate": expected.to_json(),
+            **({APPROVAL: _question(plan, expected, above)} if above else {}),
             "seconds": round(time.monotonic() - began, 3),
         }
         # `finish` also records a job that fails here, and needs the summary for it.
@@ -153,6 +166,10 @@ class PlanOperator(LanceOperator):
                 job.update_record(**choice.describe())
                 context["ti"].xcom_push(SUMMARY, {**summary, **choice.describe()})
         return shard_summaries(plan, saved, job.storage)
+
+    def _limits(self) -> dict[str, float]:
+        given = ((name, optional_float(f"approve_above {name}", limit)) for name, limit in self.approve_above.items())
+        return {name: limit for name, limit in given if limit is not None}
 
     def _compute_small_job(self, job: PlannedJob, shards: Sequence[Shard], udfs: Udfs) -> None:
         """Apply and commit all shards in this task, as their own tasks do."""
@@ -285,6 +302,22 @@ def read_sizing(given: dict[str, Any], configured: Configuration) -> dict[str, A
     memory = task_memory_bytes(configured.task_memory_bytes)
     common = {"concurrency": configured.concurrency, "task_memory_bytes": memory}
     return {**common, "price_per_slot_hour": configured.price_per_slot_hour or None, **sizes}
+
+
+def check_limits(given: Any) -> dict[str, Any]:
+    """Refuse a threshold that is none; its numbers may be templates."""
+    if given is not None and not (isinstance(given, Mapping) and given and set(given) <= set(LIMITS)):
+        raise InvalidInput(f"approve_above={given!r:.200} is not valid. Give numbers by {', '.join(LIMITS)}.")
+    return dict(given or {})
+
+
+def _question(plan: Plan, expected: Estimate, above: str) -> dict[str, str]:
+    """Return what a person is shown before the plan is computed."""
+    text = f"{plan}\n  Estimate: {expected.summary()}"
+    return {
+        "subject": f"Compute {expected.rows:,} rows of {plan.work.target}?",
+        "body": f"It is asked because {above}.\n\n```\n{text}\n```",
+    }
 
 
 def _job_id_of(context: Context, checkpoints: Storage) -> str:

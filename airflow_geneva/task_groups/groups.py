@@ -53,6 +53,8 @@ class GroupArguments(Sizes, total=False):
             `[geneva] inline_below_rows`, which is 0.
         max_active_shards: maximum number of shards that are computed at once; by default 1.
         spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
+        approve_above: numbers by `rows`, `seconds`, `slot_seconds` or `cost`. A plan whose estimate is above one of
+            them, or unknown, waits in a task `approve` for a person; a smaller one passes it.
         apply: a function from a shard to the task that computes it, by default an `ApplyOperator`. The task is not
             mapped and has the id `apply`; see `spark_application` and `compute_shard`.
         prefix_group_id, parent_group, dag, default_args, tooltip, doc_md, ui_color, ui_fgcolor: as for `TaskGroup`.
@@ -65,6 +67,7 @@ class GroupArguments(Sizes, total=False):
     inline_below_rows: int | str | None
     max_active_shards: int
     spark_submit: Mapping[str, Any] | None
+    approve_above: Mapping[str, float | str] | None
     apply: Callable[[Any], Any] | None
     prefix_group_id: bool
     parent_group: TaskGroup | None
@@ -107,15 +110,18 @@ class _ShardGroup(TaskGroup):
         applied = _not_none(given, "spark_conn_id", "inline_below_rows")
         applied |= given.pop("spark_submit", None) or {}
         most, make_apply = given.pop("max_active_shards", 1), given.pop("apply", None)
+        approve_above = given.pop("approve_above", None)
         super().__init__(group_id=group_id, **given)
         with self:
-            planned = plan(task_id="plan", **asked, **sizes, **place)
+            planned = plan(task_id="plan", approve_above=approve_above, **asked, **sizes, **place)
+            approve = None if approve_above is None else _make_approve(planned)
             # An asset must be known while Airflow parses the DAG.
             unknown = source is None or is_template(source) or is_template(planned.lance_conn_id)
             inlets = [] if unknown else [lance_asset(str(source), planned.lance_conn_id)]
             finish = FinishOperator(
-                task_id="finish", plan_task_id=planned.task_id, table=target, inlets=inlets, **place
-            )
+                task_id="finish", plan_task_id=planned.task_id, table=target, inlets=inlets,
+                approve_task_id=None if approve is None else approve.task_id, **place,
+            )  # fmt: skip
             if next(self.iter_mapped_task_groups(), None) is not None:
                 raise InvalidInput(
                     f"The group of task {planned.task_id!r} is inside a mapped task group. It maps its own shards, and "
@@ -140,7 +146,16 @@ class _ShardGroup(TaskGroup):
                     apply.max_active_tis_per_dagrun = apply.max_active_tis_per_dagrun or most
                 apply >> commit
 
-            compute.expand(shard=planned.output) >> finish
+            compute.expand(shard=(approve or planned).output) >> finish
+
+
+def _make_approve(planned: PlanOperator) -> BaseOperator:
+    # Only who asks for approvals needs the standard provider.
+    from airflow_geneva.operators.approve import ApproveOperator
+
+    approve = ApproveOperator(task_id="approve", plan_task_id=planned.task_id)
+    planned >> approve
+    return approve
 
 
 def _call_apply(make_apply: Callable[[Any], Any], shard: Any, group: TaskGroup | None) -> BaseOperator:

@@ -113,6 +113,8 @@ class Driver:
                     session.merge(ti)
                 session.commit()
                 # A round in which tasks are only skipped, or fail with what is before them, has nothing to run.
+                if not (ready or waiting or retries) and "awaiting_input" in self.states().values():
+                    break
                 idle = 0 if ready or waiting or retries else idle + 1
                 assert idle < 5, self.states()
         return self
@@ -136,6 +138,20 @@ class Driver:
     def tries(self, task_id: str, map_index: int = -1) -> int:
         with create_session() as session:
             return int(self._task(session, task_id, map_index).try_number)
+
+    def answer(self, task_id: str, option: str) -> Driver:
+        """Answer a task that waits for a person, as the API does."""
+        from airflow.models.hitl import HITLDetail
+        from airflow.models.trigger import handle_event_submit
+        from airflow.triggers.base import TriggerEvent
+
+        with create_session() as session:
+            ti = self._task(session, task_id, -1)
+            detail = session.scalar(select(HITLDetail).where(HITLDetail.ti_id == ti.id))
+            detail.responded_by, detail.responded_at = {"id": "1", "name": "Ada"}, timezone.utcnow()
+            detail.chosen_options, detail.params_input = [option], {}
+            handle_event_submit(TriggerEvent(detail.as_resume_event_payload()), task_instance=ti, session=session)
+        return self.go()
 
     def clear(self, *tasks: str | tuple[str, int], downstream: bool = True) -> Driver:
         """Clear tasks, or single shards of them."""
