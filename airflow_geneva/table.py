@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from airflow_geneva.query import Query
     from airflow_geneva.run.background import JobFuture
+    from airflow_geneva.run.compare import Comparison
     from airflow_geneva.run.inline import Udfs
     from airflow_geneva.run.pipeline import Stopwatch
 
@@ -270,6 +271,13 @@ class Table(Summarized, Readable):
                 plan, udfs, watch = self._plan_to_run(request, udf, runner)
                 results.append(run(start(plan, self.location, udfs, runner, watch), plan.shards, udfs, watch))
         return results if several else results[0]
+
+    def compare(self, column: str, udf: UDF, sample: int = 100) -> Comparison:
+        """Compute a sample of rows with other code, and show their values beside the stored ones; keep nothing."""
+        from airflow_geneva.run.compare import compare
+
+        request = BackfillRequest(column, f"`{column}` IS NOT NULL", on_code_change="recompute")
+        return compare(*self._plan(request, udf), self.location, sample)
 
     def backfill_async(
         self, column: str, udf: UDF | str | None = None, runner: str = "auto", **options: Any

@@ -18,9 +18,10 @@ LIMITS = ("rows", "seconds", "slot_seconds", "cost")
 """What `Estimate.above` compares."""
 
 _ONE_JOB, _SEVERAL_JOBS = 1.7, 1.5
-_BESIDE_A_JOB = 0.03, 0.25
+_BESIDE_A_JOB = 0.05, 0.22
 _BESIDE_A_FRAGMENT = 0.002, 0.008
-_CALL_SECONDS = 0.0002
+_CALL_SECONDS = 0.0001
+_MORE_IN_A_JOB = 1.25
 
 
 class Interval(NamedTuple):
@@ -140,8 +141,8 @@ class Estimate:
         rest = calls[1:] or calls
         speeds = sorted(call.seconds / call.rows for call in rest)
         mean = sum(call.seconds for call in rest) / sum(call.rows for call in rest)
-        spread = max((speeds[-1] - speeds[0]) / max(len(speeds), 2) ** 0.5 / mean if mean else 0.0, 0.4)
-        per_row = Interval(mean / (1 + spread), mean * (1 + spread))
+        spread = max((speeds[-1] - speeds[0]) / max(len(speeds), 2) ** 0.5 / mean if mean else 0.0, 0.35)
+        per_row = Interval(mean / (1 + spread), mean * (1 + spread) * _MORE_IN_A_JOB)
         # A call costs something whatever the rows do, and in a job more rows share it.
         unseen = _CALL_SECONDS * len(rest) / sum(call.rows for call in rest)
         per_row = Interval(max(per_row.low - unseen, 0.0), per_row.high)

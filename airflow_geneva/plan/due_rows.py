@@ -90,7 +90,8 @@ def check_code_change(work: BackfillSpec, rows_by_other_version: Mapping[str, in
             f"table {work.table_name!r}: it is version {work.udf_version} now, and the column holds "
             f"{versions}. "
             f'Recompute these {rows:,} rows with on_code_change="recompute", or leave them and compute only '
-            'new rows with on_code_change="new_rows".'
+            'new rows with on_code_change="new_rows". '
+            f"table.compare({work.column!r}, udf) shows values of both on a sample of rows."
         )
 
 

@@ -235,8 +235,7 @@ class PlannedJob:
 
     def _apply(self, shard: Shard, compute: Callable[[Caps], Sequence[UnitReport]]) -> dict[str, Any]:
         """Compute a shard until the job reaches a cap, and write the result."""
-        began, stopped = time.monotonic(), None
-        caps = self._caps(shard)
+        began, stopped, caps = time.monotonic(), None, self._caps(shard)
         with reporting_remade(self.work.tables, self.location.options):
             try:
                 if shard.to_apply:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,15 +16,15 @@ from airflow_geneva.job.estimate import Call
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.fragments import live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.model import JobSpec, Plan, RefreshSpec
+from airflow_geneva.plan.model import Plan, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork
-from airflow_geneva.run.inline import Computer, Udfs, computing, open_target, ready_to_open
+from airflow_geneva.run.inline import Udfs, computing, open_target, ready_to_open
 from airflow_geneva.run.units import Target
 from airflow_geneva.storage.location import TableLocation
 
 ERROR = "error"
-_CALLS = 5
-_FRAGMENTS = 8
+_CALLS = 3
+_FRAGMENTS = 4
 
 
 @dataclass
@@ -59,47 +59,45 @@ def check_rows(name: str, rows: Any) -> int:
     return rows
 
 
-def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int) -> Sample:
+def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also: Sequence[str] = ()) -> Sample:
     """Compute some of a plan's due rows, taken from several fragments.
+
+    Args:
+        also: columns to read besides the inputs of a column.
 
     Raises:
         InvalidInput: a UDF cannot be loaded here.
     """
-    works = [work for shard in plan.shards for work in shard.to_apply[:_FRAGMENTS] if work.missing]
-    return sample_rows(location, plan.work, udfs, works[:_FRAGMENTS], rows)
-
-
-def sample_rows(location: TableLocation, work: JobSpec, udfs: Udfs, works: Sequence[FragmentWork], rows: int) -> Sample:
-    """Compute some of the missing rows of these fragments."""
-    target, loaded = open_target(location, work), udfs.here()
+    works = [work for shard in plan.shards for work in shard.to_apply[:_FRAGMENTS] if work.missing][:_FRAGMENTS]
+    work, target, loaded = plan.work, open_target(location, plan.work), udfs.here()
     sample = Sample("" if isinstance(work, RefreshSpec) else work.column)
-    with computing(work, loaded, ready_to_open(loaded)) as computer:
-        read: Iterator[pa.RecordBatch] = (
-            batch
-            for at, fragment in enumerate(works)
-            for batch in _read(target, fragment, computer, -(-rows // len(works)), at / len(works))
-        )
-        left, first = rows, True
-        for batch in read:
-            batch = batch[:left]
-            left -= batch.num_rows
-            # The first row has a call of its own, which may load a model.
-            cuts = [1, *range(1 + -(-rows // _CALLS), batch.num_rows, -(-rows // _CALLS))] if first else []
-            first = False
-            for start, end in zip([0, *cuts], [*cuts, batch.num_rows], strict=True):
-                if start < end:
-                    _call(computer[0], batch[start:end], sample)
-            if not left:
-                break
+    with computing(work, loaded, ready_to_open(loaded)) as (compute, inputs):
+        reads = [*inputs, *also] if also else inputs
+
+        def call(batch: pa.RecordBatch) -> MappedBatch:
+            return compute(batch.select(list(inputs)) if also else batch)
+
+        left = rows
+        # The smallest fragments first, so that larger ones make up for what they lack.
+        for at, fragment in enumerate(sorted(works, key=lambda fragment: len(fragment.missing))):
+            share = -(-left // (len(works) - at))
+            for batch in _read(target, fragment, reads, share, at / len(works)):
+                left -= batch.num_rows
+                # The first row has a call of its own, which may load a model.
+                step = -(-rows // _CALLS)
+                cuts = [] if sample.calls else [1, *range(1 + step, batch.num_rows, step)]
+                for start, end in zip([0, *cuts], [*cuts, batch.num_rows], strict=True):
+                    if start < end:
+                        _call(call, batch[start:end], sample)
     return sample
 
 
 def _read(
-    target: Target, fragment: FragmentWork, computer: Computer, rows: int, begin: float
+    target: Target, fragment: FragmentWork, reads: Sequence[str] | Mapping[str, str], rows: int, begin: float
 ) -> Iterator[pa.RecordBatch]:
     """Read so many rows of a fragment from a relative position on, and if it has too few there, from its begin."""
     work, live = target.work, live_offsets(target.source, fragment.files)
-    size = ReadSize.of(target.source, computer[1], work.sizing.batch_bytes, 1)
+    size = ReadSize.of(target.source, reads, work.sizing.batch_bytes, 1)
     due = fragment.missing & live
     if not due:
         return
@@ -107,7 +105,7 @@ def _read(
     for part in (due.within(cut, fragment.files.physical_rows), due.within(0, cut)):
         for run in _pieces(part):
             window = (int(run.starts[0]), int(run.ends[-1]))
-            for found in read_rows(target.source, fragment.files, live, window, computer[1], work.where, size):
+            for found in read_rows(target.source, fragment.files, live, window, reads, work.where, size):
                 mask = found.mask(run)
                 chosen = mask if found.selected is None else found.selected if mask is None else mask & found.selected
                 batch = found.columns

@@ -27,6 +27,9 @@ try:
 except CodeChanged as error:
     print(error)  # both versions, and how many rows hold a value of the old one
 # --8<-- [end:changed]
+# --8<-- [start:compare]
+print(table.compare("words", words, sample=100))  # 1 of 3 rows differ: text='d  e', words.old=3, words.new=2
+# --8<-- [end:compare]
 table.add(pa.table({"text": ["f g h"]}))
 # --8<-- [start:new_rows]
 r = table.backfill("words", udf=words, on_code_change="new_rows", runner="inline")  # runs on the rows without a value

@@ -138,7 +138,7 @@ def test_several_jobs_tell_how_far_they_differ_and_one_odd_one_does_not_count() 
 
 def test_a_sample_does_not_take_the_price_of_a_call_for_that_of_its_rows() -> None:
     size = Size(1_000_000, 1)
-    found = Estimate.by_sample(size, [Call(1, 0.5), Call(4, 0.0002), Call(4, 0.0002)], pa.table({})).slot_seconds
+    found = Estimate.by_sample(size, [Call(1, 0.5), Call(4, 0.00008), Call(4, 0.00008)], pa.table({})).slot_seconds
     assert found is not None
     assert found.covers(1.0)
 
