@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 LANCEDB = ROOT / ".venv-lancedb" / "bin" / "python"
 RUNNERS = ("inline", "spark")
-OTHERS = ("slow", "plan", "changes", "aging", "wide", "f", "f16m", "peer", "hourly", "time_left")
+OTHERS = ("slow", "plan", "changes", "aging", "wide", "f", "f16m", "peer", "hourly", "time_left", "estimate")
 COLD_CASES = ("a", "c", "a16m")
 
 
@@ -63,6 +63,10 @@ class BenchmarkRun:
                 results["aging"] = self._aging()
             elif name == "hourly":
                 results["hourly"] = self._hourly()
+            elif name == "estimate":
+                results["estimate"] = self._measure(
+                    "estimate", folder=str(self.scratch / "estimate"), jobs=4 if self.quick else 50, quick=self.quick
+                )
             elif name == "time_left":
                 results["time_left"] = self._time_left()
             elif name == "peer":

@@ -247,6 +247,26 @@ def _time_left(found: Mapping[str, Any]) -> str:
     return f"{about}\n\n{_table(head, rows)}"
 
 
+def _estimate(jobs: Sequence[Mapping[str, Any]]) -> str:
+    head = ("what", "by", "jobs", "inside", "upper end at most three times the lower", "median upper / lower")
+    rows = []
+    for what, words in (("seconds", "seconds"), ("slot_seconds", "slot-seconds")):
+        for by in ("history", "sample", "both"):
+            found = [job[what] for job in jobs if by in (job["by"], "both")]
+            inside = sum(one["inside"] for one in found)
+            narrow = sum(one["high"] <= 3 * one["low"] for one in found)
+            middle = statistics.median(one["high"] / max(one["low"], 1e-9) for one in found)
+            rows.append((words, by, str(len(found)), str(inside), str(narrow), f"{middle:.1f}"))
+    least, most = (end(job["rows"] for job in jobs) for end in (min, max))
+    about = (
+        f"{len(jobs)} backfills inline of {least:,} to {most:,} rows at 0.05 to 10 ms, in 1 to 12 fragments; functions "
+        "of a row, of an array, and with rows that take ten times as long; some load for 0.3 s. How many cost what "
+        "their plan stated: half by one earlier job of another size, half by a sample of 20 rows. The margins were "
+        "chosen by other jobs, of other seeds."
+    )
+    return f"{about}\n\n{_table(head, rows)}"
+
+
 def _beside(runs: Sequence[Mapping[str, Any]]) -> str:
     sides = {"peer": "LanceDB", "ours": "ours", "floor": "pylance alone"}
     head = ["after", *(f"{run['rows']:,} rows: {side}, s" for run in runs for side in sides.values())]
@@ -307,4 +327,5 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("peer", "Beside LanceDB", _beside),
     ("hourly", "An hourly DAG run", _hourly),
     ("time_left", "The time left, at half time", _time_left),
+    ("estimate", "The cost that a plan states", _estimate),
 )

@@ -1,0 +1,141 @@
+"""How often the cost of a job lies in the interval that its plan stated: fifty jobs, each after an earlier one."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import airflow_geneva
+from airflow_geneva import udf
+from airflow_geneva.job.estimate import Interval
+from airflow_geneva.udf import UDF
+
+SEED = 20_261_123
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A job and what ran before it.
+
+    Args:
+        kind: ``scalar``, ``array``, or ``skewed``: a row in ten takes ten times as long.
+        per_row: mean seconds of a row.
+        before, rows: rows of the earlier job, and of the measured one.
+        fragments: fragments of the measured one.
+        sampled: estimate by a sample of 20 rows, and without an earlier job.
+    """
+
+    kind: str
+    per_row: float
+    before: int
+    rows: int
+    fragments: int
+    batch_size: int | None
+    loading: float
+    sampled: bool
+
+    def make(self, name: str) -> UDF:
+        def seconds(x: int) -> float:
+            if self.kind == "skewed":
+                return self.per_row * (10 if x % 10 == 0 else 1) / 1.9
+            return self.per_row
+
+        loaded: list[bool] = []
+
+        def load() -> None:
+            if not loaded:
+                loaded.append(True)
+                time.sleep(self.loading)
+
+        def one(x: int) -> int:
+            load()
+            _spend(seconds(x))
+            return x
+
+        def many(x: pa.Int64Array) -> pa.Int64Array:
+            load()
+            _spend(sum(seconds(value) for value in x.to_pylist()))
+            return x
+
+        function = many if self.kind == "array" else one
+        made = udf(data_type=pa.int64(), name=name, version="1", batch_size=self.batch_size)(function)
+        assert isinstance(made, UDF)
+        return made
+
+
+def shapes(count: int, quick: bool) -> Iterator[Shape]:
+    """Draw jobs; half of the estimates are by history, half by a sample."""
+    draw = random.Random(SEED)  # reproducible, and no secret
+    for at in range(count):
+        per_row = 10 ** draw.uniform(-4.3, -2)
+        most = min(20_000, int((0.05 if quick else 2.5) / per_row) + 20)
+        yield Shape(
+            kind=draw.choice(["scalar", "array", "skewed"]),
+            per_row=per_row,
+            before=int(most * 10 ** draw.uniform(-1, 0)) + 20,
+            rows=int(most * 10 ** draw.uniform(-0.7, 0)) + 20,
+            fragments=draw.choice([1, 2, 5, 12]),
+            batch_size=draw.choice([None, None, 50, 500]),
+            loading=draw.choice([0.0, 0.0, 0.3]),
+            sampled=at % 2 == 1,
+        )
+
+
+def measure(folder: str, jobs: int, quick: bool = False) -> list[dict[str, Any]]:
+    """Run the jobs; return for each what was stated, and what it took."""
+    database = airflow_geneva.connect(Path(folder) / "db")
+    found = []
+    for at, shape in enumerate(shapes(jobs, quick)):
+        function = shape.make(f"f{at}")
+        first = 0 if shape.sampled else shape.before
+        numbers = pa.table({"x": pa.array(range(first + shape.rows))})
+        table = database.create_table(f"t{at}", numbers.slice(0, first))
+        table.add_columns({"y": function})
+        if first:
+            table.backfill("y", udf=function, runner="inline")
+        size = -(-shape.rows // shape.fragments)
+        for start in range(first, first + shape.rows, size):
+            table.add(numbers.slice(start, min(size, first + shape.rows - start)))
+        estimate = table.plan_backfill("y", udf=function).estimate(sample=20 if shape.sampled else None)
+        # The next job is a process that loads again.
+        function = shape.make(f"f{at}")
+        result = table.backfill("y", udf=function, runner="inline")
+        found.append(
+            {
+                "by": "sample" if shape.sampled else "history",
+                "kind": shape.kind,
+                "rows": shape.rows,
+                "seconds": _judge(estimate.seconds, sum(result.seconds.values())),
+                "slot_seconds": _judge(estimate.slot_seconds, _slot_seconds(table, result.job_id)),
+            }
+        )
+    return found
+
+
+def _judge(stated: Interval | None, took: float) -> dict[str, Any]:
+    assert stated is not None
+    return {"low": stated.low, "high": stated.high, "took": took, "inside": stated.covers(took)}
+
+
+def _slot_seconds(table: airflow_geneva.Table, job_id: str) -> float:
+    from airflow_geneva.job.folder import RECORD, JobFolder
+    from airflow_geneva.job.speed import UdfSpeed
+
+    folder = JobFolder.of(table.location.checkpoints, job_id)
+    return UdfSpeed.from_json((folder.read_end(folder.read(RECORD) or {}) or {}).get("speed")).seconds
+
+
+def _spend(seconds: float) -> None:
+    """Wait without the processor, or with it if the time is too short to sleep."""
+    if seconds >= 0.001:
+        time.sleep(seconds)
+        return
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
