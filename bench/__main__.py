@@ -140,7 +140,7 @@ class BenchmarkRun:
 
     def _time_left(self) -> dict[str, Any]:
         folder = self.scratch / "time_left"
-        return dict(self._measure("time_left", folder=str(folder), seconds=2 if self.quick else 24, quick=self.quick))
+        return dict(self._measure("time_left", folder=str(folder), seconds=2 if self.quick else 40, quick=self.quick))
 
     def _view(self, name: str) -> list[dict[str, Any]]:
         rows, repeats = (1_000_000, 5) if name == "f" else (16_000_000, 3)
