@@ -55,8 +55,9 @@ def watched_lance_asset(
     """Return an asset that gets an event when a table has new rows from any writer; the triggerer polls the table.
 
     This is a different asset from `lance_asset(table)`, which gets the events of backfills and refreshes. Each set of
-    arguments gives a separate asset, because Airflow stops watching an asset when a DAG names it without its watcher,
-    or with another one. For both kinds of events schedule on `watched_lance_asset(...) | lance_asset(...)`.
+    conditions gives a separate asset, because Airflow stops watching an asset when a DAG names it without its watcher,
+    or with another one. The `poll_interval` is no condition: an asset stays the same when it is tuned, so give it the
+    same one in all DAGs. For both kinds of events schedule on `watched_lance_asset(...) | lance_asset(...)`.
 
     The first poll sends an event if there are rows that were not seen. `new_fragments` parses an event. Works with
     Airflow 3.1 and later; from 3.3 on a restart of the triggerer does not send the last event again.
@@ -86,11 +87,12 @@ def watched_lance_asset(
         "min_new_fragments": min_new_fragments,
         "quiet_period": seconds(quiet_period),
         "max_wait": seconds(max_wait),
-        "poll_interval": seconds(poll_interval),
     }
     ways = {name: f"{given:.15g}" if isinstance(given, float) else given for name, given in wanted.items() if given}
+    ways["watched"] = True
     name = f"{lance_asset(table, lance_conn_id).name}?{urlencode(sorted(ways.items()), safe=':')}"
-    trigger = NewFragmentsTrigger(table, lance_conn_id, asset=name, **wanted)
+    pause = seconds(poll_interval) or 0.0
+    trigger = NewFragmentsTrigger(table, lance_conn_id, asset=name, poll_interval=pause, **wanted)
     return Asset(name=name, uri=f"lance://{name}", watchers=[AssetWatcher(name="new_fragments", trigger=trigger)])
 
 
