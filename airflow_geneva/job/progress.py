@@ -16,6 +16,7 @@ EVERY_SECONDS = 5.0
 LONGEST_SECONDS = 600.0
 _GROWTH = 0.1
 _LEAST_SECONDS = 1.0
+_MOST_SAMPLES = 60
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ class ProgressReporter:
     _last: float = 0.0
     _last_line: float = 0.0
     _already_warned: bool = False
+    _samples: list[tuple[float, int]] = field(default_factory=list)
+    _sample_pause: float = 1.0
 
     def now(self) -> Progress:
         if self.rows_done and not self.first_rows:
@@ -155,7 +158,17 @@ class ProgressReporter:
         progress = self.now()
         speed = progress.rows_per_second
         shown = {} if self.spark_ui is None else {"spark_ui": self.spark_ui}
-        return {**asdict(progress), "rows_per_second": speed, "at": time.time(), "skipped": self.skipped(), **shown}
+        self._sample(progress)
+        kept = {"at": time.time(), "skipped": self.skipped(), "samples": list(self._samples)}
+        return {**asdict(progress), "rows_per_second": speed, **kept, **shown}
+
+    def _sample(self, progress: Progress) -> None:
+        """Keep how many rows were done when: at most 60 samples, over all of the time that has passed."""
+        if not self._samples or progress.seconds - self._samples[-1][0] >= self._sample_pause:
+            self._samples.append((round(progress.seconds, 1), progress.rows_done))
+        if len(self._samples) > _MOST_SAMPLES:
+            self._samples = self._samples[1::2]
+            self._sample_pause = progress.seconds * 2 / _MOST_SAMPLES
 
 
 def read_progress(document: Mapping[str, Any]) -> Progress:

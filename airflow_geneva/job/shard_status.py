@@ -53,6 +53,7 @@ class ShardStatus:
         seen: the same of its newest progress.
         start_seconds: seconds from the begin of the task to that of the computation.
         spark_ui: address of the UI of the Spark driver that computed it last, or None; it ends with the driver.
+        samples: how many rows its last try had computed when, in seconds since the epoch; at most 60.
     """
 
     index: int
@@ -76,6 +77,7 @@ class ShardStatus:
     since: float | None = None
     seen: float | None = None
     start_seconds: float | None = None
+    samples: tuple[tuple[float, int], ...] = ()
 
     @property
     def applied_per_second(self) -> float:
@@ -208,6 +210,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
     rows_ready = status.rows_ready + progress.rows_ready
     done = rows_ready + progress.rows_failed >= status.rows
     address = str(document.get("spark_ui") or "")
+    began = float(document.get("at", 0.0)) - progress.seconds
     return replace(
         status,
         stage="applied" if done else "applying",
@@ -222,6 +225,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         seen=float(document["at"]) if "at" in document else None,
         # A page makes a link of it.
         spark_ui=address if address.startswith(("http://", "https://")) else None,
+        samples=tuple((round(began + float(after), 1), int(rows)) for after, rows in document.get("samples", ())),
     )
 
 

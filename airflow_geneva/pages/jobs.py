@@ -13,6 +13,7 @@ from airflow_geneva.job.result import DONE
 from airflow_geneva.job.shard_status import ShardStatus, in_parallel
 from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
 from airflow_geneva.pages.access import VisibleDatabase
+from airflow_geneva.pages.speed import SpeedChart, chart_speed
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import is_local
 
@@ -74,6 +75,10 @@ class JobDetails:
     job: Job
     shards: tuple[ShardStatus, ...]
     commits: tuple[int, ...]
+
+    @property
+    def speed(self) -> SpeedChart | None:
+        return chart_speed(self.job.shards)
 
     @staticmethod
     def shares(item: Job | ShardStatus) -> tuple[tuple[str, float], ...]:

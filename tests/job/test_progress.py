@@ -64,5 +64,19 @@ def test_the_file_is_written_every_few_seconds_all_the_time(clock: Clock) -> Non
     assert written[-1] == before + 5
 
 
+def test_a_few_samples_over_all_of_the_time_are_kept(clock: Clock) -> None:
+    written: list[list[tuple[float, int]]] = []
+    reporter = ProgressReporter(90_000, 1, lambda progress: written.append(progress["samples"]), _began=clock.now)
+    reporter.keep()
+    run(clock, reporter, 90_000)
+    assert written[0] == [(0.0, 0)]
+    assert max(map(len, written)) <= 60
+    samples = written[-1]
+    assert len(samples) > 25
+    assert all(rows == seconds for seconds, rows in samples)
+    pauses = [later[0] - earlier[0] for earlier, later in pairwise(samples)]
+    assert max(pauses) < 90_000 / 15
+
+
 def test_what_others_are_told_may_stay_as_frequent(clock: Clock) -> None:
     assert len(run(clock, ProgressReporter(1_000, 1, every=2.0, longest=2.0, _began=clock.now), 1_000)) == 500
