@@ -170,6 +170,18 @@ def may_read_dag(user: Any, dag_id: str) -> bool:
     return get_auth_manager().is_authorized_dag(method="GET", access_entity=entity, details=details, user=user)
 
 
+def may_trigger_dag(user: Any, dag_id: str) -> bool:
+    """Whether a user may start a run of a DAG."""
+    with _needed():
+        from airflow.api_fastapi.app import get_auth_manager
+        from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+        from airflow.models.dag import DagModel
+    details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+    return get_auth_manager().is_authorized_dag(
+        method="POST", access_entity=DagAccessEntity.RUN, details=details, user=user
+    )  # fmt: skip
+
+
 def may_read_connection(user: Any, conn_id: str) -> bool:
     """Whether a user may read a connection."""
     with _needed():
@@ -214,6 +226,21 @@ def dags_of_assets(scheme: str) -> Iterator[tuple[str, str]]:
             query = select(AssetModel.uri, dag_id).join(AssetModel, AssetModel.id == asset_id)
             named = query.where(AssetModel.uri.startswith(scheme), dag_id.is_not(None)).distinct()
             yield from ((uri, str(dag)) for uri, dag in session.execute(named))
+
+
+def dags_that_write(uri: str) -> Sequence[tuple[str, bool]]:
+    """Return the DAGs that sent an event of an asset or have it as an outlet, and whether each is paused."""
+    with _needed():
+        from airflow.models.asset import AssetEvent, AssetModel, TaskOutletAssetReference
+        from airflow.models.dag import DagModel
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+    sent = select(AssetEvent.source_dag_id).join(AssetModel, AssetModel.id == AssetEvent.asset_id)
+    named = select(TaskOutletAssetReference.dag_id).join(AssetModel, AssetModel.id == TaskOutletAssetReference.asset_id)
+    writers = sent.where(AssetModel.uri == uri).union(named.where(AssetModel.uri == uri))
+    query = select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(writers), ~DagModel.is_stale)
+    with create_session() as session:
+        return [(dag_id, bool(paused)) for dag_id, paused in session.execute(query.order_by(DagModel.dag_id))]
 
 
 def xcoms(dag_id: str, key: str, run_id: str | None = None, most: int | None = None) -> Sequence[Any]:

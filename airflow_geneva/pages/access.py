@@ -22,8 +22,10 @@ from airflow_geneva.hooks.lance import LanceHook
 from airflow_geneva.job.status import Job
 from airflow_geneva.operators._airflow_internals import (
     dags_of_assets,
+    dags_that_write,
     may_read_connection,
     may_read_dag,
+    may_trigger_dag,
     stored_connections,
     user_dependency,
 )
@@ -40,6 +42,7 @@ class CurrentUser:
 
     def __init__(self, user: Any) -> None:
         self.may_read_dag = cache(partial(may_read_dag, user))
+        self.may_trigger_dag = partial(may_trigger_dag, user)
         # Who may read a connection may see everything in its database.
         self.may_read_connection = cache(partial(may_read_connection, user))
 
@@ -134,6 +137,15 @@ def open_database(conn_id: str, uri: str | None = None) -> Database:
 
 
 @dataclass(frozen=True)
+class Maintainer:
+    """A DAG that keeps a table or view up to date, and whether the viewer may start a run of it."""
+
+    dag_id: str
+    paused: bool
+    may_trigger: bool
+
+
+@dataclass(frozen=True)
 class VisibleDatabase:
     """The database of an Airflow connection, as a user sees it."""
 
@@ -162,6 +174,14 @@ class VisibleDatabase:
 
     def may_see(self, table: str) -> bool:
         return self.viewer.may_see_table(self.conn_id, table)
+
+    def maintainers(self, table: str) -> list[Maintainer]:
+        """Return the DAGs that wrote a table, as far as the viewer may read them."""
+        return [
+            Maintainer(dag_id, paused, self.viewer.may_trigger_dag(dag_id))
+            for dag_id, paused in dags_that_write(f"{_SCHEME}{self.conn_id}/{table}")
+            if self.viewer.may_read_dag(dag_id)
+        ]
 
     def tables(self) -> list[str]:
         return [name for name in self.database.table_names() if self.may_see(name)]

@@ -277,7 +277,8 @@ def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDe
     described = describe_table(location)
     source = described.source_in(opened.database)
     linked = source is not None and opened.may_see(source)
-    return page(request, "table.html", conn_id=conn_id, table=described, source=source if linked else None)
+    dags = opened.maintainers(location.name)
+    return page(request, "table.html", conn_id=conn_id, table=described, source=source if linked else None, dags=dags)
 
 
 @app.get("/databases/{conn_id}/tables/{table}/standing")

@@ -44,6 +44,8 @@ NEEDED: dict[str, tuple[Callable[[], Any], str]] = {
     "may_read_dag": (lambda: internals.may_read_dag(USER, "docs"), "airflow.api_fastapi.app"),
     "may_read_connection": (lambda: internals.may_read_connection(USER, "shelf"), "airflow.api_fastapi.app"),
     "stored_connections": (lambda: internals.stored_connections("lance"), "airflow.models.connection"),
+    "may_trigger_dag": (lambda: internals.may_trigger_dag(USER, "docs"), "airflow.api_fastapi.app"),
+    "dags_that_write": (lambda: internals.dags_that_write("lance://docs"), "airflow.models.asset"),
     "dags_of_assets": (lambda: list(internals.dags_of_assets("lance://")), "airflow.models.asset"),
     "xcoms": (lambda: internals.xcoms("docs", "summary", "one"), "airflow.models.xcom"),
 }

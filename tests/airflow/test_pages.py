@@ -15,9 +15,13 @@ import pyarrow as pa
 import pytest
 from airflow import plugins_manager
 from airflow.api_fastapi.app import create_auth_manager
+from airflow.models.dag import DagModel
+from airflow.models.log import Log
 from airflow.sdk import DAG
+from airflow.utils.session import create_session
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
+from sqlalchemy import select
 
 from airflow_geneva import Database, Table, connect, udf
 from airflow_geneva.errors import JobFailed
@@ -240,6 +244,7 @@ def running_job(table: Table, started: float) -> str:
     folder.storage.write_json(plan_name(PRINT), {"shards": [size, size]})
     folder.write_record({**RUNNING, "started": started}, PRINT)
     progress = {
+        "at": started, "samples": [[0.0, 0], [5.0, 100], [10.0, 300]],
         "rows": 500, "rows_done": 300, "fragments": 5, "ready": 2, "committed": 0, "seconds": 10.0, "rows_held": 0,
         "rows_ready": 200, "rows_committed": 0, "rows_failed": 20, "versions": [],
     }  # fmt: skip
@@ -261,6 +266,9 @@ def test_a_running_job_moves(reader: Get, database: Database) -> None:
     ]  # fmt: skip
     assert '<rect class="failed" x="76.0" y="0" width="4.0"' in page
     assert "100 of 1000 due rows committed, 40 failed" in page
+    # 20 rows/s for five seconds, then 40.
+    assert '<polygon points="0,80 0.0,40.0 300.0,40.0 300.0,0.0 600.0,0.0 600,80">' in page
+    assert "at most 40 rows/s" in text_of(page)
     live = re.search(r'data-live="/geneva([^"]*)" data-after="(\d+)" data-then="reload"', page)
     assert live
     assert 'http-equiv="refresh"' in page
@@ -284,7 +292,7 @@ def test_a_job_that_nobody_works_on_any_more(reader: Get, database: Database) ->
     assert "found dead" in page
     assert [row[1] for row in cells(page) if len(row) == 9 and row[0].isdecimal()] == ["left", "left"]
     assert "data-live" not in page
-    assert "rows/s" not in text_of(page)
+    assert "rows/s, about" not in text_of(page)
 
 
 def test_a_failed_job_shows_its_error_and_the_rows(reader: Get, database: Database) -> None:
@@ -423,7 +431,10 @@ def states_of(page: str) -> dict[str, str]:
     return {unescape(name): state for name, state in cards if "." not in name}
 
 
-def test_a_view_is_refreshed_in_airflow_and_its_job_is_shown(browse: Get, desk: Desk) -> None:
+def test_a_view_is_refreshed_in_airflow_and_its_job_is_shown(
+    browse: Get, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS", "False")
     desk.append("a")
     view = f"v_{desk.table.name}"
     desk.table.query().select(["text"]).create_materialized_view(desk.database, view)
@@ -441,10 +452,37 @@ def test_a_view_is_refreshed_in_airflow_and_its_job_is_shown(browse: Get, desk: 
         assert ">DONE<" in page
         assert of_task(run, "refresh.plan")[1:].split("&")[0] in unescape(page)
         browse(f"/{part}", "stranger", status=403)
+    # The button is for those who may start the DAG. Airflow checks that again, and logs it.
+    path = f"/databases/lance_default/tables/{view}"
+    assert f">{dag.dag_id}</a>" in browse(path)
+    Rights.give("starter", dags=[dag.dag_id], triggers=[dag.dag_id])
+    assert "which is paused" in browse(path, "starter")
+    with create_session() as session:
+        session.get(DagModel, dag.dag_id).is_paused = False
+    assert "Refresh now" not in browse(path)
+    page = browse(path, "starter")
+    address = unescape(re.search(r'data-trigger="([^"]*)"', page)[1])  # type: ignore[index]
+    assert [start(address, user) for user in ("reader", "starter")] == [403, 200]
+    with create_session() as session:
+        asked = select(Log.owner).where(Log.event == "trigger_dag_run", Log.dag_id == dag.dag_id)
+        assert set(session.scalars(asked)) == {"starter"}
     # What an XCom says is not trusted: the job's record names another DAG.
     folder = JobFolder.of(desk.database.location(view).checkpoints, run.xcom("refresh.plan", "summary")["job_id"])
     folder.update_record(airflow={"dag_id": "another", "run_id": "r", "task_id": "t", "try": 1})
     assert ">DONE<" not in browse(f"/dag?dag_id={dag.dag_id}")
+
+
+def start(address: str, user: str) -> int:
+    """Do what the button does."""
+    from airflow.api_fastapi.app import create_app
+
+    client = TestClient(create_app(apps="core"))
+    client.cookies.set("_token", Rights.token(user, create_auth_manager()))
+    assert (
+        client.post(address, content='{"logical_date": null}', headers={"Content-Type": "text/plain"}).status_code
+        != 200
+    )
+    return client.post(address, json={"logical_date": None}).status_code
 
 
 def test_counts_are_made_once_and_not_waited_for() -> None:

@@ -33,6 +33,7 @@ def browsing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Get]:
     monkeypatch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "s" * 64)
     monkeypatch.setattr(Rights, "dags", {})
     monkeypatch.setattr(Rights, "connections", {})
+    monkeypatch.setattr(Rights, "triggers", {})
     monkeypatch.setattr(access, "_KEPT_SECONDS", 1e-9)
     manager = create_auth_manager()
     client = TestClient(app, raise_server_exceptions=True, root_path="/geneva")

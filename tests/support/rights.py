@@ -9,13 +9,15 @@ from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
 
 class Rights(SimpleAuthManager):
-    """Who may read the task instances of which DAGs, and which connections, by user name."""
+    """Who may read the task instances of which DAGs and which connections, and start which DAGs, by user name."""
 
     dags: ClassVar[dict[str, set[str]]] = {}
     connections: ClassVar[dict[str, set[str]]] = {}
+    triggers: ClassVar[dict[str, set[str]]] = {}
 
     @classmethod
-    def give(cls, user: str, dags: Any = (), connections: Any = ()) -> None:
+    def give(cls, user: str, dags: Any = (), connections: Any = (), triggers: Any = ()) -> None:
+        cls.triggers.setdefault(user, set()).update(triggers)
         cls.dags.setdefault(user, set()).update(dags)
         cls.connections.setdefault(user, set()).update(connections)
 
@@ -25,7 +27,8 @@ class Rights(SimpleAuthManager):
 
     def is_authorized_dag(self, *, method: Any, user: Any, access_entity: Any = None, details: Any = None) -> bool:
         asked = (method, getattr(access_entity, "value", access_entity))
-        return asked == ("GET", "TASK_INSTANCE") and details.id in self.dags.get(user.username, ())
+        given = {("GET", "TASK_INSTANCE"): self.dags, ("POST", "RUN"): self.triggers}.get(asked, {})
+        return details.id in given.get(user.username, ())
 
     def is_authorized_connection(self, *, method: Any, user: Any, details: Any = None) -> bool:
         return method == "GET" and details.conn_id in self.connections.get(user.username, ())
