@@ -414,7 +414,7 @@ def test_a_database_tells_how_its_tables_stand_and_what_is_computed_from_what(re
     job_id = running_job(table, time.time())
     page = whole(reader, f"{path}/live")
     assert states_of(page)["docs"] == "running"
-    assert "30 rows/s, about 6.7 s left" in text_of(page)
+    assert "30 rows/s, about 7 s left" in text_of(page)
     assert job_id in page
 
 
