@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -23,7 +22,7 @@ from airflow_geneva.pages.access import CurrentUser, ViewerDep, VisibleDatabase,
 from airflow_geneva.pages.databases import Filters, draw_graph, read_database
 from airflow_geneva.pages.history import read_histories
 from airflow_geneva.pages.jobs import JobDetails, find_job, list_errors
-from airflow_geneva.pages.rendering import HEADERS, page
+from airflow_geneva.pages.rendering import HEADERS, STATIC, page
 from airflow_geneva.pages.runs import JobOfRun, job_of_task, jobs_of_dag, jobs_of_run, read_jobs_of
 from airflow_geneva.pages.tables import count_freshness, describe_table
 from airflow_geneva.storage.location import TableLocation
@@ -40,8 +39,6 @@ _IDLE_SECONDS = 30.0
 _PATIENCE_SECONDS = 30.0
 _THREADS = StoreThreads("geneva-page")
 _FILES = {"pages.css": "text/css", "pages.js": "text/javascript", "icon.svg": "image/svg+xml"}
-
-STATIC = Path(__file__).parent / "static"
 
 # Airflow does not authenticate requests to a plugin's app. Do not mount sub-apps here: they would skip the dependency.
 app = FastAPI(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -12,11 +14,12 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from airflow_geneva import __version__
 from airflow_geneva.errors import mask_secrets
 from airflow_geneva.job.status import format_time
 from airflow_geneva.links.job import PAGES
 from airflow_geneva.operators._airflow_internals import redact
+
+STATIC = Path(__file__).parent / "static"
 
 HEADERS = {
     # No resources from other origins, no inline scripts or styles, and no frame around it except Airflow's.
@@ -60,6 +63,13 @@ def ago(seconds: float) -> str:
 
 
 @cache
+def static_version() -> str:
+    """Identify the content of the static files, which browsers keep for a day."""
+    files = sorted(STATIC.iterdir())
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+@cache
 def environment() -> Environment:
     loader = PackageLoader("airflow_geneva.pages")
     made = Environment(
@@ -74,6 +84,6 @@ def page(request: Request, template: str, answer: int = 200, **values: Any) -> H
     """Render a template; all of its values are escaped and go through Airflow's secrets masker."""
     root = str(request.scope.get("root_path", "")).rstrip("/")
     text = environment().get_template(template).render(
-        root=root, airflow=root.removesuffix(PAGES), version=__version__, **values
+        root=root, airflow=root.removesuffix(PAGES), version=static_version(), **values
     )  # fmt: skip
     return HTMLResponse(text, answer, _NOT_KEPT)
