@@ -89,7 +89,7 @@ def watched_lance_asset(
         "max_wait": seconds(max_wait),
     }
     ways = {name: f"{given:.15g}" if isinstance(given, float) else given for name, given in wanted.items() if given}
-    ways["watched"] = True
+    ways["poll_interval"] = 60  # part of the name since the first assets, whichever the interval is
     name = f"{lance_asset(table, lance_conn_id).name}?{urlencode(sorted(ways.items()), safe=':')}"
     pause = seconds(poll_interval) or 0.0
     trigger = NewFragmentsTrigger(table, lance_conn_id, asset=name, poll_interval=pause, **wanted)
