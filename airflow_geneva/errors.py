@@ -20,11 +20,18 @@ _SIGNATURE = re.compile(
     r"([?&;](?:sig|signature|token|access_token|x-[a-z]+-(?:signature|credential|security-token))=|\bAccountKey=)[^\s&);]+",
     re.IGNORECASE,
 )
+# As name=value, or as in the repr of a dict; "token = next(...)" is a line of code.
+_NAMED = re.compile(
+    r"(?<![a-z0-9])((?:[a-z0-9]+[_-])*(?:password|passwd|pwd|secret|token|(?:api|secret|account)[_-]?key|access[_-]key)"
+    r"(?:=['\"]?|['\"]: ?['\"]))[^\s&;,'\")}]+|(\bbearer\s+)[a-z0-9._~+/=-]{8,}",
+    re.IGNORECASE,
+)
 
 
 def mask_secrets(text: str) -> str:
     """Mask credentials in a text before it is stored or shown: pylance's errors repeat the endpoint URL as given."""
-    return _SIGNATURE.sub(r"\1***", _USER.sub(r"\1***@", text))
+    masked = _SIGNATURE.sub(r"\1***", _USER.sub(r"\1***@", text))
+    return _NAMED.sub(lambda found: f"{found[1] or found[2]}***", masked)
 
 
 class GenevaError(Exception):

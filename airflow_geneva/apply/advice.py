@@ -26,9 +26,17 @@ def may_pass(error: BaseException) -> bool:
 
 
 def null_inputs(inputs: pa.RecordBatch, row: int) -> tuple[str, ...]:
-    """Return the names of a row's inputs that are NULL."""
+    """Return the names of a row's inputs that are NULL, and of the fields of its structs."""
     columns = zip(inputs.schema.names, inputs.columns, strict=True)
-    return tuple(name for name, column in columns if not column[row].is_valid)
+    return tuple(found for name, column in columns for found in _nulls(name, column[row]))
+
+
+def _nulls(name: str, value: pa.Scalar) -> Iterator[str]:
+    if not value.is_valid:
+        yield name
+    elif isinstance(value, pa.StructScalar):
+        for field in value.type:
+            yield from _nulls(f"{name}.{field.name}", value[field.name])
 
 
 def advise(error: UdfError, version: str | None) -> str:

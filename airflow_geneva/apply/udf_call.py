@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from airflow_geneva.apply.advice import may_pass, null_inputs
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
-from airflow_geneva.errors import InvalidInput, UdfError
+from airflow_geneva.errors import InvalidInput, UdfError, mask_secrets
 from airflow_geneva.lance_io.arrays import is_list
 from airflow_geneva.udf.error_policy import Rules, matching_rules_of
 from airflow_geneva.udf.signature import union_members
@@ -154,7 +154,8 @@ class Mapper:
         if len(output) != inputs.num_rows:
             raise UdfError(
                 f"UDF {self.udf.name!r} returned {len(output)} values for a batch of {inputs.num_rows} rows. "
-                f"Expected length: {inputs.num_rows}. Got: {len(output)}. {self._schemas(inputs)}"
+                f"Expected length: {inputs.num_rows}. Got: {len(output)}. {self._schemas(inputs)}",
+                call=CallFailure("UdfError", "", "", (), complete=True),
             )
         return output
 
@@ -304,8 +305,8 @@ def _text_of(error: Exception) -> str:
 
 
 def _printable(text: str, most: int, keep_end: bool = False) -> str:
-    """Make a text storable as UTF-8 and cut it to a length; of a traceback, the end matters most."""
-    text = text.encode("utf-8", "backslashreplace").decode()
+    """Make a text storable as UTF-8, without credentials, and cut it; of a traceback, the end matters most."""
+    text = mask_secrets(text.encode("utf-8", "backslashreplace").decode())
     if len(text) <= most:
         return text
     return "..." + text[3 - most :] if keep_end else text[: most - 3] + "..."

@@ -13,13 +13,15 @@ from airflow_geneva.display import Listed
 from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import HEARTBEAT, RECORD, JobFolder, is_job_id
-from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
+from airflow_geneva.job.heartbeat import EVERY_SECONDS, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, RUNNING, in_order
 from airflow_geneva.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
-from airflow_geneva.job.time_left import TimeLeft, estimate_time_left
+from airflow_geneva.job.time_left import TimeLeft, estimate_time_left, format_duration
 from airflow_geneva.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.job")
+
+_SILENT_SECONDS = 4 * EVERY_SECONDS
 
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """Errors raised when a document does not have the expected form."""
@@ -148,8 +150,8 @@ class Job(Listed):
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds until it ends; None once it has ended, or is dead."""
-        return self.time_left.seconds if self.time_left else None
+        """Estimated seconds until it ends; None if that is not known, and once it has ended or is dead."""
+        return self.time_left.seconds if self.time_left and not self.time_left.unknown else None
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -322,7 +324,10 @@ def _job(
     job = _with_shards(job)
     if job.open:
         expected = chosen.get("expected") or {}
-        job = replace(job, time_left=estimate_time_left(shards, expected, job.runner != "inline", now))
+        left = estimate_time_left(shards, expected, job.runner != "inline", now)
+        if heartbeat is not None and not heartbeat.over and now - heartbeat.at > _SILENT_SECONDS:
+            left = TimeLeft(0.0, f"no process has given a sign of life for {format_duration(now - heartbeat.at)}")
+        job = replace(job, time_left=left)
     return job if ended is None else _with_result(job, ended)
 
 

@@ -20,16 +20,18 @@ class TimeLeft:
     """An estimate of the seconds until a job ends.
 
     Args:
-        seconds: with all that is known.
-        unknown: what is not known and comes on top, as the end of a sentence; "" if nothing.
+        seconds: with all that is known; at least so many if something is `unknown`.
+        unknown: what is not known, as the end of a sentence; "" if nothing.
     """
 
     seconds: float
     unknown: str = ""
 
     def __str__(self) -> str:
-        amount = _duration(self.seconds)
-        return f"at least {amount} left, {self.unknown}" if self.unknown else f"about {amount} left"
+        if not self.unknown:
+            return f"about {format_duration(self.seconds)} left"
+        begin = f"at least {format_duration(self.seconds)} left, then " if self.seconds >= 1 else ""
+        return f"{begin}{self.unknown}"
 
 
 def estimate_time_left(
@@ -52,7 +54,7 @@ def estimate_time_left(
     running = [shard.rows_per_second for shard in shards if shard.rows_per_second > 0]
     done = [shard.applied_per_second for shard in shards if shard.applied_per_second > 0]
     speed = _mean(running) or _mean(done) or float(expected.get("rows_per_second", 0.0))
-    at_work, queued, unknown = [0.0], 0.0, ""
+    at_work, queued, unmeasured = [0.0], 0.0, 0
     for shard in shards:
         if shard.stage not in (WAITING, STARTING, FAILED, "applying"):
             continue
@@ -67,13 +69,14 @@ def estimate_time_left(
             if shard.rows_per_second and shard.seen is not None:
                 seen = min(max(now - shard.seen, 0.0), _MOST_UNSEEN)
         if rows and not own:
-            unknown = "then the rows: how long one takes is not known yet"
+            unmeasured += rows
         seconds = begin + (max(rows / own - seen, 0.0) if own else 0.0)
         if shard.stage in (STARTING, "applying"):
             at_work.append(seconds)
         else:
             queued += seconds
     width = max(len(at_work) - 1, 1)
+    unknown = f"{unmeasured:,} rows, and how long one takes is not known yet" if unmeasured else ""
     return TimeLeft(max(max(at_work), (sum(at_work) + queued) / width), unknown)
 
 
@@ -81,7 +84,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:,.0f} s"
     if seconds < 7200:

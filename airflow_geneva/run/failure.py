@@ -10,7 +10,7 @@ def failure_message(work: JobSpec, error: BaseException) -> str:
     kept = "\nComputed rows are kept in checkpoints"
     if isinstance(error, TableRemade):
         kept = ""  # of a table that was created again, no checkpoint is left
-    elif isinstance(error, UdfError) and error.row_index is not None:
+    elif isinstance(error, UdfError) and (error.row_index is not None or error.call is not None):
         kept += "."  # the error says when to run it again
     else:
         kept += "; run it again to continue from there."

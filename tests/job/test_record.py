@@ -146,8 +146,9 @@ def test_a_running_job_says_from_the_first_second_how_long_it_still_takes(folder
     plan(folder, SIZES)
     # Nothing is known but that Spark starts twice, 10 s each.
     assert str(read(folder, now=started).time_left) == (
-        "at least 20 s left, then the rows: how long one takes is not known yet"
+        "at least 20 s left, then 180 rows, and how long one takes is not known yet"
     )
+    assert read(folder, now=started).seconds_left is None
     folder.update_record(expected={"start_seconds": 4.0, "rows_per_second": 5.0})
     # Of 300 rows due, 120 are checkpointed: 8 s for Spark, 36 s for the rows.
     assert (job := read(folder, now=started)).seconds_left == 44.0
@@ -169,6 +170,8 @@ def test_a_running_job_says_from_the_first_second_how_long_it_still_takes(folder
     job = read(folder, now=started + 24)
     assert (job.rows_per_second, job.seconds_left) == (5.0, 40.0)
     assert job.to_json()["seconds_left"] == 40.0
+    silent = read(folder, now=started + 24 + 120)
+    assert (silent.seconds_left, str(silent.time_left)) == (None, "no process has given a sign of life for 2 min")
     dead = read(folder, now=started + WAITING_TIMEOUT + 25)
     assert (dead.dead, dead.rows_per_second, dead.seconds_left, dead.time_left) == (True, 0.0, None, None)
 
@@ -415,7 +418,7 @@ def test_a_job_reads_well_and_goes_through_json(folder: JobFolder) -> None:
         "  300 of 1,000 rows due: 120 checkpointed, 100 ready to commit, 0 committed, 0 failed, 300 left",
         "  0 rows computed, 0 reused (0 %), 700 skipped, 0 error record(s)",
         "  planned on version 7, no commits",
-        "  at least 20 s left, then the rows: how long one takes is not known yet",
+        "  at least 20 s left, then 180 rows, and how long one takes is not known yet",
         "  Airflow: d, run r, task g.plan, try 2",
         "  shard 0: waiting, 120 of 200 rows checkpointed, 100 ready, 0 committed",
         "  shard 1: waiting, 0 of 100 rows checkpointed, 0 ready, 0 committed",

@@ -288,11 +288,36 @@ def test_advice_tells_what_may_pass_from_what_fails_again(table: Table, error: E
     assert ("fails again: correct the function" in advice) != passing
 
 
+def test_a_null_inside_of_a_struct_is_named(table: Table) -> None:
+    table.add(pa.table({"x": [1], "s": pa.array([{"a": None}], pa.struct([("a", pa.int64())]))}))
+
+    def broken(s: dict[str, int]) -> int:
+        return s["a"] + 1
+
+    assert "Its input 's.a' is NULL" in str(run_broken(table, broken))
+
+
+def test_credentials_in_an_exception_are_kept_nowhere(table: Table) -> None:
+    @udf(data_type=pa.int64(), version="1", on_error="skip")
+    def leaking(x: int) -> int:
+        raise ConnectionError(f"https://bob:{'hunter'}2@host/{x}?sig=s3cr3t")
+
+    table.add_columns({"b": leaking})
+    assert table.backfill("b", udf=leaking, runner="inline").rows_failed == 100
+    shown = "".join([*map(str, table.get_errors()), str(table.plan_backfill("b", udf=leaking).estimate(sample=3))])
+    files = b"".join(path.read_bytes() for path in Path(table.location.checkpoints.root).rglob("*") if path.is_file())
+    for secret in ("hunter2", "s3cr3t"):
+        assert secret not in shown
+        assert secret.encode() not in files
+
+
 def test_an_output_of_the_wrong_length_names_the_rows_and_both_lengths(table: Table) -> None:
     def broken(x: pa.Int64Array) -> pa.Int64Array:
         return x[1:]
 
     message = str(run_broken(table, broken))
+    assert "The same input fails again: correct the function" in message
+    assert "run it again" not in message
     for part in ("rows 0 to 25 of fragment 0", "'broken'", "Expected length: 25", "Got: 24", "x: int64"):
         assert part in message
 

@@ -100,9 +100,7 @@ def test_it_says_that_spark_starts(make_table: MakeTable, shown: list[str], monk
     view = table.query().select(["id"]).add_columns({"n": (slow, ["x"])}).create_materialized_view(name="v")
     with pytest.raises(JavaNotFound):
         view.refresh(runner="spark")
-    assert "<b>v</b> <progress></progress> starting Spark…, 1 s, at least 9 s left, then the rows: how long" in "".join(
-        shown
-    )
+    assert "<b>v</b> <progress></progress> starting Spark…, 1 s, at least 9 s left, then" in "".join(shown)
     assert " failed, 1 s" in shown[-1]
 
 

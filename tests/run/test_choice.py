@@ -222,7 +222,7 @@ def test_a_udf_that_cannot_be_sent_any_more_after_a_call_was_sent_before(
     monkeypatch.setattr(pipeline, "INLINE_BELOW_SECONDS", 1e-9)
     sent: list[Udfs] = []
 
-    def on_spark(location: object, work: object, shard: object, udfs: Udfs, plan: str) -> UdfSpeed:
+    def on_spark(location: object, work: object, shard: object, udfs: Udfs, *others: object) -> UdfSpeed:
         sent.append(udfs.sent())
         raise UdfError("far enough")
 

@@ -71,6 +71,12 @@ def test_what_a_job_keeps_of_its_failure_names_no_credentials(tmp_path: Path, en
         ("https://h/o?AWSAccessKeyId=k&Signature=abc", "https://h/o?AWSAccessKeyId=k&Signature=***"),
         ("AccountName=a;AccountKey=b+c==;EndpointSuffix=d", "AccountName=a;AccountKey=***;EndpointSuffix=d"),
         ("https://h/o?access_token=a and ?token=b", "https://h/o?access_token=*** and ?token=***"),
+        (
+            "password=a token=b api_key='c' aws_secret_access_key=d/e",
+            "password=*** token=*** api_key='***' aws_secret_access_key=***",
+        ),
+        ("{'password': 'a', 'user': 'b'} Bearer abcdefgh.i", "{'password': '***', 'user': 'b'} Bearer ***"),
+        ("token = next(words); max_tokens=5, the token: x", "token = next(words); max_tokens=5, the token: x"),
         ("write to me@example.com: 1 & sig = 2", "write to me@example.com: 1 & sig = 2"),
     ],
 )

@@ -130,6 +130,7 @@ def jobs() -> Any:
         seen = shard.pop("seen")
         assert seen is None or seen > 0
         assert [shard.pop(name) for name in ("spark_ui", "since", "start_seconds")] == [None] * 3
+        assert shard.pop("samples") == ()
     assert [job.pop("time_left") for job in whole] == [None] * len(whole)
     # Rows that failed counted as committed then.
     for counted in [*whole, *(shard for job in whole for shard in job["shards"])]:
