@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from airflow_geneva.errors import GenevaError, UdfCrashed
     from airflow_geneva.query import Query
     from airflow_geneva.table import Table
-    from airflow_geneva.udf import UDF, Fail, Retry, Skip, udf
+    from airflow_geneva.udf import UDF, Fail, Retry, Skip, expect, udf
     from airflow_geneva.view import View
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "UdfCrashed",
     "View",
     "connect",
+    "expect",
     "udf",
 ]
 
@@ -39,7 +40,7 @@ _HOMES = {
     "errors": ("GenevaError", "UdfCrashed"),
     "query": ("Query",),
     "table": ("Table",),
-    "udf": ("UDF", "Fail", "Retry", "Skip", "udf"),
+    "udf": ("UDF", "Fail", "Retry", "Skip", "expect", "udf"),
     "view": ("View",),
 }
 _LAZY_EXPORTS = {name: f"airflow_geneva.{home}" for home, names in _HOMES.items() for name in names}

@@ -102,6 +102,10 @@ class CommitConflict(GenevaError):
     """Other writers kept changing the table until all retries were used."""
 
 
+class ExpectationFailed(GenevaError):
+    """Computed values are not as expected, so they did not become visible."""
+
+
 class JobFailed(GenevaError):
     """A job ended in FAILED; ``result`` says what it completed before."""
 

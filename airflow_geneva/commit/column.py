@@ -164,11 +164,14 @@ class ShardCommitter:
         candidates: Sequence[Candidate],
         missing: Sequence[tuple[int, int, str]],
         on_group: Callable[[int, int, tuple[int, ...]], None] = lambda fragments, rows, versions: None,
+        check: Callable[[Sequence[Candidate]], None] | None = None,
+        at_once: bool = False,
     ) -> ShardResult:
         """Commit the candidates that fit; report the rows of the others, and of fragments without a staged file.
 
         ``on_group`` is called after every Lance commit with the number of visible fragments, that of visible due rows
-        without those that failed, and the table versions written.
+        without those that failed, and the table versions written. ``check`` is called before every Lance commit, with
+        its fragments, and stops it by raising. With ``at_once`` there is one Lance commit.
 
         Raises:
             CommitConflict: other writers changed the table at every retry.
@@ -176,12 +179,14 @@ class ShardCommitter:
         """
         self._left.extend(missing)
         left = self._without_repeated_failures(candidates)
-        asked = self.work.sizing.commit_granularity
+        asked = len(candidates) if at_once else self.work.sizing.commit_granularity
         least = size = asked or fragments_per_commit(len(shard.fragments), len(self.saved.shards))
         while left:
             group, left = left[:size], left[size:]
             began = time.monotonic()
-            self._commit_group(group)
+            if check is not None:
+                check(group)
+            self._commit_group(group, at_once)
             rows_done = sum(done.work.rows - len(done.failed) for done in self._done)
             on_group(len(self._done), rows_done, tuple(self._versions))
             if asked is None:
@@ -227,7 +232,7 @@ class ShardCommitter:
     def _learn(self, facts: Sequence[Fact]) -> None:
         append_ledger(self.location.checkpoints, self.work.field_id, self.work.job_id, facts)
 
-    def _commit_group(self, group: Sequence[Candidate]) -> None:
+    def _commit_group(self, group: Sequence[Candidate], at_once: bool = False) -> None:
         for _ in commit_tries(f"table {self.work.table_name!r}", f"commit column {self.work.column!r}"):
             dataset = self.location.open()
             output = fields_present(dataset, self.columns.output)
@@ -243,7 +248,7 @@ class ShardCommitter:
                     if candidate not in by_others:
                         self._leave(dataset, candidate, why)
                 return
-            if self.work.sizing.commit_granularity is None and len(group) > FRAGMENTS_PER_COMMIT:
+            if not at_once and self.work.sizing.commit_granularity is None and len(group) > FRAGMENTS_PER_COMMIT:
                 # A commit with fewer fragments conflicts less often.
                 half = -(-len(group) // 2)
                 self._commit_group(group[:half])

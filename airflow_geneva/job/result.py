@@ -11,6 +11,8 @@ from airflow_geneva.job.folder import JobFolder, shard_name
 
 CARRIED = "carried"
 """Field of a job's record: results of shards that plans of earlier tries committed."""
+MOST_EXAMPLES = 5
+"""Wrong rows that are kept of what was checked."""
 PENDING, RUNNING, DONE, PARTIAL, FAILED = "PENDING", "RUNNING", "DONE", "PARTIAL", "FAILED"
 _STAGES = ("plan", "spark", "apply", "commit", "finish")
 
@@ -18,6 +20,55 @@ _STAGES = ("plan", "spark", "apply", "commit", "finish")
 def in_order(seconds: Mapping[str, float]) -> dict[str, float]:
     """Return the times of stages in the order in which the stages follow one another."""
     return {**{stage: seconds[stage] for stage in _STAGES if stage in seconds}, **seconds}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What checking an expectation of a column found.
+
+    Args:
+        rows: rows that were checked.
+        wrong: those of them that are not as expected.
+        examples: row id and value, as text, of some of these.
+        why: what the function of the expectation said.
+    """
+
+    column: str
+    expectation: str
+    level: str
+    passed: bool
+    rows: int
+    wrong: int
+    examples: tuple[tuple[int, str], ...] = ()
+    why: str = ""
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Checked:
+        fields = dict(document)
+        fields["examples"] = tuple((int(row), str(value)) for row, value in fields["examples"])
+        return Checked(**fields)
+
+    def __add__(self, other: Checked) -> Checked:
+        """Add what was found in other values."""
+        return replace(
+            self,
+            passed=self.passed and other.passed,
+            rows=self.rows + other.rows,
+            wrong=self.wrong + other.wrong,
+            examples=(*self.examples, *other.examples)[:MOST_EXAMPLES],
+            why=self.why or other.why,
+        )
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"row {row}: {value}" for row, value in self.examples)
+        part = f"{self.wrong:,} of {self.rows:,} rows" + (f", for example {shown}" if shown else "")
+        found = "met" if self.passed else "not met"
+        about = f": {part}{f'; {self.why}' if self.why else ''}" if self.wrong or not self.passed else ""
+        return f"expectation {self.expectation} of column {self.column!r} ({self.level}) {found}{about}"
+
+    def without_values(self) -> Checked:
+        """Return it without what the rows hold."""
+        return replace(self, examples=(), why="")
 
 
 @dataclass(frozen=True)
@@ -95,6 +146,7 @@ class BackfillResult(Listed):
         commits: table versions that this job wrote.
         seconds: time by stage; ``spark`` is the time to get a session.
         notes: notes for the user.
+        checked: what checking the expectations of the columns found.
     """
 
     job_id: str
@@ -109,6 +161,7 @@ class BackfillResult(Listed):
     commits: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    checked: tuple[Checked, ...] = ()
 
     @property
     def changed(self) -> bool:
@@ -143,6 +196,7 @@ class BackfillResult(Listed):
         fields = dict(document)
         fields["commits"] = tuple(fields["commits"])
         fields["notes"] = tuple(fields["notes"])
+        fields["checked"] = tuple(map(Checked.from_json, fields.get("checked", ())))
         return BackfillResult(**fields)
 
     def __str__(self) -> str:
@@ -153,5 +207,6 @@ class BackfillResult(Listed):
             f"  table version {self.from_version} -> {self.version}, {len(self.commits)} commit(s), job {self.job_id}"
             + (f" ({took})" if took else ""),
         ]
+        lines.extend(f"  {checked}" for checked in self.checked)
         lines.extend(f"  Note: {note}" for note in self.notes)
         return "\n".join(lines)

@@ -14,7 +14,7 @@ from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import HEARTBEAT, RECORD, JobFolder, is_job_id
 from airflow_geneva.job.heartbeat import EVERY_SECONDS, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
-from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, RUNNING, in_order
+from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, RUNNING, Checked, in_order
 from airflow_geneva.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.job.time_left import TimeLeft, estimate_time_left, format_duration
 from airflow_geneva.storage.files import Storage
@@ -78,6 +78,7 @@ class Job(Listed):
         errors: number of error records.
         airflow: the Airflow task that planned it, or None.
         notes: notes for the user.
+        checked: what checking the expectations on values found; empty before the end.
         time_left: how long it will still take; None once it has ended, or is dead.
         runner, runner_reason: where it is computed, ``inline`` or ``spark``, and why; None for jobs of before.
     """
@@ -116,6 +117,7 @@ class Job(Listed):
     errors: int = 0
     airflow: AirflowRun | None = None
     notes: tuple[str, ...] = ()
+    checked: tuple[Checked, ...] = ()
     reasons: Mapping[str, int] = field(default_factory=dict)
     source: str | None = None
     runner: str | None = None
@@ -191,6 +193,7 @@ class Job(Listed):
         if self.runner is not None:
             where = "in one process" if self.runner == "inline" else "on Spark"
             lines.append(f"  computed {where}: {self.runner_reason}")
+        lines.extend(f"  {checked}" for checked in self.checked)
         if self.airflow is not None:
             lines.append(f"  Airflow: {self.airflow}")
         lines.extend(f"  Note: {note}" for note in self.notes)
@@ -278,8 +281,9 @@ def _job(
     if ended is not None and _resumed(ended, heartbeat, now):
         ended = None
     if ended is not None:
-        swapped = record["kind"] == "refresh" and ended["state"] == DONE
-        shards = tuple(shard.at_rest(ended["state"] == FAILED, swapped) for shard in shards)
+        done, of_view = ended["state"] == DONE, record["kind"] == "refresh"
+        swapped = [done and (of_view or shard.stage == "verified") for shard in shards]
+        shards = tuple(shard.at_rest(ended["state"] == FAILED, at) for shard, at in zip(shards, swapped, strict=True))
     run, chosen = record.get("airflow"), {**record, **(ended or {})}
     last_seen = max(float(record["started"]), heartbeat.at if heartbeat else 0.0, float((ended or {}).get("ended", 0)))
     # A heartbeat from far in the future does not count either: a clock was wrong.
@@ -392,4 +396,5 @@ def _with_result(job: Job, ended: Mapping[str, Any]) -> Job:
         error=ended.get("error"),
         errors=int(ended.get("errors", 0)),
         notes=tuple(result["notes"]),
+        checked=tuple(map(Checked.from_json, result.get("checked", ()))),
     )

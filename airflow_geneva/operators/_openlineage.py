@@ -85,6 +85,7 @@ def lineage_of(job: PlannedJob, result: BackfillResult) -> Any:
         from openlineage.client.event_v2 import InputDataset, OutputDataset
         from openlineage.client.facet_v2 import (
             column_lineage_dataset,
+            data_quality_assertions_dataset,
             dataset_version_dataset,
             output_statistics_output_dataset,
             schema_dataset,
@@ -117,6 +118,13 @@ def lineage_of(job: PlannedJob, result: BackfillResult) -> Any:
     )
     rows = result.rows_computed + result.rows_reused
     statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=rows)
+    quality: dict[str, Any] = {}
+    if result.checked:
+        assertion = data_quality_assertions_dataset.Assertion
+        # The facet is of inputs in the client's classes; its schema is that of any dataset.
+        quality["dataQualityAssertions"] = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(
+            assertions=[assertion(one.expectation, one.passed, column=one.column) for one in result.checked]
+        )
     out_namespace, out_name = dataset_name(job.location.uri)
     return OperatorLineage(
         inputs=[InputDataset(namespace, name, facets=facets(read))],
@@ -125,7 +133,7 @@ def lineage_of(job: PlannedJob, result: BackfillResult) -> Any:
                 out_namespace,
                 out_name,
                 facets={**facets(written), "columnLineage": lineage},
-                outputFacets={"outputStatistics": statistics},
+                outputFacets={"outputStatistics": statistics, **quality},
             )
         ],
     )

@@ -8,11 +8,19 @@ from typing import Any
 from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
 
+from airflow_geneva.errors import ExpectationFailed
 from airflow_geneva.job.folder import APPLIED
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.links.job import JobLink
-from airflow_geneva.operators._lance_task import SHARD_TITLE, Configuration, LanceOperator, check_shard, load_job
+from airflow_geneva.operators._lance_task import (
+    SHARD_TITLE,
+    Configuration,
+    LanceOperator,
+    check_shard,
+    failing_at_once,
+    load_job,
+)
 
 _REASONS_TOLD = 5
 
@@ -53,7 +61,8 @@ class CommitOperator(LanceOperator):
             )
         failure = job.folder.recording_failure(*place)
         retries = conflict_retries(configured.version_conflict_max_retries)
-        with writing_heartbeats(job.folder.storage, "commit"), failure, retries:
+        at_once = failing_at_once(ExpectationFailed)
+        with at_once, writing_heartbeats(job.folder.storage, "commit"), failure, retries:
             result = job.commit(job.saved.load_shard(job.folder.storage, shard["shard"]))
         state = "visible" if result.visible else "verified"
         self.log.info(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSkipException
@@ -96,13 +96,15 @@ class FinishOperator(LanceOperator):
                 f"{'the failed shards' if job.choice.runner == 'spark' else 'the plan task'} and what is downstream; "
                 "after a change of the function, the plan task."
             )
-        if too_many := job.too_many_failed(there):
-            raise AirflowFailException(too_many)
+        if why := job.unmet or job.too_many_failed(there):
+            raise AirflowFailException(why)
         if result.state == PARTIAL:
             message = _LEFT_OF_VIEW if of_view else _LEFT_OF_COLUMN
             self.log.warning(message, result.rows_left, "; ".join(result.notes))
         event = self._announce(job, result, context)
-        return {**result.to_json(), "commits": list(result.commits), "notes": list(result.notes), "event": event}
+        checked = [asdict(one.without_values()) for one in result.checked]
+        lists = {"commits": list(result.commits), "notes": list(result.notes), "checked": checked}
+        return {**result.to_json(), **lists, "event": event}
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """Return lineage for OpenLineage, if its provider is installed."""

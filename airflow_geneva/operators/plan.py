@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow.sdk import Context
 
-from airflow_geneva.errors import CodeChanged, InvalidInput
+from airflow_geneva.errors import CodeChanged, ExpectationFailed, InvalidInput
 from airflow_geneva.job.estimate import LIMITS, Estimate
 from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
@@ -157,7 +157,11 @@ class PlanOperator(LanceOperator):
         context["ti"].xcom_push(SUMMARY, summary)
         if choice.runner == "inline":
             try:
-                with cause_first(self.log), conflict_retries(configured.version_conflict_max_retries):
+                retries, at_once = (
+                    conflict_retries(configured.version_conflict_max_retries),
+                    failing_at_once(ExpectationFailed),
+                )
+                with at_once, cause_first(self.log), retries:
                     self._compute_small_job(PlannedJob(table.location, saved, plan.swap, choice), plan.shards, udfs)
                 return []
             except TooSlow as slow:

@@ -110,6 +110,11 @@ class _JobSpec(ABC):
         return self.tables[-1]
 
     @property
+    def at_once(self) -> bool:
+        """Whether values are judged all together, so that the rows of a column become visible in `finish` only."""
+        return self.kind == BackfillSpec.kind and any(e.whole for udf in self.udfs.values() for e in udf.expectations)
+
+    @property
     @abstractmethod
     def target(self) -> str:
         """The view or the column that the job computes, for messages."""
@@ -149,7 +154,8 @@ class _JobSpec(ABC):
         if most is None or failed <= most:
             return None
         what = f"{limit:g} of them" if isinstance(limit, float) else f"{limit:,}"
-        visible, again = self._after_too_many
+        unchanged = ("The column is unchanged; computed rows are kept.", "")
+        visible, again = unchanged if self.at_once else self._after_too_many
         return (
             f"{failed:,} of {self.rows:,} due rows failed, and max_failed allows {what}. {visible} get_errors() and "
             "`airflow-geneva errors` say why rows failed. Repair the function or its inputs and run it again"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,14 +19,15 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.outbox import JOB_PROPERTY, find_commits
 from airflow_geneva.job.progress import ProgressReporter
-from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, ShardResult
+from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, Checked, ShardResult
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import field_ids, live_offsets, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec
 from airflow_geneva.plan.reusable_checkpoints import ReusableColumn
 from airflow_geneva.plan.saved_plan import SavedPlan
-from airflow_geneva.plan.shard import FragmentWork, Shard
+from airflow_geneva.plan.shard import FragmentWork, Shard, Works
+from airflow_geneva.run.expectations import ValueChecks, stop_if_not_met, total
 from airflow_geneva.run.units import Target, staged_or_restaged, stopped_at_cap
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.definition import MIXED_VERSIONS_KEY
@@ -94,15 +95,39 @@ class ColumnTarget(ReusableColumn, Target):
 
 @dataclass
 class ColumnPublisher:
+    """Commits the shards of a backfill; with an expectation on the whole column, all of them in `finish`, at once."""
+
     location: TableLocation
     saved: SavedPlan
     work: BackfillSpec
+    checked: tuple[Checked, ...] = ()
 
     @cached_property
     def target(self) -> ColumnTarget:
         return replace(ColumnTarget.at(self.location, self.work), written={})
 
     def commit(self, shard: Shard) -> ShardResult:
+        candidates, missing = self._staged(shard)
+        if self.work.at_once:
+            due = sum(len(candidate.staged.computed & candidate.work.due) for candidate in candidates)
+            failed = sum(len(candidate.failed) for candidate in candidates)
+            jobs = [pair for candidate in candidates for pair in candidate.staged.by_job]
+            ours = sum(rows for job, rows in jobs if job == self.work.job_id)
+            return ShardResult(
+                shard.index,
+                self.saved.fingerprint,
+                rows_computed=max(ours - failed, 0),
+                rows_reused=max(due - max(ours, failed), 0),
+                rows_failed=failed,
+                rows_left=sum(rows for _, rows, _ in missing),
+                fragments=len(candidates),
+                left_reasons=tuple((fragment, why) for fragment, _, why in missing),
+                visible=False,
+            )
+        return self._commit(shard, candidates, missing)
+
+    def _staged(self, shard: Shard) -> tuple[list[Candidate], list[tuple[int, int, str]]]:
+        """Return the staged fragments of a shard, and why others are not."""
         work, target = self.work, self.target
         candidates: list[Candidate] = []
         missing: list[tuple[int, int, str]] = []
@@ -121,6 +146,12 @@ class ColumnPublisher:
                 missing.append((fragment.id, fragment.rows, "its staged data file is gone or no longer fits"))
             else:
                 missing.append((fragment.id, fragment.rows, "not all of its rows are computed"))
+        return candidates, missing
+
+    def _commit(
+        self, shard: Shard, candidates: Sequence[Candidate], missing: Sequence[tuple[int, int, str]]
+    ) -> ShardResult:
+        work, target = self.work, self.target
         folder, plan = JobFolder(target.job, work.job_id), self.saved.fingerprint
         failed = sum(len(candidate.failed) for candidate in candidates)
         reporter = ProgressReporter(
@@ -132,8 +163,31 @@ class ColumnPublisher:
             ready=len(candidates),
         )
         reporter.keep()
+        checks = ValueChecks(target.source, work.udfs, work.sizing.batch_bytes)
+        found: list[Checked] = []
+
+        def check(group: Sequence[Candidate]) -> None:
+            new = checks.check(candidate.staged for candidate in group)
+            found[:] = total([*found, *new])
+            if work.at_once:
+                self.checked = tuple(found)
+            elif found:
+                folder.update_shard(plan, shard.index, checked=[asdict(one) for one in found])
+            stop_if_not_met(new, "The column" if work.at_once else "This part of the column")
+
         committer = ShardCommitter(self.location, self.saved, work, target.source)
-        return committer.commit(shard, candidates, missing, reporter.set_committed)
+        return committer.commit(shard, candidates, missing, reporter.set_committed, check, work.at_once)
+
+    def _commit_at_once(self) -> list[ShardResult]:
+        """Check and commit all shards; the first result has the rows of all of them."""
+        job, count = self.target.job, len(self.saved.shards)
+        shards = [self.saved.load_shard(job, index) for index in range(count)]
+        staged = [self._staged(shard) for shard in shards]
+        candidates = [candidate for found, _ in staged for candidate in found]
+        missing = [left for _, found in staged for left in found]
+        whole = Shard(0, Works(work for shard in shards for work in shard.fragments))
+        others = [ShardResult(index, self.saved.fingerprint) for index in range(1, count)]
+        return [self._commit(whole, candidates, missing), *others]
 
     def _computed_part(self, fragment: FragmentWork, index: CheckpointIndex) -> list[Candidate]:
         """Stage what was computed of a fragment before the job stopped at its cap."""
@@ -151,6 +205,10 @@ class ColumnPublisher:
         self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
     ) -> tuple[BackfillResult, bool]:
         work, checkpoints = self.work, self.location.checkpoints
+        if work.at_once:
+            if failed:
+                return self.result(()), False
+            committed = self._commit_at_once() if self.saved.shards else []
         record_mixed_versions(self.location, work, committed, whole=not missing)
         result = self.result(committed)
         if not {version for shard in committed for version in shard.versions} <= set(result.commits):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_geneva.errors import TableRemade, UdfError
+from airflow_geneva.errors import ExpectationFailed, TableRemade, UdfError
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 
 
@@ -10,6 +10,8 @@ def failure_message(work: JobSpec, error: BaseException) -> str:
     kept = "\nComputed rows are kept in checkpoints"
     if isinstance(error, TableRemade):
         kept = ""  # of a table that was created again, no checkpoint is left
+    elif isinstance(error, ExpectationFailed):
+        kept = ""  # the error says so
     elif isinstance(error, UdfError) and (error.row_index is not None or error.call is not None):
         kept += "."  # the error says when to run it again
     else:

@@ -1,7 +1,6 @@
 """One way for a column and a view: record the plan, apply and commit its shards, finish.
 
-In a notebook :func:`run` takes all steps in one process; in Airflow each is a task of its own. A column commits every
-shard; a view only verifies it, and is swapped when the job finishes: their publishers say how.
+In a notebook :func:`run` takes all steps in one process; in Airflow each is a task. Publishers make shards visible.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from airflow_geneva.errors import JobFailed, StorageError
+from airflow_geneva.errors import ExpectationFailed, JobFailed, StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
 from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, STARTED, JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.meter import measured
-from airflow_geneva.job.result import FAILED, BackfillResult, ShardResult
+from airflow_geneva.job.result import FAILED, BackfillResult, Checked, ShardResult
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.lance_io.table_versions import reporting_remade
@@ -31,6 +30,7 @@ from airflow_geneva.run.caps import CapReached, Caps
 from airflow_geneva.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.run.column import ColumnPublisher
 from airflow_geneva.run.estimate import estimate_by_history
+from airflow_geneva.run.expectations import found_in_job
 from airflow_geneva.run.failure import failure_message, what_failed
 from airflow_geneva.run.housekeeping import run_maintenance
 from airflow_geneva.run.inline import Udfs, apply_inline
@@ -44,6 +44,8 @@ logger = logging.getLogger("airflow_geneva.run")
 
 class Publisher(Protocol):
     """A column or a view: how its staged rows become visible."""
+
+    checked: tuple[Checked, ...]
 
     @property
     def target(self) -> Target:
@@ -148,8 +150,8 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
             raise
         raise JobFailed(failure_message(job.work, error), failed) from error
     logger.info("%s", result)
-    if too_many := job.too_many_failed(committed):
-        raise JobFailed(f"{what_failed(job.work)}: {too_many}", result)
+    if why := job.unmet or job.too_many_failed(committed):
+        raise JobFailed(f"{what_failed(job.work)}: {why}", result)
     return result
 
 
@@ -187,6 +189,7 @@ class PlannedJob:
         self.choice = choice
         self.saved = saved
         self.work = work = saved.work
+        self.unmet = ""
         self.folder = JobFolder.of(location.checkpoints, work.job_id)
         self.publisher: Publisher = (
             ViewPublisher(location, saved, work, swap)
@@ -337,7 +340,11 @@ class PlannedJob:
         missing = sorted(set(range(len(self.saved.shards))) - {result.shard for result in results})
         with reporting_remade(self.work.tables, self.location.options):
             error = self.missing_error(missing) if missing else self.too_many_failed(results)
-            result, many_documents = self.publisher.finish(results, missing, error is not None)
+            try:
+                result, many_documents = self.publisher.finish(results, missing, error is not None)
+            except ExpectationFailed as unmet:
+                self.unmet = error = str(unmet)
+                result, many_documents = self.publisher.result(()), False
             result = replace(result, state=FAILED) if error else result
             result = result.with_carried(self.folder.read(RECORD) or {})
             result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
@@ -362,6 +369,7 @@ class PlannedJob:
     def _write_end(self, result: BackfillResult, error: str | None) -> BackfillResult:
         """Record how the job ended; return its result, with the failed rows of shards that were not committed."""
         errors = count_errors(self.folder.storage) if self.saved.shards else 0
+        result = replace(result, checked=found_in_job(self.folder, self.saved, self.publisher.checked))
         if result.state == FAILED:
             result = result.with_failures(errors)
         speed = sum((UdfSpeed.from_json(document.get("speed")) for document in self.applied), UdfSpeed())

@@ -19,7 +19,7 @@ from airflow_geneva.checkpoint.view_snapshot import save_snapshot
 from airflow_geneva.commit.view_state import CommittedViewState, newest_swap
 from airflow_geneva.commit.view_swap import mirror_swap, swap_rows, version_of_plan
 from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.job.result import DONE, FAILED, PARTIAL, BackfillResult, ShardResult
+from airflow_geneva.job.result import DONE, FAILED, PARTIAL, BackfillResult, Checked, ShardResult
 from airflow_geneva.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import reporting_cleaned_up
@@ -30,6 +30,7 @@ from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.plan.reusable_checkpoints import ReusableView
 from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
+from airflow_geneva.run.expectations import ValueChecks, stop_if_not_met
 from airflow_geneva.run.housekeeping import has_many_snapshots
 from airflow_geneva.run.units import Target, remove_broken, staged_or_restaged, stopped_at_cap
 from airflow_geneva.storage.files import Storage
@@ -147,6 +148,7 @@ class ViewPublisher:
     saved: SavedPlan
     work: RefreshSpec
     swap: SwapPlan | None = None
+    checked: tuple[Checked, ...] = ()
     _verified: dict[int, _StagedRows] = field(default_factory=dict)
 
     def commit(self, shard: Shard) -> ShardResult:
@@ -209,6 +211,9 @@ class ViewPublisher:
             why = capped[0] if capped else "not all of its rows are computed, or a staged file was removed"
         elif version is None:
             try:
+                checks = ValueChecks(dataset, work.udfs, work.sizing.batch_bytes)
+                self.checked = tuple(checks.check(pair for _, pair in staged.pairs))
+                stop_if_not_met(self.checked, "The refresh of the view")
                 files = self._files(swap, staged)
             except BrokenFile as broken:
                 fragments = [fragment for fragment, pair in staged.pairs if pair.file == broken.source]

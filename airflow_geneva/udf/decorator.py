@@ -17,6 +17,7 @@ from airflow_geneva.code_hash.hasher import code_version
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.udf.annotations import output_type
 from airflow_geneva.udf.error_policy import Fail, Policy, Retry, Skip, check_policy, describe_policy
+from airflow_geneva.udf.expect import Expectation, check_expectations
 from airflow_geneva.udf.signature import Form, Signature, read_signature
 
 if TYPE_CHECKING:
@@ -52,6 +53,12 @@ class UdfDefinition:
     on_error: str | list[dict[str, Any]] = "fail"
     timeout: float | None = None
     cost: float | None = None
+    expect: list[dict[str, Any]] | None = None
+
+    @property
+    def expectations(self) -> tuple[Expectation, ...]:
+        """What is expected of its values, without the functions of `satisfies`."""
+        return tuple(map(Expectation.from_json, self.expect or ()))
 
     @property
     def call(self) -> str:
@@ -102,6 +109,7 @@ class UDF:
         on_error: "fail", "skip", or a tuple of rules.
         timeout: seconds a call may take, or None.
         cost: money that a row costs, for example at a service, or None.
+        expect: what is expected of its values.
     """
 
     func: Any
@@ -122,6 +130,7 @@ class UDF:
     on_error: Policy = "fail"
     timeout: float | None = None
     cost: float | None = None
+    expect: tuple[Expectation, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__doc__", self.func.__doc__)
@@ -187,6 +196,7 @@ class UDF:
         stored = {setting.name: getattr(self, setting.name) for setting in fields(UdfDefinition)}
         stored |= {"input_columns": self.resolve_inputs(input_columns), "version": self.code_version}
         stored |= {"data_type": str(self.data_type), "on_error": describe_policy(self.on_error)}
+        stored["expect"] = [one.to_json() for one in self.expect] or None
         return UdfDefinition(**stored)
 
 
@@ -212,6 +222,7 @@ def udf(
     on_error: str | Sequence[Retry | Skip | Fail] = "fail",
     timeout: float | None = None,
     cost: float | None = None,
+    expect: Expectation | Sequence[Expectation] = (),
 ) -> Callable[[Callable[..., Any]], UDF]: ...
 
 
@@ -234,6 +245,7 @@ def udf(
     on_error: str | Sequence[Retry | Skip | Fail] = "fail",
     timeout: float | None = None,
     cost: float | None = None,
+    expect: Expectation | Sequence[Expectation] = (),
 ) -> UDF | Callable[[Callable[..., Any]], UDF]:
     """Make a UDF from a function, a class with `__call__`, or an instance of such a class.
 
@@ -255,6 +267,8 @@ def udf(
         on_error: `"fail"`, `"skip"`, or a list of `Retry`, `Skip` and `Fail`; the first rule that matches applies.
         timeout: maximum seconds per call.
         cost: money that a row costs, for estimates and `max_cost`; in any currency, the same everywhere.
+        expect: what its values must be like to become visible, from `airflow_geneva.expect`. It is no part of the
+            code's version: a change of it recomputes nothing.
 
     Raises:
         InvalidInput: an argument is not valid, or contradicts the annotations.
@@ -274,10 +288,11 @@ def udf(
         own_name = getattr(func, "__name__", type(func).__name__)
         chosen = check_name("name", own_name.strip("<>") if name is None else name)
         signature = read_signature(func, chosen)
+        kind = output_type(signature, data_type, chosen)
         made = UDF(
             func=func,
             name=chosen,
-            data_type=output_type(signature, data_type, chosen),
+            data_type=kind,
             signature=signature,
             module=module,
             version=None if version is None else check_name("version", version),
@@ -293,6 +308,7 @@ def udf(
             on_error=check_policy(on_error),
             timeout=check_number("timeout", timeout, above_zero=True),
             cost=check_number("cost", cost, above_zero=False),
+            expect=check_expectations(expect, kind),
         )
         check_bounds(made.min_checkpoint_size, made.checkpoint_size, made.max_checkpoint_size)
         if made.input_columns is not None and made.form != "record_batch":

@@ -39,7 +39,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from airflow_geneva import Skip, udf
+from airflow_geneva import Skip, expect, udf
 
 FOLDER = Path({folder!r})
 
@@ -64,6 +64,24 @@ def lenient(text: str) -> int:
 @udf(data_type=pa.int64(), version="2")
 def longer(text: str) -> int:
     return 2 * len(text)
+
+
+def are_three(values: pa.Table) -> list[bool]:
+    return [value == 3 for value in values.column(0).to_pylist()]
+
+
+@udf(data_type=pa.int64(), version="1", expect=[expect.between(0, 2), expect.not_null()])
+def bounded(text: str) -> int:
+    return len(text)
+
+
+@udf(
+    data_type=pa.int64(),
+    version="1",
+    expect=[expect.between(0, 2, level="warn"), expect.satisfies(are_three, whole=True)],
+)
+def weighed(text: str) -> int:
+    return len(text)
 
 
 @udf(data_type=pa.string(), version="1")

@@ -150,6 +150,19 @@ def test_finish_does_not_retry_what_a_retry_cannot_mend(desk: Desk) -> None:
     assert run.tries("backfill.shards.apply", 0) == 3
 
 
+def test_values_that_are_not_as_expected_stop_the_commit_and_are_told_by_finish(desk: Desk) -> None:
+    desk.append("ab")
+    desk.define(n="bounded")
+    version = desk.table.version
+    run = Driver.trigger(make_dag(desk, default_args={"retries": 2})).go()
+    states = run.states()
+    assert (run.state, states["backfill.shards.apply"]) == ("failed", ["success", "success"])
+    assert states["backfill.shards.commit"] == ["failed", "failed"]
+    told = "Expectation between(0, 2) of column 'n' (fail) not met: 10 of 10 rows"
+    assert told in str(run.errors["backfill.finish", -1])
+    assert desk.table.version == version
+
+
 def test_a_retry_goes_on_where_the_try_before_it_ended(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")

@@ -44,7 +44,7 @@ def inputs(facet: Any, column: str) -> list[tuple[str, str, str]]:
 
 def test_a_backfill_tells_which_columns_a_udf_made_its_column_of(desk: Desk, told: list[Any]) -> None:
     desk.append("ab")
-    desk.define(n="length")
+    desk.define(n="weighed")
     planned = desk.table.version
     with DAG(f"lineage_{desk.table.name}", schedule=None) as dag:
         BackfillTaskGroup(table=desk.table.name, column="n", where="text < 'b'", inline_below_rows=10**9)
@@ -56,11 +56,15 @@ def test_a_backfill_tells_which_columns_a_udf_made_its_column_of(desk: Desk, tol
     assert source.facets["version"].datasetVersion == str(planned)
     assert made.facets["version"].datasetVersion == str(desk.table.version)
     facet = made.facets["columnLineage"]
-    assert inputs(facet, "n") == [("text", "TRANSFORMATION", "UDF geneva_dag_udfs:length, version 1")]
+    assert inputs(facet, "n") == [("text", "TRANSFORMATION", "UDF geneva_dag_udfs:weighed, version 1")]
     assert [(f.field, f.transformations[0].type, f.transformations[0].subtype) for f in facet.dataset] == [
         ("text", "INDIRECT", "FILTER")
     ]
     assert made.outputFacets["outputStatistics"].rowCount == 10
+    assert [(a.assertion, a.success, a.column) for a in made.outputFacets["dataQualityAssertions"].assertions] == [
+        ("between(0, 2)", False, "n"),
+        ("satisfies(are_three)", True, "n"),
+    ]
     assert [(f.name, f.type) for f in made.facets["schema"].fields] == [("text", "string"), ("n", "int64")]
 
 

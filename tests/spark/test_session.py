@@ -104,7 +104,7 @@ def test_a_job_that_turns_out_slow_goes_on_on_spark(
     table, log = make_table(tmp_path, 4_000, 2_000)
     table.add_columns({"y": logged})
     result = table.backfill("y", checkpoint_size=100)
-    assert list(result.seconds)[:3] == ["plan", "apply", "spark"]
+    assert list(result.seconds)[:3] == ["plan", "spark", "apply"]
     assert_doubled(table)
     assert sorted(seen(log)) == list(range(4_000))
     job = airflow_geneva.connect(tmp_path / "db").job(result.job_id)

@@ -132,6 +132,7 @@ def jobs() -> Any:
         assert [shard.pop(name) for name in ("spark_ui", "since", "start_seconds")] == [None] * 3
         assert shard.pop("samples") == ()
     assert [job.pop("time_left") for job in whole] == [None] * len(whole)
+    assert [job.pop("checked") for job in whole] == [()] * len(whole)
     # Rows that failed counted as committed then.
     for counted in [*whole, *(shard for job in whole for shard in job["shards"])]:
         if counted["rows_committed"]:

@@ -1,0 +1,169 @@
+"""Check what is expected of values on staged data files, before a commit or a swap makes them visible."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.checkpoint.records import StagedFragment, decode_runs
+from airflow_geneva.errors import ExpectationFailed, mask_secrets
+from airflow_geneva.job.folder import CHECKED, JobFolder
+from airflow_geneva.job.result import MOST_EXAMPLES, Checked
+from airflow_geneva.lance_io.data_file import LanceFile
+from airflow_geneva.lance_io.row_ranges import Offsets, RowIds
+from airflow_geneva.plan.saved_plan import SavedPlan
+from airflow_geneva.udf.decorator import UdfDefinition
+from airflow_geneva.udf.expect import FAIL, Expectation, Verdict
+from airflow_geneva.udf.of_process import find_udf
+from airflow_geneva.views.definition import SOURCE_ROW_ID
+from airflow_geneva.write.data_files import WINDOW_ROWS, fit_rows, staged_file
+
+logger = logging.getLogger("airflow_geneva.run")
+_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class ValueChecks:
+    """The expectations of the columns that a job computes.
+
+    Args:
+        written: the table or view, in whose folder the staged files are.
+        udfs: the planned definitions, by column.
+        limit: bytes that a batch may have.
+    """
+
+    written: lance.LanceDataset
+    udfs: Mapping[str, UdfDefinition]
+    limit: int
+
+    @cached_property
+    def expected(self) -> list[tuple[str, Expectation]]:
+        return [(column, one) for column, udf in self.udfs.items() for one in _with_functions(column, udf)]
+
+    def check(self, staged: Iterable[StagedFragment]) -> list[Checked]:
+        """Read computed values batch by batch; rows on which a UDF failed are not checked."""
+        columns = list(dict.fromkeys(column for column, _ in self.expected))
+        found: list[Checked | None] = [None] * len(self.expected)
+        held: dict[str, list[tuple[RowIds, pa.Table]]] = {c: [] for c, one in self.expected if one.needs_table}
+        for ids, batch in self._batches(staged, columns) if columns else ():
+            for at, (column, one) in enumerate(self.expected):
+                values = pa.table({column: batch.column(column)})
+                if one.needs_table:
+                    continue
+                new = _checked(column, one, ids, values)
+                found[at] = new if (old := found[at]) is None else old + new
+            for column, parts in held.items():
+                parts.append((ids, pa.table({column: batch.column(column)})))
+        for at, (column, one) in enumerate(self.expected):
+            if one.needs_table and (parts := held[column]):
+                ids = np.concatenate([ids for ids, _ in parts])
+                found[at] = _checked(column, one, ids, pa.concat_tables(values for _, values in parts))
+        return [
+            replace(checked, passed=one.allows(checked.wrong, checked.rows))
+            for (_, one), checked in zip(self.expected, found, strict=True)
+            if checked is not None
+        ]
+
+    def _batches(
+        self, staged: Iterable[StagedFragment], columns: Sequence[str]
+    ) -> Iterator[tuple[RowIds, pa.RecordBatch]]:  # fmt: skip
+        for fragment in staged:
+            offsets, ids = decode_runs(fragment.runs)
+            failed = fragment.failures.all.mask(offsets)
+            file, read = staged_file(self.written, fragment.file), list(columns)
+            positions = offsets[~failed]
+            if fragment.dense:
+                # Of a view; an exploded row has several rows in it, or none.
+                read, positions = [*columns, SOURCE_ROW_ID], np.arange(fragment.physical_rows)
+            at, known = 0, ids[~failed]
+            while at < len(positions):
+                window = positions[at : at + WINDOW_ROWS]
+                batch, rows = fit_rows(partial(_read, file, read, window, self.limit), len(window))
+                if fragment.dense:
+                    of = batch.column(SOURCE_ROW_ID).to_numpy().view(np.uint64)
+                    kept = ~np.isin(of, ids[failed])
+                    yield of[kept], batch.filter(pa.array(kept))
+                else:
+                    yield known[at : at + rows], batch
+                at += rows
+
+
+def _read(file: LanceFile, columns: Sequence[str], positions: Offsets, room: float, rows: int) -> pa.RecordBatch:
+    return file.read(columns, positions[:rows], room)
+
+
+def _with_functions(column: str, udf: UdfDefinition) -> Iterator[Expectation]:
+    """Return the planned expectations, with the functions that the UDF has here."""
+    planned = udf.expectations
+    if not any(one.needs_function for one in planned):
+        yield from planned
+        return
+    advice = "Move it to a module, or check its values in the process that made it."
+    here = {(one.kind, one.arguments): one.function for one in find_udf(udf, f"column {column!r}", advice).expect}
+    for one in planned:
+        function = here.get((one.kind, one.arguments))
+        if one.needs_function and function is None:
+            raise ExpectationFailed(
+                f"Expectation {one} of column {column!r} was planned, and UDF {udf.name!r} does not have it here. Its "
+                "code was changed since: clear the plan task with its downstream tasks."
+            )
+        yield replace(one, function=function)
+
+
+def _checked(column: str, one: Expectation, ids: RowIds, values: pa.Table) -> Checked:
+    verdict = one.judge(values) if values.num_rows else Verdict()
+    named = verdict.wrong[:MOST_EXAMPLES]
+    shown = (mask_secrets(repr(values.column(0)[at].as_py()))[:_SHOWN] for at in named)
+    examples = tuple((int(ids[at]), text) for at, text in zip(named, shown, strict=True))
+    return Checked(
+        column, str(one), one.level, True, values.num_rows, len(verdict.wrong), examples, mask_secrets(verdict.why)
+    )
+
+
+def found_in_job(folder: JobFolder, saved: SavedPlan, finished: Sequence[Checked]) -> tuple[Checked, ...]:
+    """Return what the commits of a job's shards found, and its `finish`."""
+    if not any(udf.expect for udf in saved.work.udfs.values()):
+        return ()
+    shards = (folder.read_shard(saved.fingerprint, index) for index in range(len(saved.shards)))
+    found = (Checked.from_json(document) for shard in shards for document in shard.get(CHECKED, ()))
+    return tuple(total([*found, *finished]))
+
+
+def total(found: Iterable[Checked]) -> list[Checked]:
+    """Add up what was found in several parts of a job's rows."""
+    sums: dict[tuple[str, str, str], Checked] = {}
+    for checked in found:
+        key = (checked.column, checked.expectation, checked.level)
+        sums[key] = sums[key] + checked if key in sums else checked
+    return list(sums.values())
+
+
+def stop_if_not_met(found: Sequence[Checked], what: str) -> None:
+    """Raise that values are not as expected, or warn.
+
+    Args:
+        what: what stays invisible.
+
+    Raises:
+        ExpectationFailed: an expectation of level `fail` is not met.
+    """
+    wrong = [checked for checked in found if not checked.passed]
+    for checked in wrong:
+        logger.warning("%s", _sentence(checked))
+    stopping = [_sentence(checked) for checked in wrong if checked.level == FAIL]
+    if stopping:
+        raise ExpectationFailed(
+            f"{' '.join(stopping)} {what} stays invisible; computed rows are kept in checkpoints. Repair the function "
+            "or the expectation, and run it again: a change of the expectation alone computes nothing again."
+        )
+
+
+def _sentence(checked: Checked) -> str:
+    text = str(checked)
+    return f"{text[0].upper()}{text[1:]}."

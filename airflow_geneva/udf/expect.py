@@ -1,0 +1,213 @@
+"""Expectations on the values of a column, which are checked before the values become visible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_geneva.errors import InvalidInput
+
+WARN, FAIL = "warn", "fail"
+_FRACTION = "max_null_fraction"
+_FUNCTION = "satisfies"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The rows of some values that are not as expected, by position, and why, if a function said so."""
+
+    wrong: Sequence[int] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What is expected of the values of a column; made by `not_null` and the other functions of this module.
+
+    Args:
+        kind: name of the function that made it.
+        arguments: its arguments, as values of JSON.
+        level: `fail` keeps values that are not as expected invisible; `warn` reports them.
+        whole: whether it is about all values that a job makes visible, rather than about each row.
+        function: the function of `satisfies`; it is not stored.
+    """
+
+    kind: str
+    arguments: tuple[Any, ...] = ()
+    level: str = FAIL
+    whole: bool = False
+    function: Any = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.level not in (WARN, FAIL):
+            raise InvalidInput(f"level={self.level!r} of {self} is not valid: give {WARN!r} or {FAIL!r}.")
+
+    def __str__(self) -> str:
+        shown = self.arguments if self.kind == _FUNCTION else map(repr, self.arguments)
+        return f"{self.kind}({', '.join(shown)})"
+
+    def to_json(self) -> dict[str, Any]:
+        found = {"kind": self.kind, "arguments": list(self.arguments), "level": self.level, "whole": self.whole}
+        return {name: value for name, value in found.items() if value}
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Expectation:
+        arguments = tuple(document.get("arguments", ()))
+        return Expectation(document["kind"], arguments, document["level"], document.get("whole", False))
+
+    @property
+    def needs_function(self) -> bool:
+        return self.kind == _FUNCTION
+
+    @property
+    def needs_table(self) -> bool:
+        """Whether it must see all values at once."""
+        return self.whole and self.needs_function
+
+    def allows(self, wrong: int, rows: int) -> bool:
+        """Whether so many wrong rows are as expected."""
+        return wrong <= self.arguments[0] * rows if self.kind == _FRACTION else wrong == 0
+
+    def judge(self, values: pa.Table) -> Verdict:
+        """Judge values, given as a table with one column."""
+        column = values.column(0)
+        if self.needs_function:
+            return _call(self.function, values)
+        if self.kind in ("not_null", _FRACTION):
+            right = pc.is_valid(column)
+        elif self.kind == "between":
+            low, high = (_like(pa.scalar(bound), column.type) for bound in self.arguments)
+            right = pc.and_(pc.greater_equal(column, low), pc.less_equal(column, high))
+        elif self.kind == "in_set":
+            listed = pa.array(self.arguments[0])
+            right = pc.or_(pc.is_null(column), pc.is_in(column, value_set=_like(listed, column.type)))
+        else:
+            raise InvalidInput(f"This version of airflow-geneva does not know the expectation {self}. Upgrade it.")
+        return _not_set(right)
+
+
+def not_null(*, level: str = FAIL) -> Expectation:
+    """Expect a value in each row, except in rows on which the UDF failed: `max_failed` is for those."""
+    return Expectation("not_null", (), level)
+
+
+def max_null_fraction(fraction: float, *, level: str = FAIL) -> Expectation:
+    """Expect that at most this part of the values that a job makes visible is NULL, without rows that failed."""
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
+        raise InvalidInput(f"max_null_fraction({fraction!r}) is not valid: give a number from 0 to 1.")
+    return Expectation(_FRACTION, (fraction,), level, whole=True)
+
+
+def between(low: Any, high: Any, *, level: str = FAIL) -> Expectation:
+    """Expect values from `low` to `high`, both included, or NULL. NaN is not between any two numbers."""
+    return Expectation("between", (_plain(low), _plain(high)), level)
+
+
+def in_set(values: Iterable[Any], *, level: str = FAIL) -> Expectation:
+    """Expect one of these values, or NULL."""
+    if isinstance(values, (str, bytes)) or not (listed := [_plain(value) for value in values]):
+        raise InvalidInput(f"in_set({values!r}) is not valid: give a list of one or more values.")
+    return Expectation("in_set", (listed,), level)
+
+
+def satisfies(function: Callable[[Any], Any], *, whole: bool = False, level: str = FAIL) -> Expectation:
+    """Expect what a function finds true of a `pa.Table`, whose one column has the name and values of the column.
+
+    It returns True or False for all of its rows, or a list of booleans, one a row; or it raises. Any other value means
+    that all is well. The `validate` method of a pandera schema will do; it is given a data frame.
+
+    Args:
+        function: the function; imported again with the UDF where values are checked.
+        whole: call it once, with all values that the job makes visible, rather than once for each batch of rows.
+        level: `fail` or `warn`.
+    """
+    if not callable(function):
+        raise InvalidInput(f"satisfies({function!r:.80}) is not valid: give a function of a pa.Table.")
+    name = getattr(function, "__qualname__", None) or type(function).__name__
+    return Expectation(_FUNCTION, (name,), level, whole, function)
+
+
+def check_expectations(given: Any, kind: pa.DataType) -> tuple[Expectation, ...]:
+    """Check the expectations of a UDF against the type of its output."""
+    found = (given,) if isinstance(given, Expectation) else tuple(given)
+    for one in found:
+        if not isinstance(one, Expectation):
+            raise InvalidInput(
+                f"expect={one!r:.80} of a UDF is no expectation. Give a list of not_null(), max_null_fraction(), "
+                "between(), in_set() and satisfies(), from airflow_geneva.expect."
+            )
+        try:
+            if not one.needs_function:
+                one.judge(pa.table({"value": pa.array([], kind)}))
+        except (pa.ArrowException, TypeError) as error:
+            raise InvalidInput(f"{one} cannot be checked on values of type {kind}: {error}") from error
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return a bound as a value of JSON; dates and decimals as text, which takes the column's type again."""
+    if isinstance(value, (date, datetime)):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    if not isinstance(value, (str, int, float)):
+        raise InvalidInput(f"{value!r:.80} cannot be a value of an expectation: give a number, a text or a date.")
+    return value
+
+
+def _like(value: Any, kind: pa.DataType) -> Any:
+    """Give text the column's type; Arrow compares numbers of different types."""
+    if pa.types.is_string(value.type) or isinstance(value, pa.Array):
+        return value.cast(kind)
+    return value
+
+
+def _call(function: Callable[[Any], Any], values: pa.Table) -> Verdict:
+    rows = range(values.num_rows)
+    try:
+        answer = function(_as_taken(function, values))
+    except Exception as error:
+        cases = getattr(error, "failure_cases", None)
+        at = _positions(cases, len(rows)) or rows
+        return Verdict(at, f"{type(error).__name__}: {' '.join(str(error).split()):.300}")
+    if isinstance(answer, (bool, np.bool_)):
+        return Verdict(() if answer else rows)
+    if not isinstance(answer, (list, tuple, np.ndarray, pa.Array, pa.ChunkedArray)):
+        return Verdict()
+    mask = answer if isinstance(answer, (pa.Array, pa.ChunkedArray)) else pa.array(answer)
+    if mask.type != pa.bool_() or len(mask) != len(rows):
+        return Verdict(rows, f"its function returned {len(mask)} values of type {mask.type} for {len(rows)} rows")
+    return _not_set(pc.fill_null(mask, False))
+
+
+def _as_taken(function: Any, values: pa.Table) -> Any:
+    """Return the values as a function takes them: those of pandera take data frames."""
+    home = type(getattr(function, "__self__", function)).__module__
+    if home.partition(".")[0] != "pandera":
+        return values
+    if "polars" in home:
+        return import_module("polars").from_arrow(values)
+    return values.to_pandas()
+
+
+def _positions(cases: Any, rows: int) -> list[int]:
+    """Return the rows that a pandera error names; none if it names columns only."""
+    try:
+        found = sorted({int(at) for at in cases["index"]})
+    except (KeyError, TypeError, ValueError):
+        return []
+    return found if found and found[-1] < rows else []
+
+
+def _not_set(right: pa.ChunkedArray | pa.Array) -> Verdict:
+    """Find the rows of which it is false that they are right; NULL is not known, so not wrong."""
+    wrong = np.flatnonzero(~np.asarray(pc.fill_null(right, True)))
+    return Verdict(wrong.tolist())

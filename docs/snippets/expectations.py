@@ -1,0 +1,29 @@
+# --8<-- [start:declare]
+import pyarrow as pa
+
+from airflow_geneva import connect, expect, udf
+
+
+def short(values: pa.Table) -> list[bool]:
+    return [value < 1_000 for value in values.column("n").to_pylist()]
+
+
+@udf(
+    data_type=pa.int64(),
+    expect=[
+        expect.not_null(),
+        expect.between(0, 1_000_000),
+        expect.max_null_fraction(0.01),
+        expect.satisfies(short, level="warn"),
+    ],
+)
+def length(text: str) -> int:
+    return len(text)
+
+
+# --8<-- [end:declare]
+
+db = connect("library")
+table = db.create_table("docs", pa.table({"text": ["a", "bb", "c" * 2_000]}))
+table.add_columns({"n": length})
+result = table.backfill("n", udf=length, runner="inline")

@@ -1,0 +1,168 @@
+"""Expectations on values: what they stop, what they cost, and what is known afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import connect, expect, udf
+from airflow_geneva.errors import InvalidInput, JobFailed
+from airflow_geneva.job.status import Job
+from airflow_geneva.table import Table
+from airflow_geneva.udf import UDF
+from airflow_geneva.udf.expect import Expectation
+from tests.support.counting import Trace, leave_trace
+from tests.support.invariants import values_of
+
+MakeTable = Callable[..., Table]
+TENS = [10 * x for x in range(40)]
+
+
+def tens(*expected: Expectation, nulls: int = 0, failing: int = 0, **more: Any) -> UDF:
+    """Ten times the input, with NULL for the first rows, failing in the last."""
+
+    def ten(x: int) -> int | None:
+        leave_trace([x])
+        if x >= 40 - failing:
+            raise ValueError("too much")
+        return None if x < nulls else 10 * x
+
+    return udf(data_type=pa.int64(), version="1", name="tens", expect=expected, on_error="skip", **more)(ten)
+
+
+def newest_job(table: Table) -> Job:
+    database = connect(table.location.database_uri)
+    return database.job(database.jobs(1)[0].id)
+
+
+def below(most: int) -> Callable[[pa.Table], Any]:
+    return lambda table: [value < most for value in table.column("y").to_pylist()]
+
+
+class Schema:
+    """Raises as a pandera schema does."""
+
+    def validate(self, table: pa.Table) -> pa.Table:
+        wrong = [at for at, value in enumerate(table.column(0).to_pylist()) if value is not None and value > 380]
+        if wrong:
+            error = ValueError("column 'y' failed less_than_or_equal_to(380)")
+            error.failure_cases = {"index": wrong}  # type: ignore[attr-defined]
+            raise error
+        return table
+
+
+WRONG = [
+    (expect.not_null(), 1, 3, "row 0: None"),
+    (expect.between(0, 389), 0, 1, "row 39: 390"),
+    (expect.between(-1.5, 380), 0, 1, "row 39: 390"),
+    (expect.in_set(TENS[:38]), 0, 2, "row 38: 380"),
+    (expect.max_null_fraction(0.05), 3, 3, "row 0: None"),
+    (expect.satisfies(below(370)), 0, 3, "row 37: 370"),
+    (expect.satisfies(lambda table: table.num_rows == 40, whole=True), 0, 40, ""),
+    (expect.satisfies(Schema().validate), 0, 1, "row 39: 390"),
+]
+
+
+@pytest.mark.parametrize(("expected", "nulls", "wrong", "shown"), WRONG, ids=[str(one[0]) for one in WRONG])
+def test_wrong_values_stay_invisible_and_a_repaired_expectation_computes_nothing(
+    make_table: MakeTable, trace: Trace, expected: Expectation, nulls: int, wrong: int, shown: str
+) -> None:
+    table = make_table(40, per_fragment=40)
+    if expected.whole and expected.needs_function:
+        table.add([{"id": 40, "x": 39}])
+    nulls = 3 if expected.kind == "not_null" else nulls
+    table.add_columns({"y": tens(expected, nulls=nulls)})
+    version, rows = table.version, table.lance.count_rows()
+    with pytest.raises(JobFailed, match=r"invisible; computed rows are kept") as stopped:
+        table.backfill("y", runner="inline")
+    assert str(expected) in str(stopped.value)
+    assert shown in str(stopped.value)
+    assert table.version == version
+    wrong = rows if not shown else wrong
+    job = newest_job(table)
+    (checked,) = job.checked
+    assert (job.state, job.rows_committed, checked.passed, checked.wrong) == ("FAILED", 0, False, wrong)
+    assert str(expected) in str(job)
+    assert str(expected) in str(job.error)
+
+    trace.clear()
+    result = table.backfill("y", udf=tens(nulls=nulls), runner="inline")
+    assert (result.state, result.rows_reused, trace.rows()) == ("DONE", rows, [])
+
+
+def test_a_warning_stops_nothing_and_is_kept(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(40)
+    rules = (expect.between(0, 380, level="warn"), expect.max_null_fraction(0.5), expect.not_null())
+    table.add_columns({"y": tens(*rules)})
+    result = table.backfill("y", runner="inline")
+    assert dict(values_of(table, "y")) == dict(enumerate(TENS))
+    assert (result.state, len(result.commits)) == ("DONE", 1)
+    assert [(one.passed, one.level, one.rows, one.wrong) for one in result.checked] == [
+        (False, "warn", 40, 1),
+        (True, "fail", 40, 0),
+        (True, "fail", 40, 0),
+    ]
+    job = newest_job(table)
+    assert job.checked == result.checked
+    assert (job.rows_committed, {shard.stage for shard in job.shards}) == (40, {"committed"})
+
+
+def test_rows_that_failed_are_not_checked(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(40)
+    table.add_columns({"y": tens(expect.not_null(), expect.max_null_fraction(0), failing=5)})
+    result = table.backfill("y", runner="inline")
+    assert (result.state, result.rows_failed, [one.rows for one in result.checked]) == ("DONE", 5, [35, 35])
+
+
+def test_a_rule_about_rows_stops_the_commit_group_and_one_about_the_column_stops_all(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    table = make_table(40, per_fragment=10)
+    table.add_columns({"y": tens(expect.between(0, 250))})
+    with pytest.raises(JobFailed) as stopped:
+        table.backfill("y", runner="inline", commit_granularity=1, shard_size=2)
+    assert stopped.value.result is not None
+    assert len(stopped.value.result.commits) == 2
+    assert newest_job(table).rows_committed == 20
+
+    table.alter_columns({"y": tens(expect.between(0, 250), expect.max_null_fraction(0.5))})
+    version = table.version
+    with pytest.raises(JobFailed):
+        table.backfill("y", runner="inline", commit_granularity=1, shard_size=1)
+    assert table.version == version
+    table.alter_columns({"y": tens(expect.between(0, 400), expect.max_null_fraction(0.5))})
+    result = table.backfill("y", runner="inline", commit_granularity=1, shard_size=1)
+    assert (result.state, len(result.commits), result.rows_left) == ("DONE", 1, 0)
+    assert dict(values_of(table, "y")) == dict(enumerate(TENS))
+    assert len(trace.rows()) == 40
+
+
+def test_a_view_is_not_swapped(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(40)
+    database = connect(table.location.database_uri)
+    query = table.query().select({"id": "id", "y": tens(expect.between(0, 380))})
+    view = query.create_materialized_view(database, "v")
+    version = view.version
+    with pytest.raises(JobFailed, match="row 39: 390"):
+        view.refresh(runner="inline")
+    assert view.version == version
+    assert not newest_job(view).checked[0].passed
+    assert len(trace.rows()) == 40
+
+
+def test_a_rule_must_fit_the_type_and_is_no_part_of_the_version() -> None:
+    with pytest.raises(InvalidInput, match="cannot be checked on values of type"):
+        tens(expect.between("a", "b"))
+    with pytest.raises(InvalidInput, match="level"):
+        expect.not_null(level="stop")
+
+    @udf
+    def plain(x: int) -> int:
+        return x
+
+    checked = udf(name="plain", expect=[expect.not_null()])(plain.func)
+    assert checked.code_version == plain.code_version
+    assert checked.definition().expectations == (expect.not_null(),)
