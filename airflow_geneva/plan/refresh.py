@@ -213,6 +213,8 @@ def _changed(
         offsets, row_ids = computed_rows.rows(files)
         ids = Ranges.from_offsets(row_ids)
         live = Ranges.from_offsets(offsets) if files.deletion else live
+    elif files.deletion:
+        live = before[files.signature].live
     known = computed_rows.resolve(files, live)
     tried = tuple((runs, rows & live) for runs, rows in prior_failures_of(known, VIEW_VERSION))
     given_up = Ranges.union(rows for runs, rows in tried if runs >= MOST_RUNS)

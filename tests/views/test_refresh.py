@@ -414,6 +414,12 @@ def test_a_source_row_on_which_the_generator_fails_gives_no_rows(make_table: Mak
     result = refresh(view)
     assert (result.rows_failed, result.rows_computed) == (1, 29)
     assert of_many(view) == exploded(table)
+    # A row is deleted beside it, and it is tried again twice.
+    table.lance.delete("x = 17")
+    for _ in range(2):
+        result = refresh(view)
+        assert (result.state, result.rows_failed, result.rows_left) == ("DONE", 1, 0)
+    assert of_many(view) == exploded(table)
 
 
 def test_only_lists_are_exploded_and_cuts_are_refused(make_table: MakeTable) -> None:
