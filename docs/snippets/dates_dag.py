@@ -6,7 +6,7 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 
 from airflow_geneva.task_groups import BackfillTaskGroup
 
-# No filter in a run without a date, which is one that somebody triggers.
+# No filter in a run without a date, which is one that a user triggers.
 where = (
     "{% if data_interval_start is defined %}"
     "day >= date '{{ data_interval_start | ds }}' AND day < date '{{ data_interval_end | ds }}'"

@@ -92,7 +92,7 @@ def test_the_dags_make_what_the_pages_show(
     assert go("count_words").xcom("backfill.finish")["rows_computed"] == 2
 
     go("follow_docs")
-    assert look("long_docs") == shown("arrival.md", "{'text': 'somebody")
+    assert look("long_docs") == shown("arrival.md", "{'text': 'another")
     append()
     assert go("follow_docs").xcom("refresh.finish")["rows_computed"] == 2
     assert len(look("long_docs").splitlines()) == 4

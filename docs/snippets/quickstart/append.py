@@ -1,5 +1,5 @@
 import lance
 import pyarrow as pa
 
-new = pa.table({"text": ["somebody else wrote this row", "and this one"]})
+new = pa.table({"text": ["another program wrote this row", "and this one"]})
 lance.write_dataset(new, "library/docs.lance", mode="append")
