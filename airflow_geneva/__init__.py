@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from airflow_geneva.database import Database, connect
     from airflow_geneva.errors import GenevaError, UdfCrashed
+    from airflow_geneva.limits.rate_limit import RateLimit, RateLimited, report
     from airflow_geneva.query import Query
     from airflow_geneva.table import Table
     from airflow_geneva.udf import UDF, Fail, Retry, Skip, expect, udf
@@ -21,6 +22,8 @@ __all__ = [
     "Fail",
     "GenevaError",
     "Query",
+    "RateLimit",
+    "RateLimited",
     "Retry",
     "Skip",
     "Table",
@@ -28,6 +31,7 @@ __all__ = [
     "View",
     "connect",
     "expect",
+    "report",
     "udf",
 ]
 
@@ -38,6 +42,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "database": ("Database", "connect"),
     "errors": ("GenevaError", "UdfCrashed"),
+    "limits.rate_limit": ("RateLimit", "RateLimited", "report"),
     "query": ("Query",),
     "table": ("Table",),
     "udf": ("UDF", "Fail", "Retry", "Skip", "expect", "udf"),

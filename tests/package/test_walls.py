@@ -23,6 +23,7 @@ ROOMS = (
     "storage",
     "lance_io",
     "code_hash",
+    "limits",
     "udf",
     "views",
     "checkpoint",

@@ -1,0 +1,197 @@
+"""Calls of a UDF within its limit: each waits for its turn, is made again after a 429, and reports what it used."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_geneva.limits.limiter import Limiter, Pass, limiter_of
+from airflow_geneva.limits.rate_limit import Meter, RateLimit, RateLimited, Usage, count, metered
+from airflow_geneva.storage.files import Storage
+
+FOLDER = "_geneva/limits"
+"""Where the limits of a database lie, below it."""
+
+logger = logging.getLogger("airflow_geneva.limits")
+
+_CHARS_PER_TOKEN = 4.0
+_GIVE_UP_SECONDS = 600.0
+_MOST_SECONDS = 3_600.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_TOO_MANY_REQUESTS = 429
+
+_database: ContextVar[Storage | None] = ContextVar("geneva_limits", default=None)
+
+
+@contextmanager
+def calling(limits: Storage) -> Iterator[Meter]:
+    """Keep the limits that lie there in calls of this block, and give it a meter of what they report."""
+    token = _database.set(limits)
+    try:
+        with metered() as meter:
+            yield meter
+    finally:
+        _database.reset(token)
+
+
+def limited(
+    function: Callable[..., Any], limit: RateLimit | None, is_async: bool, mark: Callable[[bool], None] = lambda _: None
+) -> Callable[..., Any]:
+    """Return a function that calls it within a limit of the database at hand; the function itself if there is none.
+
+    Args:
+        mark: called with True when a call begins, and with False when it waits.
+    """
+    database = _database.get()
+    if limit is None or database is None:
+        return function
+    calls = LimitedCalls(function, limiter_of(database, limit), mark)
+    return calls.call_async if is_async else calls.call
+
+
+class LimitedCalls:
+    """A function within a limit, called plainly or in a coroutine."""
+
+    def __init__(self, function: Callable[..., Any], limiter: Limiter, mark: Callable[[bool], None]) -> None:
+        self.function = function
+        self.limiter = limiter
+        self.mark = mark
+        self._per_guess = 1.0
+        self._mean: float | None = None
+
+    def call(self, *arguments: Any) -> Any:
+        trial = self._begin(arguments)
+        while True:
+            self.mark(False)
+            trial.passed = Pass(self._estimate(trial))
+            with self._settling(trial):
+                while (pause := self.limiter.step(trial.passed)) > 0:
+                    time.sleep(pause)
+                self.mark(True)
+                try:
+                    return self.function(*arguments)
+                except Exception as error:
+                    seconds = trial.pause_after(error)
+                    if seconds is None:
+                        raise
+            self.limiter.pause(seconds)
+
+    async def call_async(self, *arguments: Any) -> Any:
+        trial = self._begin(arguments)
+        while True:
+            trial.passed = Pass(self._estimate(trial))
+            with self._settling(trial):
+                while (pause := await asyncio.to_thread(self.limiter.step, trial.passed)) > 0:
+                    await asyncio.sleep(pause)
+                try:
+                    return await self.function(*arguments)
+                except Exception as error:
+                    seconds = trial.pause_after(error)
+                    if seconds is None:
+                        raise
+            await asyncio.to_thread(self.limiter.pause, seconds)
+
+    def _begin(self, arguments: tuple[Any, ...]) -> _Trial:
+        counts = self.limiter.limit.tokens_per_minute is not None
+        return _Trial(sum(map(_chars_of, arguments)) / _CHARS_PER_TOKEN if counts else 0.0)
+
+    def _estimate(self, trial: _Trial) -> float:
+        """Guess the tokens of a call from its texts, corrected by what calls reported; without texts, their mean."""
+        return trial.guess * self._per_guess if trial.guess else self._mean or 0.0
+
+    @contextmanager
+    def _settling(self, trial: _Trial) -> Iterator[None]:
+        with metered() as meter:
+            try:
+                yield
+            finally:
+                used = meter.usage
+                self.limiter.done(trial.passed, used.calls or 1, used.tokens or None)
+                if trial.passed.begin is not None:
+                    count(Usage(used.calls or 1, used.tokens, used.cost))
+                if used.tokens:
+                    self._learn(trial.guess, used.tokens)
+
+    def _learn(self, guess: float, tokens: float) -> None:
+        self._mean = tokens if self._mean is None else 0.8 * self._mean + 0.2 * tokens
+        if guess:
+            self._per_guess = 0.8 * self._per_guess + 0.2 * tokens / guess
+
+
+@dataclass
+class _Trial:
+    """One call until it passes: its tokens as guessed, and since when and how often it was answered 429."""
+
+    guess: float
+    passed: Pass = field(default_factory=lambda: Pass(0.0))
+    refused_since: float | None = None
+    refused: int = 0
+
+    def pause_after(self, error: Exception) -> float | None:
+        """Return for how long all calls shall wait before this one is made again; None: the error is another one."""
+        found = retry_after(error)
+        if found is None:
+            return None
+        now = time.monotonic()
+        self.refused_since = now if self.refused_since is None else self.refused_since
+        if now - self.refused_since > _GIVE_UP_SECONDS:
+            return None
+        self.refused += 1
+        seconds = found if found > 0 else min(_FIRST_PAUSE * 2 ** (self.refused - 1), _LONGEST_PAUSE)
+        logger.info("The service allows no more requests; calls wait for %.1f s: %s", seconds, error)
+        return seconds
+
+
+def retry_after(error: BaseException) -> float | None:
+    """Return the seconds that an exception asks to wait after too many requests, 0 if it does not say how many.
+
+    None: the exception is about something else. Exceptions of httpx, requests, openai, aiohttp and urllib are known by
+    what they have: a status 429, and the headers of the response.
+    """
+    if isinstance(error, RateLimited):
+        return max(error.retry_after or 0.0, 0.0)
+    response = getattr(error, "response", None)
+    places = [place for place in (error, response) if place is not None]
+    statuses = [getattr(place, name, None) for place in places for name in ("status_code", "status", "code")]
+    if _TOO_MANY_REQUESTS not in statuses:
+        return None
+    headers = (getattr(place, "headers", None) for place in reversed(places))
+    return _seconds_of(next((found for found in headers if found is not None), {}))
+
+
+def _seconds_of(headers: Mapping[str, str]) -> float:
+    named = {str(name).lower(): str(value).strip() for name, value in dict(headers).items()}
+    seconds = 0.0
+    with suppress(ValueError, TypeError, KeyError):
+        if "retry-after-ms" in named:
+            seconds = float(named["retry-after-ms"]) / 1_000
+        elif named.get("retry-after", "")[-4:].upper().endswith("GMT"):
+            # A date is compared with the server's own, because this machine's clock may be wrong.
+            until, now = (email.utils.parsedate_to_datetime(named[name]) for name in ("retry-after", "date"))
+            seconds = (until - now).total_seconds()
+        else:
+            seconds = float(named["retry-after"])
+    return min(seconds, _MOST_SECONDS) if seconds > 0 else 0.0
+
+
+def _chars_of(argument: Any) -> float:
+    """Return the characters of the texts in an argument of a call, of an array about as many."""
+    if isinstance(argument, str):
+        return len(argument)
+    if isinstance(argument, pa.RecordBatch):
+        return sum(map(_chars_of, argument.columns))
+    if isinstance(argument, pa.Array) and (
+        pa.types.is_string(argument.type) or pa.types.is_large_string(argument.type)
+    ):
+        return float(pc.sum(pc.utf8_length(argument)).as_py() or 0)
+    return 0.0

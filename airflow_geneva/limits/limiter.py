@@ -1,0 +1,260 @@
+"""The part of a process in a budget: it reserves pieces of the time line for its next calls, and waits for them."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from airflow_geneva.errors import GenevaError, StorageError
+from airflow_geneva.faults import fault_point
+from airflow_geneva.limits.budget import (
+    LATENESS,
+    SEAT_SECONDS,
+    TICK_SECONDS,
+    TURN_SECONDS,
+    Budget,
+    Held,
+    TableClock,
+    seconds_each,
+)
+from airflow_geneva.limits.rate_limit import RateLimit
+from airflow_geneva.limits.store import BudgetTable, Found
+from airflow_geneva.storage.files import Storage
+
+logger = logging.getLogger("airflow_geneva.limits")
+
+_GROWTH = 1.5
+_SEAT_POLL = 0.5
+_MOST_TRIES = 200
+
+
+@dataclass
+class Pass:
+    """What a call has of the budget: a seat, and from when it may begin; None: nothing yet."""
+
+    tokens: float
+    seated: bool = False
+    begin: float | None = None
+
+
+class Limiter:
+    """Lets the calls of this process begin when the budget allows it; threads and coroutines may share it.
+
+    `step` says how long a call has to wait before the next `step`, which may read and write the table; not above 0:
+    it may begin. At its end comes `done`.
+    """
+
+    def __init__(self, table: BudgetTable, limit: RateLimit, clock: TableClock | None = None) -> None:
+        self.limit = limit
+        self.table = table
+        self.name = uuid.uuid4().hex[:16]
+        self.clock = clock or TableClock()
+        self._request_seconds = seconds_each(limit.requests_per_minute)
+        self._token_seconds = seconds_each(limit.tokens_per_minute)
+        self._lock = threading.RLock()
+        self._held = self._reserved = Held()
+        self._paused = 0.0
+        # When the table was read, which version it had, and when that was first seen.
+        self._read_at: float | None = None
+        self._version, self._changed_at = 0, 0.0
+        # How many calls to reserve for, how many passed since, and how many tokens each takes.
+        self._calls, self._passed, self._tokens = 1.0, 0, 0.0
+        # What ended calls used beyond what they had.
+        self._debt_requests = self._debt_tokens = 0.0
+        self._seats, self._seated_since, self._seats_until = 0, 0.0, 0.0
+        self._under_way = self._wanting = 0
+        self._others_wait = False
+        self._stepped_at = 0.0
+        self._keeper = threading.Thread(target=self._keep_up, name="geneva-limit", daemon=True)
+        self._warned = False
+
+    def step(self, call: Pass) -> float:
+        with self._lock:
+            self._stepped_at = self.clock.own()
+            if self._read_at is None:
+                self._look()
+                self._keeper.start()
+            if not call.seated and not self._sit(call):
+                return _SEAT_POLL * random.uniform(0.5, 1.5)
+            now = self.clock.now()
+            if self._age > 2 * TICK_SECONDS:
+                self._look()
+                now = self.clock.now()
+            if now >= self._paused and (call.begin is None or now > call.begin + LATENESS):
+                call.begin = self._spend(call.tokens)
+                now = self.clock.now()
+            # The clock may be set forward while it waits.
+            return min(max(call.begin or 0.0, self._paused) - now, 2 * TICK_SECONDS)
+
+    def done(self, call: Pass, requests: int = 1, tokens: float | None = None) -> None:
+        """Settle a call that has ended, or that did not begin: `tokens` as reported, None if they were not."""
+        with self._lock:
+            if call.seated:
+                self._under_way -= 1
+            self._debt_requests += max(requests - 1, 0)
+            if tokens is not None:
+                self._debt_tokens += tokens - call.tokens
+
+    def pause(self, seconds: float) -> None:
+        """Let no call of any process begin for so long."""
+        with self._lock:
+            self._change(lambda budget: budget.pause(seconds))
+
+    def leave(self) -> None:
+        """Give back what is not used; what fails, ends by time."""
+        with self._lock, suppress(GenevaError):
+            if self._age < SEAT_SECONDS:
+                self._change(lambda budget: budget.without(self.name, self._held))
+                self._held, self._seats = Held(), 0
+
+    def _spend(self, tokens: float) -> float:
+        """Take the pieces of one call, reserving more when there are none; return when it may begin."""
+        due = max(tokens + self._debt_tokens, 0.0)
+        requests = (1 + self._debt_requests) * self._request_seconds
+        self._tokens = due if not self._tokens else 0.9 * self._tokens + 0.1 * due
+        while (spent := self._held.spend(requests, due * self._token_seconds, self.clock.now())) is None:
+            self._reserve(requests, due * self._token_seconds)
+        self._held, begin = spent
+        self._debt_requests = 0.0
+        self._debt_tokens += tokens - due
+        self._passed += 1
+        return max(begin, self.clock.now() - LATENESS)
+
+    def _reserve(self, requests: float, tokens: float) -> None:
+        """Reserve for about as many calls as passed since the last time, or for more if none of it was lost."""
+        passed, self._passed = self._passed, 0
+        if self._held.lost:
+            self._calls = max(passed, 1)
+        else:
+            self._calls = max(self._calls, passed) * _GROWTH if passed else self._calls
+        each = max(self._request_seconds, self._tokens * self._token_seconds, 1e-9)
+
+        def more(budget: Budget) -> Budget:
+            calls = max(min(self._calls, budget.room / each), 1.0)
+            held = self._held.usable(budget.clock)
+            of_requests, of_tokens = held.seconds
+            wanted = max(calls * self._request_seconds, requests) - of_requests
+            wanted_tokens = max(calls * self._tokens * self._token_seconds, tokens) - of_tokens
+            after, *pieces = budget.reserve(max(wanted, 0.0), max(wanted_tokens, 0.0))
+            self._reserved = replace(held, lost=0.0).add(*pieces)
+            return after
+
+        self._change(more)
+        self._held = self._reserved
+        fault_point("limit.reserved")
+
+    def _sit(self, call: Pass) -> bool:
+        """Take a seat for a call if there is one, after asking for more when this process has none left."""
+        most = self.limit.concurrent
+        if most is None:
+            call.seated = True
+            self._under_way += 1
+            return True
+        now = self.clock.now()
+        turn_over = self._others_wait and now > self._seated_since + TURN_SECONDS
+        if self._under_way >= self._seats_at(now) or turn_over:
+            self._wanting += 1
+            try:
+                self._ask_for_seats(turn_over)
+            finally:
+                self._wanting -= 1
+        if self._under_way >= self._seats_at(self.clock.now()):
+            return False
+        call.seated = True
+        self._under_way += 1
+        return True
+
+    def _seats_at(self, now: float) -> int:
+        return self._seats if now < self._seats_until - 2 * TICK_SECONDS else 0
+
+    def _ask_for_seats(self, turn_over: bool = False) -> None:
+        had, most = self._seats, self.limit.concurrent or 0
+        wanted, used = self._under_way + self._wanting, self._under_way
+        after = self._change(lambda budget: budget.sit(self.name, wanted, used, most, turn_over))
+        self._seats, self._seats_until = after.seats.get(self.name, (0, 0.0))
+        if turn_over or not had:
+            self._seated_since = self.clock.now()
+
+    def tick(self) -> None:
+        """Keep up with the others while this process has calls: read, write the time if nobody did, renew seats."""
+        with self._lock:
+            if not self._under_way and self.clock.own() - self._stepped_at > 2 * TICK_SECONDS:
+                return
+            self._look()
+            if self._seats and self.clock.now() > self._seats_until - SEAT_SECONDS * 2 / 3:
+                self._ask_for_seats()
+            elif self.clock.own() - self._changed_at >= TICK_SECONDS:
+                self._change(lambda budget: budget, tries=1)
+
+    def _keep_up(self) -> None:
+        while True:
+            time.sleep(TICK_SECONDS)
+            try:
+                self.tick()
+            except GenevaError as error:
+                logger.warning("Cannot keep up with the limit %r: %s", self.limit.key, error)
+
+    @property
+    def _age(self) -> float:
+        """Seconds since the table was read."""
+        return float("inf") if self._read_at is None else self.clock.own() - self._read_at
+
+    def _look(self) -> Found:
+        found = self.table.read()
+        others = found.version != self._version
+        self.clock.see(found.budget.clock, forget=others and self._age > 2 * TICK_SECONDS)
+        if others:
+            self._version, self._changed_at = found.version, self.clock.own()
+        self._paused = max(self._paused, found.budget.paused)
+        self._others_wait = bool(found.budget.waiting.keys() - {self.name})
+        self._read_at = self.clock.own()
+        return found
+
+    def _change(self, change: Callable[[Budget], Budget], tries: int = _MOST_TRIES) -> Budget:
+        """Write what a function makes of the newest budget; with fewer tries it need not succeed."""
+        after = Budget()
+        for number in range(tries):
+            found = self._look()
+            after = change(found.budget.at(self.clock.now(), self.name, self.limit))
+            if self.table.write(after, found):
+                self._version, self._changed_at = found.version + 1, self.clock.own()
+                self._warn_of_other_limits(found.budget, after)
+                self._paused = max(self._paused, after.paused)
+                return after
+            time.sleep(random.uniform(0, min(0.01 * 2 ** min(number, 5), 0.2)))
+        if tries < _MOST_TRIES:
+            return after
+        raise StorageError(
+            f"The limit {self.limit.key!r} at {self.table.uri} could not be written in {_MOST_TRIES} tries, because "
+            "other processes write it all the time. Run the task again with fewer processes."
+        )
+
+    def _warn_of_other_limits(self, before: Budget, after: Budget) -> None:
+        if before.limits and before.limits != after.limits and not self._warned:
+            self._warned = True
+            logger.warning(
+                "The limit %r was %s, and is %s here. Processes that have the former go on with it.",
+                self.limit.key, before.limits, after.limits,
+            )  # fmt: skip
+
+
+_limiters: dict[tuple[int, Storage, RateLimit], Limiter] = {}
+_limiters_lock = threading.Lock()
+
+
+def limiter_of(storage: Storage, limit: RateLimit) -> Limiter:
+    """Return this process's limiter of a limit on the database whose limits lie there."""
+    with _limiters_lock:
+        key = (os.getpid(), storage, limit)
+        if key not in _limiters:
+            _limiters[key] = Limiter(BudgetTable(storage, limit.key), limit)
+            atexit.register(_limiters[key].leave)
+        return _limiters[key]

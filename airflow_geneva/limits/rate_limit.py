@@ -1,0 +1,143 @@
+"""What a user says about limits: `RateLimit` on a UDF, `RateLimited` and `report` inside of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.storage.uri import is_name
+
+
+@dataclass(frozen=True)
+class RateLimit:
+    """What a service allows: one budget for all calls that name its key on this database.
+
+    A UDF with a limit makes one request per call. Processes that give the key other limits each keep their own, as a
+    part of the same minute.
+
+    Args:
+        key: names the budget, such as the provider and the account; a file name.
+        requests_per_minute: most requests in any minute; None: no limit.
+        tokens_per_minute: most tokens in any minute, as `report` says them; None: no limit.
+        concurrent: most requests at a time; None: no limit.
+    """
+
+    key: str
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    concurrent: int | None = None
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+        concurrent: int | None = None,
+    ) -> None:
+        if not isinstance(key, str) or not is_name(key):
+            raise InvalidInput(
+                f"RateLimit(key={key!r}) cannot name a file. Use letters, digits, '_', '-' and '.', at most 200, such "
+                'as "openai-research".'
+            )
+        rates = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
+        for name, rate in rates.items():
+            if rate is not None and not (_is_number(rate) and rate > 0):
+                raise InvalidInput(f"RateLimit({name}={rate!r}): give a number above 0, or None for no limit.")
+        if concurrent is not None and not (type(concurrent) is int and concurrent >= 1):
+            raise InvalidInput(f"RateLimit(concurrent={concurrent!r}): give a whole number of at least 1, or None.")
+        if requests_per_minute is tokens_per_minute is concurrent is None:
+            raise InvalidInput(
+                f"RateLimit(key={key!r}) limits nothing. Give requests_per_minute, tokens_per_minute or concurrent."
+            )
+        for name, value in {"key": key, **rates, "concurrent": concurrent}.items():
+            object.__setattr__(self, name, value)
+
+
+class RateLimited(GenevaError):
+    """Raise it in a UDF with a limit when the service says that there were too many requests.
+
+    All processes that share the limit then wait, and the call is made again.
+
+    Args:
+        retry_after: seconds to wait; None: 1 second, doubled each time.
+    """
+
+    def __init__(self, message: str = "too many requests", *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What calls used: requests, and the tokens and money that they reported."""
+
+    calls: int = 0
+    tokens: float = 0
+    cost: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.calls + other.calls, self.tokens + other.tokens, self.cost + other.cost)
+
+    def __bool__(self) -> bool:
+        return self != Usage()
+
+
+class Meter:
+    """Adds up what calls used."""
+
+    def __init__(self) -> None:
+        self.usage = Usage()
+
+    def add(self, usage: Usage) -> None:
+        self.usage += usage
+
+    def take(self) -> Usage:
+        """Return the usage since the last time, and begin again."""
+        taken, self.usage = self.usage, Usage()
+        return taken
+
+
+_meter: ContextVar[Meter | None] = ContextVar("geneva_usage", default=None)
+
+
+def report(*, tokens: float = 0, cost: float = 0.0, requests: int = 1) -> None:
+    """Say inside a UDF what a call to a service used; outside of a job it does nothing.
+
+    Args:
+        tokens: tokens, of the prompt and of the answer.
+        cost: money, in the currency of `udf(cost=)`.
+        requests: how many requests it was.
+    """
+    for name, value in {"tokens": tokens, "cost": cost, "requests": requests}.items():
+        if not _is_number(value) or value < 0:
+            raise InvalidInput(f"report({name}={value!r}): give a number of at least 0.")
+    meter = _meter.get()
+    if meter is not None:
+        meter.add(Usage(int(requests), tokens, cost))
+
+
+@contextmanager
+def metered() -> Iterator[Meter]:
+    """Give the block a meter; what it counts, the meter around it does not."""
+    meter = Meter()
+    token = _meter.set(meter)
+    try:
+        yield meter
+    finally:
+        _meter.reset(token)
+
+
+def count(usage: Usage) -> None:
+    """Add to the meter around the caller, if there is one."""
+    meter = _meter.get()
+    if meter is not None:
+        meter.add(usage)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,64 @@
+"""The table of a budget, on a real store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from airflow_geneva import connect
+from airflow_geneva.errors import InvalidInput, StorageError
+from airflow_geneva.limits import store as store_module
+from airflow_geneva.limits.budget import LATENESS, own_seconds
+from airflow_geneva.limits.limiter import Limiter, Pass
+from airflow_geneva.limits.rate_limit import RateLimit
+from airflow_geneva.limits.store import BudgetTable
+from airflow_geneva.storage.files import Storage
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> BudgetTable:
+    return BudgetTable(Storage.at(str(tmp_path)).folder("_geneva/limits"), "openai")
+
+
+def test_a_write_in_place_of_an_older_budget_is_refused(table: BudgetTable, tmp_path: Path) -> None:
+    first, second = table.read(), table.read()
+    assert table.write(replace(first.budget, clock=1.0), first)
+    assert not table.write(replace(second.budget, clock=2.0), second)
+    third = table.read()
+    assert third.budget.clock == 1.0
+    assert not table.write(third.budget, replace(third, read_at=own_seconds() - LATENESS - 1))
+    assert connect(tmp_path).table_names() == []
+
+
+def test_old_versions_are_removed(table: BudgetTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_KEPT_VERSIONS", 5)
+    for number in range(20):
+        found = table.read()
+        assert table.write(replace(found.budget, clock=float(number)), found)
+    assert len(list(Path(table.uri, "_versions").iterdir())) <= 10
+
+
+def test_a_damaged_or_newer_table_says_what_to_do(table: BudgetTable) -> None:
+    found = table.read()
+    budget = replace(found.budget, clock=1.0)
+    newer = budget.to_json().replace('"format":1', '"format":2')
+    assert table.write(type("Newer", (), {"to_json": lambda self: newer})(), found)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="Upgrade airflow-geneva"):
+        table.read()
+    for manifest in Path(table.uri, "_versions").iterdir():
+        manifest.write_bytes(b"broken")
+    with pytest.raises(StorageError, match="Cannot read the limit 'openai'"):
+        table.read()
+
+
+def test_who_leaves_gives_back_the_end_of_what_it_reserved(table: BudgetTable) -> None:
+    limiter = Limiter(table, RateLimit("openai", requests_per_minute=600))
+    assert limiter.step(Pass(0.0)) <= 0
+    limiter.step(Pass(0.0))
+    reserved = table.read().budget.requests
+    limiter.leave()
+    left = table.read().budget
+    assert left.requests <= reserved
+    assert not left.present
