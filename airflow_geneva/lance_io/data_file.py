@@ -29,6 +29,7 @@ from airflow_geneva.lance_io.engine_errors import (
 )
 from airflow_geneva.lance_io.row_ranges import Offsets
 from airflow_geneva.lance_io.task_memory import BatchTooLarge, rows_at_once
+from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import is_local, join
 
 if TYPE_CHECKING:
@@ -87,17 +88,19 @@ class DataFileWriter(FileWriter):
         return self.file
 
     def _open(self) -> LanceFileWriter | BlobFileWriter:
-        from lance.file import LanceFileWriter
-
         if any(is_blob(field) for field in self.schema):
             return BlobFileWriter(self.dataset, self.schema)
-        version, options = self.dataset.data_storage_version, self.dataset._storage_options
-        return LanceFileWriter(self.path, self.schema, version=version, storage_options=options)
+        version = self.dataset.data_storage_version
+        return _data_files(self.dataset).session.open_writer(self.file, schema=self.schema, version=version)
 
     def _publish(self) -> None:
         closed = self._writer.close()
         if isinstance(closed, str):
             self.file, self.path = closed, join(self.dataset.uri, "data", closed)
+
+
+def _data_files(dataset: lance.LanceDataset) -> Storage:
+    return Storage.at(join(dataset.uri, "data"), dataset._storage_options)
 
 
 def write_error(what: str, error: BaseException, batch: pa.RecordBatch | None) -> StorageError:
@@ -145,14 +148,8 @@ class LanceFile:
         dataset: lance.LanceDataset, name: str, broken: Callable[[BaseException], Exception] = to_engine_error
     ) -> LanceFile:
         """Open a committed or staged data file by its name below ``data/``."""
-
-        def open_reader(columns: list[str] | None) -> LanceFileReader:
-            from lance.file import LanceFileReader
-
-            path = join(dataset.uri, "data", name)
-            return LanceFileReader(path, storage_options=dataset._storage_options, columns=columns)
-
-        return LanceFile(open_reader, broken)
+        session = _data_files(dataset).session
+        return LanceFile(lambda columns: session.open_reader(name, columns=columns), broken)
 
     def read(
         self, columns: Sequence[str] | None = None, rows: Offsets | None = None, room: float = inf
