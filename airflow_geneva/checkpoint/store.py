@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -117,12 +119,22 @@ class CheckpointStore:
             keys |= packs.keys(text)
         return sorted(keys)
 
-    def pack(self, keys: Iterable[str]) -> None:
-        """Pack documents of one folder into few files; merge earlier packs once there are many small ones."""
+    def add(self, batches: Mapping[str, pa.RecordBatch]) -> None:
+        """Write batches of one folder under keys that have none; several become one file."""
+        if len(batches) > 1:
+            documents = {key: to_bytes(with_checksums(batch)) for key, batch in batches.items()}
+            fault_point("checkpoint.write")
+            added = self._packs_at(self._path(next(iter(batches)))).add(documents)
+            fault_point("checkpoint.written")
+            if added:
+                return
+        for key, batch in batches.items():
+            self[key] = batch
+
+    def pack(self, keys: Iterable[str], folder: str = "") -> None:
+        """Pack documents of one top folder into few files; merge its earlier packs once there are many small ones."""
         paths = {key: self._path(key) for key in sorted(keys)}
-        if not paths:
-            return
-        top = _top(next(iter(paths.values())))
+        top = folder or _top(next(iter(paths.values()), ""))
         packs = Packs(self.storage.folder(top) if top else self.storage)
         values: dict[str, bytes] = {}
         replaced: list[str] = []
@@ -161,6 +173,43 @@ class CheckpointStore:
         if top not in self._packs:
             self._packs[top] = Packs(self.storage.folder(top) if top else self.storage)
         return self._packs[top]
+
+
+class DelayedCheckpoints:
+    """Checkpoints of fragments that a task finished, which become one file after a checkpoint interval.
+
+    A kill loses them. So they wait no longer than computed rows do: until `seconds` after the first of their rows.
+    """
+
+    def __init__(self, store: CheckpointStore, seconds: float) -> None:
+        self.store = store
+        self.seconds = seconds
+        self._lock = threading.Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._waiting: dict[str, pa.RecordBatch] = {}
+        self._since, self._rows, self._bytes = inf, 0, 0
+
+    def add(self, key: str, value: pa.RecordBatch, rows: int, since: float) -> None:
+        """Keep a checkpoint that replaces none; the computation of its rows began at the time `since`."""
+        with self._lock:
+            self._waiting[key] = value
+            self._since = min(self._since, since)
+            self._rows += rows
+            self._bytes += value.nbytes
+
+    def write_if_due(self, most: int | None = None) -> None:
+        """Write the checkpoints if they waited for the interval, or are about more than `most` rows."""
+        waited = time.monotonic() - self._since >= self.seconds
+        if waited or self._bytes >= FULL_BYTES or (most is not None and self._rows >= most):
+            self.write()
+
+    def write(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self.store.add(self._waiting)
+            self._clear()
 
 
 def _top(path: str) -> str:

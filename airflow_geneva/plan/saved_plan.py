@@ -60,7 +60,7 @@ class SwapPlan:
         document = {
             "based_on": self.based_on,
             "gone": self.gone.to_json(),
-            "snapshot": b64encode(to_bytes(self.snapshot.to_batch())).decode(),
+            "snapshot": b64encode(to_bytes(self.snapshot.to_batch(), "zstd")).decode(),
             "advances": self.advances,
             "max_rows_per_fragment": self.max_rows_per_fragment,
             "shuffle_seed": self.shuffle_seed,

@@ -111,13 +111,13 @@ def _pack_checkpoints(location: TableLocation, work: JobSpec) -> None:
     names = [name for name in store.storage.list_files(folder) if not name.startswith(f"{folder}/{PACKED}/")]
     keys = [key for key in map(parse_key, map(path_to_key, names)) if key is not None]
     if len(keys) < _MANY_CHECKPOINTS:
-        return
+        keys = []
     fragments = [str(key.fragment) for key in keys if key.range is None]
     ranges: dict[FragmentKey, list[str]] = {}
     for key in keys:
         if key.range is not None:
             ranges.setdefault(key.fragment, []).append(key.fragment.range(*key.range))
-    store.pack(fragments)
+    store.pack(fragments, folder)
     store.remove(_redundant_ranges(location, work, store, ranges))
 
 

@@ -17,6 +17,7 @@ from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.query_columns import QueryComputer
 from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
 from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
+from airflow_geneva.checkpoint.store import DelayedCheckpoints
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.meter import measured
@@ -80,26 +81,41 @@ def open_target(location: TableLocation, work: JobSpec) -> Target:
     return ViewTarget.at(location, work) if isinstance(work, RefreshSpec) else ColumnTarget.at(location, work)
 
 
+@contextmanager
 def prepare(
     location: TableLocation, work: JobSpec, udfs: Udfs, before: Mapping[int, int], target: Target | None = None
-) -> tuple[RunUnit, SkipCount]:
-    """Return a function that runs a unit of a task, and the counter of rows that the job skips, so many `before`."""
+) -> Iterator[tuple[RunUnit, SkipCount]]:
+    """Give a function that runs a unit of a task, and the counter of rows that the job skips, so many `before`.
+
+    At the end the checkpoints of all finished fragments are written.
+    """
     loaded = udfs.here()
     # Batch and checkpoint sizes are those of the first UDF.
     first = next(iter(loaded.values()), None)
     opened = ready_to_open(loaded)
     skipped = SkipCount(joint_policy(loaded), work.rows, before)
     target = target or open_target(location, work)
+    delayed = DelayedCheckpoints(target.store, work.sizing.checkpoint_interval)
+    target = replace(target, delayed=delayed)
     sizes = LearnedSizes(RowsPerBudget(work.sizing.batch_bytes, target.output_width))
 
     def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
+        def on_step(rows: int) -> None:
+            delayed.write_if_due()
+            on_rows(rows)
+
         with computing(work, loaded, opened) as (compute, reads):
             applier = Applier(
-                target.source, target.store, target.job, work, first, compute, reads, skipped, sizes, on_rows
+                target.source, target.store, target.job, work, first, compute, reads, skipped, sizes, on_step
             )
-            return run_unit(target, unit, applier)
+            report = run_unit(target, unit, applier)
+            delayed.write_if_due(applier.sizer.most)
+            return report
 
-    return run, skipped
+    try:
+        yield run, skipped
+    finally:
+        delayed.write()
 
 
 def ready_to_open(loaded: Mapping[str, UDF]) -> dict[str, UDF | UdfReference]:
@@ -167,19 +183,20 @@ def apply_inline(
     works = shard.to_apply
     if not works:
         return []
-    do, skipped = prepare(location, work, udfs, skipped_before(location, work), target)
     reporter = open_reporter(location, work, shard, plan)
-    reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
-
-    def run(unit: Unit, report: Callable[[int], None]) -> UnitReport:
-        def both(rows: int) -> None:
-            report(rows)
-            on_rows(rows)
-
-        return do(unit, both)
-
     try:
-        reports = run_units(run, [whole_unit(item) for item in works], reporter, work.sizing.intra_applier_concurrency)
+        with prepare(location, work, udfs, skipped_before(location, work), target) as (do, skipped):
+            reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
+
+            def run(unit: Unit, report: Callable[[int], None]) -> UnitReport:
+                def both(rows: int) -> None:
+                    report(rows)
+                    on_rows(rows)
+
+                return do(unit, both)
+
+            threads = work.sizing.intra_applier_concurrency
+            reports = run_units(run, [whole_unit(item) for item in works], reporter, threads)
         reporter.rows_failed = sum(report.failed for report in reports)
         return reports
     finally:

@@ -14,7 +14,7 @@ from airflow_geneva.apply.applier import Applier, StepResult, joint_looked_at
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, merge_runs
 from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
-from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore, DelayedCheckpoints
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.folder import APPLIED, JobFolder
 from airflow_geneva.job.speed import UdfSpeed
@@ -128,6 +128,8 @@ class Target(Reusable):
     job: Storage
     written: dict[str, StagedFragment] | None = field(default=None, kw_only=True)
     """Fragment checkpoints that this process wrote, by key, so that its commit need not read them; None: not kept."""
+    delayed: DelayedCheckpoints | None = field(default=None, kw_only=True)
+    """Takes new fragment checkpoints; None: each is written at once."""
 
     def index(self, fragment: FragmentWork) -> CheckpointIndex:
         places = [fragment.place, *(ancestor.place for ancestor in fragment.ancestors)]
@@ -155,7 +157,7 @@ class Target(Reusable):
 
     def stream(self, steps: Iterable[StepResult], fragment: FragmentWork, live: Ranges) -> StagedFragment:
         """Write computed rows straight into the data file of a whole fragment."""
-        writer = self.open_writer(fragment)
+        began, writer = time.monotonic(), self.open_writer(fragment)
         done = list[StepResult]()
         for step in steps:
             writer.put_step(step.values, step.runs, step.row_ids, step.end)
@@ -163,7 +165,8 @@ class Target(Reusable):
         computed = merge_runs([step.runs for step in done])
         by_job = {self.work.job_id: int(computed[:, 2].sum())}
         layout = self.layout(fragment, live, joint_looked_at(done, computed))
-        return self.record(fragment, writer, computed, by_job, Ranges.union(step.failed for step in done), layout)
+        failed = Ranges.union(step.failed for step in done)
+        return self.record(fragment, writer, computed, by_job, failed, layout, began)
 
     def record(
         self,
@@ -173,8 +176,9 @@ class Target(Reusable):
         by_job: Mapping[str, int],
         failed: Ranges,
         layout: Mapping[str, Any],
+        began: float | None = None,
     ) -> StagedFragment:
-        """Finish a data file and write its fragment checkpoint."""
+        """Finish a data file and write its fragment checkpoint, now or, of rows computed since `began`, delayed."""
         staged = StagedFragment(
             file=writer.finish(),
             physical_rows=writer.rows,
@@ -187,7 +191,10 @@ class Target(Reusable):
             **layout,
         )
         key = str(self.work.key(fragment))
-        self.store[key] = staged.to_batch()
+        if self.delayed is None or began is None:
+            self.store[key] = staged.to_batch()
+        else:
+            self.delayed.add(key, staged.to_batch(), writer.rows, began)
         if self.written is not None:
             self.written[key] = staged
         return staged
@@ -198,6 +205,9 @@ def run_unit(target: Target, unit: Unit, applier: Applier) -> UnitReport:
     fragment, began = unit.work, time.monotonic()
     live = live_offsets(target.source, fragment.files)
     index = target.index(fragment)
+    if index.is_staged(fragment.place):
+        # A pack would not replace a checkpoint that is a file of its own.
+        target = replace(target, delayed=None)
     if unit.whole and (there := target.staged(fragment, index, live)):
         return UnitReport(True, len(there.failures.all))
     due = unit.run & live

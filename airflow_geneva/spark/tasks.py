@@ -249,9 +249,9 @@ class _GroupRunner:
         try:
             signs.read()
             _limit_visible_gpus()
-            do, skipped = prepare(task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped)
-            reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
-            reports = run_units(do, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
+            with prepare(task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped) as (do, skipped):
+                reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
+                reports = run_units(do, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
             reporter.tick(force=True)
         except DriverLost as lost:
             write({**reporter.document(), _FAILURE: [StorageError.__name__, str(lost)]})

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
-from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore, DelayedCheckpoints
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.storage.uri import md5
@@ -110,8 +111,9 @@ def test_an_unfinished_write_is_not_listed(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
+import time
 import pyarrow as pa
-from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore, DelayedCheckpoints
 store = CheckpointStore(sys.argv[1])
 batch = pa.record_batch({"value": list(range(1000))})
 store["before"] = batch
@@ -209,7 +211,7 @@ def test_a_file_that_is_merely_out_of_reach_is_not_absent(tmp_path: Path) -> Non
     store[key(1, 0)] = BATCH
     program = f"""
 import resource
-from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.checkpoint.store import CheckpointStore, DelayedCheckpoints
 from airflow_geneva.errors import StorageError
 store = CheckpointStore({str(tmp_path)!r})
 store[{key(1, 0)!r}]  # threads are there
@@ -306,3 +308,40 @@ def test_a_damaged_pack_costs_what_is_in_it_only(tmp_path: Path) -> None:
     assert keys[2] in CheckpointStore(str(tmp_path))
     with pytest.raises(KeyError):
         fresh[keys[1]]
+
+
+def test_delayed_checkpoints_become_one_file_once_they_are_due(tmp_path: Path) -> None:
+    def there() -> int:
+        return len([path for path in tmp_path.rglob("*.lance") if path.is_file()])
+
+    store = CheckpointStore(str(tmp_path))
+    delayed, now = DelayedCheckpoints(store, 60.0), time.monotonic()
+    keys = [str(FragmentKey(PREFIX, md5("files"), at)) for at in range(4)]
+    delayed.write()
+    delayed.add(keys[0], values(0), 10, now)
+    delayed.add(keys[1], values(1), 10, now)
+    delayed.write_if_due()
+    delayed.write_if_due(most=21)
+    assert there() == 0
+    delayed.write_if_due(most=20)
+    assert there() == 1
+    assert [store[name] for name in keys[:2]] == [values(0), values(1)]
+    # The time counts since the first row of the first of them.
+    delayed.add(keys[2], values(2), 10, now - 61)
+    delayed.add(keys[3], values(3), 10, now)
+    delayed.write_if_due()
+    assert there() == 2
+    assert CheckpointStore(str(tmp_path)).list_keys(f"{PREFIX}_srcfiles-") == sorted(keys)
+
+
+def test_delayed_checkpoints_are_written_one_by_one_if_their_pack_cannot_be_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_geneva.checkpoint.packs.keys_of_pack", lambda storage, path: [])
+    delayed = DelayedCheckpoints(CheckpointStore(str(tmp_path)), 60.0)
+    for at in range(2):
+        delayed.add(f"swap.job{at}.0", values(at), 1, time.monotonic())
+    delayed.write()
+    for pack in (tmp_path / "packed").iterdir():
+        pack.unlink()
+    assert CheckpointStore(str(tmp_path))["swap.job1.0"] == values(1)

@@ -59,9 +59,10 @@ class Stations:
 
     def apply_without_staging(self) -> None:
         """As Spark does with a fragment that several tasks share: checkpoints only."""
-        run, _ = prepare(self.table.location, self.plan.work, Udfs({self.plan.work.column: self.function}), {})
-        for work in self.plan.fragments:
-            run(Unit(work, work.due, False), lambda rows: None)
+        udfs = Udfs({self.plan.work.column: self.function})
+        with prepare(self.table.location, self.plan.work, udfs, {}) as (run, _):
+            for work in self.plan.fragments:
+                run(Unit(work, work.due, False), lambda rows: None)
 
     def commit(self) -> BackfillResult:
         results = [PlannedJob(self.table.location, self.saved).commit(shard) for shard in self.plan.shards]

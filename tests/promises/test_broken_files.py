@@ -63,9 +63,9 @@ class Column:
 
     def checkpoint(self) -> None:
         """Compute all rows, and stage none: what a task leaves that is killed at its end."""
-        run, _ = prepare(self.location, self.made.work, Udfs({self.made.work.column: label}), {})
-        for work in self.fragments():
-            run(Unit(work, work.due, False), lambda rows: None)
+        with prepare(self.location, self.made.work, Udfs({self.made.work.column: label}), {}) as (run, _):
+            for work in self.fragments():
+                run(Unit(work, work.due, False), lambda rows: None)
 
     def fragments(self) -> Iterator[FragmentWork]:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)
@@ -113,9 +113,9 @@ class Refreshed:
     def checkpoint(self) -> None:
         work = self.made.work
         definition = self.view.view_definition
-        run, _ = prepare(self.location, work, Udfs(refreshing.load_udfs(definition)), {})
-        for fragment in self.fragments():
-            run(Unit(fragment, fragment.due, False), lambda rows: None)
+        with prepare(self.location, work, Udfs(refreshing.load_udfs(definition)), {}) as (run, _):
+            for fragment in self.fragments():
+                run(Unit(fragment, fragment.due, False), lambda rows: None)
 
     def fragments(self) -> Iterator[FragmentWork]:
         return (fragment for shard in self.made.shards for fragment in shard.fragments)
