@@ -104,6 +104,7 @@ class Packs:
         )
         writer.write(pa.record_batch([keys, [values[key] for key in keys]], schema=_SCHEMA))
         writer.close()
+        self.names.insert(0, name)
         return keys_of_pack(self.storage, name) == keys
 
     def drop(self, keys: Collection[str]) -> None:

@@ -131,6 +131,10 @@ class CheckpointStore:
         for key, batch in batches.items():
             self[key] = batch
 
+    def look_again(self) -> None:
+        """List packs again at the next read: other processes have written some."""
+        self._packs.clear()
+
     def pack(self, keys: Iterable[str], folder: str = "") -> None:
         """Pack documents of one top folder into few files; merge its earlier packs once there are many small ones."""
         paths = {key: self._path(key) for key in sorted(keys)}

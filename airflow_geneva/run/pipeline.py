@@ -313,6 +313,7 @@ class PlannedJob:
     def commit(self, shard: Shard) -> ShardResult:
         """Commit a shard of a column, or verify a shard of a view, and write the result. Raises as `finish`."""
         began = time.monotonic()
+        self.publisher.target.store.look_again()
         with reporting_remade(self.work.tables, self.location.options):
             result = self.publisher.commit(shard)
             if result.rows_left:

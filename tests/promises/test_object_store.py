@@ -161,9 +161,15 @@ def test_checkpoints_are_packed_and_old_jobs_reduced(
         store[name] = pa.record_batch({"value": [1]})
     store.pack(keys)
     assert len(bucket.objects("/udf-")) == 1
-    fresh = CheckpointStore(folder)
-    assert fresh.list_keys("udf-f_ver-1_col-y_where-0_uri-0_srcfiles-") == keys
+    prefix, fresh = keys[0].rpartition("0" * 32)[0], CheckpointStore(folder)
+    assert fresh.list_keys(prefix) == keys
     assert fresh[keys[2]].num_rows == 1
+    # A task of another process finishes fragments just after this one has listed.
+    later = [f"{keys[0]}{at}" for at in range(2)]
+    CheckpointStore(folder).add({name: pa.record_batch({"value": [2]}) for name in later})
+    assert fresh.list_keys(prefix) == keys
+    fresh.look_again()
+    assert fresh.list_keys(prefix) == sorted(keys + later)
     job = JobFolder.of(folder, "a")
     job.write_record({"kind": "backfill", "state": "PENDING", "table": "t", "column": "y", "version": 1})
     job.storage.write_json("plan-1.json", {})
