@@ -96,8 +96,8 @@ GUARDS = [
     ),
     Guard(
         "A conflict with another writer would fail the job at once.",
-        "if is_conflict(error):",
-        "if False:",
+        "if is_conflict(error):\n                return False\n            raise StorageError(",
+        "if False:\n                return False\n            raise StorageError(",
         (COMMIT + "test_a_table_that_never_rests_ends_in_a_conflict_and_loses_nothing",),
     ),
     Guard(
