@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
+import gc
 import os
 import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.airflow_databases import connection_to, database_named, migrate
+from tests.support.scratch import SCRATCH
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,8 +25,15 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.object_store"]
 
-SCRATCH = Path(tempfile.mkdtemp(prefix="airflow-geneva-tests-"))
-atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
+# What collection makes stays, Airflow and thousands of tests: no search for garbage looks through it.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 DATABASE = database_named("airflow")
 
 # No JVM of a test lives long enough for its second compiler and its parallel collector to be worth their time, and

@@ -1,27 +1,21 @@
-"""Databases for Airflow: made once in a test run and then copied, in memory where the machine has a folder there."""
+"""Databases for Airflow: made once in a test run and then copied."""
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 from contextlib import closing
 from pathlib import Path
 
-# Airflow commits all the time, and nobody needs a test's database after a power cut.
-_MEMORY = Path("/dev/shm")
-_FOLDER = Path(tempfile.mkdtemp(prefix="airflow-geneva-tests-", dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None))
-atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
+from tests.support.scratch import SCRATCH
 
 
 def database_named(name: str) -> Path:
     """Where a database of this process lies."""
-    return _FOLDER / f"{name}.db"
+    return SCRATCH / f"{name}.db"
 
 
 def connection_to(database: Path) -> str:
