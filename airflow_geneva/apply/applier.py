@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -14,9 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.advice import advise
+from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
+from airflow_geneva.apply.event_loop import LOOP
 from airflow_geneva.apply.reader import ReadSize, RowBatch, read_rows, windows
+from airflow_geneva.apply.sizes import CheckpointSizer, LearnedSizes
 from airflow_geneva.apply.skipped_rows import ErrorLog, SkipCount, fatal_failure
-from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.records import RowRuns, computed_rows, decode_runs, encode_runs, merge_runs, range_batch
 from airflow_geneva.checkpoint.store import CheckpointStore
@@ -25,7 +27,6 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.arrays import rows_where, single_batch
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
-from airflow_geneva.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.plan.sizing import Sizing
@@ -38,8 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("airflow_geneva.apply")
 
-FIRST_ROWS = 100
-_GROWTH = 10
+_AHEAD = 16
 _WATCHED_SECONDS = 0.1
 _NO_IDS, _NO_VALUES = np.empty(0, np.uint64), pa.nulls(0)
 
@@ -74,6 +74,20 @@ def joint_looked_at(steps: Sequence[StepResult], runs: RowRuns) -> Ranges:
     found = [step.looked_at for step in steps]
     parts = [computed_rows(runs)] if None in found else []
     return Ranges.union([*parts, *(rows for rows in found if rows is not None)])
+
+
+@dataclass(eq=False)
+class _BegunStep:
+    """A step whose calls may be in flight; `kept` is set once its rows, or those before a failing one, are kept."""
+
+    span: tuple[int, int]
+    offsets: Offsets
+    ids: RowIds
+    looked_at: Ranges | None
+    size: int
+    calls: BegunBatch
+    since: float = field(default_factory=time.monotonic)
+    kept: int = 0
 
 
 @dataclass
@@ -116,50 +130,6 @@ class _PendingCheckpoint:
         self.steps, self.rows, self.bytes, self.since = [], 0, 0, time.monotonic()
 
 
-@dataclass
-class CheckpointSizer:
-    """Adapts the number of rows per step, which shall take so many seconds, to the measured speed.
-
-    Equal bounds turn adaptation off.
-    """
-
-    seconds: float
-    least: int = 1
-    most: int | None = None
-    rows: int = FIRST_ROWS
-
-    def __post_init__(self) -> None:
-        self.rows = self._clamp(self.rows)
-
-    @staticmethod
-    def of(checkpoint_size: int | None, least: int | None, most: int | None, interval: float) -> CheckpointSizer:
-        """Make the sizer of a task; ``checkpoint_size`` also caps a larger ``most``."""
-        caps = [size for size in (checkpoint_size, most) if size is not None]
-        cap = min(caps) if caps else None
-        floor = least or 1
-        # A step is a fraction of the interval, so that a checkpoint is only a little late.
-        return CheckpointSizer(interval / 4, floor if cap is None else min(floor, cap), cap)
-
-    def record(self, rows: int, seconds: float) -> None:
-        if rows <= 0 or self.least == self.most:
-            return
-        fitting = int(rows * self.seconds / seconds) if seconds > 0 else rows * _GROWTH
-        self.rows = self._clamp(min(fitting, max(rows * _GROWTH, self.rows)))
-
-    def _clamp(self, rows: int) -> int:
-        rows = max(rows, self.least, 1)
-        return rows if self.most is None else min(rows, self.most)
-
-
-@dataclass
-class LearnedSizes:
-    """What the units of one task learn about row widths and speed, so that not each begins with small steps."""
-
-    outputs: RowsPerBudget
-    reads: ReadSize | None = None
-    sizer: CheckpointSizer | None = None
-
-
 class Applier:
     """Runs one UDF over fragments of one table version; `udf`, or None, gives the sizes.
 
@@ -173,7 +143,7 @@ class Applier:
         job: Storage,
         work: JobSpec,
         udf: UDF | None,
-        mapper: Callable[[pa.RecordBatch], MappedBatch],
+        mapper: BatchMapper,
         reads: Sequence[str] | Mapping[str, str],
         skipped: SkipCount,
         sizes: LearnedSizes,
@@ -193,6 +163,7 @@ class Applier:
         self.batch_size = sizing.batch_size or (udf.batch_size if udf else None)
         self.interval = sizing.checkpoint_interval
         self.fitting = sizes.outputs
+        self.finished = 0.0
         self.sizes = sizes
         self.sizer = sizes.sizer = sizes.sizer or self._make_sizer(sizing, udf)
 
@@ -217,16 +188,20 @@ class Applier:
         caller that stages the whole fragment does not need.
         """
         pending = _PendingCheckpoint(self.store, self.work, fragment, ErrorLog(self.work, fragment, self.job))
+        begun = deque[_BegunStep]()
         try:
             for rows in self._read(fragment, live, run):
-                for step in self._steps(rows, run, pending):
-                    self._keep(step, pending)
-                    fault_point("apply.step")
-                    yield step
-                    if pending.is_due(self.interval, self.sizer.least, self.sizer.most):
-                        pending.flush()
+                for step in self._begin_steps(rows, run, begun, pending):
+                    begun.append(step)
+                    while self._is_first_due(begun):
+                        yield self._finish(begun, pending)
+                        self._flush_if_due(pending)
+            while begun:
+                yield self._finish(begun, pending)
+                self._flush_if_due(pending)
         except BaseException:
             try:
+                self._keep_succeeded(begun, pending)
                 pending.flush()
             except StorageError as unkept:
                 logger.warning(
@@ -238,13 +213,19 @@ class Applier:
         else:
             pending.errors.write()
 
+    def _flush_if_due(self, pending: _PendingCheckpoint) -> None:
+        if pending.is_due(self.interval, self.sizer.least, self.sizer.most):
+            pending.flush()
+
     def _read(self, fragment: FragmentWork, live: Ranges, run: Ranges) -> Iterator[RowBatch]:
         limit = self.work.sizing.batch_bytes
         size = self.sizes.reads = self.sizes.reads or ReadSize.of(self.dataset, self.reads, limit, self.batch_size)
         for window in windows(run):
             yield from read_rows(self.dataset, fragment.files, live, window, self.reads, self.work.where, size)
 
-    def _steps(self, rows: RowBatch, run: Ranges, pending: _PendingCheckpoint) -> Iterator[StepResult]:
+    def _begin_steps(
+        self, rows: RowBatch, run: Ranges, begun: Collection[_BegunStep], pending: _PendingCheckpoint
+    ) -> Iterator[_BegunStep]:
         due = rows.mask(run)
         chosen = due
         if rows.selected is not None:
@@ -253,34 +234,59 @@ class Applier:
         at, count, start, taken = 0, len(rows.offsets), rows.start, 0
         while at < count:
             # Size steps by the rows to run, not by the rows read: with a sparse filter, steps would be tiny.
-            taken += self._step_rows(pending)
+            taken += self._step_rows(pending.rows + sum(len(step.offsets) for step in begun))
             if picked is None:
                 until = min(taken, count)
             else:
                 until = count if taken >= len(picked) else int(picked[taken - 1]) + 1
             end = rows.end if until == count else int(rows.offsets[until])
-            yield self._step(rows, slice(at, until), (start, end), due, chosen, pending)
+            yield self._begin_step(rows, slice(at, until), (start, end), due, chosen)
             at, start = until, end
 
-    def _step_rows(self, pending: _PendingCheckpoint) -> int:
+    def _is_first_due(self, begun: Sequence[_BegunStep]) -> bool:
+        """Whether to finish the first step before one more is begun; wait until that is clear.
+
+        Of an async UDF as many calls wait as are in flight. A slow one holds up the others only when so many are done
+        beyond it that their rows take the memory of a step, or that they are `_AHEAD` times as many.
+        """
+        at_a_time = self.mapper.calls_at_a_time
+        rows = sum(len(step.offsets) for step in begun)
+        calls = rows if self.row_by_row else len(begun)
+        full = rows >= self._fitting_rows or sum(step.size for step in begun) >= self.work.sizing.batch_bytes
+        while begun and not full and calls < _AHEAD * at_a_time:
+            ended = LOOP.ended
+            if not begun[0].calls.unfinished:
+                break
+            if sum(step.calls.unfinished for step in begun) < 2 * at_a_time:
+                return False
+            LOOP.wait_for_call(ended)
+        return bool(begun)
+
+    @property
+    def _fitting_rows(self) -> int:
+        # A batch_size from the user wins over the margin for values that suddenly get much wider.
+        return self.fitting.careful_rows if self.batch_size is None else self.fitting.rows
+
+    def _step_rows(self, waiting: int) -> int:
+        """Return the rows of the next step, while so many wait for a checkpoint or are begun."""
         size = self.sizer.rows
+        if self.row_by_row and self.mapper.calls_at_a_time:
+            size = self.mapper.calls_at_a_time
         if self.batch_size is not None:
             size = min(size, self.batch_size) if self.row_by_row else self.batch_size
-        # A batch_size from the user wins over the margin for values that suddenly get much wider.
-        size = min(size, self.fitting.careful_rows if self.batch_size is None else self.fitting.rows)
+        size = min(size, self._fitting_rows)
         if self.sizer.most is not None:
-            size = min(size, max(self.sizer.most - pending.rows, 1))
+            size = min(size, self.sizer.most - waiting % self.sizer.most)
         return size
 
-    def _step(
+    def _begin_step(
         self,
         rows: RowBatch,
         part: slice,
         span: tuple[int, int],
         due: np.ndarray | None,
         chosen: np.ndarray | None,
-        pending: _PendingCheckpoint,
-    ) -> StepResult:
+    ) -> _BegunStep:
         offsets, ids, batch = rows.offsets[part], rows.row_ids[part], rows.columns[part]
         looked_at = None
         if rows.selected is not None:
@@ -289,18 +295,32 @@ class Applier:
             kept = np.flatnonzero(mask)
             offsets, ids = offsets[kept], ids[kept]
             batch = single_batch(rows_where(pa.Table.from_batches([batch]), pa.array(mask)))
-        began = time.monotonic()
+        return _BegunStep(span, offsets, ids, looked_at, batch.nbytes, self.mapper.begin(batch))
+
+    def _finish(self, begun: deque[_BegunStep], pending: _PendingCheckpoint) -> StepResult:
+        """Wait for the first step, which leaves the queue, and keep its rows."""
+        step = self._result(begun[0], pending)
+        begun.popleft()
+        self._keep(step, pending)
+        fault_point("apply.step")
+        return step
+
+    def _result(self, begun: _BegunStep, pending: _PendingCheckpoint) -> StepResult:
+        span, offsets, ids = begun.span, begun.offsets, begun.ids
+        at_work = max(begun.since, self.finished) if self.mapper.calls_at_a_time else time.monotonic()
         try:
-            mapped = self.mapper(batch)
+            mapped = begun.calls.result()
         except UdfError as error:
-            raise self._explained(error, span, offsets, ids, pending) from error
-        seconds, size = time.monotonic() - began, mapped.values.nbytes
-        self.sizer.record(len(offsets), seconds)
+            raise self._explained(error, begun, pending) from error
+        self.finished = time.monotonic()
+        seconds, size = self.finished - at_work, mapped.values.nbytes
+        # What a call takes sizes a step; calls at the same time share the time that their rows took.
+        self.sizer.record(len(offsets), self.finished - begun.since if self.mapper.calls_at_a_time else seconds)
         self.fitting.record(len(offsets), size)
         loading = (0.0, 0) if self.speed.rows else (seconds, len(offsets))
         self.speed += UdfSpeed(len(offsets), seconds, *loading, size)
         failed = pending.errors.add(mapped.failures, offsets, ids)
-        step = StepResult(span[0], span[1], encode_runs(offsets, ids), ids, mapped.values, looked_at, failed)
+        step = StepResult(span[0], span[1], encode_runs(offsets, ids), ids, mapped.values, begun.looked_at, failed)
         if mapped.failures:
             # Do not count rows that failed in an earlier job again: a limit would then fail every later job.
             before = Ranges.union(again for _, again in self.work.tried(pending.fragment)).mask(offsets)
@@ -308,11 +328,27 @@ class Applier:
             try:
                 self.skipped.add(Counter(failure.rule for failure in first))
             except UdfError:
+                begun.kept = len(offsets)
                 self._keep_last(step, pending)
                 raise
         return step
 
+    def _keep_succeeded(self, begun: Iterable[_BegunStep], pending: _PendingCheckpoint) -> None:
+        """Cancel the calls of begun steps, and keep the rows that are done: they may have been paid for."""
+        for step in begun:
+            rows, values = step.calls.cancel()
+            later = [at for at, row in enumerate(rows) if row >= step.kept]
+            if later and values is not None:
+                chosen = np.array([rows[at] for at in later])
+                offsets, ids = step.offsets[chosen], step.ids[chosen]
+                looked_at = None if step.looked_at is None else Ranges.from_offsets(offsets)
+                span = (int(offsets[0]), int(offsets[-1]) + 1)
+                found = values.take(pa.array(later))
+                self._keep_last(StepResult(*span, encode_runs(offsets, ids), ids, found, looked_at), pending)
+
     def _keep(self, step: StepResult, pending: _PendingCheckpoint) -> None:
+        if self.sizer.most is not None and pending.rows + len(step.values) > self.sizer.most:
+            pending.flush()
         pending.add(step)
         self.skipped.add_failed(len(step.failed))
         self.on_rows(len(step.values))
@@ -322,11 +358,9 @@ class Applier:
         with suppress(StopComputing):
             self._keep(step, pending)
 
-    def _explained(
-        self, error: UdfError, span: tuple[int, int], offsets: Offsets, ids: RowIds, pending: _PendingCheckpoint
-    ) -> UdfError:
+    def _explained(self, error: UdfError, begun: _BegunStep, pending: _PendingCheckpoint) -> UdfError:
         """Name the failing row in the error, and keep the step's rows before it."""
-        fragment = pending.fragment
+        fragment, span, offsets, ids = pending.fragment, begun.span, begun.offsets, begun.ids
         whole = f"fragment {fragment.id}{' of its source' if isinstance(self.work, RefreshSpec) else ''}"
         if error.row_index is None:
             where = f"rows {span[0]} to {span[1]} of {whole}"
@@ -337,6 +371,7 @@ class Applier:
             end, done = int(offsets[error.row_index]), ids[: error.row_index]
             runs = encode_runs(offsets[: error.row_index], done)
             failed = pending.errors.add(error.failures, offsets, ids)
+            begun.kept = error.row_index
             self._keep_last(StepResult(span[0], end, runs, done, error.computed, None, failed), pending)
         if error.row_index is not None:
             pending.errors.add([fatal_failure(error, error.row_index)], offsets, ids)

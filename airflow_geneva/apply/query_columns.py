@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.apply.isolation.runner import BatchMapper, open_batch_mapper
+from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
+from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.errors import UdfError
 from airflow_geneva.lance_io.arrays import rows_at, single_batch
@@ -58,12 +59,30 @@ class QueryComputer:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def __call__(self, batch: pa.RecordBatch, keep_before: bool = False) -> QueryRows:
+    @property
+    def calls_at_a_time(self) -> int:
+        """How many calls `begin` may have in flight."""
+        return max((mapper.calls_at_a_time for mapper in self._mappers.values()), default=0)
+
+    def begin(self, batch: pa.RecordBatch) -> dict[str, BegunBatch]:
+        """Begin the calls of async UDFs whose inputs are columns of the source."""
+        begun = dict[str, BegunBatch]()
+        for column in self.columns:
+            mapper = self._mappers.get(column.name)
+            if mapper and mapper.calls_at_a_time and set(column.inputs) <= set(self._input_aliases[column.name]):
+                begun[column.name] = mapper.begin(self._inputs(column, batch, {}))
+        return begun
+
+    def __call__(
+        self, batch: pa.RecordBatch, keep_before: bool = False, begun: Mapping[str, BegunBatch] | None = None
+    ) -> QueryRows:
         """Compute a batch, the result of a scan with this projection and row ids: Lance cannot scan constants alone.
 
         If a row fails the job, raise its `UdfError`, see `BatchMapper`. With ``keep_before``, compute all columns of
-        the rows before it instead, unless there are none or their results are not known.
+        the rows before it instead, unless there are none or their results are not known. What was ``begun`` on the
+        batch is not called again.
         """
+        whole, begun = batch, begun or {}
         done: dict[str, pa.Array] = {}
         mapped: dict[str, MappedBatch] = {}
         failure: UdfError | None = None
@@ -71,14 +90,11 @@ class QueryComputer:
             if column.udf is None:
                 done[column.name] = batch.column(self._aliases[column.name])
                 continue
-            from_source = self._input_aliases[column.name]
-            given = [
-                batch.column(from_source[name]) if name in from_source else done[name]
-                for name in dict.fromkeys(column.inputs)
-            ]
-            inputs = pa.record_batch(given, names=list(dict.fromkeys(column.inputs)))
             try:
-                found = self._mappers[column.name](inputs)
+                if column.name in begun:
+                    found = _first_rows(begun[column.name], batch.num_rows, whole.num_rows)
+                else:
+                    found = self._mappers[column.name](self._inputs(column, batch, done))
             except UdfError as error:
                 error.column = column.name
                 if not keep_before or not error.row_index or error.computed is None:
@@ -90,6 +106,21 @@ class QueryComputer:
                 found = MappedBatch(error.computed, error.failures, rows)
             mapped[column.name], done[column.name] = found, found.values
         return QueryRows(pa.record_batch(list(done.values()), names=list(done)), mapped, failure)
+
+    def _inputs(self, column: OutputColumn, batch: pa.RecordBatch, done: Mapping[str, pa.Array]) -> pa.RecordBatch:
+        from_source, names = self._input_aliases[column.name], list(dict.fromkeys(column.inputs))
+        given = [batch.column(from_source[name]) if name in from_source else done[name] for name in names]
+        return pa.record_batch(given, names=names)
+
+
+def _first_rows(begun: BegunBatch, rows: int, of: int) -> MappedBatch:
+    """Return the result of the first rows of a batch that was begun; the rows after them do not matter."""
+    try:
+        return begun.result().first(rows)
+    except UdfError as error:
+        if rows == of or error.row_index is None or error.row_index < rows or error.computed is None:
+            raise
+        return MappedBatch(error.computed, error.failures, of).first(rows)
 
 
 def _projection(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,19 +136,30 @@ class Mapper:
         )
 
     def set_up(self) -> Callable[..., Any]:
-        """Return the function to call; `UdfError` if the UDF's class cannot be instantiated."""
+        """Return the function that every call of a job calls; `UdfError` if the UDF's class cannot be instantiated.
+
+        Of an async UDF it is set up in the event loop that will run the calls, and bounds them by the timeout.
+        """
         try:
-            return self.udf.function
+            function = self.udf.function
         except Exception as error:
             text = traceback.format_exc()
             raise UdfError(f"UDF {self.udf.name!r} could not be set up: {error!r}\n{text}") from error
+        return partial(_call_async, function, self.udf.timeout) if self.udf.is_async else function
 
     def map_batch(self, inputs: pa.RecordBatch, function: Callable[..., Any]) -> pa.Array:
-        arguments = [inputs] if self.udf.form == "record_batch" else inputs.columns
         try:
-            result = function(*arguments)
+            result = function(*self.batch_arguments(inputs))
         except Exception as error:
             raise self._raised(error, inputs, None, None) from error
+        return self.batch_output(result, inputs)
+
+    def batch_arguments(self, inputs: pa.RecordBatch) -> list[Any]:
+        """Return the arguments of a call on a whole batch."""
+        return [inputs] if self.udf.form == "record_batch" else inputs.columns
+
+    def batch_output(self, result: Any, inputs: pa.RecordBatch) -> pa.Array:
+        """Return what a call on a whole batch gave, as the declared type; `UdfError` if it does not fit."""
         try:
             output = array_from_result(result, self.udf.data_type)
         except OutputMismatch as mismatch:
@@ -237,6 +251,24 @@ class Mapper:
         return self.failure(CallFailure.of(error, (), trace), inputs, row, inputs.num_rows, computed)
 
 
+async def _call_async(function: Callable[..., Awaitable[Any]], timeout: float | None, *arguments: Any) -> Any:
+    began = time.monotonic()
+    try:
+        return await asyncio.wait_for(_guarded(function, arguments), timeout)
+    except asyncio.TimeoutError:
+        if timeout is None or time.monotonic() - began < timeout:
+            raise
+        raise TimeoutError(f"The call took longer than {timeout:g} seconds and was cancelled.") from None
+
+
+async def _guarded(function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> Any:
+    """Call a function; what would end the thread of the event loop becomes an exception like others."""
+    try:
+        return await function(*arguments)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"The function raised {error!r}.") from error
+
+
 def call_failure_of(error: UdfError, rules: Rules) -> CallFailure:
     """Convert an error of `Mapper.map_batch` to a trouble."""
     own = error.__cause__
@@ -255,6 +287,7 @@ class BatchResults:
         self.rules = rules
         self.rows = inputs.num_rows
         self.failures: list[RowFailure] = []
+        self.causes: dict[int, BaseException | None] = {}
         self._parts: dict[int, pa.Array] = {}
         self._calls = np.zeros(self.rows, np.int64)
 
@@ -269,6 +302,13 @@ class BatchResults:
         """Record a row as failed under a `Skip` rule."""
         calls = int(self._calls[row])
         self.failures.append(RowFailure(row, rule, trouble.exception, trouble.message, trouble.traceback, calls))
+
+    def succeeded(self) -> tuple[list[int], pa.Array | None]:
+        """Return the rows that have a value so far, without the failed ones, and their values."""
+        failed = {failure.index for failure in self.failures}
+        parts = sorted((start, values) for start, values in self._parts.items() if start not in failed)
+        rows = [start + at for start, values in parts for at in range(len(values))]
+        return rows, pa.concat_arrays([values for _, values in parts]) if parts else None
 
     def mapped(self) -> MappedBatch:
         """Return the result of the batch; call it once all rows are done."""

@@ -12,9 +12,11 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from airflow_geneva.apply.applier import Applier, LearnedSizes
+from airflow_geneva.apply.applier import Applier
+from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.query_columns import QueryComputer
+from airflow_geneva.apply.sizes import LearnedSizes
 from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
 from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.checkpoint.store import DelayedCheckpoints
@@ -35,8 +37,8 @@ from airflow_geneva.udf import UDF, load_udf
 from airflow_geneva.udf.error_policy import Policy, rules_of
 from airflow_geneva.udf.shipping import UdfReference
 
-Computer: TypeAlias = tuple[Callable[[pa.RecordBatch], MappedBatch], Sequence[str] | Mapping[str, str]]
-"""A function that computes a batch, and the columns that the batch needs."""
+Computer: TypeAlias = tuple[BatchMapper, Sequence[str] | Mapping[str, str]]
+"""What computes batches, and the columns that a batch needs."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +122,7 @@ def prepare(
 
 def ready_to_open(loaded: Mapping[str, UDF]) -> dict[str, UDF | UdfReference]:
     """Return UDFs as they are opened for every unit: those that run in a process of their own are pickled once."""
-    return {
-        name: udf if udf.on_error == "fail" and udf.timeout is None else UdfReference.of(udf)
-        for name, udf in loaded.items()
-    }
+    return {name: UdfReference.of(udf) if udf.needs_process else udf for name, udf in loaded.items()}
 
 
 @contextmanager
@@ -137,16 +136,29 @@ def computing(work: JobSpec, loaded: Mapping[str, UDF], opened: Mapping[str, UDF
             yield mapper, work.inputs
 
 
-class _QueryRows:
+class _QueryRows(BatchMapper):
     """Computes the view's columns of a batch as one struct array, which checkpoints store like a column."""
 
     def __init__(self, computer: QueryComputer, udfs: Mapping[str, UDF]) -> None:
         self.computer = computer
+        self.calls_at_a_time = computer.calls_at_a_time
         rules = accumulate((len(rules_of(udf.on_error)) for udf in udfs.values()), initial=0)
         self.first_rule = dict(zip(udfs, rules, strict=False))
 
+    def begin(self, batch: pa.RecordBatch) -> BegunBatch:
+        return _BegunRows(self, batch, self.computer.begin(batch))
+
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
-        computed = self.computer(batch, keep_before=True)
+        begun = self.begin(batch)
+        try:
+            return begun.result()
+        except BaseException:
+            begun.cancel()
+            raise
+
+    def map_begun(self, batch: pa.RecordBatch, begun: Mapping[str, BegunBatch]) -> MappedBatch:
+        """Compute a batch of which some columns were begun."""
+        computed = self.computer(batch, keep_before=True, begun=begun)
         rows = computed.rows
         values = pa.StructArray.from_arrays([as_bytes(column) for column in rows.columns], rows.schema.names)
         failures = tuple(sorted(self._failures(computed.mapped), key=lambda failure: failure.index))
@@ -162,6 +174,28 @@ class _QueryRows:
                 if failure.index not in seen:
                     seen.add(failure.index)
                     yield replace(failure, rule=failure.rule + self.first_rule[name], column=name)
+
+
+@dataclass(frozen=True, eq=False)
+class _BegunRows(BegunBatch):
+    """A batch of a query, of which the calls of some columns may be in flight."""
+
+    rows: _QueryRows
+    batch: pa.RecordBatch
+    columns: Mapping[str, BegunBatch]
+
+    @property
+    def unfinished(self) -> int:
+        return max((column.unfinished for column in self.columns.values()), default=0)
+
+    def result(self) -> MappedBatch:
+        return self.rows.map_begun(self.batch, self.columns)
+
+    def cancel(self) -> tuple[list[int], pa.Array | None]:
+        """Cancel; a row of a view has the values of all columns, so none is kept."""
+        for column in self.columns.values():
+            column.cancel()
+        return [], None
 
 
 def apply_inline(

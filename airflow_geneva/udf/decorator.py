@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 import json
-import math
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, overload
@@ -18,6 +18,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.udf.annotations import output_type
 from airflow_geneva.udf.error_policy import Fail, Policy, Retry, Skip, check_policy, describe_policy
 from airflow_geneva.udf.expect import Expectation, check_expectations
+from airflow_geneva.udf.settings import check_bounds, check_memory, check_name, check_number, check_rows, check_sequence
 from airflow_geneva.udf.signature import Form, Signature, read_signature
 
 if TYPE_CHECKING:
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
-_FORMAT = 1
-_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])?(?:i?b)?", re.IGNORECASE)
+DEFAULT_IN_FLIGHT = 16
 
-_instances: dict[type, Any] = {}
+_FORMAT = 1
+
+_instances: dict[tuple[type, asyncio.AbstractEventLoop | None], Any] = {}
 _instances_lock = threading.RLock()
 
 
@@ -53,6 +54,7 @@ class UdfDefinition:
     on_error: str | list[dict[str, Any]] = "fail"
     timeout: float | None = None
     cost: float | None = None
+    max_in_flight: int | None = None
     expect: list[dict[str, Any]] | None = None
 
     @property
@@ -109,6 +111,7 @@ class UDF:
         on_error: "fail", "skip", or a tuple of rules.
         timeout: seconds a call may take, or None.
         cost: money that a row costs, for example at a service, or None.
+        max_in_flight: calls of an async function at a time in each process, or None.
         expect: what is expected of its values.
     """
 
@@ -130,6 +133,7 @@ class UDF:
     on_error: Policy = "fail"
     timeout: float | None = None
     cost: float | None = None
+    max_in_flight: int | None = None
     expect: tuple[Expectation, ...] = ()
 
     def __post_init__(self) -> None:
@@ -149,14 +153,26 @@ class UDF:
         return self.signature.form
 
     @property
+    def is_async(self) -> bool:
+        """Whether it is an `async def` function; a call by hand returns its coroutine."""
+        return self.signature.is_async
+
+    @property
+    def needs_process(self) -> bool:
+        """Whether its calls run in a process of their own, which may be killed; async calls are cancelled."""
+        return not self.is_async and (self.on_error != "fail" or self.timeout is not None)
+
+    @property
     def function(self) -> Callable[..., Any]:
         """The callable: the function, or this process's instance of the class; a generator is collected into a list."""
         function: Callable[..., Any] = self.func
         if isinstance(self.func, type):
+            # A client of an async class belongs to the event loop in which it was made.
+            key = (self.func, _running_loop() if self.is_async else None)
             with _instances_lock:
-                if self.func not in _instances:
-                    _instances[self.func] = self.func()
-                function = _instances[self.func]
+                if key not in _instances:
+                    _instances[key] = self.func()
+                function = _instances[key]
         return partial(_collect, function) if self.signature.yields else function
 
     @cached_property
@@ -222,6 +238,7 @@ def udf(
     on_error: str | Sequence[Retry | Skip | Fail] = "fail",
     timeout: float | None = None,
     cost: float | None = None,
+    max_in_flight: int | None = None,
     expect: Expectation | Sequence[Expectation] = (),
 ) -> Callable[[Callable[..., Any]], UDF]: ...
 
@@ -245,13 +262,14 @@ def udf(
     on_error: str | Sequence[Retry | Skip | Fail] = "fail",
     timeout: float | None = None,
     cost: float | None = None,
+    max_in_flight: int | None = None,
     expect: Expectation | Sequence[Expectation] = (),
 ) -> UDF | Callable[[Callable[..., Any]], UDF]:
     """Make a UDF from a function, a class with `__call__`, or an instance of such a class.
 
     The annotations determine how it is called: with the Python values of one row (`text: str`, or no annotations), with
     one `pa.Array` per column (`x: pa.Int64Array`), or with one `pa.RecordBatch`. A class is instantiated without
-    arguments, once per process.
+    arguments, once per process. Calls of an `async def` function run at the same time, in one event loop per process.
 
     Args:
         data_type: Arrow type of the output; not needed if the return annotation determines it.
@@ -267,6 +285,7 @@ def udf(
         on_error: `"fail"`, `"skip"`, or a list of `Retry`, `Skip` and `Fail`; the first rule that matches applies.
         timeout: maximum seconds per call.
         cost: money that a row costs, for estimates and `max_cost`; in any currency, the same everywhere.
+        max_in_flight: calls of an `async def` function at a time in each process; by default 16.
         expect: what its values must be like to become visible, from `airflow_geneva.expect`. It is no part of the
             code's version: a change of it recomputes nothing.
 
@@ -308,6 +327,7 @@ def udf(
             on_error=check_policy(on_error),
             timeout=check_number("timeout", timeout, above_zero=True),
             cost=check_number("cost", cost, above_zero=False),
+            max_in_flight=_calls_in_flight(signature, max_in_flight, chosen),
             expect=check_expectations(expect, kind),
         )
         check_bounds(made.min_checkpoint_size, made.checkpoint_size, made.max_checkpoint_size)
@@ -324,6 +344,23 @@ def find_in_module(found: Any, name: str) -> Any:
     return found
 
 
+def _calls_in_flight(signature: Signature, value: int | None, name: str) -> int | None:
+    if value is not None and not signature.is_async:
+        raise InvalidInput(
+            f"UDF {name!r} has max_in_flight={value!r}, and is a plain function, which is called once at a time. "
+            "Make it `async def`, or leave max_in_flight out."
+        )
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise InvalidInput(f"max_in_flight={value!r}: give a number of calls of at least 1, or None.")
+    return DEFAULT_IN_FLIGHT if signature.is_async and value is None else value
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    with suppress(RuntimeError):
+        return asyncio.get_running_loop()
+    return None
+
+
 def _collect(function: Callable[..., Iterable[Any]], *arguments: Any) -> list[Any]:
     return list(function(*arguments))
 
@@ -335,57 +372,3 @@ def _check_count(signature: Signature, columns: Sequence[str], name: str) -> Non
             f"UDF {name!r} takes the parameters {list(signature.parameters)!r}, and {len(columns)} input columns are "
             f"mapped to them: {list(columns)!r}. Name one column for each parameter that has no default value."
         )
-
-
-def check_name(setting: str, value: str) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise InvalidInput(
-            f"{setting}={value!r} of a UDF: give up to 128 letters, digits, '_', '-', '+' and '.', "
-            "beginning with a letter, digit or '_'."
-        )
-    return value
-
-
-def check_sequence(setting: str, value: Iterable[Any]) -> tuple[Any, ...]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise InvalidInput(f"{setting}={value!r} of a UDF: give a list, such as [{value!r}].")
-    found = tuple(value)
-    if setting == "input_columns" and not (found and all(isinstance(column, str) and column for column in found)):
-        raise InvalidInput(f"input_columns={value!r} of a UDF: give the names of one or more columns.")
-    return found
-
-
-def check_rows(setting: str, value: int | None) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise InvalidInput(f"{setting}={value!r}: give a number of rows of at least 1, or None.")
-    return value
-
-
-def check_bounds(minimum: int | None, size: int | None, maximum: int | None) -> None:
-    """Check that the sizes ascend, as far as they are given."""
-    sizes = {"min_checkpoint_size": minimum, "checkpoint_size": size, "max_checkpoint_size": maximum}
-    given = [(setting, value) for setting, value in sizes.items() if value is not None]
-    for (low, low_value), (high, high_value) in itertools.pairwise(given):
-        if low_value > high_value:
-            raise InvalidInput(f"{low}={low_value} is above {high}={high_value}. Lower the first, or raise the second.")
-
-
-def check_number(setting: str, value: float | None, above_zero: bool) -> float | None:
-    if value is None:
-        return None
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or value < 0 or (above_zero and value == 0):
-        raise InvalidInput(f"{setting}={value!r}: give a number {'above' if above_zero else 'of at least'} 0, or None.")
-    return value
-
-
-def check_memory(value: int | str | None) -> int | None:
-    """Return bytes for a number, or for a text such as "512m" or "4g" (powers of 1,024)."""
-    amount: float | None = None
-    if isinstance(value, int) and not isinstance(value, bool):
-        amount = value
-    elif isinstance(value, str) and (match := _MEMORY.fullmatch(value.strip())):
-        amount = float(match[1]) * 1024 ** " kmgt".index((match[2] or " ").lower())
-    if value is not None and (amount is None or amount < 1):
-        raise InvalidInput(f'memory={value!r}: give bytes above 0, or a text such as "512m" or "4g".')
-    return None if amount is None else int(amount)

@@ -33,6 +33,7 @@ class Signature:
         takes_any_number: whether there is a `*args`.
         annotations: by parameter, as far as they can be resolved.
         result: annotation of the result, or `UNKNOWN`; for a generator (`yields`), a list of its item type.
+        is_async: whether a call returns a coroutine.
     """
 
     form: Form
@@ -42,6 +43,7 @@ class Signature:
     annotations: dict[str, Any]
     result: Any
     yields: bool = False
+    is_async: bool = False
 
     def annotation_at(self, position: int) -> Any:
         """Return the annotation of the parameter that gets the input column at this position, or `UNKNOWN`."""
@@ -54,8 +56,8 @@ def read_signature(func: Any, name: str) -> Signature:
     has_own_call = isinstance(func, type) or isinstance(type(func).__call__, types.FunctionType)
     function = func.__call__ if has_own_call else func
     plain = inspect.unwrap(function)
-    if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
-        raise InvalidInput(f"UDF {name!r} is asynchronous. Give a plain function that returns its result.")
+    if inspect.isasyncgenfunction(plain):
+        raise InvalidInput(f"UDF {name!r} is an async generator. Give an async function that returns a list.")
     parameters = list(_signature(function).parameters.values())
     if isinstance(func, type):
         parameters = parameters[1:]
@@ -87,6 +89,7 @@ def read_signature(func: Any, name: str) -> Signature:
         )
     result = hints.get("return", UNKNOWN)
     yields = inspect.isgeneratorfunction(plain)
+    is_async = inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(function)
     if yields:
         if form != "scalar":
             raise InvalidInput(
@@ -95,7 +98,7 @@ def read_signature(func: Any, name: str) -> Signature:
             )
         item = typing.get_args(result)
         result = list[item[0]] if item and typing.get_origin(result) in _ITERABLES else UNKNOWN  # type: ignore[valid-type]
-    return Signature(form, tuple(required), tuple(positional), any_number, annotations, result, yields)
+    return Signature(form, tuple(required), tuple(positional), any_number, annotations, result, yields, is_async)
 
 
 def _signature(function: Any) -> inspect.Signature:

@@ -38,7 +38,7 @@ SOAK_SECONDS = float(os.environ.get("GENEVA_SOAK_SECONDS", "1800"))
 POINTS: dict[str, tuple[Job, int]] = {
     "plan.recorded": (Job("plain", True), 1),
     "plan.saved": (Job("where"), 1),
-    "apply.step": (Job("skip", True), 9),
+    "apply.step": (Job("async", True), 9),
     "checkpoint.write": (Job("skip", True), 4),
     "checkpoint.written": (Job("where", True), 5),
     "staged.write": (Job("plain"), 2),

@@ -34,7 +34,7 @@ from airflow_geneva.table import Table
 from tests.support.counting import TRACE, Trace
 from tests.support.forge import forge
 from tests.support.invariants import assert_honest, job_of
-from tests.udfs_for_tests.histories import BY_KIND, is_bad, negative, value_of, valued
+from tests.udfs_for_tests.histories import BY_KIND, IN_FLIGHT, is_bad, negative, value_of, valued
 
 ROWS, PER_FRAGMENT, CHECKPOINT = 120, 30, 10
 SIZES: dict[str, Any] = {"checkpoint_size": CHECKPOINT, "batch_size": 5, "shard_size": 2, "commit_granularity": 1}
@@ -48,12 +48,18 @@ class Job:
     """What is run and killed.
 
     Args:
-        kind: ``plain``, ``where``, ``skip`` (some rows fail) or ``continue`` (the values of older code are taken over).
+        kind: ``plain``, ``where``, ``skip`` (some rows fail), ``async`` (they do, of several calls in flight) or
+            ``continue`` (the values of older code are taken over).
         as_tasks: as four tasks, each of which is tried again when it dies; else in one call, made again.
     """
 
     kind: str
     as_tasks: bool = False
+
+    @property
+    def fails(self) -> bool:
+        """Whether some rows fail."""
+        return self.kind in ("skip", "async")
 
     @property
     def udf(self) -> UDF:
@@ -68,7 +74,7 @@ class Job:
         """What the job may make of an input."""
         if self.kind == "continue":
             return {value_of(x, "1"), value_of(x, "2")}
-        return {value_of(x, picky=self.kind == "skip")}
+        return {value_of(x, picky=self.fails)}
 
     def selects(self, row: int) -> bool:
         return self.kind != "where" or row % 3 == 0
@@ -498,7 +504,7 @@ def assert_facts(world: World, job: Job) -> int:
             for row in rows:
                 if known & Ranges.of(row["_rowaddr"] & 0xFFFFFFFF, (row["_rowaddr"] & 0xFFFFFFFF) + 1):
                     looked_at += 1
-                    wanted = None if made.failures else value_of(row["x"], made.maker, picky=job.kind == "skip")
+                    wanted = None if made.failures else value_of(row["x"], made.maker, picky=job.fails)
                     assert row["y"] == wanted, f"{made} is not true of {row} in fragment {files.id}"
     return looked_at
 
@@ -507,7 +513,7 @@ def assert_complete(world: World, job: Job) -> None:
     """Every selected row holds its value, and there is nothing left to do."""
     wrong = [row for row in world.rows() if job.selects(row["id"]) and row["y"] not in job.values(row["x"])]
     assert not wrong, f"{len(wrong)} rows are wrong, such as {wrong[:3]}"
-    if job.kind != "skip":
+    if not job.fails:
         version, run = world.table.version, len(world.trace)
         assert not run_call(world.table, job).changed
         assert (world.table.version, len(world.trace)) == (version, run)
@@ -528,8 +534,9 @@ def assert_alike(history: History, harmed: World, unharmed: World, kills: int) -
     if job.kind != "continue" or changes <= set(HARMLESS):
         assert harmed.rows() == unharmed.rows()
     again = sum((harmed.trace.counts() - unharmed.trace.counts()).values())
-    allowed = kills * CHECKPOINT + harmed.spare
-    if job.kind == "skip":
+    # Of an async function, as many calls wait for a turn as are in flight, and as many are done out of turn.
+    allowed = kills * (CHECKPOINT + (4 * IN_FLIGHT if job.kind == "async" else 0)) + harmed.spare
+    if job.fails:
         if job.as_tasks and changes <= set(HARMLESS):
             assert failures(harmed) == failures(unharmed)
         else:
@@ -556,7 +563,7 @@ def check(history: History, folder: Path) -> Figures:
 def random_history(seed: int) -> History:
     """Whatever may happen."""
     dice = random.Random(f"history-{seed}")
-    kind = dice.choices(["plain", "where", "skip", "continue"], [5, 3, 1, 2])[0]
+    kind = dice.choices(["plain", "where", "skip", "async", "continue"], [4, 3, 1, 2, 2])[0]
 
     # A job that died a year ago is collected with its record, and then nothing says what its version had computed.
     possible = [change for change in CHANGES if kind != "continue" or change is not collect_garbage_next_year]

@@ -181,7 +181,10 @@ def _table(x: pa.Table) -> pa.Array: ...
 def _chunked(x: pa.ChunkedArray) -> pa.Array: ...
 def _nothing() -> int: ...
 def _keyword(x: int, *, y: int) -> int: ...
-async def _asynchronous(x: int) -> int: ...
+async def _async_generator(x: int) -> Any:
+    yield x
+
+
 def _generator_of_batches(x: pa.Int64Array) -> Any:
     yield x
 
@@ -195,7 +198,7 @@ def _generator_of_batches(x: pa.Int64Array) -> Any:
         (_chunked, "Annotate it as pa.Array"),
         (_nothing, "has no parameters"),
         (_keyword, "keyword-only parameter 'y'"),
-        (_asynchronous, "asynchronous"),
+        (_async_generator, "is an async generator"),
         (_generator_of_batches, "is a generator and takes whole batches"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -48,7 +49,27 @@ def negative(x: pa.Int64Array) -> pa.Int64Array:
     return pa.array([-one for one in x.to_pylist()], pa.int64())
 
 
-BY_KIND: dict[str, UDF] = {"plain": valued, "where": valued, "skip": picky, "continue": valued_anew}
+IN_FLIGHT = 3
+"""Calls that `picky_async` has in flight."""
+
+
+@udf(data_type=pa.int64(), name="valued", version="1", on_error="skip", max_in_flight=IN_FLIGHT)
+async def picky_async(x: int) -> int:
+    """As ``picky``; neighbours end in another order than they begin."""
+    leave_trace([x])
+    await asyncio.sleep(0.001 * (x % IN_FLIGHT))
+    if is_bad(x):
+        raise ValueError(f"cannot do {x}")
+    return value_of(x) or 0
+
+
+BY_KIND: dict[str, UDF] = {
+    "plain": valued,
+    "where": valued,
+    "skip": picky,
+    "async": picky_async,
+    "continue": valued_anew,
+}
 
 
 GATE = "GENEVA_TEST_GATE"

@@ -2,64 +2,36 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 
+from airflow_geneva.apply.async_calls import AsyncMapper
+from airflow_geneva.apply.batch_mapper import BatchMapper
 from airflow_geneva.apply.isolation.process import POOL, Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
+from airflow_geneva.apply.narrowing import Narrowing, RowFailed, retry, run_now, skip_or_fail, sleep
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of
 from airflow_geneva.errors import UdfCrashed, UdfError
 from airflow_geneva.udf import UDF
-from airflow_geneva.udf.error_policy import Retry, Skip, deciding_rule, matching_rules_of, pause_before, rules_of
+from airflow_geneva.udf.error_policy import Skip, deciding_rule, matching_rules_of, rules_of
 from airflow_geneva.udf.shipping import UdfReference
-
-# A call that kills its process costs a new process, other calls cost little: many pieces are better than many cuts.
-_PIECES = 16
-
-logger = logging.getLogger("airflow_geneva.apply")
-
-
-class BatchMapper(ABC):
-    """A UDF that is ready to be called on batches, by one thread at a time; a context manager."""
-
-    @abstractmethod
-    def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
-        """Map a batch with the input columns, named as in the table.
-
-        Raises:
-            InvalidInput: an input column is missing in the batch, or is there twice.
-            UdfError: a row fails the job, or the UDF cannot be set up. If ``row_index`` is set, ``computed`` and
-                ``failures`` hold the values and failures of the rows before it.
-        """
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def __enter__(self) -> BatchMapper:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def open_batch_mapper(udf: UDF | UdfReference, input_columns: Sequence[str] | None = None) -> BatchMapper:
     """Prepare a UDF, or a reference so that it is pickled only once, to be called on batches.
 
-    With `on_error="fail"` and no timeout, the UDF runs in this process. Otherwise it runs in a worker process. The
-    first batch with rows starts the worker, which is killed and replaced as needed, and kept for a minute for the next
-    caller that opens the same UDF. The timeout covers every call, including the first one in a new worker, but not the
-    import of the UDF's module or the instantiation of its class.
+    With `on_error="fail"` and no timeout, or if it is async, the UDF runs in this process. Otherwise it runs in a
+    worker process. The first batch with rows starts the worker, which is killed and replaced as needed, and kept for a
+    minute for the next caller that opens the same UDF. The timeout covers every call, including the first one in a new
+    worker, but not the import of the UDF's module or the instantiation of its class.
     """
     opened = udf.open() if isinstance(udf, UdfReference) else udf
     mapper = Mapper(opened, input_columns)
-    if opened.on_error == "fail" and opened.timeout is None:
-        return _InProcessMapper(mapper)
-    return _WorkerMapper(mapper, udf)
+    if opened.is_async:
+        return AsyncMapper(mapper)
+    return _WorkerMapper(mapper, udf) if opened.needs_process else _InProcessMapper(mapper)
 
 
 class _InProcessMapper(BatchMapper):
@@ -68,9 +40,6 @@ class _InProcessMapper(BatchMapper):
     def __init__(self, mapper: Mapper) -> None:
         self.mapper = mapper
 
-    def close(self) -> None:
-        """Do nothing: no worker process to release."""
-
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         if self.mapper.udf.form == "scalar":
             return MappedBatch(self.mapper(batch), (), batch.num_rows)
@@ -78,10 +47,8 @@ class _InProcessMapper(BatchMapper):
         if batch.num_rows == 0:
             return results.mapped()
         function = self.mapper.set_up()
-        cause: BaseException | None = None
 
-        def call(start: int, stop: int) -> pa.Array | CallFailure:
-            nonlocal cause
+        async def call(start: int, stop: int) -> pa.Array | CallFailure:
             results.called(start, stop)
             try:
                 return self.mapper.map_batch(results.inputs.slice(start, stop - start), function)
@@ -89,15 +56,20 @@ class _InProcessMapper(BatchMapper):
                 failure = call_failure_of(error, ())
                 if failure.complete:
                     raise
-                cause = error.__cause__
+                results.causes[start] = error.__cause__
                 return failure
 
-        try:
-            return Narrowing(results, call).run()
-        except UdfError as failed:
-            if failed.row_index is None:
-                raise
-            raise failed from cause
+        return _narrow(results, call)
+
+
+def _narrow(
+    results: BatchResults, call: Callable[[int, int], Coroutine[Any, Any, pa.Array | CallFailure]]
+) -> MappedBatch:
+    try:
+        run_now(Narrowing(results, call).run())
+    except RowFailed as failed:
+        raise results.failed(failed.row, failed.trouble) from results.causes.get(failed.row)
+    return results.mapped()
 
 
 class _WorkerMapper(BatchMapper):
@@ -124,7 +96,7 @@ class _WorkerMapper(BatchMapper):
 
         died: set[tuple[int, int]] = set()
 
-        def call(start: int, stop: int) -> pa.Array | CallFailure:
+        async def call(start: int, stop: int) -> pa.Array | CallFailure:
             results.called(start, stop)
             try:
                 (chunk,) = order(start, stop)
@@ -133,10 +105,10 @@ class _WorkerMapper(BatchMapper):
                     return self._explain(lost)
                 # Try once more, alone in a new worker: other rows may have used up the memory.
                 died.add((start, stop))
-                return call(start, stop)
+                return await call(start, stop)
             return chunk.troubles[0][1] if chunk.troubles else chunk.values
 
-        return Narrowing(results, call).run()
+        return _narrow(results, call)
 
     def close(self) -> None:
         if self.child is not None:
@@ -188,92 +160,6 @@ class _WorkerMapper(BatchMapper):
         return CallFailure(f"{kind.__module__}.{kind.__qualname__}", message, "", matching_rules_of(self.rules, kind))
 
 
-def _retry(results: BatchResults, rule: int | None, calls: int) -> bool:
-    """Return whether a `Retry` rule decides, after waiting as long as it says."""
-    retry = None if rule is None else results.rules[rule]
-    if isinstance(retry, Retry):
-        time.sleep(pause_before(retry, calls))
-    return isinstance(retry, Retry)
-
-
-def _skip_or_fail(results: BatchResults, row: int, rule: int | None, trouble: CallFailure) -> None:
-    if rule is None or not isinstance(results.rules[rule], Skip):
-        raise results.failed(row, trouble)
-    results.put(row, pa.nulls(1, results.mapper.udf.data_type))
-    results.add_failure(row, rule, trouble)
-
-
-@dataclass(frozen=True)
-class _Span:
-    """Rows of one call; of the last piece of a failed call, also the number of failed calls when it was cut."""
-
-    start: int
-    stop: int
-    troubles: int | None = None
-
-    @property
-    def rows(self) -> int:
-        return self.stop - self.start
-
-
-class Narrowing:
-    """Maps the rows of a batch in order, with as few failing calls as possible.
-
-    If a call of several rows fails, it is cut into pieces, down to single rows. A `Retry` rule repeats the call of the
-    whole batch before it is cut, and calls of single rows, but not of pieces in between. So the UDF is called on the
-    batch and on a single row at most as often as the rule allows, and once on each piece. If only the larger call fails
-    and all smaller ones succeed, no row fails: the values of the smaller calls are kept, and a warning is logged.
-
-    Args:
-        call: calls the UDF on a span of rows; repeats the call of a single row once if its worker process dies.
-    """
-
-    def __init__(self, results: BatchResults, call: Callable[[int, int], pa.Array | CallFailure]) -> None:
-        self.results = results
-        self.call = call
-        self.todo = [_Span(0, results.rows)]
-        self.troubles = 0
-        self.tries: Counter[_Span] = Counter()
-
-    def run(self) -> MappedBatch:
-        """Map all rows; `UdfError` at the first row that fails the job."""
-        whole, cut = self.todo[0], None
-        while self.todo:
-            span = self.todo.pop()
-            if span.rows > 1 and span.troubles == self.troubles:
-                # All pieces before this one succeeded, so this one must fail: cut it without a call.
-                self._cut(span)
-                continue
-            outcome = self.call(span.start, span.stop)
-            if not isinstance(outcome, CallFailure):
-                self.results.put(span.start, outcome)
-                continue
-            self.troubles += 1
-            self.tries[span] += 1
-            calls = self.tries[span] if span.rows == 1 or span == whole else None
-            rule = deciding_rule(self.results.rules, outcome.fits, calls)
-            if _retry(self.results, rule, self.tries[span]):
-                self.todo.append(span)
-            elif span.rows > 1:
-                cut = cut or outcome
-                self._cut(span)
-            else:
-                _skip_or_fail(self.results, span.start, rule, outcome)
-        if cut and not self.results.failures:
-            logger.warning(
-                "UDF %r failed on a call of %s rows (%s: %s), but on none of them in smaller calls, whose values are "
-                "kept. Set a smaller batch_size.",
-                self.results.mapper.udf.name, self.results.rows, cut.name, cut.message,
-            )  # fmt: skip
-        return self.results.mapped()
-
-    def _cut(self, span: _Span) -> None:
-        size = -(-span.rows // _PIECES)
-        pieces = [_Span(start, min(start + size, span.stop)) for start in range(span.start, span.stop, size)]
-        pieces[-1] = replace(pieces[-1], troubles=self.troubles)
-        self.todo += reversed(pieces)
-
-
 class RowByRow:
     """Maps the rows of a batch in order with a scalar UDF, in a worker process that may die at any row.
 
@@ -298,12 +184,15 @@ class RowByRow:
         self.tries: Counter[int] = Counter()
 
     def run(self) -> MappedBatch:
-        while self.todo:
-            start, rest = self.todo.pop()
-            if isinstance(rest, CallFailure):
-                self._decide(start, rest)
-            elif start < rest:
-                self._map(start, rest)
+        try:
+            while self.todo:
+                start, rest = self.todo.pop()
+                if isinstance(rest, CallFailure):
+                    self._decide(start, rest)
+                elif start < rest:
+                    self._map(start, rest)
+        except RowFailed as failed:
+            raise self.results.failed(failed.row, failed.trouble) from None
         return self.results.mapped()
 
     def _map(self, start: int, stop: int) -> None:
@@ -336,10 +225,10 @@ class RowByRow:
     def _decide(self, row: int, trouble: CallFailure) -> None:
         self.tries[row] += 1
         rule = deciding_rule(self.results.rules, trouble.fits, self.tries[row])
-        if _retry(self.results, rule, self.tries[row]):
+        if run_now(retry(self.results, rule, self.tries[row], sleep)):
             self.todo.append((row, row + 1))
         else:
-            _skip_or_fail(self.results, row, rule, trouble)
+            skip_or_fail(self.results, row, rule, trouble)
 
     def _on_worker_death(self, lost: WorkerLost, at: int, stop: int, alone: bool) -> None:
         row = lost.row

@@ -1,0 +1,76 @@
+"""What is ready to compute batches of rows, one at a time or several at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from airflow_geneva.apply.udf_call import MappedBatch
+
+
+class BegunBatch(ABC):
+    """A batch whose calls may be in flight."""
+
+    @property
+    @abstractmethod
+    def unfinished(self) -> int:
+        """Number of its calls that have not ended."""
+
+    @abstractmethod
+    def result(self) -> MappedBatch:
+        """Wait for all of its calls; see `BatchMapper.__call__`."""
+
+    @abstractmethod
+    def cancel(self) -> tuple[list[int], pa.Array | None]:
+        """Cancel what is in flight; return the rows that succeeded, without the failed ones, and their values."""
+
+
+class BatchMapper(ABC):
+    """A UDF that is ready to be called on batches, by one thread at a time; a context manager."""
+
+    calls_at_a_time: int = 0
+    """How many calls may be in flight; 0: `result` makes the calls of a batch."""
+
+    @abstractmethod
+    def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
+        """Map a batch with the input columns, named as in the table.
+
+        Raises:
+            InvalidInput: an input column is missing in the batch, or is there twice.
+            UdfError: a row fails the job, or the UDF cannot be set up. If ``row_index`` is set, ``computed`` and
+                ``failures`` hold the values and failures of the rows before it.
+        """
+
+    def begin(self, batch: pa.RecordBatch) -> BegunBatch:
+        """Begin to map a batch; several may be begun, and their results are asked for in the same order."""
+        return _NotBegun(self, batch)
+
+    def close(self) -> None:  # noqa: B027
+        """Release what it holds."""
+
+    def __enter__(self) -> BatchMapper:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, eq=False)
+class _NotBegun(BegunBatch):
+    """A batch of calls that are made when the result is asked for."""
+
+    mapper: Callable[[pa.RecordBatch], MappedBatch]
+    batch: pa.RecordBatch
+
+    @property
+    def unfinished(self) -> int:
+        return 0
+
+    def result(self) -> MappedBatch:
+        return self.mapper(self.batch)
+
+    def cancel(self) -> tuple[list[int], pa.Array | None]:
+        return [], None

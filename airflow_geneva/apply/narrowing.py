@@ -1,0 +1,141 @@
+"""Find the rows that make a UDF's calls fail, under its error policy."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from airflow_geneva.apply.udf_call import BatchResults, CallFailure
+from airflow_geneva.udf.error_policy import Retry, Skip, deciding_rule, pause_before
+
+# A call that kills its process costs a new process, other calls cost little: many pieces are better than many cuts.
+_PIECES = 16
+
+logger = logging.getLogger("airflow_geneva.apply")
+
+Result = TypeVar("Result")
+
+
+@dataclass(eq=False)
+class RowFailed(Exception):
+    """A row fails the job."""
+
+    row: int
+    trouble: CallFailure
+
+
+async def sleep(seconds: float) -> None:
+    """Wait in this thread, for what `run_now` runs."""
+    time.sleep(seconds)
+
+
+def run_now(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine that never waits for an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: Result = done.value
+        return result
+    raise AssertionError("it waited for an event loop")
+
+
+async def retry(results: BatchResults, rule: int | None, calls: int, pause: Callable[[float], Awaitable[None]]) -> bool:
+    """Return whether a `Retry` rule decides, after waiting as long as it says."""
+    found = None if rule is None else results.rules[rule]
+    if not isinstance(found, Retry):
+        return False
+    await pause(pause_before(found, calls))
+    return True
+
+
+def skip_or_fail(results: BatchResults, row: int, rule: int | None, trouble: CallFailure) -> None:
+    """Record a row as skipped; `RowFailed` if no `Skip` rule decides."""
+    if rule is None or not isinstance(results.rules[rule], Skip):
+        raise RowFailed(row, trouble)
+    results.put(row, pa.nulls(1, results.mapper.udf.data_type))
+    results.add_failure(row, rule, trouble)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows of one call; of the last piece of a failed call, also the number of failed calls when it was cut."""
+
+    start: int
+    stop: int
+    troubles: int | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+class Narrowing:
+    """Maps a span of a batch's rows in order, with as few failing calls as possible.
+
+    If a call of several rows fails, it is cut into pieces, down to single rows. A `Retry` rule repeats the call of the
+    whole span before it is cut, and calls of single rows, but not of pieces in between. So the UDF is called on the
+    span and on a single row at most as often as the rule allows, and once on each piece. If only the larger call fails
+    and all smaller ones succeed, no row fails: the values of the smaller calls are kept, and a warning is logged.
+
+    Args:
+        call: calls the UDF on a span of rows; repeats the call of a single row once if its worker process dies.
+        pause: waits between calls.
+    """
+
+    def __init__(
+        self,
+        results: BatchResults,
+        call: Callable[[int, int], Awaitable[pa.Array | CallFailure]],
+        pause: Callable[[float], Awaitable[None]] = sleep,
+        whole: Span | None = None,
+    ) -> None:
+        self.results = results
+        self.call = call
+        self.pause = pause
+        self.whole = whole or Span(0, results.rows)
+        self.todo = [self.whole]
+        self.troubles = 0
+        self.tries: Counter[Span] = Counter()
+
+    async def run(self) -> None:
+        """Map all rows; `RowFailed` at the first row that fails the job."""
+        cut: CallFailure | None = None
+        while self.todo:
+            span = self.todo.pop()
+            if span.rows > 1 and span.troubles == self.troubles:
+                # All pieces before this one succeeded, so this one must fail: cut it without a call.
+                self._cut(span)
+                continue
+            outcome = await self.call(span.start, span.stop)
+            if not isinstance(outcome, CallFailure):
+                self.results.put(span.start, outcome)
+                continue
+            self.troubles += 1
+            self.tries[span] += 1
+            calls = self.tries[span] if span.rows == 1 or span == self.whole else None
+            rule = deciding_rule(self.results.rules, outcome.fits, calls)
+            if await retry(self.results, rule, self.tries[span], self.pause):
+                self.todo.append(span)
+            elif span.rows > 1:
+                cut = cut or outcome
+                self._cut(span)
+            else:
+                skip_or_fail(self.results, span.start, rule, outcome)
+        if cut and not self.results.failures:
+            logger.warning(
+                "UDF %r failed on a call of %s rows (%s: %s), but on none of them in smaller calls, whose values are "
+                "kept. Set a smaller batch_size.",
+                self.results.mapper.udf.name, self.whole.rows, cut.name, cut.message,
+            )  # fmt: skip
+
+    def _cut(self, span: Span) -> None:
+        size = -(-span.rows // _PIECES)
+        pieces = [Span(start, min(start + size, span.stop)) for start in range(span.start, span.stop, size)]
+        pieces[-1] = replace(pieces[-1], troubles=self.troubles)
+        self.todo += reversed(pieces)

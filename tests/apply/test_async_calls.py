@@ -1,0 +1,251 @@
+"""Async UDFs: many calls in flight, each row's value where it belongs, and the error policies of plain functions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import connect
+from airflow_geneva.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.apply.udf_call import MappedBatch
+from airflow_geneva.errors import InvalidInput, JobFailed, UdfError
+from airflow_geneva.udf import UDF, Fail, Retry, Skip, udf
+from tests.support.counting import Trace
+from tests.support.tables import MakeTable
+
+BAD, WRONG, SLOW, EXIT, CANCEL = -1, -2, -3, -4, -5
+
+
+async def do(x: int) -> int:
+    """Give ten times what is asked, later for smaller numbers, or fail as it says."""
+    if x == BAD:
+        raise ValueError("no")
+    if x == EXIT:
+        raise SystemExit(3)
+    if x == CANCEL:
+        raise asyncio.CancelledError
+    if x == SLOW:
+        await asyncio.sleep(60)
+    await asyncio.sleep(0.002 * (10 - x % 10))
+    return "wrong" if x == WRONG else 10 * x  # type: ignore[return-value]
+
+
+def scalar(**settings: Any) -> UDF:
+    async def function(x: int) -> int:
+        return await do(x)
+
+    return udf(version="1", **settings)(function)
+
+
+def array(**settings: Any) -> UDF:
+    async def function(x: pa.Int64Array) -> pa.Int64Array:
+        return pa.array(await asyncio.gather(*map(do, x.to_pylist())))
+
+    return udf(version="1", **settings)(function)
+
+
+def record_batch(**settings: Any) -> UDF:
+    async def function(batch: pa.RecordBatch) -> pa.Array:
+        return pa.array(await asyncio.gather(*map(do, batch.column("x").to_pylist())))
+
+    return udf(version="1", data_type=pa.int64(), **settings)(function)
+
+
+FORMS = [scalar, array, record_batch]
+Make = Callable[..., UDF]
+
+
+def run(function: UDF, values: list[int | None]) -> MappedBatch:
+    with open_batch_mapper(function) as mapper:
+        return mapper(pa.record_batch({"x": pa.array(values, pa.int64())}))
+
+
+@pytest.mark.parametrize("make", FORMS)
+def test_values_are_those_of_their_rows_whichever_call_ends_first(make: Make) -> None:
+    assert run(make(), list(range(30))).values.to_pylist() == list(range(0, 300, 10))
+
+
+@pytest.mark.parametrize("make", FORMS)
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        (BAD, "ValueError"),
+        (WRONG, "UdfError"),
+        (SLOW, "TimeoutError"),
+        (EXIT, "RuntimeError"),
+        (CANCEL, "RuntimeError"),
+    ],
+)
+def test_under_skip_exactly_the_failing_rows_are_null(make: Make, what: int, says: str) -> None:
+    found = run(make(on_error="skip", timeout=0.3), [1, what, 2, 3, what])
+    assert found.values.to_pylist() == [10, None, 20, 30, None]
+    assert [(failure.index, failure.exception.rpartition(".")[2]) for failure in found.failures] == [
+        (1, says),
+        (4, says),
+    ]
+
+
+@pytest.mark.parametrize("make", FORMS)
+def test_under_fail_the_first_failing_row_fails_with_the_values_before_it(make: Make) -> None:
+    with pytest.raises(UdfError, match="ValueError on row 2 of a batch of 5") as failed:
+        run(make(), [1, 2, BAD, 3, BAD])
+    assert failed.value.row_index == 2
+    assert failed.value.computed.to_pylist() == [10, 20]
+    assert isinstance(failed.value.__cause__, ValueError)
+    assert "in do" in str(failed.value)
+    assert "udf_call.py" not in str(failed.value)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_retried_call_waits_while_others_go_on(whole: bool) -> None:
+    calls, ended = Counter[int](), list[int]()
+
+    async def ask(x: int) -> int:
+        calls[x] += 1
+        if x == 0 and calls[x] < 3:
+            raise ConnectionError("again")
+        ended.append(x)
+        return x
+
+    async def ask_all(x: pa.Int64Array) -> pa.Int64Array:
+        return pa.array([await ask(one) for one in x.to_pylist()])
+
+    rules = [Retry(ConnectionError, attempts=3, backoff=0.05), Skip(ValueError), Fail()]
+    function = udf(on_error=rules, version="1")(ask_all if whole else ask)
+    with open_batch_mapper(function) as mapper:
+        begun = [mapper.begin(pa.record_batch({"x": pa.array([x], pa.int64())})) for x in range(20)]
+        assert [one.result().values.to_pylist() for one in begun] == [[x] for x in range(20)]
+    assert (calls[0], ended[-1], len(ended)) == (3, 0, 20)
+
+
+def test_no_more_calls_are_in_flight_than_may_be_in_all_batches_and_threads() -> None:
+    now = most = 0
+
+    async def ask(x: int) -> int:
+        nonlocal now, most
+        now, most = now + 1, max(most, now + 1)
+        await asyncio.sleep(0.005)
+        now -= 1
+        return x
+
+    function = udf(max_in_flight=7, version="in-flight")(ask)
+    threads = [threading.Thread(target=run, args=(function, list(range(40)))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 7
+
+
+@udf(data_type=pa.string(), version="1")
+class Client:
+    """Belongs to the loop in which it is made, as the clients of HTTP libraries do."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.lock = asyncio.Lock()
+        self.loop = asyncio.get_running_loop()
+
+    async def __call__(self, x: int) -> str:
+        async with self.lock:
+            assert asyncio.get_running_loop() is self.loop
+        return f"{self.made} {threading.current_thread().name}"
+
+
+def test_a_class_is_set_up_once_in_the_loop_of_its_calls_also_inside_of_another_loop() -> None:
+    async def notebook() -> set[str]:
+        return {value for _ in range(2) for value in run(Client, [1, 2]).values.to_pylist()}
+
+    assert asyncio.run(notebook()) == {"1 geneva-event-loop"}
+
+
+def test_called_by_hand_it_is_the_function() -> None:
+    assert asyncio.run(scalar()(2)) == 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"max_in_flight": 0}, "at least 1"),
+        ({"max_in_flight": True}, "at least 1"),
+        ({"max_in_flight": 1.5}, "least 1"),
+    ],
+)
+def test_a_bad_number_of_calls_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        scalar(**settings)
+
+
+def test_a_plain_function_has_no_calls_in_flight() -> None:
+    with pytest.raises(InvalidInput, match="plain function"):
+        udf(max_in_flight=2, data_type=pa.int64())(lambda x: x)
+    assert scalar().definition().max_in_flight == 16
+
+
+def test_a_slow_call_does_not_hold_up_the_batches_behind_it(make_table: MakeTable) -> None:
+    ended, enough = list[int](), asyncio.Event()
+
+    @udf(max_in_flight=4, version="1")
+    async def slow_first(x: int) -> int:
+        if x == 0:
+            await enough.wait()
+        ended.append(x)
+        if len(ended) == 30:
+            enough.set()
+        return x
+
+    table = make_table(60, per_fragment=60)
+    table.add_columns({"y": slow_first})
+    table.backfill("y", runner="inline", max_checkpoint_size=7, min_checkpoint_size=1, batch_size=4)
+    assert table.to_arrow().column("y").to_pylist() == list(range(60))
+    assert ended.index(0) >= 29
+
+
+def test_rows_that_ended_beyond_a_failing_one_are_not_called_again(make_table: MakeTable, trace: Trace) -> None:
+    """They are kept where the job fails; what was in flight, or had not begun, is called by the next one."""
+    broken, ended = True, list[int]()
+
+    @udf(max_in_flight=4, version="1")
+    async def picky(x: int) -> int:
+        if broken and x == 20:
+            while len(ended) < 35:
+                await asyncio.sleep(0.001)
+            raise ValueError(x)
+        ended.append(x)
+        return x
+
+    table = make_table(100, per_fragment=50)
+    table.add_columns({"y": picky})
+    with pytest.raises(JobFailed, match=r"row 20 of fragment 0"):
+        table.backfill("y", runner="inline")
+    before, broken = list(ended), False
+    assert 35 <= len(before) < 50
+    table.backfill("y", runner="inline")
+    assert sorted(ended) == list(range(100))
+    assert table.to_arrow().column("y").to_pylist() == list(range(100))
+
+
+def test_a_view_computes_async_columns_of_async_columns(make_table: MakeTable) -> None:
+    first, second = scalar(on_error="skip"), array(on_error="skip", max_in_flight=2)
+    table = make_table([1, 2, BAD, 4, None, 6], per_fragment=4)
+    query = table.query().where("x IS NOT NULL").select({"x": "x", "y": first, "z": (second, ["y"])})
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    view.refresh(runner="inline")
+    rows = sorted(view.to_arrow().select(["x", "y", "z"]).to_pylist(), key=lambda row: row["x"])
+    assert [(row["x"], row["y"]) for row in rows] == [(BAD, None), (1, 10), (2, 20), (4, 40), (6, 60)]
+    assert [row["z"] for row in rows[1:]] == [100, 200, 400, 600]
+
+
+def test_an_estimate_by_a_sample_and_a_query_call_it_too(make_table: MakeTable) -> None:
+    table = make_table(20)
+    table.add_columns({"y": scalar(cost=0.5)})
+    assert table.plan_backfill("y").estimate(sample=10).cost.low == 10
+    assert table.query().select({"y": scalar()}).to_arrow().column("y").to_pylist() == list(range(0, 200, 10))
