@@ -16,6 +16,7 @@ import pytest
 
 from airflow_geneva.spark.submit import Resources, SparkMaster
 from tests.support.object_store import KEY, SECRET, Bucket
+from tests.support.openai_server import OpenAIServer
 
 DOCS = Path(__file__).parents[2] / "docs"
 CONNECTIONS = [
@@ -46,6 +47,16 @@ def test_the_snippet_about_costs_runs(
     shown = capsys.readouterr().out
     assert "text='ccc', n=3" in shown
     assert "by an earlier job of this version" in shown
+
+
+def test_the_snippet_about_models_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with OpenAIServer() as server:
+        monkeypatch.setenv("EMBEDDING_URL", server.base_url)
+        monkeypatch.setenv("EMBEDDING_API_KEY", "any")
+        left = run("call_a_model")
+        assert (left["result"].rows_computed, left["of_batch"].rows_computed) == (60, 60)
+        assert server.counts().rows == 120
 
 
 def test_the_snippet_about_expectations_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
