@@ -57,12 +57,17 @@ class Meter:
         if self.stage == "apply" and speed:
             parts.append(f"{speed:,.0f} rows/s")
         if self.stage in _SHARD_STAGES and self.rows:
+            left = told[-1].seconds_left if told else None
+            if left is not None and speed:  # of the shard at work; the others begin where it ends
+                left += max(self.rows - self.rows_done - told[-1].rows + told[-1].rows_done, 0) / speed
             whole = ShardStatus(
                 0,
                 _SHARD_STAGES[self.stage],
                 self.rows,
                 rows_checkpointed=self.rows_done,
+                rows_computed=self.rows_done,
                 rows_per_second=speed,
+                seconds_left=left,
                 since=self._since,
             )
             parts.append(str(estimate_time_left([whole], self.expected, self.stage == "spark", time.time())))

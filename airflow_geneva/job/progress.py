@@ -6,26 +6,37 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow_geneva.errors import StorageError
+from airflow_geneva.job.trend import rest_of, seconds_per_row
 
 logger = logging.getLogger("airflow_geneva.progress")
 
 EVERY_SECONDS = 5.0
 LONGEST_SECONDS = 600.0
 _GROWTH = 0.1
-_LEAST_SECONDS = 1.0
 _MOST_SAMPLES = 60
+_FIRST_PAUSE = 1.0
+
+
+class Sample(NamedTuple):
+    """How many rows were done when; `slot_seconds` is the time of all Spark tasks together, or the same."""
+
+    seconds: float
+    rows: int
+    slot_seconds: float
 
 
 @dataclass(frozen=True)
 class Progress:
     """The progress of one shard: `ready` is staged, and `held` was in checkpoints when the shard was planned.
 
-    `first_rows` were there after `first_seconds`.
-
     Rows on which the UDF failed are `done`, and neither ready nor committed.
+
+    Args:
+        rows_ahead: rows that the Spark task slot with most still has before it; None: all rows are in one line.
+        samples: how many rows were done when, up to the newest.
     """
 
     rows: int
@@ -39,8 +50,8 @@ class Progress:
     rows_committed: int = 0
     rows_failed: int = 0
     versions: tuple[int, ...] = ()
-    first_rows: int = 0
-    first_seconds: float = 0.0
+    rows_ahead: int | None = None
+    samples: tuple[Sample, ...] = ()
 
     @property
     def rows_checkpointed(self) -> int:
@@ -48,20 +59,32 @@ class Progress:
         return max(self.rows_held + self.rows_done - self.rows_failed, self.rows_ready, self.rows_committed)
 
     @property
+    def _timed(self) -> list[Sample]:
+        """The samples from the first rows on, each with more rows than the one before."""
+        timed: list[Sample] = []
+        for sample in self.samples:
+            if sample.rows > (timed[-1].rows if timed else 0):
+                timed.append(sample)
+        return timed
+
+    @property
     def rows_per_second(self) -> float:
-        """The speed since the first rows were there, because they may have waited for a model."""
-        rows, seconds = self.rows_done - self.first_rows, self.seconds - self.first_seconds
-        if rows <= 0 or seconds < _LEAST_SECONDS:
-            rows, seconds = self.rows_done, self.seconds
-        return rows / seconds if seconds > 0 else 0.0
+        """The speed since the first rows were there, because they may have waited for a model; 0 until more are."""
+        timed = self._timed
+        seconds = timed[-1].seconds - timed[0].seconds if timed else 0.0
+        return (timed[-1].rows - timed[0].rows) / seconds if seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
         """Estimate, or None while there is nothing to go by."""
-        speed = self.rows_per_second
         if self.ready >= self.fragments:
             return 0.0
-        return max(self.rows - self.rows_done, 0) / speed if speed > 0 else None
+        timed, left = self._timed, max(self.rows - self.rows_done, 0)
+        each = seconds_per_row([(sample.slot_seconds, sample.rows) for sample in timed], left)
+        if each is None:
+            return None
+        ahead = left if self.rows_ahead is None else self.rows_ahead
+        return rest_of(ahead * each, max(self.seconds - timed[-1].seconds, 0.0))
 
     def __str__(self) -> str:
         left = self.seconds_left
@@ -70,7 +93,7 @@ class Progress:
         return (
             f"{self.rows_done:,} of {self.rows:,} rows computed ({share:.0f} %), {failed}{self.ready} of "
             f"{self.fragments} fragments ready ({self.rows_ready:,} rows), {self.rows_per_second:,.0f} rows/s, "
-            + (f"about {left:,.0f} s left" if left is not None else "no row computed yet")
+            + (f"about {left:,.0f} s left" if left is not None else "time left not known yet")
         )
 
 
@@ -96,8 +119,8 @@ class ProgressReporter:
     rows_committed: int = 0
     rows_failed: int = 0
     versions: tuple[int, ...] = ()
-    first_rows: int = 0
-    first_seconds: float = 0.0
+    rows_ahead: int | None = None
+    slot_seconds: float | None = None
     skipped: Callable[[], Mapping[int, int]] = dict
     failed: Callable[[], int] = int
     spark_ui: str | None = None
@@ -105,15 +128,14 @@ class ProgressReporter:
     _last: float = 0.0
     _last_line: float = 0.0
     _already_warned: bool = False
-    _samples: list[tuple[float, int]] = field(default_factory=list)
+    _samples: list[Sample] = field(default_factory=list)
     _sample_pause: float = 1.0
 
     def now(self) -> Progress:
-        if self.rows_done and not self.first_rows:
-            self.first_rows, self.first_seconds = self.rows_done, time.monotonic() - self._began
-        counts = {part.name: getattr(self, part.name) for part in fields(Progress) if part.name != "seconds"}
+        own = {part.name for part in fields(Progress)} - {"seconds", "samples"}
+        counts = {name: getattr(self, name) for name in own}
         counts["rows_failed"] = max(self.rows_failed, self.failed())
-        return Progress(seconds=time.monotonic() - self._began, **counts)
+        return Progress(seconds=time.monotonic() - self._began, samples=tuple(self._samples), **counts)
 
     def add_rows(self, rows: int) -> None:
         self.rows_done += rows
@@ -130,18 +152,19 @@ class ProgressReporter:
         self.keep()
 
     def tick(self, force: bool = False) -> None:
-        """Log and write the document if it is time."""
+        """Log and write the document if it is time; a young shard writes it more often."""
         moment = time.monotonic()
-        if self.rows_done and not self.first_rows:
-            self.keep()  # the first rows say how fast it is
-        if not force and moment - max(self._last, self._began) < self.every:
-            return
-        self._last = moment
-        pause = min(max(self.every, _GROWTH * (moment - self._began)), self.longest)
-        if force or moment - self._last_line >= pause:
+        passed = moment - self._began
+        if self._sample(passed):
+            self.keep()
+        line = moment - max(self._last_line, self._began) >= min(max(self.every, _GROWTH * passed), self.longest)
+        if force or line:
             self._last_line = moment
             self.emit(str(self.now()))
-        self.keep()
+        pause = min(max(_FIRST_PAUSE, _GROWTH * passed), self.every)
+        if force or line or moment - max(self._last, self._began) >= pause:
+            self._last = moment
+            self.keep()
 
     def keep(self) -> None:
         """Write the document; a failed write does not fail the work."""
@@ -155,23 +178,33 @@ class ProgressReporter:
                 logger.warning("Cannot write the progress; the work goes on: %s", error)
 
     def document(self) -> dict[str, Any]:
+        self._sample(time.monotonic() - self._began)
         progress = self.now()
-        speed = progress.rows_per_second
         shown = {} if self.spark_ui is None else {"spark_ui": self.spark_ui}
-        self._sample(progress)
-        kept = {"at": time.time(), "skipped": self.skipped(), "samples": list(self._samples)}
-        return {**asdict(progress), "rows_per_second": speed, **kept, **shown}
+        kept = {"at": time.time(), "skipped": self.skipped(), "rows_per_second": progress.rows_per_second}
+        return {**asdict(progress), **kept, **shown}
 
-    def _sample(self, progress: Progress) -> None:
-        """Keep how many rows were done when: at most 60 samples, over all of the time that has passed."""
-        if not self._samples or progress.seconds - self._samples[-1][0] >= self._sample_pause:
-            self._samples.append((round(progress.seconds, 1), progress.rows_done))
-        if len(self._samples) > _MOST_SAMPLES:
-            self._samples = self._samples[1::2]
-            self._sample_pause = progress.seconds * 2 / _MOST_SAMPLES
+    def _sample(self, seconds: float) -> bool:
+        """Keep how many rows are done, in at most 60 samples over all of the time; whether they are the first."""
+        samples, slot_seconds = self._samples, seconds if self.slot_seconds is None else self.slot_seconds
+        sample = Sample(round(seconds, 2), self.rows_done, round(slot_seconds, 2))
+        if not samples:
+            samples.append(sample)
+            return self.rows_done > 0
+        if self.rows_done <= samples[-1].rows:
+            return False
+        first = samples[-1].rows == 0
+        if len(samples) > 1 and samples[-2].rows and samples[-1].seconds - samples[-2].seconds < self._sample_pause:
+            samples.pop()
+        samples.append(sample)
+        if len(samples) == _MOST_SAMPLES:
+            del samples[::2]
+            self._sample_pause = seconds * 2 / _MOST_SAMPLES
+        return first
 
 
 def read_progress(document: Mapping[str, Any]) -> Progress:
     """Parse a progress document, also of an older version of this package; KeyError, TypeError if it is none."""
     known = {part.name: document[part.name] for part in fields(Progress) if part.name in document}
-    return Progress(**{**known, "versions": tuple(document.get("versions", ()))})
+    samples = (Sample(*(sample if len(sample) > 2 else (*sample, sample[0]))) for sample in document.get("samples", ()))
+    return Progress(**{**known, "versions": tuple(document.get("versions", ())), "samples": tuple(samples)})

@@ -51,7 +51,7 @@ class ShardStatus:
         error: why the last try failed, until a new try begins; None for a try that was killed.
         since: seconds since the epoch when its last try began; None if it is not known.
         seen: the same of its newest progress.
-        start_seconds: seconds from the begin of the task to that of the computation.
+        start_seconds: seconds from the begin of the task to that of the computation; while it runs, to its first rows.
         spark_ui: address of the UI of the Spark driver that computed it last, or None; it ends with the driver.
         samples: how many rows its last try had computed when, in seconds since the epoch; at most 60.
     """
@@ -199,7 +199,8 @@ def _started(status: ShardStatus, document: Mapping[str, Any] | None) -> ShardSt
         return replace(status, stage=STARTING, since=since, rows_per_second=0.0, seconds_left=None)
     if status.stage == "applying" and status.seen is not None:
         spent = tuple((name, status.seen - since if name == "apply" else value) for name, value in status.seconds)
-        begun = max(status.seen - since - dict(status.seconds)["apply"], 0.0)
+        first = next((at for at, rows in status.samples if rows), status.seen - dict(status.seconds)["apply"])
+        begun = max(first - since, 0.0)
         return replace(status, since=since, seconds=spent, start_seconds=begun)
     return replace(status, since=since)
 
@@ -225,7 +226,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         seen=float(document["at"]) if "at" in document else None,
         # A page makes a link of it.
         spark_ui=address if address.startswith(("http://", "https://")) else None,
-        samples=tuple((round(began + float(after), 1), int(rows)) for after, rows in document.get("samples", ())),
+        samples=tuple((round(began + sample.seconds, 1), int(sample.rows)) for sample in progress.samples),
     )
 
 

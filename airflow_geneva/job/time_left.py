@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_geneva.job.shard_status import FAILED, STARTING, WAITING, ShardStatus
+from airflow_geneva.job.trend import rest_of
 
 SPARK_START = 10.0
 """Seconds to start Spark for one shard, while no shard of this job or of an earlier one says more."""
 
-_LATE = 0.2
-_MOST_UNSEEN = 30.0
+_EXPECTED_SHARE = 0.25
+"""What earlier jobs took counts as much as this share of a shard's rows would."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ def estimate_time_left(
 ) -> TimeLeft:
     """Estimate how long a job still takes that has not ended.
 
-    A shard that computes goes on at its speed. One that has not begun starts Spark first, which takes as long as for
-    the job's other shards or for earlier jobs; its rows take what they take in the other shards or took in earlier
-    jobs. As many shards run at once as do now.
+    A shard that computes goes on as its rows did, and in part as those of earlier jobs. One that has not begun starts
+    Spark first, which takes as long as for the job's other shards or for earlier jobs; its rows take what they take in
+    the other shards or took in earlier jobs. As many shards run at once as do now.
 
     Args:
         expected: of earlier jobs with the same code: ``start_seconds`` of a shard, and ``rows_per_second`` of one; they
@@ -51,26 +52,25 @@ def estimate_time_left(
     start = _mean([shard.start_seconds for shard in shards if shard.start_seconds is not None])
     if start is None:
         start = float(expected.get("start_seconds", SPARK_START if on_spark else 0.0))
-    running = [shard.rows_per_second for shard in shards if shard.rows_per_second > 0]
-    done = [shard.applied_per_second for shard in shards if shard.applied_per_second > 0]
-    speed = _mean(running) or _mean(done) or float(expected.get("rows_per_second", 0.0))
+    before = float(expected.get("rows_per_second", 0.0))
+    speeds = [shard.rows_per_second or shard.applied_per_second for shard in shards]
+    speed = _mean([speed for speed in speeds if speed > 0]) or before
     at_work, queued, unmeasured = [0.0], 0.0, 0
     for shard in shards:
         if shard.stage not in (WAITING, STARTING, FAILED, "applying"):
             continue
         rows = max(shard.rows - shard.rows_checkpointed - shard.rows_failed, 0)
-        own, seen, begin = shard.rows_per_second or speed, 0.0, start
-        if shard.stage == STARTING and shard.since is not None:
-            waited = max(now - shard.since, 0.0)
-            # What takes longer than expected is not expected to end at once.
-            begin = max(start - waited, _LATE * waited)
-        elif shard.stage == "applying":
-            begin = 0.0
-            if shard.rows_per_second and shard.seen is not None:
-                seen = min(max(now - shard.seen, 0.0), _MOST_UNSEEN)
-        if rows and not own:
+        own, seconds = shard.seconds_left, rows / speed if speed else 0.0
+        if shard.stage in (WAITING, FAILED):
+            seconds += start
+        elif not shard.rows_computed + shard.rows_failed:
+            seconds += rest_of(start, max(now - shard.since, 0.0)) if shard.since is not None else 0.0
+        else:
+            seconds = seconds if own is None else own * _slower(shard, before)
+            if seconds and shard.seen is not None:
+                seconds = rest_of(seconds, max(now - shard.seen, 0.0))
+        if rows and own is None and not speed:
             unmeasured += rows
-        seconds = begin + (max(rows / own - seen, 0.0) if own else 0.0)
         if shard.stage in (STARTING, "applying"):
             at_work.append(seconds)
         else:
@@ -78,6 +78,14 @@ def estimate_time_left(
     width = max(len(at_work) - 1, 1)
     unknown = f"{unmeasured:,} rows, and how long one takes is not known yet" if unmeasured else ""
     return TimeLeft(max(max(at_work), (sum(at_work) + queued) / width), unknown)
+
+
+def _slower(shard: ShardStatus, before: float) -> float:
+    """Return how much longer rows take than until now, if in part they are as in earlier jobs."""
+    if not before or not shard.rows_per_second:
+        return 1.0
+    done, expected = shard.rows_computed + shard.rows_failed, _EXPECTED_SHARE * shard.rows
+    return (done + expected * shard.rows_per_second / before) / (done + expected)
 
 
 def _mean(values: Sequence[float]) -> float | None:

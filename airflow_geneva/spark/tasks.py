@@ -8,7 +8,7 @@ import pickle
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_bef
 from airflow_geneva.errors import GenevaError, StorageError, UdfCrashed, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
+from airflow_geneva.job.trend import rows_of_longest_line
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.plan.shard import Shard
@@ -107,12 +108,13 @@ def apply_on_spark(
         reporter.spark_ui = address
         reporter.keep()
         logger.info("Spark's UI: %s", address)
-    groups, rest = (len(group_units(shard, work.sizing, slots, stage)) for stage in (0, 1))
+    groups, rest = (group_units(shard, work.sizing, slots, stage) for stage in (0, 1))
     works = shard.to_apply
-    logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, shard.rows_to_run, len(works), groups)
+    logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, shard.rows_to_run, len(works), len(groups))
     limits: Policy = joint_policy(udfs.here()) if has_limits(work) else "fail"
-    reports = _run_stage(session, _GroupRunner(task_spec, 0, 0), groups, reporter, limits, caps)
-    reports += _run_stage(session, _GroupRunner(task_spec, 1, groups), rest, reporter, limits, caps)
+    sizes = [sum(unit.rows for unit in group) for group in groups]
+    reports = _run_stage(session, _GroupRunner(task_spec, 0, 0), len(groups), reporter, limits, caps, sizes)
+    reports += _run_stage(session, _GroupRunner(task_spec, 1, len(groups)), len(rest), reporter, limits, caps, sizes)
     reporter.rows_done = sum(report.speed.rows for report in reports)
     reporter.rows_failed = sum(report.failed for report in reports)
     reporter.ready = sum(report.staged for report in reports)
@@ -142,9 +144,15 @@ def _slots(session: SparkSession, work: JobSpec) -> int:
 
 
 def _run_stage(
-    session: SparkSession, runner: _GroupRunner, groups: int, reporter: ProgressReporter, limits: Policy, caps: Caps
+    session: SparkSession,
+    runner: _GroupRunner,
+    groups: int,
+    reporter: ProgressReporter,
+    limits: Policy,
+    caps: Caps,
+    sizes: Sequence[int],
 ) -> list[UnitReport]:
-    """Run so many groups of units as one Spark job, and report progress."""
+    """Run so many groups of units as one Spark job, and report progress; `sizes` are the rows of the first stage's."""
     if not groups:
         return []
     from pyspark.sql.functions import udf
@@ -170,7 +178,7 @@ def _run_stage(
     thread = threading.Thread(target=collect, name="geneva-collect", daemon=True)
     thread.start()
     count = SkipCount(limits, task_spec.work.rows, task_spec.skipped)
-    watcher = _ProgressCollector(task_spec.progress, signs, reporter, count, caps, done_before)
+    watcher = _ProgressCollector(task_spec, signs, reporter, count, caps, done_before, sizes)
     try:
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
@@ -293,9 +301,18 @@ class _ProgressCollector:
     """Adds up the tasks' progress files for the driver's reporter, and stops the tasks if they skip too many rows."""
 
     def __init__(
-        self, progress: Storage, signs: DriverSigns, reporter: ProgressReporter, count: SkipCount, caps: Caps, done: int
+        self,
+        task_spec: TaskSpec,
+        signs: DriverSigns,
+        reporter: ProgressReporter,
+        count: SkipCount,
+        caps: Caps,
+        done: int,
+        sizes: Sequence[int],
     ) -> None:
-        self.progress = progress
+        self.progress = task_spec.progress
+        self.slots = task_spec.slots
+        self.sizes = sizes
         self.signs = signs
         self.reporter = reporter
         self.count = count
@@ -311,6 +328,7 @@ class _ProgressCollector:
         self.signs.write()
         rows = ready = rows_ready = failed = seconds = 0
         skipped: Counter[int] = Counter()
+        begun: dict[int, int] = {}
         for name in self.progress.list_files():
             if not name.startswith(_TASK):
                 continue
@@ -319,6 +337,8 @@ class _ProgressCollector:
             except (FileNotFoundError, ValueError):
                 continue
             rows += document["rows_done"]
+            whole = document["ready"] >= document["fragments"]
+            begun[int(name[len(_TASK) :].partition(".")[0])] = 0 if whole else document["rows"] - document["rows_done"]
             seconds += document["seconds"]
             ready += document["ready"]
             rows_ready += document["rows_ready"]
@@ -331,6 +351,10 @@ class _ProgressCollector:
         self.reporter.ready = max(self.reporter.ready, ready)
         self.reporter.rows_ready = max(self.reporter.rows_ready, rows_ready)
         self.reporter.rows_failed = max(self.reporter.rows_failed, failed)
+        self.reporter.slot_seconds = max(self.reporter.slot_seconds or 0.0, seconds)
+        waiting = (size for task, size in enumerate(self.sizes) if task not in begun)
+        slots = max(self.slots, sum(left > 0 for left in begun.values()))
+        self.reporter.rows_ahead = rows_of_longest_line(begun.values(), waiting, slots)
         if not now:  # the end of a stage is reported by its caller, which would say the same again
             self.reporter.tick()
         try:

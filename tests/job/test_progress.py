@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from airflow_geneva.job import progress
-from airflow_geneva.job.progress import ProgressReporter
+from airflow_geneva.job.progress import ProgressReporter, Sample
 
 
 class Clock:
@@ -64,16 +64,24 @@ def test_the_file_is_written_every_few_seconds_all_the_time(clock: Clock) -> Non
     assert written[-1] == before + 5
 
 
+def test_the_file_of_a_young_shard_is_written_more_often(clock: Clock) -> None:
+    written: list[float] = []
+    reporter = ProgressReporter(3_600, 1, lambda progress: written.append(progress["seconds"]), _began=clock.now)
+    assert run(clock, reporter, 4) == []
+    assert written == [1.0, 1.0, 2.0, 3.0, 4.0]  # once more for the first rows
+
+
 def test_a_few_samples_over_all_of_the_time_are_kept(clock: Clock) -> None:
-    written: list[list[tuple[float, int]]] = []
+    written: list[tuple[Sample, ...]] = []
     reporter = ProgressReporter(90_000, 1, lambda progress: written.append(progress["samples"]), _began=clock.now)
     reporter.keep()
     run(clock, reporter, 90_000)
-    assert written[0] == [(0.0, 0)]
+    assert written[0] == ((0.0, 0, 0.0),)
     assert max(map(len, written)) <= 60
     samples = written[-1]
     assert len(samples) > 25
-    assert all(rows == seconds for seconds, rows in samples)
+    assert all(sample.rows == sample.seconds == sample.slot_seconds for sample in samples)
+    assert samples[-1].rows > 89_990
     pauses = [later[0] - earlier[0] for earlier, later in pairwise(samples)]
     assert max(pauses) < 90_000 / 15
 

@@ -15,7 +15,7 @@ from airflow_geneva.job import error_records
 from airflow_geneva.job.error_records import ErrorRecord, count_errors, read_errors, write_errors
 from airflow_geneva.job.folder import JobFolder, plan_name
 from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT, WAITING_TIMEOUT
-from airflow_geneva.job.progress import Progress, ProgressReporter
+from airflow_geneva.job.progress import Progress, ProgressReporter, Sample
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
 from airflow_geneva.storage.files import Storage
@@ -160,16 +160,18 @@ def test_a_running_job_says_from_the_first_second_how_long_it_still_takes(folder
     advance(folder, 0, rows_done=30, at=started + 24)
     beat(folder, started + 24, "apply")
     job = read(folder, now=started + 24)
-    # The task began 14 s before, and computes since 10 s: the start took 4 s, as that of the other shard will.
-    assert (job.shards[0].start_seconds, dict(job.shards[0].seconds)) == (4.0, {"apply": 14.0})
-    assert (job.rows_per_second, job.seconds_left) == (3.0, pytest.approx(70 / 3 + 4 + 100 / 3))
-    assert "3 rows/s, about 61 s left" in str(job)
+    # The task began 14 s before, and its first rows came after 5 s, as those of the other shard will.
+    assert (job.shards[0].start_seconds, dict(job.shards[0].seconds)) == (5.0, {"apply": 14.0})
+    # Of the 50 rows that are left to it, 3 take a second by the 30 that are done, and 5 by 50 of earlier jobs.
+    own = 50 / 3 * (30 + 50 * 3 / 5) / 80
+    assert (job.rows_per_second, job.seconds_left) == (3.0, pytest.approx(own + 5 + 100 / 3))
+    assert "3 rows/s, about 51 s left" in str(job)
     assert read(folder, now=started + 30).seconds_left == pytest.approx(job.seconds_left - 6)
     # Two at a time.
     advance(folder, 1, rows_done=20, at=started + 24)
     job = read(folder, now=started + 24)
-    assert (job.rows_per_second, job.seconds_left) == (5.0, 40.0)
-    assert job.to_json()["seconds_left"] == 40.0
+    assert (job.rows_per_second, job.seconds_left) == (5.0, pytest.approx(60 / 2 * (20 + 25 * 2 / 5) / 45))
+    assert job.to_json()["seconds_left"] == job.seconds_left
     silent = read(folder, now=started + 24 + 120)
     assert (silent.seconds_left, str(silent.time_left)) == (None, "no process has given a sign of life for 2 min")
     dead = read(folder, now=started + WAITING_TIMEOUT + 25)
@@ -177,10 +179,16 @@ def test_a_running_job_says_from_the_first_second_how_long_it_still_takes(folder
 
 
 def test_the_speed_is_that_since_the_first_rows_which_may_have_waited_for_a_model() -> None:
-    loaded = Progress(100, 60, 1, 0, 0, seconds=30.0, first_rows=10, first_seconds=20.0)
+    samples = (Sample(0.0, 0, 0.0), Sample(20.0, 10, 20.0), Sample(30.0, 60, 30.0))
+    loaded = Progress(100, 60, 1, 0, 0, seconds=30.0, samples=samples)
     assert (loaded.rows_per_second, loaded.seconds_left) == (5.0, 8.0)
-    assert replace(loaded, rows_done=10).rows_per_second == pytest.approx(1 / 3)
-    assert replace(loaded, seconds=20.5).rows_per_second == pytest.approx(60 / 20.5)
+    # The newest rows came two seconds ago.
+    assert replace(loaded, seconds=32.0).seconds_left == 6.0
+    # Two tasks at a time, and one of them has 30 rows before it.
+    spark = replace(loaded, samples=(Sample(20.0, 10, 20.0), Sample(30.0, 60, 40.0)), rows_ahead=30)
+    assert (spark.rows_per_second, spark.seconds_left) == (5.0, 12.0)
+    first = replace(loaded, samples=samples[:2], rows_done=10)
+    assert (first.rows_per_second, first.seconds_left) == (0.0, None)
 
 
 def test_a_job_remembers_why_rows_were_due_or_were_not(folder: JobFolder) -> None:
@@ -200,7 +208,8 @@ def test_what_a_shard_could_not_commit_stays_ready(folder: JobFolder) -> None:
 
 
 def advance(folder: JobFolder, shard: int, rows_done: int, stage: str = "applying", at: float | None = None) -> None:
-    progress = Progress(80, rows_done, fragments=1, ready=0, committed=0, seconds=10.0)
+    samples = (Sample(0.0, 0, 0.0), Sample(1.0, rows_done // 10, 1.0), Sample(10.0, rows_done, 10.0))
+    progress = Progress(80, rows_done, fragments=1, ready=0, committed=0, seconds=10.0, samples=samples)
     moment = {} if at is None else {"at": at}
     folder.update_shard(PRINT, shard, **{stage: {**asdict(progress), **moment}})
 
