@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -99,3 +100,8 @@ def _cut(value: Any) -> str:
     # Of a long vector or text, only the beginning is made into text.
     text = str(value[: _LONGEST + 1] if isinstance(value, (str, bytes, list)) else value)
     return f"{text[:_LONGEST]}…" if len(text) > _LONGEST else text
+
+
+def format_time(seconds: float) -> str:
+    """Format a time for people."""
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -14,12 +12,11 @@ from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_values
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.apply.event_loop import LOOP
 from airflow_geneva.apply.narrowing import Narrowing, RowFailed, Span
-from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of
+from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of, users_frames
 from airflow_geneva.errors import UdfError
 from airflow_geneva.udf.error_policy import Rules, matching_rules_of, rules_of
 
 _CANCEL_SECONDS = 5.0
-_NOT_OWN = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent))
 
 
 class AsyncMapper(BatchMapper):
@@ -148,17 +145,10 @@ class _BegunCalls(BegunBatch):
 
     def _failure(self, start: int, error: Exception) -> CallFailure:
         self.results.causes[start] = error
-        return CallFailure.of(error, matching_rules_of(self.rules, type(error)), _own_frames(error.__traceback__))
+        return CallFailure.of(error, matching_rules_of(self.rules, type(error)), users_frames(error))
 
 
 def _see_exception(task: asyncio.Task[None]) -> None:
     """Ask for the exception of a task that is not waited for, which asyncio would log otherwise."""
     if not task.cancelled():
         task.exception()
-
-
-def _own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames before the UDF's first one."""
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_NOT_OWN):
-        trace = trace.tb_next
-    return trace

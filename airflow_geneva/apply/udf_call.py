@@ -9,15 +9,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva import limits
 from airflow_geneva.apply.advice import may_pass, null_inputs
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.errors import InvalidInput, UdfError, mask_secrets
 from airflow_geneva.lance_io.arrays import is_list
+from airflow_geneva.limits.calls import limited
 from airflow_geneva.udf.error_policy import Rules, matching_rules_of
 from airflow_geneva.udf.signature import union_members
 
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
 
 _MESSAGE_CHARS = 2_000
+_NOT_USERS = tuple(
+    str(folder) for folder in (Path(__file__).parent, Path(limits.__file__).parent, Path(asyncio.__file__).parent)
+)
 _TRACEBACK_CHARS = 8_000
 
 
@@ -135,17 +141,25 @@ class Mapper:
             schema=pa.schema([batch.schema.field(name) for name in self.input_columns]),
         )
 
-    def set_up(self) -> Callable[..., Any]:
-        """Return the function that every call of a job calls; `UdfError` if the UDF's class cannot be instantiated.
+    def set_up(self, mark: Callable[[bool], None] = lambda begins: None) -> Callable[..., Any]:
+        """Return the function that every call of a job calls, within the UDF's limit.
 
         Of an async UDF it is set up in the event loop that will run the calls, and bounds them by the timeout.
+
+        Args:
+            mark: called when a call begins, and with False when it waits for the limit.
+
+        Raises:
+            UdfError: the UDF's class cannot be instantiated.
         """
         try:
             function = self.udf.function
         except Exception as error:
             text = traceback.format_exc()
             raise UdfError(f"UDF {self.udf.name!r} could not be set up: {error!r}\n{text}") from error
-        return partial(_call_async, function, self.udf.timeout) if self.udf.is_async else function
+        if self.udf.is_async:
+            function = partial(_call_async, function, self.udf.timeout)
+        return limited(function, self.udf.limit, self.udf.name, self.udf.is_async, mark)
 
     def map_batch(self, inputs: pa.RecordBatch, function: Callable[..., Any]) -> pa.Array:
         try:
@@ -246,9 +260,8 @@ class Mapper:
         )
 
     def _raised(self, error: Exception, inputs: pa.RecordBatch, row: int | None, computed: pa.Array | None) -> UdfError:
-        # Drop the first frame, which is this file's.
-        trace = error.__traceback__.tb_next if error.__traceback__ else None
-        return self.failure(CallFailure.of(error, (), trace), inputs, row, inputs.num_rows, computed)
+        trouble = CallFailure.of(error, (), users_frames(error))
+        return self.failure(trouble, inputs, row, inputs.num_rows, computed)
 
 
 async def _call_async(function: Callable[..., Awaitable[Any]], timeout: float | None, *arguments: Any) -> Any:
@@ -274,8 +287,15 @@ def call_failure_of(error: UdfError, rules: Rules) -> CallFailure:
     own = error.__cause__
     if not isinstance(own, Exception) or isinstance(own, OutputMismatch):
         return CallFailure.of(error, matching_rules_of(rules, UdfError), complete=True)
-    trace = own.__traceback__.tb_next if own.__traceback__ else None
-    return CallFailure.of(own, matching_rules_of(rules, type(own)), trace)
+    return CallFailure.of(own, matching_rules_of(rules, type(own)), users_frames(own))
+
+
+def users_frames(error: Exception) -> TracebackType | None:
+    """Return the frames of an exception from the UDF's first one."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_NOT_USERS):
+        trace = trace.tb_next
+    return trace
 
 
 class BatchResults:

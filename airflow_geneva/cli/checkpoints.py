@@ -23,7 +23,7 @@ from airflow_geneva.cli.database import (
     open_database_argument,
     print_json,
 )
-from airflow_geneva.job.status import format_time
+from airflow_geneva.display import format_time
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import md5
 

@@ -24,10 +24,11 @@ from airflow_geneva.cli.database import (
     without_controls,
 )
 from airflow_geneva.database import Database
+from airflow_geneva.display import format_time
 from airflow_geneva.job.current_errors import group_errors
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL
 from airflow_geneva.job.shard_status import ShardStatus
-from airflow_geneva.job.status import Job, format_time
+from airflow_geneva.job.status import Job
 
 _COLORS = {DONE: "green", PARTIAL: "yellow", FAILED: "red"}
 _WATCH_SECONDS = 1.0

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.trend import rest_of, seconds_per_row
+from airflow_geneva.limits.rate_limit import Usage
 
 logger = logging.getLogger("airflow_geneva.progress")
 
@@ -123,6 +124,7 @@ class ProgressReporter:
     slot_seconds: float | None = None
     skipped: Callable[[], Mapping[int, int]] = dict
     failed: Callable[[], int] = int
+    usage: Callable[[], Usage] = Usage
     spark_ui: str | None = None
     _began: float = field(default_factory=time.monotonic)
     _last: float = 0.0
@@ -182,6 +184,8 @@ class ProgressReporter:
         progress = self.now()
         shown = {} if self.spark_ui is None else {"spark_ui": self.spark_ui}
         kept = {"at": time.time(), "skipped": self.skipped(), "rows_per_second": progress.rows_per_second}
+        if usage := self.usage():
+            kept["usage"] = asdict(usage)
         return {**asdict(progress), **kept, **shown}
 
     def _sample(self, seconds: float) -> bool:

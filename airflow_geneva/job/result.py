@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow_geneva.display import Listed
 from airflow_geneva.job.folder import JobFolder, shard_name
+from airflow_geneva.limits.rate_limit import Usage
 
 CARRIED = "carried"
 """Field of a job's record: results of shards that plans of earlier tries committed."""
@@ -147,6 +148,7 @@ class BackfillResult(Listed):
         seconds: time by stage; ``spark`` is the time to get a session.
         notes: notes for the user.
         checked: what checking the expectations of the columns found.
+        usage: calls, tokens and cost that calls of a service reported, without those of tries that were killed.
     """
 
     job_id: str
@@ -162,6 +164,7 @@ class BackfillResult(Listed):
     seconds: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     checked: tuple[Checked, ...] = ()
+    usage: Usage = field(default_factory=Usage)
 
     @property
     def changed(self) -> bool:
@@ -197,6 +200,7 @@ class BackfillResult(Listed):
         fields["commits"] = tuple(fields["commits"])
         fields["notes"] = tuple(fields["notes"])
         fields["checked"] = tuple(map(Checked.from_json, fields.get("checked", ())))
+        fields["usage"] = Usage.from_json(fields.get("usage"))
         return BackfillResult(**fields)
 
     def __str__(self) -> str:
@@ -207,6 +211,8 @@ class BackfillResult(Listed):
             f"  table version {self.from_version} -> {self.version}, {len(self.commits)} commit(s), job {self.job_id}"
             + (f" ({took})" if took else ""),
         ]
+        if self.usage:
+            lines.append(f"  {self.usage}")
         lines.extend(f"  {checked}" for checked in self.checked)
         lines.extend(f"  Note: {note}" for note in self.notes)
         return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from airflow_geneva.job.folder import (
@@ -18,6 +18,7 @@ from airflow_geneva.job.folder import (
     shard_name,
 )
 from airflow_geneva.job.progress import read_progress
+from airflow_geneva.limits.rate_limit import Usage
 
 _READERS = 16
 
@@ -53,6 +54,7 @@ class ShardStatus:
         seen: the same of its newest progress.
         start_seconds: seconds from the begin of the task to that of the computation; while it runs, to its first rows.
         spark_ui: address of the UI of the Spark driver that computed it last, or None; it ends with the driver.
+        usage: what its calls reported that they used, without those of tries that were killed.
         samples: how many rows its last try had computed when, in seconds since the epoch; at most 60.
     """
 
@@ -78,6 +80,7 @@ class ShardStatus:
     seen: float | None = None
     start_seconds: float | None = None
     samples: tuple[tuple[float, int], ...] = ()
+    usage: Usage = field(default_factory=Usage)
 
     @property
     def applied_per_second(self) -> float:
@@ -137,6 +140,12 @@ def read_shards(folder: JobFolder, record: Mapping[str, Any]) -> tuple[ShardStat
         lambda item: _read_shard(folder, fingerprint, item[0], item[1], names), sizes, folder.storage.local
     )
     return tuple(found)
+
+
+def read_usage(folder: JobFolder, fingerprint: str, shards: Iterable[int]) -> Usage:
+    """Return what calls in the last try of each of these shards reported that they used."""
+    found = (folder.read_shard(fingerprint, index).get(APPLYING) or {} for index in shards)
+    return sum((Usage.from_json(progress.get("usage")) for progress in found), Usage())
 
 
 def in_parallel(read: Callable[[_T], _R], items: Iterable[_T], local: bool) -> list[_R]:
@@ -224,6 +233,7 @@ def _applying(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         rows_per_second=0.0 if done else progress.rows_per_second,
         seconds_left=None if done else progress.seconds_left,
         seen=float(document["at"]) if "at" in document else None,
+        usage=Usage.from_json(document.get("usage")),
         # A page makes a link of it.
         spark_ui=address if address.startswith(("http://", "https://")) else None,
         samples=tuple((round(began + sample.seconds, 1), int(sample.rows)) for sample in progress.samples),

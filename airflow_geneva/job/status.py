@@ -6,10 +6,9 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
 from typing import Any
 
-from airflow_geneva.display import Listed
+from airflow_geneva.display import Listed, format_time
 from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import HEARTBEAT, RECORD, JobFolder, is_job_id
@@ -17,6 +16,7 @@ from airflow_geneva.job.heartbeat import EVERY_SECONDS, RUNNING_TIMEOUT, Heartbe
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, RUNNING, Checked, in_order
 from airflow_geneva.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.job.time_left import TimeLeft, estimate_time_left, format_duration
+from airflow_geneva.limits.rate_limit import Usage
 from airflow_geneva.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.job")
@@ -79,6 +79,7 @@ class Job(Listed):
         airflow: the Airflow task that planned it, or None.
         notes: notes for the user.
         checked: what checking the expectations on values found; empty before the end.
+        usage: what calls of a service reported that they used.
         time_left: how long it will still take; None once it has ended, or is dead.
         runner, runner_reason: where it is computed, ``inline`` or ``spark``, and why; None for jobs of before.
     """
@@ -123,6 +124,7 @@ class Job(Listed):
     runner: str | None = None
     runner_reason: str | None = None
     time_left: TimeLeft | None = None
+    usage: Usage = field(default_factory=Usage)
 
     @property
     def open(self) -> bool:
@@ -193,6 +195,7 @@ class Job(Listed):
         if self.runner is not None:
             where = "in one process" if self.runner == "inline" else "on Spark"
             lines.append(f"  computed {where}: {self.runner_reason}")
+        lines.extend([f"  {self.usage}"] if self.usage else [])
         lines.extend(f"  {checked}" for checked in self.checked)
         if self.airflow is not None:
             lines.append(f"  Airflow: {self.airflow}")
@@ -213,11 +216,6 @@ class Job(Listed):
             return "no commits"
         listed = ", ".join(map(str, self.commits[:8])) + (", ..." if len(self.commits) > 8 else "")
         return f"{len(self.commits)} commit(s): version {listed}"
-
-
-def format_time(seconds: float) -> str:
-    """Format a time for people."""
-    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def read_job(folder: JobFolder, with_shards: bool = True, now: float | None = None) -> Job | None:
@@ -373,6 +371,7 @@ def _with_shards(job: Job) -> Job:
         rows_checkpointed=sum(shard.rows_checkpointed for shard in job.shards),
         rows_ready=sum(shard.rows_ready for shard in job.shards),
         rows_committed=committed,
+        usage=sum((shard.usage for shard in job.shards), Usage()),
         seconds=in_order(seconds),
         commits=tuple(sorted({version for shard in job.shards for version in shard.versions})),
     )
@@ -397,4 +396,5 @@ def _with_result(job: Job, ended: Mapping[str, Any]) -> Job:
         errors=int(ended.get("errors", 0)),
         notes=tuple(result["notes"]),
         checked=tuple(map(Checked.from_json, result.get("checked", ()))),
+        usage=Usage.from_json(result.get("usage")),
     )

@@ -15,12 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_geneva.limits.limiter import Limiter, Pass, limiter_of
+from airflow_geneva.limits.limiter import Limiter, Pass, TokenGuess, limiter_of
 from airflow_geneva.limits.rate_limit import Meter, RateLimit, RateLimited, Usage, count, metered
 from airflow_geneva.storage.files import Storage
-
-FOLDER = "_geneva/limits"
-"""Where the limits of a database lie, below it."""
 
 logger = logging.getLogger("airflow_geneva.limits")
 
@@ -34,46 +31,58 @@ _database: ContextVar[Storage | None] = ContextVar("geneva_limits", default=None
 
 
 @contextmanager
-def calling(limits: Storage) -> Iterator[Meter]:
-    """Keep the limits that lie there in calls of this block, and give it a meter of what they report."""
+def calling(limits: Storage | None, meter: Meter) -> Iterator[None]:
+    """Keep the limits that lie there in calls of this block, and add what they report to a meter."""
     token = _database.set(limits)
     try:
-        with metered() as meter:
-            yield meter
+        with metered(meter):
+            yield
     finally:
         _database.reset(token)
 
 
+def limits_at_hand() -> Storage | None:
+    """Return where the limits lie that calls keep here."""
+    return _database.get()
+
+
 def limited(
-    function: Callable[..., Any], limit: RateLimit | None, is_async: bool, mark: Callable[[bool], None] = lambda _: None
+    function: Callable[..., Any],
+    limit: RateLimit | None,
+    name: str,
+    is_async: bool = False,
+    mark: Callable[[bool], None] = lambda _: None,
 ) -> Callable[..., Any]:
     """Return a function that calls it within a limit of the database at hand; the function itself if there is none.
 
     Args:
+        name: of the UDF, whose calls take about as many tokens as before.
         mark: called with True when a call begins, and with False when it waits.
     """
     database = _database.get()
     if limit is None or database is None:
         return function
-    calls = LimitedCalls(function, limiter_of(database, limit), mark)
+    limiter = limiter_of(database, limit)
+    calls = LimitedCalls(function, limiter, limiter.guesses.setdefault(name, TokenGuess()), mark)
     return calls.call_async if is_async else calls.call
 
 
 class LimitedCalls:
     """A function within a limit, called plainly or in a coroutine."""
 
-    def __init__(self, function: Callable[..., Any], limiter: Limiter, mark: Callable[[bool], None]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], limiter: Limiter, guess: TokenGuess, mark: Callable[[bool], None]
+    ) -> None:
         self.function = function
         self.limiter = limiter
+        self.guess = guess
         self.mark = mark
-        self._per_guess = 1.0
-        self._mean: float | None = None
 
     def call(self, *arguments: Any) -> Any:
         trial = self._begin(arguments)
         while True:
             self.mark(False)
-            trial.passed = Pass(self._estimate(trial))
+            trial.passed = Pass(self.guess.of(trial.by_text))
             with self._settling(trial):
                 while (pause := self.limiter.step(trial.passed)) > 0:
                     time.sleep(pause)
@@ -89,7 +98,7 @@ class LimitedCalls:
     async def call_async(self, *arguments: Any) -> Any:
         trial = self._begin(arguments)
         while True:
-            trial.passed = Pass(self._estimate(trial))
+            trial.passed = Pass(self.guess.of(trial.by_text))
             with self._settling(trial):
                 while (pause := await asyncio.to_thread(self.limiter.step, trial.passed)) > 0:
                     await asyncio.sleep(pause)
@@ -105,10 +114,6 @@ class LimitedCalls:
         counts = self.limiter.limit.tokens_per_minute is not None
         return _Trial(sum(map(_chars_of, arguments)) / _CHARS_PER_TOKEN if counts else 0.0)
 
-    def _estimate(self, trial: _Trial) -> float:
-        """Guess the tokens of a call from its texts, corrected by what calls reported; without texts, their mean."""
-        return trial.guess * self._per_guess if trial.guess else self._mean or 0.0
-
     @contextmanager
     def _settling(self, trial: _Trial) -> Iterator[None]:
         with metered() as meter:
@@ -120,19 +125,14 @@ class LimitedCalls:
                 if trial.passed.begin is not None:
                     count(Usage(used.calls or 1, used.tokens, used.cost))
                 if used.tokens:
-                    self._learn(trial.guess, used.tokens)
-
-    def _learn(self, guess: float, tokens: float) -> None:
-        self._mean = tokens if self._mean is None else 0.8 * self._mean + 0.2 * tokens
-        if guess:
-            self._per_guess = 0.8 * self._per_guess + 0.2 * tokens / guess
+                    self.guess.learn(trial.by_text, used.tokens)
 
 
 @dataclass
 class _Trial:
-    """One call until it passes: its tokens as guessed, and since when and how often it was answered 429."""
+    """One call until it passes: its tokens by its texts, and since when and how often it was answered 429."""
 
-    guess: float
+    by_text: float
     passed: Pass = field(default_factory=lambda: Pass(0.0))
     refused_since: float | None = None
     refused: int = 0

@@ -45,6 +45,26 @@ class Pass:
     begin: float | None = None
 
 
+class TokenGuess:
+    """Guesses the tokens of a call by the length of its texts, corrected by what calls reported, or by their mean."""
+
+    def __init__(self) -> None:
+        self.per_text: float | None = None
+        self.mean: float | None = None
+
+    def of(self, by_text: float) -> float:
+        return by_text * (self.per_text or 1.0) if by_text else self.mean or 0.0
+
+    def learn(self, by_text: float, tokens: float) -> None:
+        self.mean = _running(self.mean, tokens)
+        if by_text:
+            self.per_text = _running(self.per_text, tokens / by_text)
+
+
+def _running(mean: float | None, value: float) -> float:
+    return value if mean is None else 0.8 * mean + 0.2 * value
+
+
 class Limiter:
     """Lets the calls of this process begin when the budget allows it; threads and coroutines may share it.
 
@@ -59,6 +79,7 @@ class Limiter:
         self.clock = clock or TableClock()
         self._request_seconds = seconds_each(limit.requests_per_minute)
         self._token_seconds = seconds_each(limit.tokens_per_minute)
+        self.guesses: dict[str, TokenGuess] = {}
         self._lock = threading.RLock()
         self._held = self._reserved = Held()
         self._paused = 0.0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -58,6 +59,12 @@ class RateLimit:
             object.__setattr__(self, name, value)
 
 
+def check_limit(value: object) -> RateLimit | None:
+    if value is None or isinstance(value, RateLimit):
+        return value
+    raise InvalidInput(f'limit={value!r}: give a RateLimit, such as RateLimit("openai", requests_per_minute=500).')
+
+
 class RateLimited(GenevaError):
     """Raise it in a UDF with a limit when the service says that there were too many requests.
 
@@ -86,20 +93,38 @@ class Usage:
     def __bool__(self) -> bool:
         return self != Usage()
 
+    def __str__(self) -> str:
+        cost = f", cost {self.cost:,.6g}" if self.cost else ""
+        tokens = f", {self.tokens:,.0f} tokens" if self.tokens else ""
+        return f"{self.calls:,} calls of a service{tokens}{cost}"
+
+    @staticmethod
+    def from_json(document: object) -> Usage:
+        """Read what a document says; nothing if it says nothing, or if it is damaged."""
+        if not isinstance(document, Mapping):
+            return Usage()
+        try:
+            return Usage(int(document["calls"]), float(document["tokens"]), float(document["cost"]))
+        except (LookupError, TypeError, ValueError):
+            return Usage()
+
 
 class Meter:
     """Adds up what calls used."""
 
     def __init__(self) -> None:
         self.usage = Usage()
+        self._lock = threading.Lock()
 
     def add(self, usage: Usage) -> None:
-        self.usage += usage
+        with self._lock:
+            self.usage += usage
 
     def take(self) -> Usage:
         """Return the usage since the last time, and begin again."""
-        taken, self.usage = self.usage, Usage()
-        return taken
+        with self._lock:
+            taken, self.usage = self.usage, Usage()
+            return taken
 
 
 _meter: ContextVar[Meter | None] = ContextVar("geneva_usage", default=None)
@@ -122,14 +147,20 @@ def report(*, tokens: float = 0, cost: float = 0.0, requests: int = 1) -> None:
 
 
 @contextmanager
-def metered() -> Iterator[Meter]:
+def metered(meter: Meter | None = None) -> Iterator[Meter]:
     """Give the block a meter; what it counts, the meter around it does not."""
-    meter = Meter()
+    meter = meter or Meter()
     token = _meter.set(meter)
     try:
         yield meter
     finally:
         _meter.reset(token)
+
+
+def used_so_far() -> Usage:
+    """Return what the meter around the caller says."""
+    meter = _meter.get()
+    return Usage() if meter is None else meter.usage
 
 
 def count(usage: Usage) -> None:

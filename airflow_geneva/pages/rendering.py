@@ -14,8 +14,8 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from airflow_geneva.display import format_time
 from airflow_geneva.errors import mask_secrets
-from airflow_geneva.job.status import format_time
 from airflow_geneva.links.job import PAGES
 from airflow_geneva.operators._airflow_internals import redact
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_geneva.apply.applier import StopComputing
+from airflow_geneva.limits.rate_limit import Usage, used_so_far
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.run.units import UnitReport
 
@@ -23,15 +24,17 @@ class Caps:
     """What a job may spend, and what it has spent.
 
     Args:
-        seconds, slot_seconds, rows: what the other shards took until now.
-        computed: rows that this shard has computed.
+        seconds, slot_seconds, rows, reported: what the other shards took until now.
+        computed, own_reported: rows that this shard has computed, and what its calls reported that they cost.
     """
 
     work: JobSpec
     seconds: float = 0.0
     slot_seconds: float = 0.0
     rows: int = 0
+    reported: float = 0.0
     computed: int = 0
+    own_reported: float = 0.0
     own_slot_seconds: float | None = None
     _began: float = field(default_factory=time.monotonic)
 
@@ -46,16 +49,18 @@ class Caps:
             caps.seconds += seconds
             caps.slot_seconds += float(applied.get("slot_seconds") or seconds)
             caps.rows += int(max(applied.get("rows_run") or 0, applying.get("rows_done") or 0))
+            caps.reported += Usage.from_json(applying.get("usage")).cost
         return caps
 
     def add(self, rows: int) -> None:
         """Count computed rows of this process, and stop if that is enough."""
         self.computed += rows
+        self.own_reported = used_so_far().cost
         self.check()
 
-    def see(self, rows: int, slot_seconds: float) -> None:
+    def see(self, rows: int, slot_seconds: float, reported: float = 0.0) -> None:
         """Take over what all tasks of the shard report, and stop if that is enough."""
-        self.computed, self.own_slot_seconds = rows, slot_seconds
+        self.computed, self.own_slot_seconds, self.own_reported = rows, slot_seconds, reported
         self.check()
 
     @property
@@ -72,12 +77,14 @@ class Caps:
     def cost(self) -> float:
         price = self.work.sizing.price_per_slot_hour or 0.0
         slot_seconds = self.slot_seconds + self.shard_slot_seconds
-        return slot_seconds / 3600 * price + (self.rows + self.computed) * self.work.cost_per_row
+        by_rows = (self.rows + self.computed) * self.work.cost_per_row
+        return slot_seconds / 3600 * price + (self.reported + self.own_reported or by_rows)
 
     def check(self) -> None:
         """Raise CapReached if the job has spent as much as it may."""
         sizing = self.work.sizing
         if sizing.max_seconds is not None and self.spent_seconds >= sizing.max_seconds:
             raise CapReached(f"stopped at its cap of {sizing.max_seconds:g} seconds (max_seconds)")
-        if sizing.max_cost is not None and sizing.price_per_slot_hour and self.cost >= sizing.max_cost:
+        priced = sizing.price_per_slot_hour or self.reported or self.own_reported
+        if sizing.max_cost is not None and priced and self.cost >= sizing.max_cost:
             raise CapReached(f"stopped at its cap of {sizing.max_cost:g} (max_cost)")

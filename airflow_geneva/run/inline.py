@@ -26,6 +26,8 @@ from airflow_geneva.job.meter import measured
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.task_memory import RowsPerBudget, return_large_buffers
+from airflow_geneva.limits.calls import calling
+from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.caps import CapReached
@@ -86,10 +88,10 @@ def open_target(location: TableLocation, work: JobSpec) -> Target:
 @contextmanager
 def prepare(
     location: TableLocation, work: JobSpec, udfs: Udfs, before: Mapping[int, int], target: Target | None = None
-) -> Iterator[tuple[RunUnit, SkipCount]]:
-    """Give a function that runs a unit of a task, and the counter of rows that the job skips, so many `before`.
+) -> Iterator[tuple[RunUnit, SkipCount, Meter]]:
+    """Give a function that runs a unit of a task, the counter of rows that the job skips, and a meter of its calls.
 
-    At the end the checkpoints of all finished fragments are written.
+    So many rows were skipped `before`. At the end the checkpoints of all finished fragments are written.
     """
     loaded = udfs.here()
     # Batch and checkpoint sizes are those of the first UDF.
@@ -100,13 +102,14 @@ def prepare(
     delayed = DelayedCheckpoints(target.store, work.sizing.checkpoint_interval)
     target = replace(target, delayed=delayed)
     sizes = LearnedSizes(RowsPerBudget(work.sizing.batch_bytes, target.output_width))
+    meter = Meter()
 
     def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
         def on_step(rows: int) -> None:
             delayed.write_if_due()
             on_rows(rows)
 
-        with computing(work, loaded, opened) as (compute, reads):
+        with calling(location.limits, meter), computing(work, loaded, opened) as (compute, reads):
             applier = Applier(
                 target.source, target.store, target.job, work, first, compute, reads, skipped, sizes, on_step
             )
@@ -115,7 +118,7 @@ def prepare(
             return report
 
     try:
-        yield run, skipped
+        yield run, skipped, meter
     finally:
         delayed.write()
 
@@ -219,8 +222,9 @@ def apply_inline(
         return []
     reporter = open_reporter(location, work, shard, plan)
     try:
-        with prepare(location, work, udfs, skipped_before(location, work), target) as (do, skipped):
+        with prepare(location, work, udfs, skipped_before(location, work), target) as (do, skipped, meter):
             reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
+            reporter.usage = lambda: meter.usage
 
             def run(unit: Unit, report: Callable[[int], None]) -> UnitReport:
                 def both(rows: int) -> None:

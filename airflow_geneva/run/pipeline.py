@@ -20,6 +20,7 @@ from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, STARTED, JobFold
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.meter import measured
 from airflow_geneva.job.result import FAILED, BackfillResult, Checked, ShardResult
+from airflow_geneva.job.shard_status import read_usage
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.lance_io.table_versions import reporting_remade
@@ -297,8 +298,9 @@ class PlannedJob:
     @cached_property
     def applied(self) -> list[dict[str, Any]]:
         """The results of the applied shards, as they are when first asked for."""
-        indexes = range(len(self.saved.shards))
-        found = (self.folder.read_shard(self.saved.fingerprint, index).get(APPLIED) for index in indexes)
+        found = (
+            self.folder.read_shard(self.saved.fingerprint, at).get(APPLIED) for at in range(len(self.saved.shards))
+        )
         return [document for document in found if document]
 
     def pace(self, shards: Iterable[Shard]) -> Callable[[int], None]:
@@ -370,7 +372,8 @@ class PlannedJob:
     def _write_end(self, result: BackfillResult, error: str | None) -> BackfillResult:
         """Record how the job ended; return its result, with the failed rows of shards that were not committed."""
         errors = count_errors(self.folder.storage) if self.saved.shards else 0
-        result = replace(result, checked=found_in_job(self.folder, self.saved, self.publisher.checked))
+        usage = read_usage(self.folder, self.saved.fingerprint, range(len(self.saved.shards)))
+        result = replace(result, checked=found_in_job(self.folder, self.saved, self.publisher.checked), usage=usage)
         if result.state == FAILED:
             result = result.with_failures(errors)
         speed = sum((UdfSpeed.from_json(document.get("speed")) for document in self.applied), UdfSpeed())

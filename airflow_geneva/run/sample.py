@@ -16,6 +16,8 @@ from airflow_geneva.job.estimate import Call
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.fragments import live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.limits.calls import calling
+from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import Plan, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run.inline import Udfs, computing, open_target, ready_to_open
@@ -71,7 +73,10 @@ def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also
     works = [work for shard in plan.shards for work in shard.to_apply[:_FRAGMENTS] if work.missing][:_FRAGMENTS]
     work, target, loaded = plan.work, open_target(location, plan.work), udfs.here()
     sample = Sample("" if isinstance(work, RefreshSpec) else work.column)
-    with computing(work, loaded, ready_to_open(loaded)) as (compute, inputs):
+    with (
+        calling(location.limits, Meter()),
+        computing(work, loaded, ready_to_open(loaded)) as (compute, inputs),
+    ):
         reads = [*inputs, *also] if also else inputs
 
         def call(batch: pa.RecordBatch) -> MappedBatch:

@@ -20,6 +20,7 @@ from airflow_geneva.errors import GenevaError, StorageError, UdfCrashed, UdfErro
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.job.trend import rows_of_longest_line
+from airflow_geneva.limits.rate_limit import Usage
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.plan.shard import Shard
@@ -257,8 +258,9 @@ class _GroupRunner:
         try:
             signs.read()
             _limit_visible_gpus()
-            with prepare(task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped) as (do, skipped):
+            with prepare(task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped) as (do, skipped, meter):
                 reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
+                reporter.usage = lambda: meter.usage
                 reports = run_units(do, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
             reporter.tick(force=True)
         except DriverLost as lost:
@@ -329,6 +331,7 @@ class _ProgressCollector:
         rows = ready = rows_ready = failed = seconds = 0
         skipped: Counter[int] = Counter()
         begun: dict[int, int] = {}
+        usage = Usage()
         for name in self.progress.list_files():
             if not name.startswith(_TASK):
                 continue
@@ -343,6 +346,7 @@ class _ProgressCollector:
             ready += document["ready"]
             rows_ready += document["rows_ready"]
             failed += document["rows_failed"]
+            usage += Usage.from_json(document.get("usage"))
             skipped.update({int(rule): given_up for rule, given_up in document["skipped"].items()})
             if failure := document.get(_FAILURE):
                 kind, message = failure
@@ -355,12 +359,13 @@ class _ProgressCollector:
         waiting = (size for task, size in enumerate(self.sizes) if task not in begun)
         slots = max(self.slots, sum(left > 0 for left in begun.values()))
         self.reporter.rows_ahead = rows_of_longest_line(begun.values(), waiting, slots)
+        self.reporter.usage = lambda: usage
         if not now:  # the end of a stage is reported by its caller, which would say the same again
             self.reporter.tick()
         try:
             self.count.check(skipped)
             if not now:
-                self.caps.see(rows, seconds)
+                self.caps.see(rows, seconds, usage.cost)
         except (UdfError, CapReached) as stop:
             self._stop(stop)
 

@@ -49,6 +49,11 @@ class TableLocation:
         return Storage(join(self.uri, "_checkpoints"), self.options)
 
     @property
+    def limits(self) -> Storage:
+        """Where the limits of its database lie."""
+        return Storage(join(self.database_uri, "_geneva", "limits"), self.options)
+
+    @property
     def database_uri(self) -> str:
         return self.uri.rpartition("/")[0]
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from airflow_geneva.code_hash.hasher import code_version
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.limits.rate_limit import RateLimit, check_limit
 from airflow_geneva.udf.annotations import output_type
 from airflow_geneva.udf.error_policy import Fail, Policy, Retry, Skip, check_policy, describe_policy
 from airflow_geneva.udf.expect import Expectation, check_expectations
@@ -112,6 +113,7 @@ class UDF:
         timeout: seconds a call may take, or None.
         cost: money that a row costs, for example at a service, or None.
         max_in_flight: calls of an async function at a time in each process, or None.
+        limit: the budget of a service that its calls keep, or None.
         expect: what is expected of its values.
     """
 
@@ -134,6 +136,7 @@ class UDF:
     timeout: float | None = None
     cost: float | None = None
     max_in_flight: int | None = None
+    limit: RateLimit | None = None
     expect: tuple[Expectation, ...] = ()
 
     def __post_init__(self) -> None:
@@ -239,6 +242,7 @@ def udf(
     timeout: float | None = None,
     cost: float | None = None,
     max_in_flight: int | None = None,
+    limit: RateLimit | None = None,
     expect: Expectation | Sequence[Expectation] = (),
 ) -> Callable[[Callable[..., Any]], UDF]: ...
 
@@ -263,6 +267,7 @@ def udf(
     timeout: float | None = None,
     cost: float | None = None,
     max_in_flight: int | None = None,
+    limit: RateLimit | None = None,
     expect: Expectation | Sequence[Expectation] = (),
 ) -> UDF | Callable[[Callable[..., Any]], UDF]:
     """Make a UDF from a function, a class with `__call__`, or an instance of such a class.
@@ -286,6 +291,7 @@ def udf(
         timeout: maximum seconds per call.
         cost: money that a row costs, for estimates and `max_cost`; in any currency, the same everywhere.
         max_in_flight: calls of an `async def` function at a time in each process; by default 16.
+        limit: a `RateLimit` of the service that it calls. It is no part of the code's version.
         expect: what its values must be like to become visible, from `airflow_geneva.expect`. It is no part of the
             code's version: a change of it recomputes nothing.
 
@@ -328,6 +334,7 @@ def udf(
             timeout=check_number("timeout", timeout, above_zero=True),
             cost=check_number("cost", cost, above_zero=False),
             max_in_flight=_calls_in_flight(signature, max_in_flight, chosen),
+            limit=check_limit(limit),
             expect=check_expectations(expect, kind),
         )
         check_bounds(made.min_checkpoint_size, made.checkpoint_size, made.max_checkpoint_size)

@@ -24,10 +24,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from airflow_geneva import Database, Table, connect, udf
+from airflow_geneva.display import format_time
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.job.folder import JobFolder, plan_name
-from airflow_geneva.job.status import format_time
 from airflow_geneva.lance_io.table_versions import written_at
 from airflow_geneva.pages.app import app
 from airflow_geneva.pages.tables import CountCache

@@ -28,6 +28,8 @@ from airflow_geneva.apply.isolation.worker import (
     values_from_bytes,
 )
 from airflow_geneva.apply.udf_call import CallFailure
+from airflow_geneva.limits.calls import limits_at_hand
+from airflow_geneva.limits.rate_limit import Usage, count
 from airflow_geneva.udf.shipping import UdfReference
 
 _BOOT = """
@@ -112,7 +114,9 @@ class WorkerProcess:
 
     def load(self, batch: pa.RecordBatch) -> None:
         """Send a batch to `map`, which replaces the last one; `WorkerLost` if the worker died."""
-        self._ask({"order": "load"}, batch_to_bytes(batch))
+        limits = limits_at_hand()
+        kept = limits and (limits.root, dict(limits.options))
+        self._ask({"order": "load", "limits": kept}, batch_to_bytes(batch))
 
     def map(self, start: int, stop: int, data_type: pa.DataType, timeout: float | None) -> Iterator[Chunk]:
         """Map rows of the batch; end early after a failed row that the caller has to decide about.
@@ -127,6 +131,7 @@ class WorkerProcess:
                 (row, CallFailure(**{**found, "fits": tuple(found["fits"])})) for row, found in header["troubles"]
             ]
             self.at_rest = header["end"]
+            count(Usage(**header["usage"]))
             yield Chunk(header["start"], values, troubles)
 
     def answers_still(self) -> bool:

@@ -28,9 +28,12 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_values
-from airflow_geneva.apply.udf_call import CallFailure, Mapper, call_failure_of
+from airflow_geneva.apply.udf_call import CallFailure, Mapper, call_failure_of, users_frames
 from airflow_geneva.errors import GenevaError, UdfError
 from airflow_geneva.lance_io.arrays import convert_array, to_storage
+from airflow_geneva.limits.calls import calling
+from airflow_geneva.limits.rate_limit import Meter
+from airflow_geneva.storage.files import Storage, freeze_options
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf.error_policy import Skip, matching_rules_of, rules_of
 from airflow_geneva.udf.shipping import UdfReference
@@ -89,6 +92,7 @@ def _work(orders: int, answers: int, mark: mmap.mmap) -> None:
     poll.register(orders, select.POLLIN)
     udf: UDF
     run: _BatchRun | None = None
+    limits: Storage | None = None
     while poll.poll(IDLE_SECONDS * 1_000):
         header, body = receive(orders)
         match header["order"]:
@@ -103,11 +107,13 @@ def _work(orders: int, answers: int, mark: mmap.mmap) -> None:
                     send(answers, {})
             case "load":
                 run = _BatchRun(udf, batch_from_bytes(body), answers, mark)
+                limits = header["limits"] and Storage(header["limits"][0], freeze_options(header["limits"][1]))
                 send(answers, {})
             case "map":
                 assert run is not None
                 map_them = run.map_rows if udf.form == "scalar" else run.map_batch
-                map_them(header["start"], header["stop"])
+                with calling(limits, run.meter):
+                    map_them(header["start"], header["stop"])
             case "rest":
                 run = None
             case "ping":
@@ -130,10 +136,11 @@ class _BatchRun:
         self.mark = mark
         self.rules = rules_of(udf.on_error)
         self.mapper = Mapper(udf, inputs.schema.names)
+        self.meter = Meter()
 
     def map_rows(self, start: int, stop: int) -> None:
         """Map rows until one fails whose failure a `Skip` does not cover; the parent decides about that row."""
-        function = self.udf.function
+        function = self.mapper.set_up(self._mark_call)
         columns = self.mapper.arguments(self.inputs.slice(start, stop - start))
         values: list[Any] = []
         troubles: dict[int, CallFailure] = {}
@@ -149,10 +156,9 @@ class _BatchRun:
             try:
                 values.append(function(*arguments))
             except Exception as error:
-                # Drop the first frame, which is this file's.
-                trace = error.__traceback__.tb_next if error.__traceback__ else None
                 values.append(None)
-                troubles[row] = CallFailure.of(error, matching_rules_of(self.rules, type(error)), trace)
+                trouble = CallFailure.of(error, matching_rules_of(self.rules, type(error)), users_frames(error))
+                troubles[row] = trouble
                 if not self._skips(troubles[row]):
                     break
         self._answer_rows(start, values, troubles, end=True)
@@ -178,7 +184,7 @@ class _BatchRun:
 
     def map_batch(self, start: int, stop: int) -> None:
         inputs = self.inputs.slice(start, stop - start)
-        function = self.udf.function
+        function = self.mapper.set_up(self._mark_call)
         CALL_MARK.pack_into(self.mark, 0, start, time.monotonic())
         troubles = []
         try:
@@ -191,6 +197,7 @@ class _BatchRun:
 
     def _answer(self, start: int, values: pa.Array, troubles: Iterable[tuple[int, CallFailure]], end: bool) -> None:
         header = {"start": start, "troubles": [(row, asdict(trouble)) for row, trouble in troubles], "end": end}
+        header["usage"] = asdict(self.meter.take())
         send(self.answers, header, values_to_bytes(values))
 
     def _skips(self, trouble: CallFailure) -> bool:
@@ -198,6 +205,10 @@ class _BatchRun:
 
     def _call_ended(self) -> None:
         _BEGAN.pack_into(self.mark, _BEGAN_AT, 0.0)
+
+    def _mark_call(self, begins: bool) -> None:
+        """Note that a call begins; while it waits for its limit, no time counts."""
+        _BEGAN.pack_into(self.mark, _BEGAN_AT, time.monotonic() if begins else 0.0)
 
 
 def send(pipe: int, header: dict[str, Any], body: Any = b"") -> None:
