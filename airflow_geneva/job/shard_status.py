@@ -142,10 +142,9 @@ def read_shards(folder: JobFolder, record: Mapping[str, Any]) -> tuple[ShardStat
     return tuple(found)
 
 
-def read_usage(folder: JobFolder, fingerprint: str, shards: Iterable[int]) -> Usage:
-    """Return what calls in the last try of each of these shards reported that they used."""
-    found = (folder.read_shard(fingerprint, index).get(APPLYING) or {} for index in shards)
-    return sum((Usage.from_json(progress.get("usage")) for progress in found), Usage())
+def usage_of(statuses: Iterable[Mapping[str, Any]]) -> Usage:
+    """Return what calls in the last try of each shard reported that they used, by the documents of its status."""
+    return sum((Usage.from_json((found.get(APPLYING) or {}).get("usage")) for found in statuses), Usage())
 
 
 def in_parallel(read: Callable[[_T], _R], items: Iterable[_T], local: bool) -> list[_R]:

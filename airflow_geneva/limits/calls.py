@@ -82,10 +82,11 @@ class LimitedCalls:
         trial = self._begin(arguments)
         while True:
             self.mark(False)
-            trial.passed = Pass(self.guess.of(trial.by_text))
+            trial.begun, trial.passed = False, Pass(self.guess.of(trial.by_text))
             with self._settling(trial):
                 while (pause := self.limiter.step(trial.passed)) > 0:
                     time.sleep(pause)
+                trial.begun = True
                 self.mark(True)
                 try:
                     return self.function(*arguments)
@@ -98,10 +99,11 @@ class LimitedCalls:
     async def call_async(self, *arguments: Any) -> Any:
         trial = self._begin(arguments)
         while True:
-            trial.passed = Pass(self.guess.of(trial.by_text))
+            trial.begun, trial.passed = False, Pass(self.guess.of(trial.by_text))
             with self._settling(trial):
                 while (pause := await asyncio.to_thread(self.limiter.step, trial.passed)) > 0:
                     await asyncio.sleep(pause)
+                trial.begun = True
                 try:
                     return await self.function(*arguments)
                 except Exception as error:
@@ -116,16 +118,17 @@ class LimitedCalls:
 
     @contextmanager
     def _settling(self, trial: _Trial) -> Iterator[None]:
-        with metered() as meter:
-            try:
+        meter = Meter()
+        try:
+            with metered(meter):
                 yield
-            finally:
-                used = meter.usage
-                self.limiter.done(trial.passed, used.calls or 1, used.tokens or None)
-                if trial.passed.begin is not None:
-                    count(Usage(used.calls or 1, used.tokens, used.cost))
-                if used.tokens:
-                    self.guess.learn(trial.by_text, used.tokens)
+        finally:
+            used = meter.usage
+            self.limiter.done(trial.passed, used.calls or 1, used.tokens or None)
+            if trial.begun:
+                count(Usage(used.calls or 1, used.tokens, used.cost))
+            if used.tokens:
+                self.guess.learn(trial.by_text, used.tokens)
 
 
 @dataclass
@@ -136,6 +139,7 @@ class _Trial:
     passed: Pass = field(default_factory=lambda: Pass(0.0))
     refused_since: float | None = None
     refused: int = 0
+    begun: bool = False
 
     def pause_after(self, error: Exception) -> float | None:
         """Return for how long all calls shall wait before this one is made again; None: the error is another one."""

@@ -20,7 +20,7 @@ from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, STARTED, JobFold
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.meter import measured
 from airflow_geneva.job.result import FAILED, BackfillResult, Checked, ShardResult
-from airflow_geneva.job.shard_status import read_usage
+from airflow_geneva.job.shard_status import usage_of
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.lance_io.table_versions import reporting_remade
@@ -271,10 +271,7 @@ class PlannedJob:
         caps: Caps | None = None,
         stopped: str | None = None,
     ) -> dict[str, Any]:
-        """Write and return the result of applying a shard, which took so many seconds without the start of Spark.
-
-        `stopped` says at which cap it did.
-        """
+        """Write and return the result of a shard that took so many seconds after Spark's start; `stopped` at a cap."""
         done = sum(reports, UnitReport(True))
         started = self.folder.read_shard(self.saved.fingerprint, shard.index).get(STARTED)
         waited = max(time.time() - started["at"] - seconds, 0.0) if started else 0.0
@@ -298,10 +295,10 @@ class PlannedJob:
     @cached_property
     def applied(self) -> list[dict[str, Any]]:
         """The results of the applied shards, as they are when first asked for."""
-        found = (
-            self.folder.read_shard(self.saved.fingerprint, at).get(APPLIED) for at in range(len(self.saved.shards))
-        )
-        return [document for document in found if document]
+        return [status[APPLIED] for status in self._statuses() if status.get(APPLIED)]
+
+    def _statuses(self) -> list[dict[str, Any]]:
+        return [self.folder.read_shard(self.saved.fingerprint, index) for index in range(len(self.saved.shards))]
 
     def pace(self, shards: Iterable[Shard]) -> Callable[[int], None]:
         """Return what watches an inline computation of these shards; it raises TooSlow."""
@@ -372,8 +369,8 @@ class PlannedJob:
     def _write_end(self, result: BackfillResult, error: str | None) -> BackfillResult:
         """Record how the job ended; return its result, with the failed rows of shards that were not committed."""
         errors = count_errors(self.folder.storage) if self.saved.shards else 0
-        usage = read_usage(self.folder, self.saved.fingerprint, range(len(self.saved.shards)))
-        result = replace(result, checked=found_in_job(self.folder, self.saved, self.publisher.checked), usage=usage)
+        checked = found_in_job(self.folder, self.saved, self.publisher.checked)
+        result = replace(result, checked=checked, usage=usage_of(self._statuses()))
         if result.state == FAILED:
             result = result.with_failures(errors)
         speed = sum((UdfSpeed.from_json(document.get("speed")) for document in self.applied), UdfSpeed())

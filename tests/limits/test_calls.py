@@ -176,3 +176,23 @@ def test_what_is_no_limit_or_no_number_is_refused() -> None:
     with pytest.raises(InvalidInput, match="report"):
         report(tokens=-1)
     report(tokens=1)  # outside of a job
+
+
+def test_what_calls_report_is_in_the_result_the_status_and_the_cap(tmp_path: Path, server: OpenAIServer) -> None:
+    @udf(data_type=VECTOR, limit=MANY, on_error="skip", cost=0.01)
+    def embed(text: str) -> list[float]:
+        return ask([text])[0]
+
+    server.change(fail_inputs={"text 3": ["429", 2]}, retry_after=0.1)
+    table = texts_table(tmp_path)
+    table.add_columns({"v": embed})
+    result = table.backfill("v", runner="inline", max_cost=1.0, batch_size=1)
+    tokens = server.counts().tokens
+    # Four calls reach the cap, by what they reported; two more were answered 429.
+    assert (result.state, result.rows_computed) == ("PARTIAL", 4)
+    assert (result.usage.calls, result.usage.tokens, result.usage.cost) == (6, tokens, 1.0)
+    job = connect(tmp_path).job(result.job_id)
+    assert job is not None
+    assert job.usage == result.usage
+    assert str(result.usage) in str(job)
+    assert "6 calls of a service" in str(result)
