@@ -155,8 +155,9 @@ class OpenAIServer:
         """Forget what was counted, and what limits have seen."""
         self._ask("/_reset", {})
 
-    def counts(self) -> Counts:
-        return Counts(**self._ask("/_counts", {}))
+    def counts(self, paid: bool = True) -> Counts:
+        """Return what was counted; how often each input was paid only when asked."""
+        return Counts(**self._ask("/_counts", {"paid": paid}))
 
     def _ask(self, path: str, body: Any) -> Any:
         url = f"http://127.0.0.1:{self.port}{path}"
@@ -209,12 +210,13 @@ class _Server:
         self.most_concurrent = 0
         self.began = time.monotonic()
 
-    def counts(self) -> Counts:
+    def counts(self, paid: bool) -> dict[str, Any]:
         numbers = self.numbers
-        return Counts(
+        found = Counts(
             numbers["requests"], numbers["refused"], dict(self.failed), numbers["rows"], numbers["tokens"],
-            self.most_concurrent, dict(self.admitted), numbers["batches"], dict(self.paid),
+            self.most_concurrent, dict(self.admitted), numbers["batches"], dict(self.paid) if paid else {},
         )  # fmt: skip
+        return asdict(found)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -251,7 +253,7 @@ class _Server:
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, reader: asyncio.StreamReader
     ) -> Any:
         if path == "/_counts":
-            return asdict(self.counts())
+            return self.counts(json.loads(body)["paid"])
         if path == "/_settings":
             self.settings = Settings(**json.loads(body))
             return {}
