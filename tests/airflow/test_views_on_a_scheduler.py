@@ -18,7 +18,7 @@ import pytest
 import airflow_geneva
 from airflow_geneva import Database
 from airflow_geneva.assets import new_fragments
-from tests.support.stack import COMPONENTS, RUN_SECONDS, Stack, start_stack
+from tests.support.stack import COMPONENTS, POLL_SECONDS, RUN_SECONDS, Stack, start_stack
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.slow]
 
@@ -99,10 +99,9 @@ class Site:
     def wait(self, ready: Callable[[], bool], what: str) -> None:
         until = time.monotonic() + RUN_SECONDS
         while not ready():
-            states = {run["state"] for dag_id in DAGS for run in self.runs(dag_id)}
-            in_vain = "failed" in states or time.monotonic() > until
+            in_vain = self.stack.call("GET", "/dags/~/dagRuns?state=failed")["dag_runs"] or time.monotonic() > until
             assert not in_vain, f"{what} did not come\n{self.stack.logs()}"
-            time.sleep(0.5)
+            time.sleep(POLL_SECONDS)
 
     def wait_for_sensor(self, dag_id: str, state: str) -> None:
         """Wait until the sensor of the newest run is off its slot."""
