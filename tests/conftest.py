@@ -83,8 +83,9 @@ settings.load_profile("soak" if os.environ.get("GENEVA_SOAK") == "1" else "quick
 
 # The files that take longest, in this order, so that none of them begins when the other workers are done.
 LONGEST = (
-    "test_operating.py", "test_views_on_a_scheduler.py", "test_demo.py", "test_refresh_group.py", "test_bench_smoke.py",
-    "test_kill.py", "test_standalone.py", "test_backfill_group.py", "test_cleanup.py", "test_view_state_machine.py",
+    "test_operating.py", "test_views_on_a_scheduler.py", "test_demo.py", "test_kill.py", "test_connect.py",
+    "test_refresh_group.py", "test_bench_smoke.py", "test_standalone.py", "test_any_submitter.py",
+    "test_backfill_group.py", "test_cleanup.py", "test_view_state_machine.py",
 )  # fmt: skip
 
 
