@@ -427,20 +427,3 @@ def test_a_plan_is_carried_out_with_the_definition_that_was_planned(desk: Desk) 
     run.clear(("refresh.shards.apply", 0)).go()
     assert run.state == "success", run.errors
     assert shown(view) == dict.fromkeys(texts("a"), 3)
-
-
-@pytest.mark.spark
-def test_a_refresh_on_spark_uses_the_modules_that_travelled_with_the_plan(desk: Desk) -> None:
-    udfs = importlib.import_module("geneva_dag_udfs")
-    desk.append("ab")
-    columns = {"text": "text", "n": udfs.length, "loud": udfs.upper}
-    view = desk.table.query().select(columns).create_materialized_view(desk.database, f"view_of_{desk.table.name}")
-    desk.break_at("b07", once=True)
-    run = go(view, inline_below_rows=0, shard_size=None, default_args={"retries": 1})
-    assert run.tries("refresh.shards.apply", 0) == 2
-    told = run.error("refresh.shards.apply", 0)
-    assert told.startswith(f"Computing shard 0 of {view.name} failed: UdfError: ")
-    assert "cannot measure b07 yet" in told
-    assert shown(view) == dict.fromkeys(texts("ab"), 3)
-    assert sorted(view.to_arrow()["loud"].to_pylist()) == [text.upper() for text in texts("ab")]
-    assert len(announced(view)) == 1
