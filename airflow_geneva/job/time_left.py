@@ -12,7 +12,7 @@ from airflow_geneva.job.trend import rest_of
 SPARK_START = 10.0
 """Seconds to start Spark for one shard, while no shard of this job or of an earlier one says more."""
 
-_EXPECTED_SHARE = 0.25
+_EXPECTED_SHARE = 0.5
 """What earlier jobs took counts as much as this share of a shard's rows would."""
 
 

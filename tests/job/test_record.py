@@ -162,15 +162,15 @@ def test_a_running_job_says_from_the_first_second_how_long_it_still_takes(folder
     job = read(folder, now=started + 24)
     # The task began 14 s before, and its first rows came after 5 s, as those of the other shard will.
     assert (job.shards[0].start_seconds, dict(job.shards[0].seconds)) == (5.0, {"apply": 14.0})
-    # Of the 50 rows that are left to it, 3 take a second by the 30 that are done, and 5 by 50 of earlier jobs.
-    own = 50 / 3 * (30 + 50 * 3 / 5) / 80
+    # Of the 50 rows that are left to it, 3 take a second by the 30 that are done, and 5 by 100 of earlier jobs.
+    own = 50 / 3 * (30 + 100 * 3 / 5) / 130
     assert (job.rows_per_second, job.seconds_left) == (3.0, pytest.approx(own + 5 + 100 / 3))
-    assert "3 rows/s, about 51 s left" in str(job)
+    assert "3 rows/s, about 50 s left" in str(job)
     assert read(folder, now=started + 30).seconds_left == pytest.approx(job.seconds_left - 6)
     # Two at a time.
     advance(folder, 1, rows_done=20, at=started + 24)
     job = read(folder, now=started + 24)
-    assert (job.rows_per_second, job.seconds_left) == (5.0, pytest.approx(60 / 2 * (20 + 25 * 2 / 5) / 45))
+    assert (job.rows_per_second, job.seconds_left) == (5.0, pytest.approx(60 / 2 * (20 + 50 * 2 / 5) / 70))
     assert job.to_json()["seconds_left"] == job.seconds_left
     silent = read(folder, now=started + 24 + 120)
     assert (silent.seconds_left, str(silent.time_left)) == (None, "no process has given a sign of life for 2 min")
