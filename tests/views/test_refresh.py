@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
@@ -22,7 +21,7 @@ from airflow_geneva.udf import udf
 from airflow_geneva.view import View
 from tests.support.counting import Trace, leave_trace
 from tests.support.invariants import assert_exact
-from tests.support.queries import NOT_THIRD, Asked, Refresh, act, assert_equals_query, assert_nothing_to_refresh, shown
+from tests.support.queries import NOT_THIRD, Asked, Refresh, assert_equals_query, assert_nothing_to_refresh, shown
 from tests.support.tables import MakeTable
 from tests.udfs_for_tests import views as udfs
 
@@ -85,23 +84,6 @@ def test_a_refresh_of_changes_the_view_does_not_read_writes_no_version(make_tabl
     table.lance.cleanup_old_versions(older_than=timedelta(0))
     assert_nothing_to_refresh(view, trace)
     assert len(trace) == 100
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_random_histories(make_table: MakeTable, trace: Trace, seed: int) -> None:
-    dice = random.Random(seed)
-    table = make_table(60, per_fragment=20)
-    asked = Asked(
-        dice.choice([None, NOT_THIRD]), dice.choice([None, 7]), dice.choice([None, 10, 40]), dice.choice([0, 5])
-    )
-    view = asked.make(table)
-    newest = 60
-    for _ in range(5):
-        for _ in range(dice.randint(0, 3)):
-            newest = act(dice, table, view, newest)
-        refresh(view, max_rows_per_fragment=dice.choice([None, 15]))
-        assert_equals_query(view, table, asked)
-        assert_nothing_to_refresh(view, trace)
 
 
 def test_a_view_goes_back_to_an_earlier_source_version(make_table: MakeTable, trace: Trace) -> None:
