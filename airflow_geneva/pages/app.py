@@ -19,12 +19,11 @@ from starlette.responses import Response
 from airflow_geneva.errors import DamagedRecord, GenevaError, mask_secrets
 from airflow_geneva.operators._airflow_internals import user_dependency
 from airflow_geneva.pages.access import CurrentUser, ViewerDep, VisibleDatabase, list_databases, open_database
-from airflow_geneva.pages.databases import Filters, draw_graph, read_database
-from airflow_geneva.pages.history import read_histories
+from airflow_geneva.pages.databases import DatabaseDetails, Filters, draw_graph, read_database
 from airflow_geneva.pages.jobs import JobDetails, find_job, list_errors
 from airflow_geneva.pages.rendering import HEADERS, STATIC, page
 from airflow_geneva.pages.runs import JobOfRun, job_of_task, jobs_of_dag, jobs_of_run, read_jobs_of
-from airflow_geneva.pages.tables import count_freshness, describe_table
+from airflow_geneva.pages.tables import count_freshness, describe_table, read_histories
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.timeouts import StoreThreads
 
@@ -154,117 +153,72 @@ def send_file(name: str) -> Response:
 
 
 @app.get("/task")
+@app.get("/task/live")
 @in_own_threads
 def show_task(request: Request, viewer: ViewerDep, task: TaskDep, errors: PageNumber = 1) -> HTMLResponse:
     """Show the job that a task works for, or the jobs of its run."""
-    if task.job is None:
-        return page(request, "task.html", task=task)
-    return _job_page(request, viewer, task.job, errors)
-
-
-@app.get("/task/live")
-@in_own_threads
-def show_task_live(request: Request, viewer: ViewerDep, task: TaskDep) -> HTMLResponse:
-    """Send the part of a task's job page that is updated while the job runs."""
-    if task.job is None:
+    if task.job is not None:
+        return _job_page(request, viewer, task.job, errors)
+    if _is_live(request):
         raise HTTPException(404)
-    return _job_live(request, viewer, task.job)
+    return page(request, "task.html", task=task)
 
 
 @app.get("/run")
+@app.get("/run/live")
 @in_own_threads
 def show_run(request: Request, viewer: ViewerDep, dag_id: str, run_id: str) -> HTMLResponse:
     """Show the jobs of a DAG run."""
-    return _runs_page(request, viewer, "run.html", dag_id, _run_id(run_id))
-
-
-@app.get("/run/live")
-@in_own_threads
-def show_run_live(request: Request, viewer: ViewerDep, dag_id: str, run_id: str) -> HTMLResponse:
-    return _runs_page(request, viewer, "_run.html", dag_id, _run_id(run_id))
+    return _runs_page(request, viewer, dag_id, _run_id(run_id))
 
 
 @app.get("/dag")
+@app.get("/dag/live")
 @in_own_threads
 def show_dag(request: Request, viewer: ViewerDep, dag_id: str) -> HTMLResponse:
     """Show the newest jobs of a DAG."""
-    return _runs_page(request, viewer, "run.html", dag_id, None)
+    return _runs_page(request, viewer, dag_id, None)
 
 
-@app.get("/dag/live")
-@in_own_threads
-def show_dag_live(request: Request, viewer: ViewerDep, dag_id: str) -> HTMLResponse:
-    return _runs_page(request, viewer, "_run.html", dag_id, None)
-
-
-def _runs_page(request: Request, viewer: CurrentUser, template: str, dag_id: str, run_id: str | None) -> HTMLResponse:
+def _runs_page(request: Request, viewer: CurrentUser, dag_id: str, run_id: str | None) -> HTMLResponse:
     if not viewer.may_read_dag(dag_id):
         raise HTTPException(403)
     began = time.monotonic()
     planned = jobs_of_dag(dag_id) if run_id is None else jobs_of_run(dag_id, run_id)
     found = read_jobs_of(planned, viewer)
     running = any(one.job is not None and one.job.open for one in found)
-    wait = max(_POLL_SECONDS if running else _IDLE_SECONDS, 10 * (time.monotonic() - began))
-    return page(
-        request, template, dag_id=dag_id, run_id=run_id, jobs=found, wait=wait, shares=JobDetails.shares
-    )  # fmt: skip
+    values = {"dag_id": dag_id, "run_id": run_id, "jobs": found, "wait": _pause(began, running)}
+    return _live_page(request, "run.html", shares=JobDetails.shares, **values)
 
 
 @app.get("/databases/{conn_id}")
-@in_own_threads
-def show_database(request: Request, viewer: ViewerDep, conn_id: str, filters: FiltersDep) -> HTMLResponse:
-    return _database_page(request, viewer, conn_id, filters, "database.html", _FIRST_SECONDS)
-
-
 @app.get("/databases/{conn_id}/live")
 @in_own_threads
-def show_database_live(request: Request, viewer: ViewerDep, conn_id: str, filters: FiltersDep) -> HTMLResponse:
-    """Send the part of a database's page that is updated while a user looks at it."""
-    return _database_page(request, viewer, conn_id, filters, "_database.html", _COUNT_SECONDS)
-
-
-def _database_page(
-    request: Request, viewer: CurrentUser, conn_id: str, filters: Filters, template: str, seconds: float
-) -> HTMLResponse:
-    if not viewer.may_see_database(conn_id):
-        raise HTTPException(404)
-    opened = VisibleDatabase(conn_id, viewer, open_database(conn_id))
+def show_database(request: Request, viewer: ViewerDep, conn_id: str, filters: FiltersDep) -> HTMLResponse:
     began = time.monotonic()
-    shown = read_database(opened, filters, seconds)
-    spent = time.monotonic() - began
-    pause = 1.0 if shown.counting else max(_POLL_SECONDS if shown.running else _IDLE_SECONDS, 10 * spent)
-    return page(
-        request,
-        template,
-        conn_id=conn_id,
-        opened=opened,
-        shown=shown,
-        filters=filters,
-        wait=pause,
-        shares=JobDetails.shares,
-    )
+    opened, shown = _read_database(request, viewer, conn_id, filters)
+    values = {"opened": opened, "shown": shown, "filters": filters, "shares": JobDetails.shares}
+    wait = 1.0 if shown.counting else _pause(began, bool(shown.running))
+    return _live_page(request, "database.html", conn_id=conn_id, wait=wait, **values)
 
 
 @app.get("/databases/{conn_id}/graph")
-@in_own_threads
-def show_graph(request: Request, viewer: ViewerDep, conn_id: str) -> HTMLResponse:
-    return _graph_page(request, viewer, conn_id, "graph.html", _FIRST_SECONDS)
-
-
 @app.get("/databases/{conn_id}/graph/live")
 @in_own_threads
-def show_graph_live(request: Request, viewer: ViewerDep, conn_id: str) -> HTMLResponse:
-    """Send what is computed from what in a database, drawn with the freshness of each column and view."""
-    return _graph_page(request, viewer, conn_id, "_graph.html", _COUNT_SECONDS)
+def show_graph(request: Request, viewer: ViewerDep, conn_id: str) -> HTMLResponse:
+    """Show what is computed from what in a database, drawn with the freshness of each column and view."""
+    _, shown = _read_database(request, viewer, conn_id, Filters())
+    wait = 1.0 if shown.counting else _IDLE_SECONDS
+    return _live_page(request, "graph.html", conn_id=conn_id, shown=shown, graph=draw_graph(shown.cards), wait=wait)
 
 
-def _graph_page(request: Request, viewer: CurrentUser, conn_id: str, template: str, seconds: float) -> HTMLResponse:
+def _read_database(
+    request: Request, viewer: CurrentUser, conn_id: str, filters: Filters
+) -> tuple[VisibleDatabase, DatabaseDetails]:
     if not viewer.may_see_database(conn_id):
         raise HTTPException(404)
     opened = VisibleDatabase(conn_id, viewer, open_database(conn_id))
-    shown = read_database(opened, Filters(), seconds)
-    pause = 1.0 if shown.counting else _IDLE_SECONDS
-    return page(request, template, conn_id=conn_id, shown=shown, graph=draw_graph(shown.cards), wait=pause)
+    return opened, read_database(opened, filters, _COUNT_SECONDS if _is_live(request) else _FIRST_SECONDS)
 
 
 @app.get("/databases/{conn_id}/tables/{table}")
@@ -296,30 +250,35 @@ def show_history(request: Request, viewer: ViewerDep, conn_id: str, place: Table
 
 
 @app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}")
+@app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}/live")
 @in_own_threads
 def show_job(request: Request, viewer: ViewerDep, job: JobDep, errors: PageNumber = 1) -> HTMLResponse:
     return _job_page(request, viewer, job, errors)
 
 
-@app.get("/databases/{conn_id}/tables/{table}/jobs/{job_id}/live")
-@in_own_threads
-def show_job_live(request: Request, viewer: ViewerDep, job: JobDep) -> HTMLResponse:
-    return _job_live(request, viewer, job)
-
-
 def _job_page(request: Request, viewer: ViewerDep, place: JobPlace, errors: int) -> HTMLResponse:
-    shown = _find(viewer, place)
-    linked = place.conn_id is not None and viewer.may_see_table(place.conn_id, shown.job.table)
-    listed = list_errors(place.location, place.job_id, errors) if shown.job.errors else None
-    return page(request, "job.html", place=place, shown=shown, linked=linked, errors=listed, wait=_POLL_SECONDS)
-
-
-def _job_live(request: Request, viewer: ViewerDep, place: JobPlace) -> HTMLResponse:
     began = time.monotonic()
     shown = _find(viewer, place)
-    # Poll less often if reading is slow, as for a job with a thousand shards on an object store.
-    wait = max(_POLL_SECONDS, 10 * (time.monotonic() - began))
-    return page(request, "_job.html", place=place, shown=shown, wait=wait)
+    values: dict[str, Any] = {"place": place, "shown": shown, "wait": _pause(began, running=True)}
+    if not _is_live(request):
+        values["linked"] = place.conn_id is not None and viewer.may_see_table(place.conn_id, shown.job.table)
+        values["errors"] = list_errors(place.location, place.job_id, errors) if shown.job.errors else None
+    return _live_page(request, "job.html", **values)
+
+
+def _is_live(request: Request) -> bool:
+    """Whether a page asks for the part of it that it updates while a user looks at it."""
+    return str(request.scope["route"].path).endswith("/live")
+
+
+def _live_page(request: Request, template: str, **values: Any) -> HTMLResponse:
+    """Render a page, or the part of it that is updated."""
+    return page(request, f"_{template}" if _is_live(request) else template, **values)
+
+
+def _pause(began: float, running: bool) -> float:
+    """Return the seconds until the next update; more if reading is slow, as of a thousand shards on an object store."""
+    return max(_POLL_SECONDS if running else _IDLE_SECONDS, 10 * (time.monotonic() - began))
 
 
 def _find(viewer: ViewerDep, place: JobPlace) -> JobDetails:

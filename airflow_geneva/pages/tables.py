@@ -1,4 +1,4 @@
-"""Read tables and views for the pages, and count what is due in them."""
+"""Read tables and views and their newest jobs for the pages, and count what is due in them."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ _JOBS_OF_COLUMNS = 25
 _AT_ONCE = 2
 _MOST_ASKED = 8
 _KEPT_SECONDS = 5.0
+_JOBS_SHOWN, _MOST_READ = 30, 300
 
 
 class CountCache:
@@ -320,3 +321,28 @@ def _newest_jobs(opened: VisibleDatabase, table: str, most: int) -> Mapping[str,
     for job in list_jobs(opened, names=[table], most=most).jobs:
         newest.setdefault(job.view or job.column or "", job)
     return newest
+
+
+@dataclass(frozen=True)
+class History:
+    """The newest ended jobs of a column or view, oldest first."""
+
+    name: str
+    jobs: tuple[Job, ...]
+
+    @property
+    def charts(self) -> tuple[tuple[str, tuple[float, ...]], ...]:
+        return (
+            ("rows", tuple(job.rows_computed for job in self.jobs)),
+            ("seconds", tuple(job.took for job in self.jobs)),
+            ("failed", tuple(job.rows_failed for job in self.jobs)),
+        )
+
+
+def read_histories(opened: VisibleDatabase, location: TableLocation) -> list[History]:
+    """Read the newest jobs of a table's columns, or of a view, that the viewer may see."""
+    names = [item.name for item in describe_table(location).computed]
+    most = min(_JOBS_SHOWN * max(len(names), 1), _MOST_READ)
+    ended = [job for job in list_jobs(opened, names=[location.name], most=most).jobs if not job.open]
+    found = {name: [job for job in ended if name == (job.view or job.column)][:_JOBS_SHOWN] for name in names}
+    return [History(name, tuple(jobs[::-1])) for name, jobs in found.items() if jobs]
