@@ -1,11 +1,11 @@
-"""The requests of users for backfills and refreshes; check and plan a backfill."""
+"""The requests of users for backfills and refreshes; check and plan a backfill, and cut a plan to its cap of rows."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -14,12 +14,13 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.lance_io.filters import freeze_where
 from airflow_geneva.lance_io.fragments import field_ids
+from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
 from airflow_geneva.plan.backfill import plan_backfill
-from airflow_geneva.plan.caps import cap_rows
 from airflow_geneva.plan.due_rows import ON_CODE_CHANGE, DueRules
-from airflow_geneva.plan.model import BackfillSpec, Plan
+from airflow_geneva.plan.model import BackfillSpec, Plan, RefreshSpec
+from airflow_geneva.plan.shard import FragmentWork, Shard, Works
 from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
@@ -237,3 +238,53 @@ def check_sizing(given: Mapping[str, Any]) -> Sizing:
     if low is not None and high is not None and low > high:
         raise InvalidInput(f"min_checkpoint_size={low} is larger than the largest checkpoint, {high} rows.")
     return sizing
+
+
+def cap_rows(plan: Plan) -> Plan:
+    """Cut a plan to ``max_rows`` rows that the UDF runs on, or to what ``max_cost`` pays for; checkpoints do not count.
+
+    Raises:
+        InvalidInput: there is a ``max_cost``, and no price.
+    """
+    work = plan.work
+    if work.sizing.max_cost is not None and not (work.sizing.price_per_slot_hour or work.cost_per_row):
+        raise InvalidInput(
+            "max_cost needs a price: price_per_slot_hour, in Airflow [geneva] price_per_slot_hour, or @udf(cost=...)."
+        )
+    most = work.most_rows
+    if most is None or plan.rows_to_run <= most:
+        return plan
+    kept, of_view = list[Shard](), isinstance(work, RefreshSpec)
+    for shard in plan.shards:
+        rows = shard.rows_to_run
+        works = shard.fragments if rows <= most else Works(_works_within(shard.fragments, most, of_view))
+        most = max(most - rows, 0)
+        if len(works):
+            kept.append(Shard(len(kept), works))
+    left = sum(shard.rows for shard in plan.shards) - sum(shard.rows for shard in kept)
+    return replace(plan, shards=tuple(kept)).with_work(rows=work.rows - left, rows_beyond=left)
+
+
+def _works_within(works: Works, most: int, of_view: bool) -> Iterator[FragmentWork]:
+    """Yield the fragments that fit, a part of the one after them, and those that are staged."""
+    last = -1
+    for work in works:
+        last = work.id
+        if work.staged or work.rows_to_run <= most:
+            most -= 0 if work.staged else work.rows_to_run
+            yield work
+            continue
+        if part := _first_rows(work, most):
+            yield replace(part, partial=of_view)
+        break
+    yield from (work for work in works.single if work.id > last and work.staged)
+
+
+def _first_rows(work: FragmentWork, most: int) -> FragmentWork | None:
+    """Return the work without missing rows beyond so many, and None if no row is left."""
+    rows = Ranges.from_offsets(work.missing_selected.offsets()[:most]) if most else Ranges.empty()
+    # Rows between them that a filter does not select are looked at, too.
+    missing = work.missing.within(0, int(rows.ends[-1])) if rows else rows
+    due = (work.due - work.missing) | missing
+    count = len(due if work.selected is None else due & work.selected)
+    return replace(work, due=due, missing=missing, rows=count) if due else None

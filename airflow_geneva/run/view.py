@@ -23,10 +23,9 @@ from airflow_geneva.job.result import DONE, FAILED, PARTIAL, BackfillResult, Che
 from airflow_geneva.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import reporting_cleaned_up
-from airflow_geneva.plan.caps import cap_rows
 from airflow_geneva.plan.model import Plan, RefreshSpec
 from airflow_geneva.plan.refresh import plan_refresh
-from airflow_geneva.plan.request import RefreshRequest
+from airflow_geneva.plan.request import RefreshRequest, cap_rows
 from airflow_geneva.plan.reusable_checkpoints import ReusableView
 from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
