@@ -9,6 +9,7 @@ import random
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -90,6 +91,7 @@ class Limiter:
         self._calls, self._passed, self._tokens = 1.0, 0, 0.0
         # What ended calls used beyond what they had.
         self._debt_requests = self._debt_tokens = 0.0
+        self._ended = deque[tuple[int, int, float]]()
         self._seats, self._seated_since, self._seats_until = 0, 0.0, 0.0
         self._under_way = self._wanting = 0
         self._others_wait = False
@@ -99,6 +101,7 @@ class Limiter:
 
     def step(self, call: Pass) -> float:
         with self._lock:
+            self._settle()
             self._stepped_at = self.clock.own()
             if self._read_at is None:
                 self._look()
@@ -116,13 +119,19 @@ class Limiter:
             return min(max(call.begin or 0.0, self._paused) - now, 2 * TICK_SECONDS)
 
     def done(self, call: Pass, requests: int = 1, tokens: float | None = None) -> None:
-        """Settle a call that has ended, or that did not begin: `tokens` as reported, None if they were not."""
-        with self._lock:
-            if call.seated:
-                self._under_way -= 1
-            self._debt_requests += max(requests - 1, 0)
-            if tokens is not None:
-                self._debt_tokens += tokens - call.tokens
+        """Settle a call that has ended, or that did not begin: `tokens` as reported, None if they were not.
+
+        It does not wait, since an event loop calls it.
+        """
+        more = 0.0 if tokens is None else tokens - call.tokens
+        self._ended.append((int(call.seated), max(requests - 1, 0), more))
+
+    def _settle(self) -> None:
+        while self._ended:
+            seats, requests, tokens = self._ended.popleft()
+            self._under_way -= seats
+            self._debt_requests += requests
+            self._debt_tokens += tokens
 
     def pause(self, seconds: float) -> None:
         """Let no call of any process begin for so long."""
@@ -207,6 +216,7 @@ class Limiter:
     def tick(self) -> None:
         """Keep up with the others while this process has calls: read, write the time if nobody did, renew seats."""
         with self._lock:
+            self._settle()
             if not self._under_way and self.clock.own() - self._stepped_at > 2 * TICK_SECONDS:
                 return
             self._look()

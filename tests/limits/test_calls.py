@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import urllib.error
@@ -75,6 +76,28 @@ def test_a_call_that_is_answered_429_is_made_again_and_is_no_failure(
     assert stored["v"].to_pylist() == [embedding_of(text) for text in stored["text"].to_pylist()]
     counts = server.counts()
     assert (counts.requests, counts.failed, counts.most_paid) == (14, {"429": 2}, 1)
+
+
+def test_async_calls_wait_and_are_made_again_while_others_go_on(tmp_path: Path, server: OpenAIServer) -> None:
+    @udf(
+        data_type=VECTOR,
+        limit=RateLimit("async", requests_per_minute=60_000, concurrent=6),
+        max_in_flight=12,
+        on_error=[Skip(urllib.error.HTTPError)],
+    )
+    async def embed(text: str) -> list[float]:
+        return (await asyncio.to_thread(ask, [text]))[0]
+
+    server.change(fail_inputs={"text 3 ": ["429", 2], "text 7 ": "500"}, retry_after=0.1, latency=0.02, concurrent=6)
+    table = texts_table(tmp_path, 40)
+    table.add_columns({"v": embed})
+    result = table.backfill("v", runner="inline")
+    counts = server.counts()
+    assert (result.rows_computed, result.rows_failed, counts.refused, counts.most_paid) == (39, 1, 0, 1)
+    assert (result.usage.calls, result.usage.tokens) == (42, counts.tokens)
+    [error] = table.get_errors()
+    assert "in embed" in error.traceback
+    assert "airflow_geneva" not in error.traceback
 
 
 def test_other_failures_are_those_of_the_policy_and_name_the_function(tmp_path: Path, server: OpenAIServer) -> None:
