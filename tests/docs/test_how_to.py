@@ -59,6 +59,16 @@ def test_the_snippet_about_models_runs(tmp_path: Path, monkeypatch: pytest.Monke
         assert server.counts().rows == 120
 
 
+def test_the_snippet_about_limits_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with OpenAIServer() as server:
+        monkeypatch.setenv("EMBEDDING_URL", server.base_url)
+        monkeypatch.setenv("EMBEDDING_API_KEY", "key")
+        result = run("limits")["result"]
+        counts = server.counts()
+    assert (result.rows_computed, result.usage.calls, result.usage.tokens) == (100, counts.requests, counts.tokens)
+
+
 def test_the_snippet_about_expectations_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert [one.wrong for one in run("expectations")["result"].checked] == [0, 0, 0, 1]
