@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 LANCEDB = ROOT / ".venv-lancedb" / "bin" / "python"
 RUNNERS = ("inline", "spark")
-OTHERS = ("slow", "plan", "changes", "aging", "wide", "f", "f16m", "peer", "hourly", "time_left", "estimate")
+OTHERS = ("slow", "plan", "changes", "aging", "wide", "f", "f16m", "peer", "hourly", "time_left", "estimate", "limits")
 COLD_CASES = ("a", "c", "a16m")
 
 
@@ -67,6 +67,9 @@ class BenchmarkRun:
                 results["estimate"] = self._measure(
                     "estimate", folder=str(self.scratch / "estimate"), jobs=4 if self.quick else 50, quick=self.quick
                 )
+            elif name == "limits":
+                small = {"rows": 600, "processes": 2, "kills": 1} if self.quick else {}
+                results["limits"] = self._measure("limits", folder=str(self.scratch / "limits"), **small)
             elif name == "time_left":
                 results["time_left"] = self._time_left()
             elif name == "peer":

@@ -17,7 +17,21 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from airflow_geneva import Table
-from bench import aging, changes, estimate, floor, hourly, peer, planning, processes, time_left, udfs, views, wide
+from bench import (
+    aging,
+    changes,
+    estimate,
+    floor,
+    hourly,
+    limits,
+    peer,
+    planning,
+    processes,
+    time_left,
+    udfs,
+    views,
+    wide,
+)
 from bench.cases import CASES, Case, open_table
 
 Measured = dict[str, Any]
@@ -162,6 +176,7 @@ MEASUREMENTS: dict[str, Callable[..., Measured]] = {
     "aging": aging.measure,
     "hourly": hourly.measure,
     "estimate": estimate.measure,
+    "limits": limits.measure,
     "time_left": time_left.measure,
     "view": views.measure,
     "peer_column": peer.measure_column,

@@ -247,6 +247,19 @@ def _time_left(found: Mapping[str, Any]) -> str:
     return f"{about}\n\n{_table(head, rows)}"
 
 
+def _limits(found: Mapping[str, Any]) -> str:
+    head = ("requests", "answered 429", "rows paid again", "of the limit used", "seconds")
+    used = f"{100 * found['used']:.1f} % in {found['warm_seconds']} s"
+    rows = [tuple(map(str, (found["requests"], found["refused"], found["paid_again"], used, round(found["seconds"]))))]
+    about = (
+        f"{found['processes']} processes compute {found['rows']:,} rows of their tables, ten in a request, within "
+        f"`RateLimit(requests_per_minute={found['per_minute']:,})`. A server on loopback keeps that in any minute. "
+        f"Processes are killed {found['kills']} times, and started again. The limit's use is measured from ten seconds "
+        "after the first request to nine tenths of them."
+    )
+    return f"{about}\n\n{_table(head, rows)}"
+
+
 def _estimate(jobs: Sequence[Mapping[str, Any]]) -> str:
     head = ("what", "by", "jobs", "inside", "upper end at most three times the lower", "median upper / lower")
     rows = []
@@ -328,4 +341,5 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("hourly", "An hourly DAG run", _hourly),
     ("time_left", "The time left, at half time", _time_left),
     ("estimate", "The cost that a plan states", _estimate),
+    ("limits", "The limit of a service", _limits),
 )

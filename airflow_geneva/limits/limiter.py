@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from airflow_geneva.errors import GenevaError, StorageError
-from airflow_geneva.faults import fault_point
 from airflow_geneva.limits.budget import (
     LATENESS,
     SEAT_SECONDS,
@@ -179,7 +178,6 @@ class Limiter:
 
         self._change(more)
         self._held = self._reserved
-        fault_point("limit.reserved")
 
     def _sit(self, call: Pass) -> bool:
         """Take a seat for a call if there is one, after asking for more when this process has none left."""
