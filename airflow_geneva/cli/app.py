@@ -17,13 +17,13 @@ import airflow_geneva
 from airflow_geneva.cli import jobs as cli_jobs
 from airflow_geneva.cli import work
 from airflow_geneva.cli.checkpoints import checkpoints_app
-from airflow_geneva.cli.database import PlainUsage, errors_as_messages, print_json
+from airflow_geneva.cli.database import Command, print_json
 from airflow_geneva.cli.doctor import airflow_home, print_findings, run_airflow_checks, run_checks
 from airflow_geneva.spark.server import HOST, run_server
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for command in (work.define, work.plan, work.backfill, work.refresh, cli_jobs.jobs, cli_jobs.status, cli_jobs.errors):
-    app.command(cls=PlainUsage)(command)
+    app.command(cls=Command)(command)
 app.add_typer(checkpoints_app, name="checkpoints")
 
 
@@ -42,7 +42,7 @@ def main(
     """Computed columns and materialized views of Lance tables, kept up to date by Airflow on Spark."""
 
 
-@app.command(cls=PlainUsage)
+@app.command(cls=Command)
 def doctor(
     path: Annotated[Path | None, typer.Option(help="The folder that must be writable; default: AIRFLOW_HOME.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
@@ -60,7 +60,7 @@ def doctor(
         raise typer.Exit(code=1)
 
 
-@app.command(cls=PlainUsage)
+@app.command(cls=Command)
 def spark_server(
     port: Annotated[int, typer.Option(help="The port on 127.0.0.1.")] = 15002,
     master: Annotated[str, typer.Option(help="Where the server computes: local[N] is N task slots.")] = "local[*]",
@@ -69,7 +69,6 @@ def spark_server(
     connection = json.dumps({"conn_type": "spark_connect", "host": f"sc://{HOST}", "port": port})
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     with (
-        errors_as_messages(),
         tempfile.TemporaryDirectory(prefix="geneva-spark-") as folder,
         run_server(Path(folder), port, master) as server,
     ):

@@ -15,9 +15,8 @@ from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import KINDS, add_up, parse_ttl, readable_bytes
 from airflow_geneva.cli.database import (
     AsJson,
+    Command,
     ConnectionId,
-    PlainUsage,
-    errors_as_messages,
     make_grid,
     open_console,
     open_database_argument,
@@ -79,7 +78,7 @@ checkpoints_app = typer.Typer(
 )
 
 
-@checkpoints_app.command("list", cls=PlainUsage)
+@checkpoints_app.command("list", cls=Command)
 def list_all(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="DB TABLE", help="The database and the table.", show_default=False)
@@ -89,9 +88,8 @@ def list_all(
     as_json: AsJson = False,
 ) -> None:
     """List the checkpoints of a table by UDF version and column."""
-    with errors_as_messages():
-        db, (name,) = open_database_argument(arguments, conn_id, "TABLE")
-        found = list_checkpoints(db.open_table(name).location.checkpoints, column)
+    db, (name,) = open_database_argument(arguments, conn_id, "TABLE")
+    found = list_checkpoints(db.open_table(name).location.checkpoints, column)
     if as_json:
         print_json([asdict(group) for group in found])
         return
@@ -103,7 +101,7 @@ def list_all(
     open_console().print(grid if found else "No checkpoints.")
 
 
-@checkpoints_app.command("gc", cls=PlainUsage)
+@checkpoints_app.command("gc", cls=Command)
 def collect_garbage(
     arguments: Annotated[
         list[str] | None,
@@ -121,17 +119,16 @@ def collect_garbage(
     What an open job uses is kept, however old it is. Choose a --ttl that is longer than the longest time between
     planning a backfill and its last retry: the shards of a run that is older than --ttl can no longer be cleared.
     """
-    with errors_as_messages():
-        span = parse_ttl(ttl)
-        # With --conn-id the database is not an argument, so one argument is the table.
-        several = len(arguments or ()) > (0 if conn_id else 1)
-        db, names = open_database_argument(arguments, conn_id, *(["TABLE"] if several else []))
-        if names:
-            db.open_table(names[0])
-        found = []
-        for name in names or db.table_names():
-            garbage = find_garbage(db.location(name), span)
-            found.append(garbage if dry_run else collect(db.location(name), garbage))
+    span = parse_ttl(ttl)
+    # With --conn-id the database is not an argument, so one argument is the table.
+    several = len(arguments or ()) > (0 if conn_id else 1)
+    db, names = open_database_argument(arguments, conn_id, *(["TABLE"] if several else []))
+    if names:
+        db.open_table(names[0])
+    found = []
+    for name in names or db.table_names():
+        garbage = find_garbage(db.location(name), span)
+        found.append(garbage if dry_run else collect(db.location(name), garbage))
     if as_json:
         print_json({"dry_run": dry_run, **add_up(found), "tables": [garbage.to_json() for garbage in found]})
         return

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,8 +33,20 @@ ConnectionId = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-class PlainUsage(TyperCommand):
-    """A command whose usage names its arguments as they are given, as in `airflow-geneva status DB JOB [OPTIONS]`."""
+class Command(TyperCommand):
+    """A command that prints errors of this package and of the system as one message, and then exits with code 1.
+
+    Its usage names its arguments as they are given, as in `airflow-geneva status DB JOB [OPTIONS]`.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except (GenevaError, OSError) as error:
+            typer.echo(f"Error: {without_controls(mask_secrets(str(error)))}", err=True)
+            raise typer.Exit(code=1) from None
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         named = [str(parameter.metavar) for parameter in self.params if parameter.param_type_name == "argument"]
@@ -76,16 +87,6 @@ def open_database_argument(
     if is_local(database.uri) and not Path(database.uri).is_dir():
         raise InvalidInput(f"There is no database {database.uri}: no such folder. Check the path.")
     return database, given
-
-
-@contextmanager
-def errors_as_messages() -> Iterator[None]:
-    """Print errors of this package and of the system as one message, and exit with code 1."""
-    try:
-        yield
-    except (GenevaError, OSError) as error:
-        typer.echo(f"Error: {without_controls(mask_secrets(str(error)))}", err=True)
-        raise typer.Exit(code=1) from None
 
 
 def print_json(document: Any) -> None:

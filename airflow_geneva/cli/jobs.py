@@ -16,7 +16,6 @@ from rich.text import Text
 from airflow_geneva.cli.database import (
     AsJson,
     ConnectionId,
-    errors_as_messages,
     make_grid,
     open_console,
     open_database_argument,
@@ -48,9 +47,8 @@ def jobs(
     as_json: AsJson = False,
 ) -> None:
     """List the newest jobs of a database, running jobs included."""
-    with errors_as_messages():
-        db, _ = open_database_argument(database, conn_id)
-        found = db.jobs(newest, table)
+    db, _ = open_database_argument(database, conn_id)
+    found = db.jobs(newest, table)
     if as_json:
         print_json([job.to_json() for job in found])
         return
@@ -73,22 +71,21 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show a job: its row counts, its times, and the progress of each shard."""
-    with errors_as_messages():
-        db, (job_id,) = open_database_argument(arguments, conn_id, "JOB")
-        states = _follow(db, job_id, watch)
-        if as_json:
+    db, (job_id,) = open_database_argument(arguments, conn_id, "JOB")
+    states = _follow(db, job_id, watch)
+    if as_json:
+        for job in states:
+            # With --watch one document per line.
+            typer.echo(json.dumps(job.to_json(), indent=None if watch else 2))
+        return
+    console = open_console()
+    job = next(states)
+    if watch and job.open:
+        with Live(_render_job(job), console=console, auto_refresh=False) as live:
             for job in states:
-                # With --watch one document per line.
-                typer.echo(json.dumps(job.to_json(), indent=None if watch else 2))
-            return
-        console = open_console()
-        job = next(states)
-        if watch and job.open:
-            with Live(_render_job(job), console=console, auto_refresh=False) as live:
-                for job in states:
-                    live.update(_render_job(job), refresh=True)
-        else:
-            console.print(_render_job(job))
+                live.update(_render_job(job), refresh=True)
+    else:
+        console.print(_render_job(job))
 
 
 def errors(
@@ -103,12 +100,11 @@ def errors(
     as_json: AsJson = False,
 ) -> None:
     """Group the rows that UDFs fail on now by cause, each with a count and an example; --json lists rows."""
-    with errors_as_messages():
-        db, _ = open_database_argument(database, conn_id)
-        if job is not None and table is None:
-            table = db.job(job).table
-        tables = [db.open_table(name) for name in (db.table_names() if table is None else [table])]
-        found = {each.name: each.get_errors(job, column, history) for each in tables}
+    db, _ = open_database_argument(database, conn_id)
+    if job is not None and table is None:
+        table = db.job(job).table
+    tables = [db.open_table(name) for name in (db.table_names() if table is None else [table])]
+    found = {each.name: each.get_errors(job, column, history) for each in tables}
     records = sorted(((name, row) for name, listed in found.items() for row in listed), key=lambda item: -item[1].time)
     if as_json:
         print_json([{"table": name, **record.to_json()} for name, record in records[:newest]])

@@ -11,7 +11,6 @@ import typer
 from airflow_geneva.cli.database import (
     AsJson,
     ConnectionId,
-    errors_as_messages,
     open_database_argument,
     print_json,
     without_controls,
@@ -64,13 +63,12 @@ def define(
     conn_id: ConnectionId = None,
 ) -> None:
     """Add a computed column to a table, or give it another UDF; computes nothing."""
-    with errors_as_messages():
-        _find_modules_here()
-        db, (name, column, path) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN", "UDF")
-        table, udf = db.open_table(name), load_udf(path)
-        spec = (udf, inputs) if inputs else udf
-        (table.alter_columns if column in table.schema.names else table.add_columns)({column: spec})
-        typer.echo(f"{name}.{column} is computed by {table.definition(column).call}.")
+    _find_modules_here()
+    db, (name, column, path) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN", "UDF")
+    table, udf = db.open_table(name), load_udf(path)
+    spec = (udf, inputs) if inputs else udf
+    (table.alter_columns if column in table.schema.names else table.add_columns)({column: spec})
+    typer.echo(f"{name}.{column} is computed by {table.definition(column).call}.")
 
 
 def plan(
@@ -91,24 +89,23 @@ def plan(
     conn_id: ConnectionId = None,
 ) -> None:
     """Print what a backfill or refresh would compute and why, or the plan of a job; writes nothing."""
-    with errors_as_messages():
-        if job is not None:
-            db, _ = open_database_argument(arguments, conn_id)
-            typer.echo(without_controls(_stored_plan(db, job)))
-            return
-        _find_modules_here()
-        options: dict[str, Any] = {"udf": udf, "where": where, "continue_from": continue_from}
-        options |= {"errors_only": errors_only, "recompute_mixed": recompute_mixed}
-        if view is not None:
-            if given := [f"--{name.replace('_', '-')}" for name, value in options.items() if value]:
-                raise InvalidInput(f"{' and '.join(given)} apply to columns, and --view {view} is planned as a whole.")
-            db, _ = open_database_argument(arguments, conn_id)
-            typer.echo(_open_view(db, view).plan_refresh(read_version, None, on_code_change, ignore_checkpoints))
-            return
-        db, (table, column) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN")
-        options |= {"read_version": read_version, "on_code_change": on_code_change}
-        options |= {"udf": load_udf(udf) if udf else None, "ignore_checkpoints": ignore_checkpoints}
-        typer.echo(db.open_table(table).plan_backfill(column, **options))
+    if job is not None:
+        db, _ = open_database_argument(arguments, conn_id)
+        typer.echo(without_controls(_stored_plan(db, job)))
+        return
+    _find_modules_here()
+    options: dict[str, Any] = {"udf": udf, "where": where, "continue_from": continue_from}
+    options |= {"errors_only": errors_only, "recompute_mixed": recompute_mixed}
+    if view is not None:
+        if given := [f"--{name.replace('_', '-')}" for name, value in options.items() if value]:
+            raise InvalidInput(f"{' and '.join(given)} apply to columns, and --view {view} is planned as a whole.")
+        db, _ = open_database_argument(arguments, conn_id)
+        typer.echo(_open_view(db, view).plan_refresh(read_version, None, on_code_change, ignore_checkpoints))
+        return
+    db, (table, column) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN")
+    options |= {"read_version": read_version, "on_code_change": on_code_change}
+    options |= {"udf": load_udf(udf) if udf else None, "ignore_checkpoints": ignore_checkpoints}
+    typer.echo(db.open_table(table).plan_backfill(column, **options))
 
 
 def backfill(
@@ -132,15 +129,14 @@ def backfill(
     as_json: AsJson = False,
 ) -> None:
     """Compute the missing values of a column here, without Airflow, and commit them."""
-    with errors_as_messages():
-        _find_modules_here()
-        db, (table, column) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN")
-        result = db.open_table(table).backfill(
-            column, udf, where=where, read_version=read_version, on_code_change=on_code_change,
-            continue_from=continue_from, errors_only=errors_only, recompute_mixed=recompute_mixed,
-            ignore_checkpoints=ignore_checkpoints, runner=runner, max_failed=_number(max_failed),
-        )  # fmt: skip
-        _print_result(result, as_json)
+    _find_modules_here()
+    db, (table, column) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN")
+    result = db.open_table(table).backfill(
+        column, udf, where=where, read_version=read_version, on_code_change=on_code_change,
+        continue_from=continue_from, errors_only=errors_only, recompute_mixed=recompute_mixed,
+        ignore_checkpoints=ignore_checkpoints, runner=runner, max_failed=_number(max_failed),
+    )  # fmt: skip
+    _print_result(result, as_json)
 
 
 def refresh(
@@ -156,13 +152,12 @@ def refresh(
     as_json: AsJson = False,
 ) -> None:
     """Bring a materialized view up to its source here, without Airflow."""
-    with errors_as_messages():
-        _find_modules_here()
-        db, (name,) = open_database_argument(arguments, conn_id, "VIEW")
-        view = _open_view(db, name)
-        failed = _number(max_failed)
-        result = view.refresh(read_version, None, on_code_change, ignore_checkpoints, runner, failed)
-        _print_result(result, as_json)
+    _find_modules_here()
+    db, (name,) = open_database_argument(arguments, conn_id, "VIEW")
+    view = _open_view(db, name)
+    failed = _number(max_failed)
+    result = view.refresh(read_version, None, on_code_change, ignore_checkpoints, runner, failed)
+    _print_result(result, as_json)
 
 
 def _find_modules_here() -> None:
