@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from airflow_geneva.checkpoint.view_snapshot import Snapshot, load_snapshot, rem
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.outbox import JOB_PROPERTY
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.fragments import field_ids
 from airflow_geneva.lance_io.history import Commit, commits_newest_first, files_written
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.storage.location import TableLocation
@@ -118,7 +119,9 @@ def _changes(dataset: lance.LanceDataset, commit: Commit) -> str | None:
         fields = set(operation.fields_modified)
     elif not isinstance(operation, (made.Delete, made.Overwrite)):
         return ""
-    if fields and not fields & _own_fields(dataset):
+    # Columns that users added to the view do not count.
+    ours = set(own_columns(dataset.schema)).intersection(dataset.schema.names) if fields else ()
+    if fields and not any(fields.intersection(field_ids(dataset, name)) for name in ours):
         return ""
     return f"{type(operation).__name__.lower()} at version {version}"
 
@@ -134,18 +137,6 @@ def _appended_set_rows(dataset: lance.LanceDataset, version: int, operation: Any
     except EngineError:
         return None
     return False
-
-
-def _own_fields(dataset: lance.LanceDataset) -> set[int]:
-    """Field ids of the columns that the view's query computes; columns that users added to the table do not count."""
-    names = own_columns(dataset.schema)
-    return set(_ids(field for field in dataset.lance_schema.fields() if field.name() in names))
-
-
-def _ids(fields: Any) -> Iterator[int]:
-    for field in fields:
-        yield field.id()
-        yield from _ids(field.children())
 
 
 def _noted(location: TableLocation, dataset: lance.LanceDataset, changed: str) -> Swap:
