@@ -141,10 +141,9 @@ def read_errors(
     return sorted(newest.values(), key=lambda record: (-record.time, record.row_address))[:most]
 
 
-def count_errors(job: Storage, names: Iterable[str] | None = None) -> int:
-    """Count the error records of one job, each once, in files that the caller may have listed already."""
-    files = job.list_files(ERRORS) if names is None else list(names)
-    chosen = [name for name in files if _is_error_file(name)]
+def count_errors(job: Storage) -> int:
+    """Count the error records of one job, each once."""
+    chosen = [name for name in job.list_files(ERRORS) if _is_error_file(name)]
     return len({key for table in _tables(job, chosen, _IDENTITY) for key in _identities(table)})
 
 

@@ -270,7 +270,7 @@ def _committing(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus
         fragments_ready=progress.ready,
         fragments_committed=progress.committed,
         versions=progress.versions,
-        seconds=_add_stage(status.seconds, "commit", progress.seconds),
+        seconds=_with_commit(status.seconds, progress.seconds),
         rows_per_second=0.0,
         seconds_left=None,
     )
@@ -293,9 +293,9 @@ def _committed(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         rows_reused=int(document["rows_reused"]),
         rows_failed=int(document["rows_failed"]),
         versions=tuple(document["versions"]),
-        seconds=_add_stage(status.seconds, "commit", float(document.get("seconds", 0.0))),
+        seconds=_with_commit(status.seconds, float(document.get("seconds", 0.0))),
     )
 
 
-def _add_stage(seconds: tuple[tuple[str, float], ...], stage: str, spent: float) -> tuple[tuple[str, float], ...]:
-    return (*((name, value) for name, value in seconds if name != stage), (stage, round(spent, 3)))
+def _with_commit(seconds: tuple[tuple[str, float], ...], spent: float) -> tuple[tuple[str, float], ...]:
+    return (*((name, value) for name, value in seconds if name != "commit"), ("commit", round(spent, 3)))

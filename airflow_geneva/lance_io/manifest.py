@@ -164,10 +164,11 @@ class Manifest(Mapping[int, FragmentFiles]):
         found: Mask = pc.not_equal(self.deletion, "").to_numpy(zero_copy_only=False)
         return found
 
-    def has_files(self, role: int) -> Mask:
-        """Which fragments have a data file with columns of a role."""
+    @cached_property
+    def has_output(self) -> Mask:
+        """Which fragments have a data file with the output column."""
         found = np.zeros(len(self.ids), np.bool_)
-        found[self._refs.owner[self._refs.role == role]] = True
+        found[self._refs.owner[self._refs.role == OUTPUT]] = True
         return found
 
     def at(self, positions: Numbers) -> list[FragmentFiles]:

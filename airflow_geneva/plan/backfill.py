@@ -23,7 +23,7 @@ from airflow_geneva.lance_io.fragments import (
     live_offsets,
     row_ids,
 )
-from airflow_geneva.lance_io.manifest import OUTPUT, Manifest
+from airflow_geneva.lance_io.manifest import Manifest
 from airflow_geneva.lance_io.messages import Numbers
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import open_version
@@ -151,7 +151,7 @@ class _Planner:
         if asked_for_all and self.wanted == DueRules(self.wanted.on_code_change):
             whole = rest & ~manifest.has_deletion
             if self.state.facts or self.computed.previous:
-                whole &= ~manifest.has_files(OUTPUT)
+                whole &= ~manifest.has_output
         return np.flatnonzero(whole), np.flatnonzero(rest & ~whole)
 
     def _due(self, files: FragmentFiles) -> _Due | None:

@@ -24,7 +24,7 @@ from airflow_geneva.lance_io.history import (
     Tracer,
     among,
 )
-from airflow_geneva.lance_io.manifest import OUTPUT, read_manifest
+from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.table_versions import open_version_or_none, version_exists
 from airflow_geneva.plan.value_diff import ReferenceVersion, computed_by_value
@@ -180,7 +180,7 @@ class ComputedRows:
         def settled(files: FragmentFiles) -> bool:
             return files.signature in facts or not files.output
 
-        unknown = (self.manifest.live_rows > 0) & self.manifest.has_files(OUTPUT)
+        unknown = (self.manifest.live_rows > 0) & self.manifest.has_output
         unknown &= ~facts.know(self.manifest.signatures)
         lineage = self._tracer.trace(self.manifest.at(np.flatnonzero(unknown)), settled, oldest, same_output=True)
         if not lineage.complete:

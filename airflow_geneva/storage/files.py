@@ -171,18 +171,18 @@ class Storage:
                 found = self.session.list(folder or None)
         return [name for name in found if not _is_half_written(name)]
 
-    def list_entries(self, folder: str = "", half_written: bool = False) -> list[FileEntry]:
-        """Return all files below a folder with sizes and times, named relative to this one; skip links.
+    def list_entries(self, half_written: bool = False) -> list[FileEntry]:
+        """Return all files below this folder with sizes and times, named relative to it; skip links.
 
-        On an object store the folder must be inside a Lance table, else a `StorageError` says so; all of it is listed.
+        On an object store it must be inside a Lance table, else a `StorageError` says so; all of the table is listed.
         """
-        found = self._local_entries(folder) if self.local else self._remote_entries(folder)
+        found = self._local_entries() if self.local else self._remote_entries()
         return [entry for entry in found if half_written or not entry.half_written]
 
-    def _local_entries(self, folder: str) -> Iterator[FileEntry]:
+    def _local_entries(self) -> Iterator[FileEntry]:
         cut = len(self.root) + 1
-        folders = [self.path(folder)]
-        with _store_errors(f"list {folders[0]}"):
+        folders = [self.root]
+        with _store_errors(f"list {self.root}"):
             while folders:
                 try:
                     inside = list(os.scandir(folders.pop()))
@@ -196,7 +196,7 @@ class Storage:
                             status = item.stat(follow_symlinks=False)
                             yield FileEntry(item.path[cut:], status.st_size, status.st_mtime)
 
-    def _remote_entries(self, folder: str) -> Iterator[FileEntry]:
+    def _remote_entries(self) -> Iterator[FileEntry]:
         """Read sizes and times from the dataset, for all of its files at once: file sessions give neither."""
         import lance
 
@@ -206,13 +206,12 @@ class Storage:
                 f"The files of {self.root} cannot be listed with their sizes: on an object store that works inside "
                 "a Lance table only."
             )
-        with engine_errors(lambda error: StorageError(f"Cannot list {join(self.root, folder)}: {error}.")):
+        with engine_errors(lambda error: StorageError(f"Cannot list {self.root}: {error}.")):
             files = lance.dataset(table[0], storage_options=dict(self.options) or None).all_files().read_all()
         top = f"{self.root}/"[len(table[0]) + 1 :]
-        inside = f"{top}{folder}/" if folder else top
         for path, size, modified in zip(*map(files.column, ("path", "size_bytes", "last_modified")), strict=True):
             name = path.as_py()
-            if name.startswith(inside) and ".." not in name.split("/"):
+            if name.startswith(top) and ".." not in name.split("/"):
                 yield FileEntry(name[len(top) :], size.as_py(), modified.as_py().timestamp())
 
     def remove_empty_folders(self, folder: str) -> None:
