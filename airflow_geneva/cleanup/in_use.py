@@ -21,6 +21,7 @@ from airflow_geneva.job.status import DAMAGED, Job, job_ids, read_job
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import Columns, fields_present
 from airflow_geneva.lance_io.manifest import read_manifest
+from airflow_geneva.lance_io.table_versions import read_transaction
 from airflow_geneva.plan.model import job_spec_from_json
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.storage.files import Storage
@@ -252,7 +253,7 @@ class ExistingVersions:
             if version - 1 not in self.numbers:
                 found.add(version)
                 continue
-            transaction = self.dataset.read_transaction(version)
+            transaction = read_transaction(self.dataset, version)
             if (
                 transaction is None
                 or isinstance(transaction.operation, lance.LanceOperation.Restore)

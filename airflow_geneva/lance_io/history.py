@@ -15,6 +15,7 @@ import numpy.typing as npt
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, fragment_files, open_fragment, row_ids
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.lance_io.table_versions import read_transaction
 from airflow_geneva.storage.uri import is_local
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Commit:
 def read_commit(dataset: lance.LanceDataset, version: int) -> Commit:
     try:
         with engine_errors():
-            transaction = dataset.read_transaction(version)
+            transaction = read_transaction(dataset, version)
     except EngineError:
         return Commit(version, gone=True)
     if transaction is None:

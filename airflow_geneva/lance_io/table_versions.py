@@ -102,6 +102,16 @@ def written_at(dataset: lance.LanceDataset) -> int:
     return cast(int, dataset._ds.current_version()["timestamp"])
 
 
+def read_transaction(dataset: lance.LanceDataset, version: int) -> lance.Transaction | None:
+    """Read the transaction of a version, also that of a compaction of a table with an index."""
+    import lance
+
+    # pylance 14.0.2 fills two of the five fields of a `RewrittenIndex` that it reads, and raises a TypeError.
+    if not lance.LanceOperation.RewrittenIndex.__init__.__defaults__:
+        lance.LanceOperation.RewrittenIndex.__init__.__defaults__ = ("", b"", 0)
+    return dataset.read_transaction(version)
+
+
 def version_exists(dataset: lance.LanceDataset, version: int) -> bool:
     """Whether a version still exists; lists the table's versions."""
     return any(int(reference["version"]) == version for reference in dataset.version_refs())
@@ -188,7 +198,7 @@ class PlannedTable:
         try:
             with engine_errors():
                 now = TableLocation(self.uri, self.name, options).open()
-                found = now.read_transaction(version) if now.version >= version else None
+                found = read_transaction(now, version) if now.version >= version else None
         except (InvalidInput, EngineError):  # dropped again
             return
         if found is None or found.uuid != transaction.uuid:
