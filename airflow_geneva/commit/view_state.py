@@ -16,6 +16,7 @@ from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import field_ids
 from airflow_geneva.lance_io.history import Commit, commits_newest_first, files_written
 from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.lance_io.table_versions import read_transaction
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.views.definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID, own_columns
 
@@ -155,7 +156,7 @@ def _mirrored(dataset: lance.LanceDataset) -> tuple[str, str]:
 
 def snapshot_of_version(dataset: lance.LanceDataset, version: int) -> str:
     """Return the snapshot that a version's transaction names; "" if it is not a swap."""
-    transaction = dataset.read_transaction(version)
+    transaction = read_transaction(dataset, version)
     return str(((transaction.transaction_properties if transaction else None) or {}).get(SNAPSHOT, ""))
 
 

@@ -28,6 +28,7 @@ from airflow_geneva.job.outbox import JOB_PROPERTY
 from airflow_geneva.lance_io.conflicts import commit_tries, is_conflict
 from airflow_geneva.lance_io.data_file import DataFileWriter
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.fragments import field_ids
 from airflow_geneva.lance_io.history import commits_newest_first
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable
@@ -95,6 +96,10 @@ def swap_rows(
                 updated_fragments=updated + anchor,
                 new_fragments=new,
                 fields_modified=[],
+                # Else Lance takes them for moved rows, says that indexes cover them, and searches do not find them.
+                fields_for_preserving_frag_bitmap=[
+                    n for name in dataset.schema.names for n in field_ids(dataset, name)
+                ],
                 update_mode="rewrite_rows",
             ),
             transaction_properties={
