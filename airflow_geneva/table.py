@@ -235,6 +235,7 @@ class Table(Summarized, Readable):
         runner: str = "auto",
         run_after: datetime | None = None,
         max_failed: int | float | None = None,
+        indexes: str | None = None,
         **sizing: Unpack[SizingOptions],
     ) -> BackfillResult | list[BackfillResult]:
         """Compute the missing values of a column, and commit them.
@@ -245,6 +246,7 @@ class Table(Summarized, Readable):
                 ``auto`` runs in this process what takes less than ten seconds there, and the rest on Spark.
             max_failed: fail the job if more rows fail than so many, or, as a number with a decimal point, than this
                 part of the due rows; values that were computed are visible nevertheless. None: any may fail.
+            indexes: ``update`` brings the indexes over the column up to date after its values are visible.
 
         The other arguments are those of :meth:`plan_backfill`.
 
@@ -265,7 +267,7 @@ class Table(Summarized, Readable):
         for name in columns:
             request = BackfillRequest(
                 name, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
-                ignore_checkpoints, run_after, max_failed, sizing=sizing,
+                ignore_checkpoints, run_after, max_failed, indexes, sizing=sizing,
             )  # fmt: skip
             with progress_bar(f"{self.name}.{name}"):
                 plan, udfs, watch = self._plan_to_run(request, udf, runner)
@@ -360,10 +362,8 @@ class Table(Summarized, Readable):
             names = [column_name]
         else:
             names = [name for name in dataset.schema.names if stored_definition(dataset.schema, name) is not None]
-        checkpoints = self.location.checkpoints
-        return sorted(
-            {row for name in names for row in addresses_of_rows(failed_rows_of_column(dataset, checkpoints, name))}
-        )
+        found = (failed_rows_of_column(dataset, self.location.checkpoints, name) for name in names)
+        return sorted({row for rows in found for row in addresses_of_rows(rows)})
 
     def _plan(self, request: BackfillRequest, udf: UDF | str | None) -> tuple[Plan, UDF]:
         dataset = self.lance

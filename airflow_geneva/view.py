@@ -150,6 +150,7 @@ class View(Table):
         ignore_checkpoints: bool = False,
         runner: str = "auto",
         max_failed: int | float | None = None,
+        indexes: str | None = None,
         **sizing: Unpack[SizingOptions],
     ) -> BackfillResult:
         """Update the view to its source in one commit; the cost depends on what changed.
@@ -159,6 +160,7 @@ class View(Table):
                 ``auto`` runs in this process what takes less than ten seconds there, and the rest on Spark.
             max_failed: fail the job, and leave the view as it is, if more rows fail than so many, or, as a number with
                 a decimal point, than this part of the due rows. None: any may fail.
+            indexes: ``update`` brings the indexes of the view up to date after the new rows are visible.
 
         The other arguments are those of :meth:`plan_refresh`.
 
@@ -181,6 +183,7 @@ class View(Table):
             ignore_checkpoints,
             check_sizing(sizing),
             max_failed,
+            indexes,
         )
         watch, definition = Stopwatch(), self.view_definition
         with progress_bar(self.name):

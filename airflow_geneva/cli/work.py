@@ -45,6 +45,7 @@ _Runner = Annotated[
 _MaxFailed = Annotated[
     str | None, typer.Option(help="Fail if more rows fail: a number, as 100, or a part of those due, as 0.01.")
 ]
+_Indexes = Annotated[str | None, typer.Option(help="update: bring the indexes over what changed up to date.")]
 
 
 def define(
@@ -125,6 +126,7 @@ def backfill(
     ignore_checkpoints: _IgnoreCheckpoints = False,
     runner: _Runner = "auto",
     max_failed: _MaxFailed = None,
+    indexes: _Indexes = None,
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
 ) -> None:
@@ -134,7 +136,7 @@ def backfill(
     result = db.open_table(table).backfill(
         column, udf, where=where, read_version=read_version, on_code_change=on_code_change,
         continue_from=continue_from, errors_only=errors_only, recompute_mixed=recompute_mixed,
-        ignore_checkpoints=ignore_checkpoints, runner=runner, max_failed=_number(max_failed),
+        ignore_checkpoints=ignore_checkpoints, runner=runner, max_failed=_number(max_failed), indexes=indexes,
     )  # fmt: skip
     _print_result(result, as_json)
 
@@ -148,6 +150,7 @@ def refresh(
     ignore_checkpoints: _IgnoreCheckpoints = False,
     runner: _Runner = "auto",
     max_failed: _MaxFailed = None,
+    indexes: _Indexes = None,
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
 ) -> None:
@@ -156,7 +159,7 @@ def refresh(
     db, (name,) = open_database_argument(arguments, conn_id, "VIEW")
     view = _open_view(db, name)
     failed = _number(max_failed)
-    result = view.refresh(read_version, None, on_code_change, ignore_checkpoints, runner, failed)
+    result = view.refresh(read_version, None, on_code_change, ignore_checkpoints, runner, failed, indexes)
     _print_result(result, as_json)
 
 

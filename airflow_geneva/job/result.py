@@ -149,6 +149,7 @@ class BackfillResult(Listed):
         notes: notes for the user.
         checked: what checking the expectations of the columns found.
         usage: calls, tokens and cost that calls of a service reported, without those of tries that were killed.
+        unindexed_rows: rows that an index over what changed does not cover, at most; 0 also without an index.
     """
 
     job_id: str
@@ -165,6 +166,7 @@ class BackfillResult(Listed):
     notes: tuple[str, ...] = ()
     checked: tuple[Checked, ...] = ()
     usage: Usage = field(default_factory=Usage)
+    unindexed_rows: int = 0
 
     @property
     def changed(self) -> bool:
@@ -214,5 +216,7 @@ class BackfillResult(Listed):
         if self.usage:
             lines.append(f"  {self.usage}")
         lines.extend(f"  {checked}" for checked in self.checked)
+        if self.unindexed_rows:
+            lines.append(f"  {self.unindexed_rows:,} rows are not in an index yet")
         lines.extend(f"  Note: {note}" for note in self.notes)
         return "\n".join(lines)

@@ -80,6 +80,7 @@ class Job(Listed):
         notes: notes for the user.
         checked: what checking the expectations on values found; empty before the end.
         usage: what calls of a service reported that they used.
+        unindexed_rows: rows that an index over what changed did not cover at the end, at most.
         time_left: how long it will still take; None once it has ended, or is dead.
         runner, runner_reason: where it is computed, ``inline`` or ``spark``, and why; None for jobs of before.
     """
@@ -119,6 +120,7 @@ class Job(Listed):
     airflow: AirflowRun | None = None
     notes: tuple[str, ...] = ()
     checked: tuple[Checked, ...] = ()
+    unindexed_rows: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
     source: str | None = None
     runner: str | None = None
@@ -197,11 +199,10 @@ class Job(Listed):
             lines.append(f"  computed {where}: {self.runner_reason}")
         lines.extend([f"  {self.usage}"] if self.usage else [])
         lines.extend(f"  {checked}" for checked in self.checked)
-        if self.airflow is not None:
-            lines.append(f"  Airflow: {self.airflow}")
+        lines.extend([f"  {self.unindexed_rows:,} rows are not in an index yet"] if self.unindexed_rows else [])
+        lines.extend([] if self.airflow is None else [f"  Airflow: {self.airflow}"])
         lines.extend(f"  Note: {note}" for note in self.notes)
-        if self.error:
-            lines.append(f"  Error: {self.error}")
+        lines.extend([f"  Error: {self.error}"] if self.error else [])
         return lines
 
     def _when(self) -> str:
@@ -250,8 +251,7 @@ def _read(folder: JobFolder, with_shards: bool, now: float) -> Job | None:
 
 def job_ids(checkpoints: Storage) -> list[str]:
     """Return the ids of a table's jobs, newest first; one listing, no reads."""
-    names, _ = checkpoints.list_folder("jobs")
-    return sorted(filter(is_job_id, names), reverse=True)
+    return sorted(filter(is_job_id, checkpoints.list_folder("jobs")[0]), reverse=True)
 
 
 def read_jobs(checkpoints: Storage, ids: Iterable[str]) -> list[Job]:
@@ -291,8 +291,7 @@ def _job(
         raise ValueError(f"unknown state {state!r}")
     if dead:
         shards = tuple(shard.at_rest(failed=False) for shard in shards)
-    pending = int(record.get("rows_pending", 0))
-    total = int(record.get("rows_total", 0))
+    total, pending = (int(record.get(name, 0)) for name in ("rows_total", "rows_pending"))
     job = Job(
         id=job_id,
         kind=str(record["kind"]),
@@ -397,4 +396,5 @@ def _with_result(job: Job, ended: Mapping[str, Any]) -> Job:
         notes=tuple(result["notes"]),
         checked=tuple(map(Checked.from_json, result.get("checked", ()))),
         usage=Usage.from_json(result.get("usage")),
+        unindexed_rows=int(result.get("unindexed_rows", 0)),
     )

@@ -20,7 +20,7 @@ _SIGNS = ("commit conflict", "Incompatible transaction", "Commit conflict")
 _retries = ContextVar("version_conflict_max_retries", default=10)
 
 
-def is_conflict(error: OSError) -> bool:
+def is_conflict(error: Exception) -> bool:
     """Whether a commit failed because another writer committed first."""
     return any(sign in str(error) for sign in _SIGNS)
 

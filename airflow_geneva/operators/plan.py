@@ -66,6 +66,7 @@ class PlanOperator(LanceOperator):
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
         max_failed: fail the run if more rows fail than so many, or, as a number with a decimal point, than this part of
             the due rows; by default any may fail.
+        indexes: `update` lets `finish` bring the indexes over what changed up to date.
         approve_above: numbers by `rows`, `seconds`, `slot_seconds` or `cost`; with an estimate above one of them, or an
             unknown one, the task computes nothing, and the summary says what an `ApproveOperator` asks.
     """
@@ -76,6 +77,7 @@ class PlanOperator(LanceOperator):
         "ignore_checkpoints",
         "approve_above",
         "max_failed",
+        "indexes",
         "sizing",
     )
     operator_extra_links = (JobLink(),)
@@ -87,6 +89,7 @@ class PlanOperator(LanceOperator):
         ignore_checkpoints: bool | str = False,
         approve_above: Mapping[str, float | str] | None = None,
         max_failed: float | str | None = None,
+        indexes: str | None = None,
         concurrency: int | str | None = None,
         intra_applier_concurrency: int | str | None = None,
         batch_size: int | str | None = None,
@@ -108,6 +111,7 @@ class PlanOperator(LanceOperator):
         self.ignore_checkpoints = ignore_checkpoints
         self.approve_above = check_limits(approve_above)
         self.max_failed = max_failed
+        self.indexes = indexes
         self.sizing = {size.name: given[size.name] for size in fields(Sizing) if size.name in given}
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
@@ -119,6 +123,7 @@ class PlanOperator(LanceOperator):
             "on_code_change": optional_text(self.on_code_change) or "error",
             "ignore_checkpoints": parse_bool("ignore_checkpoints", self.ignore_checkpoints),
             "max_failed": optional_rows("max_failed", self.max_failed),
+            "indexes": optional_text(self.indexes),
             "job_id": job_id,
             "sizing": read_sizing(self.sizing, configured),
         }

@@ -16,6 +16,7 @@ from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
 from airflow_geneva.job.result import DONE
 from airflow_geneva.job.status import Job
 from airflow_geneva.lance_io.engine_errors import is_failure
+from airflow_geneva.lance_io.indexes import Index, read_indexes
 from airflow_geneva.lance_io.table_versions import open_version, written_at
 from airflow_geneva.pages.access import VisibleDatabase
 from airflow_geneva.pages.jobs import list_jobs
@@ -140,6 +141,10 @@ class TableDetails:
     def computed(self) -> tuple[ColumnRow, ...]:
         """The view itself, or the computed columns of a table."""
         return (self.own,) if self.own else tuple(column for column in self.columns if column.what)
+
+    @property
+    def indexes(self) -> list[Index]:
+        return read_indexes(self.dataset)
 
     def source_in(self, database: Database) -> str | None:
         made_of = self.definition

@@ -54,6 +54,7 @@ class _JobSpec(ABC):
         agreement: hash of what must be equal for versions whose values may be mixed.
         rows: number of due rows of the job.
         max_failed: most rows that may fail, or the largest part of the due rows; None: any.
+        indexes: "update" if `finish` brings the indexes over what changed up to date; None: it leaves them.
         rows_beyond: due rows that the job leaves, because it has a cap of rows.
     """
 
@@ -74,6 +75,7 @@ class _JobSpec(ABC):
     agreement: str = ""
     rows: int = 0
     max_failed: int | float | None = None
+    indexes: str | None = None
     rows_beyond: int = 0
     codes: tuple[CodeArchive, ...] = ()
 

@@ -308,6 +308,7 @@ def _work(
         sizing=request.sizing,
         ignore_checkpoints=request.ignore_checkpoints or checkpoints_ignored(),
         max_failed=request.max_failed,
+        indexes=request.indexes,
         agreement=md5(version),
         plain_blobs=(definition.shuffle_seed is not None or request.max_rows_per_fragment is not None)
         and any(is_blob(field) for field in view_state.dataset.schema),

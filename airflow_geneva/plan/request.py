@@ -70,6 +70,7 @@ class BackfillOptions(SizingOptions, total=False):
     runner: str
     run_after: datetime | None
     max_failed: int | float | None
+    indexes: str | None
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class BackfillRequest:
     ignore_checkpoints: bool = False
     run_after: datetime | None = None
     max_failed: int | float | None = None
+    indexes: str | None = None
     job_id: str | None = None
     sizing: Mapping[str, Any] = field(default_factory=dict)
 
@@ -108,10 +110,12 @@ class RefreshRequest:
     ignore_checkpoints: bool = False
     sizing: Sizing = field(default_factory=Sizing)
     max_failed: int | float | None = None
+    indexes: str | None = None
 
     def check(self) -> None:
         _check_on_code_change(self.on_code_change)
         _check_max_failed(self.max_failed)
+        _check_indexes(self.indexes)
         if not isinstance(self.ignore_checkpoints, bool):
             raise InvalidInput(f"ignore_checkpoints={self.ignore_checkpoints!r} is not valid: give True or False.")
         for name in ("src_version", "max_rows_per_fragment"):
@@ -159,6 +163,7 @@ def plan_request(
             sizing=sizing,
             ignore_checkpoints=request.ignore_checkpoints or checkpoints_ignored(),
             max_failed=request.max_failed,
+            indexes=request.indexes,
             continue_from=_versions(request.continue_from),
             agreement=md5(f"{udf.data_type}\0{deps_version(udf.deps, udf.name)}"),
         )
@@ -195,9 +200,15 @@ def _check_max_failed(value: object) -> None:
         )
 
 
+def _check_indexes(value: object) -> None:
+    if value not in (None, "update"):
+        raise InvalidInput(f'indexes={value!r} is unknown. Use "update", or leave it out.')
+
+
 def _check_types(request: BackfillRequest) -> None:
     _check_on_code_change(request.on_code_change)
     _check_max_failed(request.max_failed)
+    _check_indexes(request.indexes)
     versions = request.continue_from
     listed = isinstance(versions, Sequence) and all(isinstance(version, str) for version in versions)
     if versions is not None and not listed:

@@ -1,9 +1,10 @@
-"""Housekeeping at the end of a job: keep the number of files beside a table small, without a scheduled cleanup."""
+"""Housekeeping at the end of a job: update indexes, and keep the number of files beside a table small."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from airflow_geneva.checkpoint.keys import FragmentKey, parse_key, path_to_key
@@ -11,12 +12,15 @@ from airflow_geneva.checkpoint.packs import FOLDER as PACKED
 from airflow_geneva.checkpoint.records import StagedFragment, read_range, read_staged
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.checkpoint.view_snapshot import pack_snapshots, unpacked_snapshots
-from airflow_geneva.errors import DamagedRecord, StorageError
+from airflow_geneva.commit.indexes import update_indexes
+from airflow_geneva.errors import CommitConflict, DamagedRecord, InvalidInput, StorageError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.outbox import jobs_in_outbox
-from airflow_geneva.job.result import DONE, PARTIAL
+from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult
 from airflow_geneva.job.status import job_ids, read_job, read_jobs
 from airflow_geneva.lance_io.blobs import is_blob
+from airflow_geneva.lance_io.engine_errors import EngineError
+from airflow_geneva.lance_io.indexes import read_indexes
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.reusable_checkpoints import is_staged_complete
 from airflow_geneva.storage.files import Storage
@@ -82,6 +86,26 @@ def _read_state(checkpoints: Storage) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def with_indexes(location: TableLocation, work: JobSpec, result: BackfillResult) -> BackfillResult:
+    """Bring the indexes over what the job changed up to date, if it is asked to; count the rows that they leave out.
+
+    An error is a note of the result: values are visible, and searches find them without an index. The next job with
+    the same request tries again, as it does after a kill.
+    """
+    if not work.indexes and not result.commits:
+        return result
+    field_id = None if isinstance(work, RefreshSpec) else work.field_id
+    try:
+        if work.indexes:
+            update_indexes(location, field_id)
+        left = max((index.unindexed_rows for index in read_indexes(location.open(), field_id)), default=0)
+        return replace(result, unindexed_rows=left)
+    except (CommitConflict, EngineError, InvalidInput, StorageError) as error:
+        note = f"the indexes are not up to date: {error}"
+        logger.warning("%s: %s", work.target, note)
+        return replace(result, notes=(*result.notes, note))
 
 
 def run_maintenance(location: TableLocation, work: JobSpec) -> None:

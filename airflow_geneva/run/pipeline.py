@@ -33,7 +33,7 @@ from airflow_geneva.run.column import ColumnPublisher
 from airflow_geneva.run.estimate import estimate_by_history
 from airflow_geneva.run.expectations import found_in_job
 from airflow_geneva.run.failure import failure_message, what_failed
-from airflow_geneva.run.housekeeping import run_maintenance
+from airflow_geneva.run.housekeeping import run_maintenance, with_indexes
 from airflow_geneva.run.inline import Udfs, apply_inline
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.run.units import Target, UnitReport, is_shard_staged
@@ -346,7 +346,7 @@ class PlannedJob:
                 self.unmet = error = str(unmet)
                 result, many_documents = self.publisher.result(()), False
             result = replace(result, state=FAILED) if error else result
-            result = result.with_carried(self.folder.read(RECORD) or {})
+            result = with_indexes(self.location, self.work, result).with_carried(self.folder.read(RECORD) or {})
             result = result.with_seconds(**(seconds or {}), finish=time.monotonic() - began)
             result = self._write_end(result, error)
             if many_documents and not missing:

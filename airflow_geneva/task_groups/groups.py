@@ -204,6 +204,7 @@ class BackfillTaskGroup(_ShardGroup):
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
         max_failed: `finish` fails if more rows fail than so many, or, as a number with a decimal point, than this
             part of the due rows; values that were computed are visible nevertheless. By default any may fail.
+        indexes: `update` lets `finish` bring the indexes over the column up to date.
         shared: the arguments of :class:`GroupArguments`.
 
     Example:
@@ -229,6 +230,7 @@ class BackfillTaskGroup(_ShardGroup):
         recompute_mixed: bool | str = False,
         ignore_checkpoints: bool | str = False,
         max_failed: float | str | None = None,
+        indexes: str | None = None,
         **shared: Unpack[GroupArguments],
     ) -> None:
         asked = {
@@ -244,6 +246,7 @@ class BackfillTaskGroup(_ShardGroup):
             "recompute_mixed": recompute_mixed,
             "ignore_checkpoints": ignore_checkpoints,
             "max_failed": max_failed,
+            "indexes": indexes,
         }
         super().__init__(group_id, PlanBackfillOperator, table, asked, **shared)
 
@@ -269,6 +272,7 @@ class RefreshTaskGroup(_ShardGroup):
         ignore_checkpoints: do not use what earlier runs computed.
         max_failed: `finish` fails, and leaves the view as it is, if more rows fail than so many, or, as a number with a
             decimal point, than this part of the due rows. By default any may fail.
+        indexes: `update` lets `finish` bring the indexes of the view up to date.
         shared: the arguments of :class:`GroupArguments`.
 
     Example:
@@ -289,6 +293,7 @@ class RefreshTaskGroup(_ShardGroup):
         on_code_change: str = "error",
         ignore_checkpoints: bool | str = False,
         max_failed: float | str | None = None,
+        indexes: str | None = None,
         **shared: Unpack[GroupArguments],
     ) -> None:
         asked = {
@@ -298,5 +303,6 @@ class RefreshTaskGroup(_ShardGroup):
             "on_code_change": on_code_change,
             "ignore_checkpoints": ignore_checkpoints,
             "max_failed": max_failed,
+            "indexes": indexes,
         }
         super().__init__(group_id, PlanRefreshOperator, view, asked, source, **shared)

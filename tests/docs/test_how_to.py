@@ -74,6 +74,11 @@ def test_the_snippet_about_expectations_runs(tmp_path: Path, monkeypatch: pytest
     assert [one.wrong for one in run("expectations")["result"].checked] == [0, 0, 0, 1]
 
 
+def test_the_snippet_about_search_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("search")["found"]["text"].to_pylist() == ["eleven"]
+
+
 def test_the_snippet_about_chains_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(DOCS / "snippets"))

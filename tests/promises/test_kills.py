@@ -49,6 +49,8 @@ POINTS: dict[str, tuple[Job, int]] = {
     "finish.end": (Job("plain"), 1),
     "note.write": (Job("continue", True), 1),
     "note.written": (Job("continue"), 1),
+    "index.before": (Job("indexed", True), 1),
+    "index.after": (Job("indexed"), 1),
 }
 # Garbage is collected among the changes of random histories; tidying up: see test_housekeeping; views: see
 # test_views_created and test_view_kills.

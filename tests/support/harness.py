@@ -48,8 +48,8 @@ class Job:
     """What is run and killed.
 
     Args:
-        kind: ``plain``, ``where``, ``skip`` (some rows fail), ``async`` (they do, of several calls in flight) or
-            ``continue`` (the values of older code are taken over).
+        kind: ``plain``, ``where``, ``skip`` (some rows fail), ``async`` (they do, of several calls in flight),
+            ``continue`` (the values of older code are taken over) or ``indexed`` (an index over the column is updated).
         as_tasks: as four tasks, each of which is tried again when it dies; else in one call, made again.
     """
 
@@ -67,7 +67,11 @@ class Job:
 
     @property
     def options(self) -> dict[str, Any]:
-        extra: dict[str, dict[str, Any]] = {"where": {"where": WHERE}, "continue": {"continue_from": ["1"]}}
+        extra: dict[str, dict[str, Any]] = {
+            "where": {"where": WHERE},
+            "continue": {"continue_from": ["1"]},
+            "indexed": {"indexes": "update"},
+        }
         return {**SIZES, **extra.get(self.kind, {})}
 
     def values(self, x: int) -> set[int | None]:
@@ -104,6 +108,8 @@ class World:
         rows = {"id": pa.array(range(ROWS), pa.int64()), "x": pa.array(range(ROWS), pa.int64())}
         table = connect(folder / "db").create_table("docs", pa.table(rows), max_rows_per_file=PER_FRAGMENT)
         table.add_columns({"y": valued if job.kind == "continue" else job.udf, "w": (negative, ["x"])})
+        if job.kind == "indexed":
+            table.lance.create_scalar_index("y", "BTREE")
         world = World(folder, table)
         world.marks.append(table.version)
         world.checked = table.version
@@ -513,6 +519,10 @@ def assert_complete(world: World, job: Job) -> None:
     """Every selected row holds its value, and there is nothing left to do."""
     wrong = [row for row in world.rows() if job.selects(row["id"]) and row["y"] not in job.values(row["x"])]
     assert not wrong, f"{len(wrong)} rows are wrong, such as {wrong[:3]}"
+    if job.kind == "indexed":
+        rows, dataset = world.rows(), world.table.lance
+        assert {row["y"]: 1 for row in rows} == {row["y"]: dataset.count_rows(f"y = {row['y']}") for row in rows}
+        assert dataset.stats.index_stats("y_idx")["num_unindexed_rows"] == 0
     if not job.fails:
         version, run = world.table.version, len(world.trace)
         assert not run_call(world.table, job).changed

@@ -69,6 +69,7 @@ BY_KIND: dict[str, UDF] = {
     "skip": picky,
     "async": picky_async,
     "continue": valued_anew,
+    "indexed": valued,
 }
 
 

@@ -133,6 +133,9 @@ def jobs() -> Any:
         assert shard.pop("samples") == ()
     assert [job.pop("time_left") for job in whole] == [None] * len(whole)
     assert [job.pop("checked") for job in whole] == [()] * len(whole)
+    assert [job.pop("unindexed_rows") for job in whole] == [0] * len(whole)
+    for used in [*whole, *(shard for job in whole for shard in job["shards"])]:
+        assert not any(used.pop("usage").values())
     # Rows that failed counted as committed then.
     for counted in [*whole, *(shard for job in whole for shard in job["shards"])]:
         if counted["rows_committed"]:
