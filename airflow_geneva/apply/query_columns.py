@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
+from airflow_geneva.apply.dedup import KnownValues
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.errors import UdfError
@@ -43,12 +44,19 @@ class QueryRows:
 class QueryComputer:
     """Computes a query's columns from batches of source rows; a context manager."""
 
-    def __init__(self, columns: Sequence[OutputColumn], udfs: Mapping[str, UDF | UdfReference]) -> None:
+    def __init__(
+        self,
+        columns: Sequence[OutputColumn],
+        udfs: Mapping[str, UDF | UdfReference],
+        known: Mapping[str, KnownValues] | None = None,
+    ) -> None:
         self.columns = tuple(columns)
         self.projection, self._aliases, self._input_aliases = _projection(self.columns)
         self._stack = ExitStack()
         self._mappers: dict[str, BatchMapper] = {
-            column.name: self._stack.enter_context(open_batch_mapper(udfs[column.name], column.inputs))
+            column.name: self._stack.enter_context(
+                open_batch_mapper(udfs[column.name], column.inputs, (known or {}).get(column.name))
+            )
             for column in self.columns
             if column.udf is not None
         }

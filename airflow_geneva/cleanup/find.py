@@ -11,6 +11,8 @@ from datetime import timedelta
 from airflow_geneva.checkpoint.facts import covered_documents, is_fold
 from airflow_geneva.checkpoint.keys import ParsedKey, parse_key, path_to_key
 from airflow_geneva.checkpoint.packs import keys_of_pack
+from airflow_geneva.checkpoint.value_cache import FOLDER as VALUE_CACHE
+from airflow_geneva.checkpoint.value_cache import MOST_AGE
 from airflow_geneva.checkpoint.view_snapshot import snapshot_job, snapshot_key
 from airflow_geneva.cleanup.garbage import (
     CHECKPOINTS,
@@ -21,6 +23,7 @@ from airflow_geneva.cleanup.garbage import (
     SNAPSHOTS,
     STAGED,
     TEMPORARY,
+    VALUES,
     Garbage,
     field_of,
     group_files,
@@ -95,6 +98,7 @@ class _Search:
             MARKS: self._marks(),
             LEDGERS: self._ledgers(),
             SNAPSHOTS: self._snapshots(),
+            VALUES: self._values(),
         }
         if self.jobs.unreadable:
             self.notes.append(
@@ -263,6 +267,11 @@ class _Search:
             self.notes.append(f"a version of the view cannot be read, so its snapshots are kept: {error}.")
             return []
         return [file for key, file in old.items() if key not in named]
+
+    def _values(self) -> list[FileEntry]:
+        """Return values that were kept for equal inputs, and are too old to be used."""
+        old = min(self.cutoff, self.now - MOST_AGE)
+        return [file for file in self._below("_checkpoints", VALUE_CACHE).values() if file.modified < old]
 
 
 _OURS = ("_checkpoints", "data")

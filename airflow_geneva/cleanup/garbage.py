@@ -11,8 +11,8 @@ from typing import Any
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.storage.files import FileEntry
 
-CHECKPOINTS, STAGED, JOBS, TEMPORARY, MARKS, LEDGERS, SNAPSHOTS = (
-    "checkpoints", "staged_files", "jobs", "temporary_files", "marks", "ledgers", "snapshots",
+CHECKPOINTS, STAGED, JOBS, TEMPORARY, MARKS, LEDGERS, SNAPSHOTS, VALUES = (
+    "checkpoints", "staged_files", "jobs", "temporary_files", "marks", "ledgers", "snapshots", "values",
 )  # fmt: skip
 
 KINDS = {
@@ -23,6 +23,7 @@ KINDS = {
     MARKS: "announcement marks of jobs without commits",
     LEDGERS: "ledgers and folds that a newer fold includes",
     SNAPSHOTS: "view snapshots that no version of the view references",
+    VALUES: "values that were kept for equal inputs",
 }
 
 DEFAULT_TTL = timedelta(days=7)

@@ -27,6 +27,7 @@ from airflow_geneva.cleanup.garbage import (
     SNAPSHOTS,
     STAGED,
     TEMPORARY,
+    VALUES,
     Garbage,
     field_of,
     group_files,
@@ -68,6 +69,7 @@ class _Collector:
     def collect(self) -> Garbage:
         removed: dict[str, Iterable[FileEntry]] = {
             LEDGERS: self._remove(self.garbage.file_group(LEDGERS).files),
+            VALUES: self._remove(self.garbage.file_group(VALUES).files),
             MARKS: self._marks(),
             SNAPSHOTS: self._snapshots(),
             TEMPORARY: self._remove(self.garbage.file_group(TEMPORARY).files),

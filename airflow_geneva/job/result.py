@@ -150,6 +150,9 @@ class BackfillResult(Listed):
         checked: what checking the expectations of the columns found.
         usage: calls, tokens and cost that calls of a service reported, without those of tries that were killed.
         unindexed_rows: rows that an index over what changed does not cover, at most; 0 also without an index.
+        rows_deduplicated: rows that took the value of equal inputs in their task, by `@udf(dedup=True)`.
+        rows_cached: rows that took the value that another task or job had computed for equal inputs.
+        rows_raced: rows that were called although another task called equal inputs at the same time.
     """
 
     job_id: str
@@ -167,6 +170,9 @@ class BackfillResult(Listed):
     checked: tuple[Checked, ...] = ()
     usage: Usage = field(default_factory=Usage)
     unindexed_rows: int = 0
+    rows_deduplicated: int = 0
+    rows_cached: int = 0
+    rows_raced: int = 0
 
     @property
     def changed(self) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 from airflow_geneva.job.folder import RECORD, JobFolder
+from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.job.status import job_ids
 from airflow_geneva.storage.files import Storage
 
@@ -17,6 +18,48 @@ MOST_JOBS = 5
 _MOST_JOBS_READ = 100
 _FRAGMENT_SECONDS = 0.004
 _SAME = ("kind", "column", "udf", "udf_version")
+
+
+@dataclass(frozen=True)
+class SavedCalls:
+    """Rows whose value came from a call on equal inputs.
+
+    Args:
+        deduplicated: whose call the same task had made.
+        cached: whose call another task, or another job of the same code version, had made.
+        raced: rows that were called although another task made the same call at the same time.
+    """
+
+    deduplicated: int = 0
+    cached: int = 0
+    raced: int = 0
+
+    def __add__(self, other: SavedCalls) -> SavedCalls:
+        mine, others = asdict(self), asdict(other)
+        return SavedCalls(**{name: mine[name] + others[name] for name in mine})
+
+    def added_to(self, result: BackfillResult) -> BackfillResult:
+        """Say it in the result of a job, and in a note of it."""
+        note = (
+            f"{self.deduplicated + self.cached:,} rows needed no call: {self.deduplicated:,} have inputs of other rows "
+            f"of their task, and {self.cached:,} those of other tasks and jobs."
+        )
+        if self.raced:
+            note += f" {self.raced:,} rows were called that another task called at the same time."
+        return replace(
+            result,
+            rows_deduplicated=self.deduplicated,
+            rows_cached=self.cached,
+            rows_raced=self.raced,
+            notes=(*result.notes, note) if self != SavedCalls() else result.notes,
+        )
+
+    @staticmethod
+    def from_json(document: object) -> SavedCalls:
+        """Read what a document says; nothing if it is damaged, or of before."""
+        if not isinstance(document, Mapping):
+            return SavedCalls()
+        return SavedCalls(**{name: int(document.get(name, 0)) for name in asdict(SavedCalls())})
 
 
 @dataclass(frozen=True)
@@ -30,6 +73,7 @@ class UdfSpeed:
         bytes: size of the computed values in memory.
         fragments: fragments that were staged; 0 in records of before.
         called: seconds of `seconds` that the UDF itself took.
+        saved: rows without a call of their own.
     """
 
     rows: int = 0
@@ -39,6 +83,7 @@ class UdfSpeed:
     bytes: int = 0
     fragments: int = 0
     called: float = 0.0
+    saved: SavedCalls = field(default_factory=SavedCalls)
 
     def __add__(self, other: UdfSpeed) -> UdfSpeed:
         first = max(self, other, key=lambda speed: speed.first_seconds)
@@ -49,6 +94,7 @@ class UdfSpeed:
             bytes=self.bytes + other.bytes,
             fragments=self.fragments + other.fragments,
             called=self.called + other.called,
+            saved=self.saved + other.saved,
         )
 
     def seconds_for(self, rows: int, fragments: int = 0) -> float:
@@ -78,7 +124,8 @@ class UdfSpeed:
             rows, first_rows, size = (int(document[name]) for name in ("rows", "first_rows", "bytes"))
             seconds, first_seconds = float(document["seconds"]), float(document["first_seconds"])
             fragments, called = int(document.get("fragments", 0)), float(document.get("called", 0.0))
-            return UdfSpeed(rows, seconds, first_seconds, first_rows, size, fragments, called)
+            saved = SavedCalls.from_json(document.get("saved"))
+            return UdfSpeed(rows, seconds, first_seconds, first_rows, size, fragments, called, saved)
         except (LookupError, TypeError, ValueError):
             return UdfSpeed()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,16 +14,19 @@ import pyarrow as pa
 
 from airflow_geneva.apply.applier import Applier
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
+from airflow_geneva.apply.dedup import KnownValues
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.query_columns import QueryComputer
 from airflow_geneva.apply.sizes import LearnedSizes
 from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
 from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.checkpoint.store import DelayedCheckpoints
+from airflow_geneva.checkpoint.value_cache import ValueCache
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.meter import measured
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
+from airflow_geneva.job.speed import SavedCalls, UdfSpeed
 from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.task_memory import RowsPerBudget, return_large_buffers
 from airflow_geneva.limits.calls import calling
@@ -85,13 +88,31 @@ def open_target(location: TableLocation, work: JobSpec) -> Target:
     return ViewTarget.at(location, work) if isinstance(work, RefreshSpec) else ColumnTarget.at(location, work)
 
 
+class PreparedUnits:
+    """Runs the units of one task, each with the calls that equal inputs have saved."""
+
+    def __init__(self, run: Callable[[Unit, Callable[[int], None]], UnitReport], known: Iterable[KnownValues]) -> None:
+        self._run = run
+        self._known = tuple(known)
+
+    def __call__(self, unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
+        report, saved = self._run(unit, on_rows), self.rest()
+        return replace(report, speed=replace(report.speed, saved=saved.speed.saved))
+
+    def rest(self) -> UnitReport:
+        """Return the saved calls that no unit has reported."""
+        saved = sum((known.take_saved() for known in self._known), SavedCalls())
+        return UnitReport(True, speed=UdfSpeed(saved=saved))
+
+
 @contextmanager
 def prepare(
     location: TableLocation, work: JobSpec, udfs: Udfs, before: Mapping[int, int], target: Target | None = None
-) -> Iterator[tuple[RunUnit, SkipCount, Meter]]:
-    """Give a function that runs a unit of a task, the counter of rows that the job skips, and a meter of its calls.
+) -> Iterator[tuple[PreparedUnits, SkipCount, Meter]]:
+    """Give what runs the units of a task, the counter of rows that the job skips, and a meter of its calls.
 
-    So many rows were skipped `before`. At the end the checkpoints of all finished fragments are written.
+    So many rows were skipped `before`. At the end the checkpoints of all finished fragments are written, and values for
+    other tasks.
     """
     loaded = udfs.here()
     # Batch and checkpoint sizes are those of the first UDF.
@@ -103,13 +124,18 @@ def prepare(
     target = replace(target, delayed=delayed)
     sizes = LearnedSizes(RowsPerBudget(work.sizing.batch_bytes, target.output_width))
     meter = Meter()
+    known = {
+        name: KnownValues(_value_cache(location, work, udf), work.sizing.batch_bytes)
+        for name, udf in loaded.items()
+        if udf.dedup
+    }
 
     def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
         def on_step(rows: int) -> None:
             delayed.write_if_due()
             on_rows(rows)
 
-        with calling(location.limits, meter), computing(work, loaded, opened) as (compute, reads):
+        with calling(location.limits, meter), computing(work, loaded, opened, known) as (compute, reads):
             applier = Applier(
                 target.source, target.store, target.job, work, first, compute, reads, skipped, sizes, on_step
             )
@@ -118,9 +144,18 @@ def prepare(
             return report
 
     try:
-        yield run, skipped, meter
+        yield PreparedUnits(run, known.values()), skipped, meter
     finally:
         delayed.write()
+        for values in known.values():
+            values.flush()
+
+
+def _value_cache(location: TableLocation, work: JobSpec, udf: UDF) -> ValueCache | None:
+    """Open the values of other tasks and jobs; a job that ignores checkpoints has only its own task's."""
+    if work.ignore_checkpoints:
+        return None
+    return ValueCache(location.checkpoints, udf.name, udf.code_version, udf.data_type, work.sizing.batch_bytes)
 
 
 def ready_to_open(loaded: Mapping[str, UDF]) -> dict[str, UDF | UdfReference]:
@@ -129,13 +164,18 @@ def ready_to_open(loaded: Mapping[str, UDF]) -> dict[str, UDF | UdfReference]:
 
 
 @contextmanager
-def computing(work: JobSpec, loaded: Mapping[str, UDF], opened: Mapping[str, UDF | UdfReference]) -> Iterator[Computer]:
-    """Open the UDFs of a job, to compute batches."""
+def computing(
+    work: JobSpec,
+    loaded: Mapping[str, UDF],
+    opened: Mapping[str, UDF | UdfReference],
+    known: Mapping[str, KnownValues] | None = None,
+) -> Iterator[Computer]:
+    """Open the UDFs of a job, to compute batches; with the values that are known already."""
     if isinstance(work, RefreshSpec):
-        with QueryComputer(work.definition.columns, opened) as computer:
+        with QueryComputer(work.definition.columns, opened, known) as computer:
             yield _QueryRows(computer, loaded), computer.projection
     else:
-        with open_batch_mapper(opened[work.column], work.inputs) as mapper:
+        with open_batch_mapper(opened[work.column], work.inputs, (known or {}).get(work.column)) as mapper:
             yield mapper, work.inputs
 
 
@@ -235,6 +275,7 @@ def apply_inline(
 
             threads = work.sizing.intra_applier_concurrency
             reports = run_units(run, [whole_unit(item) for item in works], reporter, threads)
+        reports.append(do.rest())
         reporter.rows_failed = sum(report.failed for report in reports)
         return reports
     finally:

@@ -369,11 +369,10 @@ class PlannedJob:
     def _write_end(self, result: BackfillResult, error: str | None) -> BackfillResult:
         """Record how the job ended; return its result, with the failed rows of shards that were not committed."""
         errors = count_errors(self.folder.storage) if self.saved.shards else 0
-        checked = found_in_job(self.folder, self.saved, self.publisher.checked)
-        result = replace(result, checked=checked, usage=usage_of(self._statuses()))
-        if result.state == FAILED:
-            result = result.with_failures(errors)
         speed = sum((UdfSpeed.from_json(document.get("speed")) for document in self.applied), UdfSpeed())
+        checked = found_in_job(self.folder, self.saved, self.publisher.checked)
+        result = replace(speed.saved.added_to(result), checked=checked, usage=usage_of(self._statuses()))
+        result = result.with_failures(errors) if result.state == FAILED else result
         about: dict[str, Any] = {} if self.choice is None else self.choice.describe()
         if speed.rows:
             about["speed"] = speed.to_json()

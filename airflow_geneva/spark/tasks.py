@@ -262,6 +262,7 @@ class _GroupRunner:
                 reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
                 reporter.usage = lambda: meter.usage
                 reports = run_units(do, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
+            reports.append(do.rest())
             reporter.tick(force=True)
         except DriverLost as lost:
             write({**reporter.document(), _FAILURE: [StorageError.__name__, str(lost)]})

@@ -19,15 +19,22 @@ from airflow_geneva.limits.rate_limit import RateLimit, check_limit
 from airflow_geneva.udf.annotations import output_type
 from airflow_geneva.udf.error_policy import Fail, Policy, Retry, Skip, check_policy, describe_policy
 from airflow_geneva.udf.expect import Expectation, check_expectations
-from airflow_geneva.udf.settings import check_bounds, check_memory, check_name, check_number, check_rows, check_sequence
+from airflow_geneva.udf.settings import (
+    check_bounds,
+    check_calls,
+    check_flag,
+    check_memory,
+    check_name,
+    check_number,
+    check_rows,
+    check_sequence,
+)
 from airflow_geneva.udf.signature import Form, Signature, read_signature
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
-
-DEFAULT_IN_FLIGHT = 16
 
 _FORMAT = 1
 
@@ -56,6 +63,8 @@ class UdfDefinition:
     timeout: float | None = None
     cost: float | None = None
     max_in_flight: int | None = None
+    deterministic: bool | None = None
+    dedup: bool | None = None
     expect: list[dict[str, Any]] | None = None
 
     @property
@@ -114,6 +123,8 @@ class UDF:
         cost: money that a row costs, for example at a service, or None.
         max_in_flight: calls of an async function at a time in each process, or None.
         limit: the budget of a service that its calls keep, or None.
+        deterministic: whether equal inputs of a row always give equal values.
+        dedup: whether equal inputs are called once.
         expect: what is expected of its values.
     """
 
@@ -137,6 +148,8 @@ class UDF:
     cost: float | None = None
     max_in_flight: int | None = None
     limit: RateLimit | None = None
+    deterministic: bool = False
+    dedup: bool = False
     expect: tuple[Expectation, ...] = ()
 
     def __post_init__(self) -> None:
@@ -215,6 +228,7 @@ class UDF:
         stored = {setting.name: getattr(self, setting.name) for setting in fields(UdfDefinition)}
         stored |= {"input_columns": self.resolve_inputs(input_columns), "version": self.code_version}
         stored |= {"data_type": str(self.data_type), "on_error": describe_policy(self.on_error)}
+        stored |= {"deterministic": self.deterministic or None, "dedup": self.dedup or None}
         stored["expect"] = [one.to_json() for one in self.expect] or None
         return UdfDefinition(**stored)
 
@@ -243,6 +257,8 @@ def udf(
     cost: float | None = None,
     max_in_flight: int | None = None,
     limit: RateLimit | None = None,
+    deterministic: bool = False,
+    dedup: bool = False,
     expect: Expectation | Sequence[Expectation] = (),
 ) -> Callable[[Callable[..., Any]], UDF]: ...
 
@@ -268,6 +284,8 @@ def udf(
     cost: float | None = None,
     max_in_flight: int | None = None,
     limit: RateLimit | None = None,
+    deterministic: bool = False,
+    dedup: bool = False,
     expect: Expectation | Sequence[Expectation] = (),
 ) -> UDF | Callable[[Callable[..., Any]], UDF]:
     """Make a UDF from a function, a class with `__call__`, or an instance of such a class.
@@ -292,6 +310,8 @@ def udf(
         cost: money that a row costs, for estimates and `max_cost`; in any currency, the same everywhere.
         max_in_flight: calls of an `async def` function at a time in each process; by default 16.
         limit: a `RateLimit` of the service that it calls. It is no part of the code's version.
+        deterministic: whether a row's value depends on nothing but the row's inputs and the code.
+        dedup: whether equal inputs are called once, also across tasks and jobs; only of a deterministic function.
         expect: what its values must be like to become visible, from `airflow_geneva.expect`. It is no part of the
             code's version: a change of it recomputes nothing.
 
@@ -333,10 +353,17 @@ def udf(
             on_error=check_policy(on_error),
             timeout=check_number("timeout", timeout, above_zero=True),
             cost=check_number("cost", cost, above_zero=False),
-            max_in_flight=_calls_in_flight(signature, max_in_flight, chosen),
+            max_in_flight=check_calls(signature.is_async, max_in_flight, chosen),
+            deterministic=check_flag("deterministic", deterministic),
+            dedup=check_flag("dedup", dedup),
             limit=check_limit(limit),
             expect=check_expectations(expect, kind),
         )
+        if dedup and not deterministic:
+            raise InvalidInput(
+                f"UDF {chosen!r} has dedup=True, and is not said to be deterministic. Give deterministic=True too, "
+                "if a row's value depends on nothing but the row's inputs and the code."
+            )
         check_bounds(made.min_checkpoint_size, made.checkpoint_size, made.max_checkpoint_size)
         if made.input_columns is not None and made.form != "record_batch":
             _check_count(signature, made.input_columns, chosen)
@@ -349,17 +376,6 @@ def find_in_module(found: Any, name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
-
-
-def _calls_in_flight(signature: Signature, value: int | None, name: str) -> int | None:
-    if value is not None and not signature.is_async:
-        raise InvalidInput(
-            f"UDF {name!r} has max_in_flight={value!r}, and is a plain function, which is called once at a time. "
-            "Make it `async def`, or leave max_in_flight out."
-        )
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise InvalidInput(f"max_in_flight={value!r}: give a number of calls of at least 1, or None.")
-    return DEFAULT_IN_FLIGHT if signature.is_async and value is None else value
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

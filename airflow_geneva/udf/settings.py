@@ -10,6 +10,8 @@ from typing import Any
 
 from airflow_geneva.errors import InvalidInput
 
+DEFAULT_IN_FLIGHT = 16
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])?(?:i?b)?", re.IGNORECASE)
 
@@ -53,6 +55,23 @@ def check_number(setting: str, value: float | None, above_zero: bool) -> float |
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 0 or (above_zero and value == 0):
         raise InvalidInput(f"{setting}={value!r}: give a number {'above' if above_zero else 'of at least'} 0, or None.")
+    return value
+
+
+def check_calls(is_async: bool, value: int | None, name: str) -> int | None:
+    if value is not None and not is_async:
+        raise InvalidInput(
+            f"UDF {name!r} has max_in_flight={value!r}, and is a plain function, which is called once at a time. "
+            "Make it `async def`, or leave max_in_flight out."
+        )
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise InvalidInput(f"max_in_flight={value!r}: give a number of calls of at least 1, or None.")
+    return DEFAULT_IN_FLIGHT if is_async and value is None else value
+
+
+def check_flag(setting: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{setting}={value!r}: give True or False.")
     return value
 
 

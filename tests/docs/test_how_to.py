@@ -69,6 +69,13 @@ def test_the_snippet_about_limits_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert (result.rows_computed, result.usage.calls, result.usage.tokens) == (100, counts.requests, counts.tokens)
 
 
+def test_the_snippet_about_paying_once_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = run("pay_once")
+    assert left["calls"] == ["a b", "c", "d e f", "new"]
+    assert (left["result"].rows_deduplicated, left["later"].rows_cached) == (2, 1)
+
+
 def test_the_snippet_about_expectations_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert [one.wrong for one in run("expectations")["result"].checked] == [0, 0, 0, 1]

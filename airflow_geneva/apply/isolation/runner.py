@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from airflow_geneva.apply.async_calls import AsyncMapper
 from airflow_geneva.apply.batch_mapper import BatchMapper
+from airflow_geneva.apply.dedup import DedupMapper, KnownValues
 from airflow_geneva.apply.isolation.process import POOL, Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
 from airflow_geneva.apply.narrowing import Narrowing, RowFailed, retry, run_now, skip_or_fail, sleep
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of
@@ -19,19 +20,25 @@ from airflow_geneva.udf.error_policy import Skip, deciding_rule, matching_rules_
 from airflow_geneva.udf.shipping import UdfReference
 
 
-def open_batch_mapper(udf: UDF | UdfReference, input_columns: Sequence[str] | None = None) -> BatchMapper:
+def open_batch_mapper(
+    udf: UDF | UdfReference, input_columns: Sequence[str] | None = None, known: KnownValues | None = None
+) -> BatchMapper:
     """Prepare a UDF, or a reference so that it is pickled only once, to be called on batches.
 
     With `on_error="fail"` and no timeout, or if it is async, the UDF runs in this process. Otherwise it runs in a
     worker process. The first batch with rows starts the worker, which is killed and replaced as needed, and kept for a
     minute for the next caller that opens the same UDF. The timeout covers every call, including the first one in a new
-    worker, but not the import of the UDF's module or the instantiation of its class.
+    worker, but not the import of the UDF's module or the instantiation of its class. With ``known`` values, only inputs
+    that are not among them are called.
     """
     opened = udf.open() if isinstance(udf, UdfReference) else udf
     mapper = Mapper(opened, input_columns)
+    made: BatchMapper
     if opened.is_async:
-        return AsyncMapper(mapper)
-    return _WorkerMapper(mapper, udf) if opened.needs_process else _InProcessMapper(mapper)
+        made = AsyncMapper(mapper)
+    else:
+        made = _WorkerMapper(mapper, udf) if opened.needs_process else _InProcessMapper(mapper)
+    return made if known is None else DedupMapper(made, known, opened.data_type)
 
 
 class _InProcessMapper(BatchMapper):

@@ -1,0 +1,134 @@
+"""What a deterministic UDF gave for an input, kept for the other tasks and the later jobs of its code version."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_geneva.checkpoint.keys import key_part
+from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.errors import StorageError
+from airflow_geneva.lance_io.arrays import convert_array, rows_at, to_storage
+from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.uri import md5
+
+FOLDER = "values"
+"""The folder beside the checkpoints, with a folder for each code version of a UDF."""
+
+MOST_BYTES = 1 << 30
+MOST_AGE = 30 * 24 * 3600.0
+
+_KEY, _VALUE = "key", "value"
+_DIGEST = "S16"
+logger = logging.getLogger("airflow_geneva.apply")
+
+
+class ValueCache:
+    """The files of one code version, one for each flush of a task; the oldest go when they take too much.
+
+    A file that is damaged or was removed counts as absent. What cannot be written is only logged.
+
+    Args:
+        room: bytes of values to keep in memory.
+    """
+
+    def __init__(self, checkpoints: Storage, udf: str, version: str, kind: pa.DataType, room: int) -> None:
+        folder = f"{key_part(udf)}_ver-{key_part(version)}_type-{md5(str(kind))[:8]}"
+        self.store = CheckpointStore(checkpoints.folder(FOLDER, folder))
+        self.kind = kind
+        self.room = room
+        self._files: dict[str, int] = {}
+        self._keys = np.empty(0, _DIGEST)
+        self._places = np.empty((0, 2), np.int64)
+        self._names: list[str] = []
+        self._loaded: OrderedDict[int, pa.Array] = OrderedDict()
+
+    def look(self) -> None:
+        """Learn what other tasks have written since."""
+        try:
+            listed = self.store.list_keys()
+        except StorageError as error:
+            logger.warning("Cannot list the values that other jobs computed: %s", error)
+            return
+        young = (time.time() - MOST_AGE) * 1_000
+        for name in listed:
+            made, size = _made_and_size(name)
+            if name not in self._files and made > young:
+                self._files[name] = size
+                try:
+                    keys = self.store.read(name, [_KEY]).column(_KEY)
+                except KeyError:
+                    continue
+                self._add(name, np.array(keys.to_pylist(), _DIGEST))
+
+    def _add(self, name: str, keys: np.ndarray) -> None:
+        self._names.append(name)
+        places = np.stack([np.full(len(keys), len(self._names) - 1), np.arange(len(keys))], axis=1)
+        keys = np.concatenate([self._keys, keys])
+        order = np.argsort(keys, kind="stable")
+        self._keys, self._places = keys[order], np.concatenate([self._places, places])[order]
+
+    def find(self, keys: Sequence[bytes]) -> list[tuple[pa.Array, int] | None]:
+        """Return for each key an array of values and the position in it, or None."""
+        if not len(self._keys):
+            return [None] * len(keys)
+        wanted = np.array(keys, _DIGEST)
+        at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+        there = self._keys[at] == wanted
+        found: list[tuple[pa.Array, int] | None] = []
+        for place, known in zip(self._places[at].tolist(), there.tolist(), strict=True):
+            values = self._values(place[0]) if known else None
+            found.append(None if values is None else (values, place[1]))
+        return found
+
+    def _values(self, file: int) -> pa.Array | None:
+        if file in self._loaded:
+            self._loaded.move_to_end(file)
+            return self._loaded[file]
+        try:
+            values = convert_array(self.store[self._names[file]].column(_VALUE), self.kind)
+        except KeyError:
+            return None
+        self._loaded[file] = values
+        while len(self._loaded) > 1 and sum(part.nbytes for part in self._loaded.values()) > self.room:
+            self._loaded.popitem(last=False)
+        return values
+
+    def write(self, keys: Sequence[bytes], values: pa.Array) -> int:
+        """Write what others have not written yet; return how many of the values they have."""
+        self.look()
+        new = np.flatnonzero(~np.isin(np.array(keys, _DIGEST), self._keys)).tolist()
+        if new:
+            stored = to_storage(rows_at(values, pa.array(new)))
+            name = f"{int(time.time() * 1_000):013}.{stored.nbytes}.{uuid.uuid4().hex}"
+            columns = [pa.array([keys[at] for at in new], pa.binary()), stored]
+            try:
+                self.store[name] = pa.record_batch(columns, names=[_KEY, _VALUE])
+                self._files[name] = stored.nbytes
+                self._add(name, np.array([keys[at] for at in new], _DIGEST))
+                self._trim()
+            except StorageError as error:
+                logger.warning("Cannot keep %d values for other jobs: %s", len(new), error)
+        return len(keys) - len(new)
+
+    def _trim(self) -> None:
+        size, going = sum(self._files.values()), list[str]()
+        for name in sorted(self._files):
+            if size <= MOST_BYTES:
+                break
+            size -= self._files.pop(name)
+            going.append(name)
+        self.store.remove(going)
+
+
+def _made_and_size(name: str) -> tuple[int, int]:
+    """Return when a file was made, in milliseconds, and its bytes, from its name; zeros of another file."""
+    made, _, rest = name.partition(".")
+    size = rest.partition(".")[0]
+    return (int(made), int(size)) if made.isdecimal() and size.isdecimal() else (0, 0)
