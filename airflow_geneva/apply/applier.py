@@ -20,7 +20,15 @@ from airflow_geneva.apply.reader import ReadSize, RowBatch, read_rows, windows
 from airflow_geneva.apply.sizes import CheckpointSizer, LearnedSizes
 from airflow_geneva.apply.skipped_rows import ErrorLog, SkipCount, fatal_failure
 from airflow_geneva.checkpoint.provenance import Failures
-from airflow_geneva.checkpoint.records import RowRuns, computed_rows, decode_runs, encode_runs, merge_runs, range_batch
+from airflow_geneva.checkpoint.records import (
+    RangeContent,
+    RowRuns,
+    computed_rows,
+    decode_runs,
+    encode_runs,
+    merge_runs,
+    write_range,
+)
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError, UdfError
 from airflow_geneva.faults import fault_point
@@ -124,9 +132,8 @@ class _PendingCheckpoint:
             offsets, ids = decode_runs(runs)
             failed = Ranges.union(step.failed for step in self.steps)
             failures = Failures.next(self.work.job_id, failed, self.work.tried(self.fragment))
-            batch = range_batch(values, offsets, ids, looked_at, failures, self.work.agreement)
-            key = self.work.key(self.fragment).range(self.steps[0].start, self.steps[-1].end)
-            self.store[key] = batch
+            rows = RangeContent(offsets, ids, looked_at, failures, self.work.agreement)
+            write_range(self.store, self.work.key(self.fragment), self.steps[0].start, self.steps[-1].end, values, rows)
         self.steps, self.rows, self.bytes, self.since = [], 0, 0, time.monotonic()
 
 

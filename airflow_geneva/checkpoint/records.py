@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from airflow_geneva.checkpoint.keys import FragmentKey
 from airflow_geneva.checkpoint.provenance import NO_FAILURES, Failures
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.lance_io.blobs import as_bytes
@@ -47,6 +48,29 @@ class RangeContent:
     looked_at: Ranges
     failures: Failures
     agreement: str
+
+    def within(self, start: int, end: int, part: slice) -> RangeContent:
+        """Return the content about rows from `start` to `end`; `part` has the positions of those computed."""
+        failed = ((runs, rows.within(start, end)) for runs, rows in self.failures.rows)
+        failures = Failures(self.failures.job_id, tuple((runs, rows) for runs, rows in failed if rows))
+        looked_at = self.looked_at.within(start, end)
+        return RangeContent(self.offsets[part], self.row_ids[part], looked_at, failures, self.agreement)
+
+
+def write_range(
+    store: CheckpointStore, fragment: FragmentKey, start: int, end: int, values: pa.Array, rows: RangeContent
+) -> None:  # fmt: skip
+    """Write rows as the checkpoint of a range; as smaller ones, if there is one with rows that these lie between."""
+    key = str(fragment.range(start, end))
+    there = read_range(store, key) if 0 < len(rows.looked_at) < end - start else None
+    if there is not None and there.agreement == rows.agreement and there.looked_at - rows.looked_at:
+        # Those may be rows that a running job counts on.
+        for half in np.array_split(rows.looked_at.offsets(), min(len(rows.looked_at), 2)):
+            first, last = int(half[0]), int(half[-1]) + 1
+            part = slice(*np.searchsorted(rows.offsets, [first, last]))
+            write_range(store, fragment, first, last, values[part], rows.within(first, last, part))
+    elif rows.looked_at:
+        store[key] = range_batch(values, rows.offsets, rows.row_ids, rows.looked_at, rows.failures, rows.agreement)
 
 
 def read_range(store: CheckpointStore, key: str) -> RangeContent | None:

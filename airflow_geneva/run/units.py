@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -28,7 +30,9 @@ from airflow_geneva.storage.files import Storage
 from airflow_geneva.write.data_files import ColumnFileWriter, ViewFileWriter
 
 logger = logging.getLogger("airflow_geneva.run")
-_MOST_BROKEN = 100
+_GONE = "computed rows were not there"
+_MOST_TIMES = 4
+_WAIT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -255,28 +259,36 @@ def stage_computed(
     compute: Callable[[Ranges], None] | None = None,
 ) -> StagedFragment | None:
     """Stage a fragment from the rows that the store has; with `compute`, compute missing ones, else return None."""
-    computed = Ranges.empty()
-    for _ in range(_MOST_BROKEN):
+    computed, times = Ranges.empty(), Counter[str]()
+    while True:
+        again = ""
         missing = wanted - held.done
         if not missing:
             try:
                 return target.stage(fragment, held)
             except BrokenFile as broken:
-                pieces = [piece for piece in held.pieces if piece.source == broken.source]
+                again = broken.source
+                pieces = [piece for piece in held.pieces if piece.source == again]
                 remove_broken(target.store, broken, {piece.key for piece in pieces})
                 computed = computed - Ranges.union(Ranges.from_offsets(piece.offsets) for piece in pieces)
-        elif compute is None or missing & computed:
-            break
+        elif compute is None:
+            return None
+        elif missing & computed:
+            # Another job that computes the same rows replaced or removed their checkpoint.
+            again, computed = _GONE, computed - missing
         else:
             compute(missing)
             computed = computed | missing
+        if again:
+            times[again] += 1
+            if times[again] > _MOST_TIMES:
+                raise StorageError(
+                    f"Checkpoints of fragment {fragment.id} are replaced by other jobs of this column or view, or "
+                    f"damaged, again and again: {again}, {times[again]} times. Run the task again when no other job of "
+                    "it runs; if the error returns, check the disk, or run with ignore_checkpoints=True."
+                )
+            time.sleep(_WAIT_SECONDS * (times[again] - 1) * random.uniform(0.5, 1.5))
         held = target.held(fragment, target.index(fragment), wanted)
-    if compute is None:
-        return None
-    raise StorageError(
-        f"Checkpoints of fragment {fragment.id} changed or broke again and again while it was assembled. Run the "
-        "task again; if the error returns, run with ignore_checkpoints=True."
-    )
 
 
 def remove_broken(store: CheckpointStore, broken: BrokenFile, keys: Iterable[str]) -> None:

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva.checkpoint.reuse import BrokenFile
-from airflow_geneva.errors import CommitConflict
+from airflow_geneva.errors import CommitConflict, StorageError
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.lance_io import table_versions
+from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.run.column import ColumnTarget
@@ -537,6 +538,53 @@ def test_checkpoints_replaced_by_another_job_while_they_are_read_are_not_mixed_u
     assert stage_computed(bench, work, work.due, held) is not None
     assert two.commit().state == "DONE"
     assert_right(table, "y", tripled)
+
+
+def test_rows_between_rows_that_run_again_are_not_computed_again(make_table: MakeTable, trace: Trace) -> None:
+    """Two jobs have a checkpoint from row 0 to row 99, one of them with the two rows that failed in the other."""
+    table, failing = make_table(100, per_fragment=100), [0, 99]
+
+    @udf(data_type=pa.int64(), name="some", version="1", on_error="skip")
+    def some(x: int) -> int:
+        leave_trace([x])
+        if x in failing:
+            raise ValueError(x)
+        return x
+
+    table.add_columns({"y": some})
+    Stations.begin(table, some).apply_without_staging()
+    failing.clear()
+    trace.clear()
+    result = table.backfill("y", udf=some, runner="inline")
+    assert (result.state, result.rows_failed, sorted(trace.rows())) == ("DONE", 0, [0, 99])
+    assert_right(table, "y", lambda x: x)
+
+
+@pytest.mark.parametrize("removed", [1, 100])
+def test_rows_whose_checkpoint_others_remove_are_computed_again_but_not_without_end(
+    make_table: MakeTable, trace: Trace, removed: int
+) -> None:
+    table = make_table(100, per_fragment=100)
+    table.add_columns({"y": triple})
+    job = Stations.begin(table)
+    bench, (work,) = ColumnTarget.at(table.location, job.plan.work), job.plan.fragments
+    rounds: list[int] = []
+
+    def compute(missing: Ranges) -> None:
+        rounds.append(len(missing))
+        job.apply_without_staging()
+        if len(rounds) <= removed:
+            for checkpoint in Path(table.location.checkpoints.root).rglob("range-*.lance"):
+                checkpoint.unlink()
+
+    held = bench.held(work, bench.index(work), work.due)
+    if removed == 1:
+        assert stage_computed(bench, work, work.due, held, compute) is not None
+        assert rounds == [100, 100]
+    else:
+        with pytest.raises(StorageError, match="by other jobs of this column"):
+            stage_computed(bench, work, work.due, held, compute)
+        assert len(rounds) <= 5
 
 
 def test_a_table_that_never_rests_ends_in_a_conflict_and_loses_nothing(
