@@ -15,7 +15,7 @@ from airflow_geneva.display import Summarized, Summary
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
-from airflow_geneva.lance_io.rows import RowData, as_rows
+from airflow_geneva.lance_io.rows import RowData, as_rows, differences, fit_schema, write_rows
 from airflow_geneva.storage.files import Storage, freeze_options
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import check_name, is_local, is_name, join, normalize_uri
@@ -162,18 +162,17 @@ class Database(Summarized):
             name: its name.
             data: rows: an Arrow table, batch or stream of batches, a data frame of pandas or polars, a dict of columns,
                 or dicts; None for an empty table of ``schema``. A stream is not read into memory as a whole.
-            schema: Arrow schema; needed without data.
+            schema: Arrow schema of the table, to which the data are converted; needed without data.
             storage_options: ``{"new_table_enable_stable_row_ids": "false"}`` creates a table without stable row ids.
             mode: ``create``, or ``overwrite`` to replace all rows and columns of a table that exists, in a new version
                 of it.
-            exist_ok: open a table that exists, as it is, if it has the columns of the data or the schema.
+            exist_ok: open a table that exists, as it is, if it has the columns of the data or the schema, with their
+                types.
             write_options: passed to :func:`lance.write_dataset`, e.g. ``max_rows_per_file``.
 
         Raises:
-            InvalidInput: the table exists, or neither data nor schema was given, or the data are no rows.
+            InvalidInput: the table exists, or neither data nor schema was given, or the data are no rows or do not fit.
         """
-        import lance
-
         location = self.location(name)
         if mode not in _MODES:
             raise InvalidInput(f"mode={mode!r} is not valid: give one of {', '.join(map(repr, _MODES))}.")
@@ -189,11 +188,19 @@ class Database(Summarized):
             raise InvalidInput(
                 f"{name!r} is a view: its rows come from its query. Drop it first, db.drop_table({name!r})."
             )
-        rows = as_rows(() if data is None else data, schema, write_options.get("max_rows_per_file"))
-        if found is not None and mode == "create":
-            if lacking := [column for column in rows.schema.names if column not in found.schema.names]:
-                raise InvalidInput(f"Table {name!r} exists in {self.uri}, without the columns {lacking}.")
+        existing = found.schema if found is not None and mode == "create" else None
+        rows = as_rows(() if data is None else data, schema or existing, write_options.get("max_rows_per_file"))
+        if schema is not None:
+            rows = fit_schema(rows, schema)
+        if found is not None and existing is not None:
+            if differing := differences(rows.schema, existing):
+                raise InvalidInput(
+                    f"Table {name!r} exists in {self.uri} with other columns. It has {'; '.join(differing)}. Give "
+                    'another name, or mode="overwrite" to replace its rows and columns.'
+                )
             return found
+        if not rows.schema.names:
+            raise InvalidInput(f"Table {name!r} would have no columns: the data have none. Give rows, or a schema.")
         given = storage_options or {}
         if unknown := [key for key in given if key not in _STABLE]:
             raise InvalidInput(
@@ -201,7 +208,7 @@ class Database(Summarized):
             )
         stable = all(str(value).lower() != "false" for value in given.values())
         options = {"enable_stable_row_ids": stable, "mode": "create" if found is None else "overwrite", **write_options}
-        lance.write_dataset(rows, location.uri, storage_options=location.storage_options, **options)
+        write_rows(rows, name, location.uri, storage_options=location.storage_options, **options)
         return Table(location)
 
     def drop_table(self, name: str) -> None:

@@ -15,7 +15,7 @@ from airflow_geneva.job.current_errors import ErrorGroup, failing_now, group_err
 from airflow_geneva.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.lance_io.reading import Readable
-from airflow_geneva.lance_io.rows import RowData, as_rows
+from airflow_geneva.lance_io.rows import RowData, as_rows, write_rows
 from airflow_geneva.plan.freshness import addresses_of_rows, failed_rows_of_column, ids_of_rows
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.request import BackfillOptions, BackfillRequest, SizingOptions, plan_request
@@ -115,14 +115,12 @@ class Table(Summarized, Readable):
         Args:
             data: rows as :meth:`airflow_geneva.Database.create_table` takes them, with any of the table's columns.
         """
-        import lance
-
         schema = self.schema
         rows = as_rows(data, schema)
         unknown = [name for name in rows.schema.names if name not in schema.names]
         if unknown:
             raise InvalidInput(f"Table {self.name!r} has no columns {unknown}. It has: {', '.join(schema.names)}.")
-        lance.write_dataset(rows, self.uri, mode="append", storage_options=self.location.storage_options)
+        write_rows(rows, self.name, self.uri, mode="append", storage_options=self.location.storage_options)
 
     def add_columns(self, columns: Mapping[str, ColumnSpec]) -> None:
         """Define computed columns; their values are NULL until a backfill, no data is written.

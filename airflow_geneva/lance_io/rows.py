@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
@@ -9,9 +10,11 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.arrays import copy_sliced_columns
+from airflow_geneva.lance_io.arrays import convert_array, copy_sliced_columns
 
 _ROWS_PER_FILE = 1 << 20
+_ABOUT_ROWS = ("LanceError(Schema)", "LanceError(Arrow)", "Append with different schema")
+_RUST = re.compile(r",?( location:)? [\w./-]*/rust/\S+$")
 
 
 class ArrowStream(Protocol):
@@ -42,6 +45,76 @@ def as_rows(
         ) from error
     cut = _cut_stream if isinstance(rows, pa.RecordBatchReader) else cut_for_files
     return cut(rows, rows_per_file)
+
+
+def fit_schema(rows: pa.Table | pa.RecordBatchReader, schema: pa.Schema) -> pa.Table | pa.RecordBatchReader:
+    """Give rows exactly the columns of a schema; columns that they lack are NULL.
+
+    Raises:
+        InvalidInput: a column is not in the schema, or its values do not fit; of a stream, once that is read.
+    """
+    if unknown := [name for name in rows.schema.names if name not in schema.names]:
+        raise InvalidInput(f"The data have the columns {unknown}, which the schema lacks. Add them to the schema.")
+    if rows.schema.equals(schema, check_metadata=True):
+        return rows
+
+    def fitted(batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = []
+        for field in schema:
+            found = field.name in batch.schema.names
+            values = batch.column(field.name) if found else pa.nulls(batch.num_rows, field.type)
+            try:
+                columns.append(convert_array(values, field.type))
+            except (pa.ArrowException, TypeError) as error:
+                raise InvalidInput(
+                    f"Column {field.name!r} of type {values.type} does not fit {field.type} of the schema: {error}"
+                ) from error
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    if isinstance(rows, pa.RecordBatchReader):
+        return pa.RecordBatchReader.from_batches(schema, map(fitted, rows))
+    return pa.Table.from_batches(map(fitted, rows.to_batches()), schema)
+
+
+def write_rows(rows: pa.Table | pa.RecordBatchReader, name: str, uri: str, **options: Any) -> None:
+    """Write rows to a table with pylance.
+
+    Raises:
+        InvalidInput: the rows do not fit the table; pylance names places in its source instead.
+    """
+    import lance
+
+    raised: list[Exception] = []
+
+    def batches(stream: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from stream
+        except Exception as error:
+            # pylance would make text of it.
+            raised.append(error)
+            raise
+
+    if isinstance(rows, pa.RecordBatchReader):
+        rows = pa.RecordBatchReader.from_batches(rows.schema, batches(rows))
+    try:
+        lance.write_dataset(rows, uri, **options)
+    except OSError as error:
+        if raised:
+            raise raised[0] from None
+        if not str(error).startswith(_ABOUT_ROWS):
+            raise
+        why = _RUST.sub("", str(error)).removeprefix("LanceError(Arrow): ")
+        raise InvalidInput(f"The rows do not fit table {name!r}: {why}") from error
+
+
+def differences(wanted: pa.Schema, found: pa.Schema) -> list[str]:
+    """Say which columns a table lacks, or has with another type."""
+    return [
+        f"{field.name}: no such column" if field.name not in found.names
+        else f"{field.name}: {found.field(field.name).type}, not {field.type}"
+        for field in wanted
+        if field.name not in found.names or found.field(field.name).type != field.type
+    ]  # fmt: skip
 
 
 def _rows_of(data: Any, schema: pa.Schema | None) -> pa.Table | pa.RecordBatchReader:

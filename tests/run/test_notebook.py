@@ -86,11 +86,34 @@ def test_a_stream_is_written_in_files_of_the_size_that_was_asked_for(db: Databas
     assert table.to_arrow().to_pydict() == {"x": list(range(35)), "l": [[x // 7 * 7] for x in range(35)]}
 
 
-@pytest.mark.parametrize("data", [7, "text", [1, 2], {"a": [1, "x"]}, {"a": [1], "b": [1, 2]}, {"a": 1}])
+@pytest.mark.parametrize("data", [7, "text", [1, 2], {"a": [1, "x"]}, {"a": [1], "b": [1, 2]}, {"a": 1}, [], {}])
 def test_what_are_no_rows_is_refused(db: Database, data: Any) -> None:
-    with pytest.raises(InvalidInput, match=r"are no rows|cannot be converted"):
+    with pytest.raises(InvalidInput, match=r"are no rows|cannot be converted|the data have none"):
         db.create_table("docs", data)
     assert db.table_names() == []
+
+
+SCHEMA = pa.schema([pa.field("id", pa.int32(), nullable=False), ("text", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (pa.table({"id": ["a"]}), "Column 'id' of type string does not fit int32"),
+        (pa.table({"id": ["1", "a"]}).to_reader(max_chunksize=1), "Column 'id' of type string does not fit int32"),
+        (pa.table({"id": [1], "more": [1]}), r"the columns \['more'\], which the schema lacks"),
+        ({"id": [1, None]}, "rows do not fit table 'docs': .*non-nullable but contains null values$"),
+        ([{"text": "a"}], "rows do not fit table 'docs': .*non-nullable"),
+    ],
+)
+def test_a_table_has_the_schema_that_was_given_or_says_what_does_not_fit(db: Database, data: Any, said: str) -> None:
+    made = db.create_table("made", pa.table({"id": [1]}), schema=SCHEMA)
+    assert (made.schema, made.to_arrow().to_pylist()) == (SCHEMA, [{"id": 1, "text": None}])
+    with pytest.raises(InvalidInput, match=said):
+        db.create_table("docs", data, schema=SCHEMA)
+    with pytest.raises(InvalidInput, match="rows do not fit table 'made'"):
+        made.add(pa.table({"id": ["a"]}))
+    assert db.table_names() == ["made"]
 
 
 def test_a_table_that_exists_is_opened_or_overwritten_if_asked(make_table: MakeTable, tmp_path: Path) -> None:
@@ -100,8 +123,8 @@ def test_a_table_that_exists_is_opened_or_overwritten_if_asked(make_table: MakeT
     table.backfill("n", runner="inline")
     view.refresh(runner="inline")
     assert db.create_table("docs", {"id": [0], "x": [0]}, exist_ok=True).count_rows() == 10
-    with pytest.raises(InvalidInput, match=r"without the columns \['y'\]"):
-        db.create_table("docs", {"y": [0]}, exist_ok=True)
+    with pytest.raises(InvalidInput, match=r"It has x: int64, not string; y: no such column\."):
+        db.create_table("docs", pa.table({"id": [0], "x": ["a"], "y": [0]}), exist_ok=True)
     with pytest.raises(InvalidInput, match="exist_ok=True"):
         db.create_table("docs", {"id": [0], "x": [0]})
     with pytest.raises(InvalidInput, match="is a view"):
