@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from airflow_geneva.checkpoint.records import StagedFragment, decode_runs
 from airflow_geneva.errors import ExpectationFailed, mask_secrets
+from airflow_geneva.faults import fault_point
 from airflow_geneva.job.folder import CHECKED, JobFolder
 from airflow_geneva.job.result import MOST_EXAMPLES, Checked
 from airflow_geneva.lance_io.data_file import LanceFile
@@ -52,6 +53,7 @@ class ValueChecks:
         found: list[Checked | None] = [None] * len(self.expected)
         held: dict[str, list[tuple[RowIds, pa.Table]]] = {c: [] for c, one in self.expected if one.needs_table}
         for ids, batch in self._batches(staged, columns) if columns else ():
+            fault_point("values.check")
             for at, (column, one) in enumerate(self.expected):
                 values = pa.table({column: batch.column(column)})
                 if one.needs_table:
@@ -64,6 +66,7 @@ class ValueChecks:
             if one.needs_table and (parts := held[column]):
                 ids = np.concatenate([ids for ids, _ in parts])
                 found[at] = _checked(column, one, ids, pa.concat_tables(values for _, values in parts))
+        fault_point("values.checked")
         return [
             replace(checked, passed=one.allows(checked.wrong, checked.rows))
             for (_, one), checked in zip(self.expected, found, strict=True)

@@ -126,7 +126,8 @@ def satisfies(function: Callable[[Any], Any], *, whole: bool = False, level: str
 
     Args:
         function: the function; imported again with the UDF where values are checked.
-        whole: call it once, with all values that the job makes visible, rather than once for each batch of rows.
+        whole: call it once, with all values that the job makes visible, rather than once for each batch of rows. They
+            are in memory together then, whatever the memory budget of the job is.
         level: `fail` or `warn`.
     """
     if not callable(function):

@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from airflow_geneva import connect
+from airflow_geneva import connect, expect, udf
 from airflow_geneva.job.status import job_ids, read_jobs
 from airflow_geneva.table import Table
-from tests.support.counting import TRACE, Trace, labelled
+from tests.support.counting import TRACE, Trace, labelled, leave_trace
 from tests.support.counting import label as computed
 from tests.support.forge import forge
 from tests.support.harness import Fault
@@ -27,6 +28,12 @@ MakeTable = Callable[..., Table]
 ROWS, CHECKPOINT = 200, 10
 SIZES = {"checkpoint_size": CHECKPOINT, "batch_size": 5, "shard_size": 2, "commit_granularity": 1}
 SOAK = os.environ.get("GENEVA_SOAK") == "1"
+
+
+@udf(data_type=pa.int64(), expect=[expect.max_null_fraction(0), expect.between(0, 3 * ROWS)])
+def checked(x: int) -> int:
+    leave_trace([x])
+    return 3 * x
 
 
 def backfill_and_die(database: str, fault: str) -> None:
@@ -134,6 +141,20 @@ def test_a_commit_whose_job_died_before_it_could_say_so_counts(make_table: MakeT
     assert_right(table, "y", labelled)
     assert_nothing_to_do_is_free(table, "y", trace)
     assert len(trace) == ROWS
+
+
+@pytest.mark.parametrize("fault", ["staged.written:4", "values.check:2", "values.checked:1", "commit.before:1"])
+def test_values_that_are_checked_as_a_whole_are_invisible_until_then_and_are_kept(
+    make_table: MakeTable, trace: Trace, fault: str
+) -> None:
+    table = make_table(ROWS, per_fragment=50)
+    table.add_columns({"y": checked})
+    assert run_until(table, fault) == -signal.SIGKILL
+    assert table.count_rows("y IS NOT NULL") == 0
+    result = table.backfill("y", runner="inline", **SIZES)
+    assert (result.state, len(result.commits), len(trace) <= ROWS + CHECKPOINT) == ("DONE", 1, True)
+    assert [(one.passed, one.rows) for one in result.checked] == [(True, ROWS)] * 2
+    assert_right(table, "y", lambda x: 3 * x)
 
 
 @pytest.mark.parametrize("seed", range(200 if SOAK else 1))
