@@ -61,7 +61,7 @@ class Stations:
     def apply_without_staging(self) -> None:
         """As Spark does with a fragment that several tasks share: checkpoints only."""
         udfs = Udfs({self.plan.work.column: self.function})
-        with prepare(self.table.location, self.plan.work, udfs, {}) as (run, _):
+        with prepare(self.table.location, self.plan.work, udfs, {}) as (run, *_):
             for work in self.plan.fragments:
                 run(Unit(work, work.due, False), lambda rows: None)
 

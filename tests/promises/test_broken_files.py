@@ -63,7 +63,7 @@ class Column:
 
     def checkpoint(self) -> None:
         """Compute all rows, and stage none: what a task leaves that is killed at its end."""
-        with prepare(self.location, self.made.work, Udfs({self.made.work.column: label}), {}) as (run, _):
+        with prepare(self.location, self.made.work, Udfs({self.made.work.column: label}), {}) as (run, *_):
             for work in self.fragments():
                 run(Unit(work, work.due, False), lambda rows: None)
 
@@ -113,7 +113,7 @@ class Refreshed:
     def checkpoint(self) -> None:
         work = self.made.work
         definition = self.view.view_definition
-        with prepare(self.location, work, Udfs(refreshing.load_udfs(definition)), {}) as (run, _):
+        with prepare(self.location, work, Udfs(refreshing.load_udfs(definition)), {}) as (run, *_):
             for fragment in self.fragments():
                 run(Unit(fragment, fragment.due, False), lambda rows: None)
 
