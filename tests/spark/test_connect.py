@@ -121,24 +121,20 @@ _, checkout, folder, what, *more = sys.argv
 sys.path[:0] = [checkout, folder]
 
 import airflow_geneva
-from airflow.sdk import DAG
-from airflow_geneva.operators import ApplyOperator, CommitOperator
-from airflow_geneva.plan.saved_plan import plan_name, shard_summaries
-from airflow_geneva.run.record import record_plan
-from airflow_geneva.job.folder import JobFolder
-from airflow_geneva.task_groups import BackfillTaskGroup
-from tests.support.driving import Driver
-
 import udfs_of_the_client as udfs
 
 database = airflow_geneva.connect(Path(folder) / "db")
-if what == "define":
+if what in ("define", "plan"):
     size = int(more[0])
     rows = pa.table({"x": pa.array(range(size)), "log": pa.array([str(Path(folder) / "trace")] * size)})
     table = database.create_table("numbers", rows, max_rows_per_file=300)
     table.add_columns({"y": udfs.logged, "z": udfs.fails_at_700, "g": udfs.greedy, "s": udfs.slow})
 table = database.open_table("numbers")
 if what == "run":
+    from airflow.sdk import DAG
+    from airflow_geneva.task_groups import BackfillTaskGroup
+    from tests.support.driving import Driver
+
     ended = []
     for column in more:
         with DAG(f"connect_{column}", schedule=None) as dag:
@@ -147,10 +143,16 @@ if what == "run":
         ended.append([run.state, {task: str(error) for (task, _), error in run.errors.items()}])
     print(json.dumps(ended))
 if what == "plan":
+    from airflow_geneva.plan.saved_plan import shard_summaries
+    from airflow_geneva.run.record import record_plan
+    from airflow_geneva.job.folder import JobFolder
+
     plan = table.plan_backfill("s", concurrency=2, checkpoint_interval=0.2)
     saved = record_plan(plan, table.location, store_code=True)
     print(json.dumps(shard_summaries(plan, saved, JobFolder.of(table.location.checkpoints, saved.work.job_id).storage)))
 if what == "apply":
+    from airflow_geneva.operators import ApplyOperator, CommitOperator
+
     shard, number = json.loads(more[0]), int(more[1])
     done = ApplyOperator(task_id="apply", shard=shard).execute({"ti": SimpleNamespace(try_number=number)})
     CommitOperator(task_id="commit", shard=shard).execute({})
@@ -322,8 +324,7 @@ def wait_for_calls(process: subprocess.Popen[str], trace: Path, more: int) -> No
 def test_a_killed_client_leaves_a_server_at_work_and_the_next_try_ends_that_first(
     client: Callable[..., subprocess.Popen[str]], server_process: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    answer(client("define", str(ROWS)))
-    (shard,) = answer(client("plan"))
+    (shard,) = answer(client("plan", str(ROWS)))
     trace, chance = tmp_path / "trace", random.Random(KILLS)
     for kill in range(1, KILLS + 1):
         process = client("apply", json.dumps(shard), str(kill))
