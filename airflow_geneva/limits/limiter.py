@@ -229,7 +229,7 @@ class Limiter:
             try:
                 self.tick()
             except GenevaError as error:
-                logger.warning("Cannot keep up with the limit %r: %s", self.limit.key, error)
+                logger.info("Cannot keep up with the limit %r: %s", self.limit.key, error)
 
     @property
     def _age(self) -> float:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from lance_namespace import ListTablesRequest
 
-from airflow_geneva import connect, udf
+from airflow_geneva import RateLimit, connect, report, udf
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, JobFailed
@@ -21,6 +21,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.job.status import read_job
 from airflow_geneva.lance_io.table_versions import newest_stamp, stamp_of
+from airflow_geneva.limits.store import BudgetTable
 from airflow_geneva.run.housekeeping import reduce_old_jobs
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.view import View
@@ -280,3 +281,21 @@ def test_a_refresh_that_is_killed_goes_on_where_it_was(
     version, seen = view.version, len(trace)
     again = do(db, "v")
     assert (again.state, again.rows_computed, view.version, len(trace)) == ("DONE", 0, version, seen)
+
+
+def test_the_budget_of_a_limit_is_not_overwritten_and_holds_no_credential(bucket: Bucket, db: Database) -> None:
+    @udf(data_type=pa.int64(), limit=RateLimit("service", requests_per_minute=60_000))
+    def same(x: int) -> int:
+        report(tokens=2)
+        return x
+
+    table = db.create_table("numbers", numbers(1, 2, 3))
+    table.add_columns({"y": same})
+    result = table.backfill("y", runner="inline")
+    assert (result.rows_computed, result.usage.calls, result.usage.tokens) == (3, 3, 6)
+    assert db.table_names() == ["numbers"]
+    budgets = BudgetTable(table.location.limits, "service")
+    first, second = budgets.read(), budgets.read()
+    assert budgets.write(first.budget, first)
+    assert not budgets.write(second.budget, second)
+    assert not [name for name, data in bucket.objects("_geneva/").items() if SECRET.encode() in data]
