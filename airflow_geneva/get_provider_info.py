@@ -43,7 +43,7 @@ def get_provider_info() -> dict[str, Any]:
         ),
         "sensors": _modules("sensors.new_fragments"),
         "triggers": _modules("triggers.new_fragments"),
-        "hooks": _modules("hooks.lance"),
+        "hooks": _modules("hooks.lance", "hooks.openai"),
         "asset-uris": [
             {
                 "schemes": ["lance"],

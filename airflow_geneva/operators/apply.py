@@ -16,6 +16,7 @@ from airflow.sdk import BaseHook, Connection, Context
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
+from airflow_geneva.hooks.openai import openai_connection
 from airflow_geneva.job.folder import APPLIED
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.links.job import JobLink
@@ -37,6 +38,7 @@ from airflow_geneva.operators._lance_task import (
     load_job,
     open_database,
     optional_int,
+    optional_text,
     required_text,
     stop_task,
     with_retry_policy,
@@ -80,6 +82,7 @@ class ApplyOperator(SparkSubmitOperator):
             which then needs no JVM here and no spark-submit.
         inline_below_rows: a shard with fewer rows to run is computed in the task itself; by default
             `[geneva] inline_below_rows`, which is 0.
+        openai_conn_id: the Airflow connection of a model service, whose key and URL the functions get.
         retry_policy: Airflow 3.3 and later; None: a wrong request is not retried.
         kwargs: as for `SparkSubmitOperator`; `conf` and its own arguments override the settings from the UDF's
             resources and the plan's `concurrency`. `env_vars` is templated, but not stored with the rendered fields.
@@ -92,6 +95,7 @@ class ApplyOperator(SparkSubmitOperator):
         "database",
         "spark_conn_id",
         "inline_below_rows",
+        "openai_conn_id",
     )
     operator_extra_links = (JobLink(),)
 
@@ -103,6 +107,7 @@ class ApplyOperator(SparkSubmitOperator):
         database: str | None = None,
         spark_conn_id: str = "spark_default",
         inline_below_rows: int | str | None = None,
+        openai_conn_id: str | None = None,
         retry_policy: Any = None,
         **kwargs: Any,
     ) -> None:
@@ -113,6 +118,7 @@ class ApplyOperator(SparkSubmitOperator):
         self.database = database
         self.spark_conn_id = spark_conn_id
         self.inline_below_rows = inline_below_rows
+        self.openai_conn_id = openai_conn_id
         self._scratch: Scratch | None = None
         self._session: Any = None
         self._driver: tuple[str, Mapping[str, str]] | None = None
@@ -127,6 +133,7 @@ class ApplyOperator(SparkSubmitOperator):
             cause_first(self.log),
             writing_heartbeats(job.folder.storage, "apply"),
             job.folder.recording_failure(job.saved.fingerprint, shard.index),
+            openai_connection(optional_text(self.openai_conn_id)),
         ):
             job.begin(shard)
             how = self._compute(job, shard, context, configured)

@@ -13,6 +13,7 @@ from typing import Any
 from airflow.sdk import Context
 
 from airflow_geneva.errors import CodeChanged, ExpectationFailed, InvalidInput
+from airflow_geneva.hooks.openai import openai_connection
 from airflow_geneva.job.estimate import LIMITS, Estimate
 from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
@@ -69,10 +70,13 @@ class PlanOperator(LanceOperator):
         indexes: `update` lets `finish` bring the indexes over what changed up to date.
         approve_above: numbers by `rows`, `seconds`, `slot_seconds` or `cost`; with an estimate above one of them, or an
             unknown one, the task computes nothing, and the summary says what an `ApproveOperator` asks.
+        openai_conn_id: the Airflow connection of a model service, whose key and URL a small job gets that is computed
+            here.
     """
 
     template_fields: Sequence[str] = (
         *LanceOperator.template_fields,
+        "openai_conn_id",
         "on_code_change",
         "ignore_checkpoints",
         "approve_above",
@@ -90,6 +94,7 @@ class PlanOperator(LanceOperator):
         approve_above: Mapping[str, float | str] | None = None,
         max_failed: float | str | None = None,
         indexes: str | None = None,
+        openai_conn_id: str | None = None,
         concurrency: int | str | None = None,
         intra_applier_concurrency: int | str | None = None,
         batch_size: int | str | None = None,
@@ -112,6 +117,7 @@ class PlanOperator(LanceOperator):
         self.approve_above = check_limits(approve_above)
         self.max_failed = max_failed
         self.indexes = indexes
+        self.openai_conn_id = openai_conn_id
         self.sizing = {size.name: given[size.name] for size in fields(Sizing) if size.name in given}
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
@@ -183,8 +189,9 @@ class PlanOperator(LanceOperator):
     def _compute_small_job(self, job: PlannedJob, shards: Sequence[Shard], udfs: Udfs) -> None:
         """Apply and commit all shards in this task, as their own tasks do."""
         pace, watch = job.pace(shards), Stopwatch()
-        for shard in shards:
-            apply_and_commit(job, shard, udfs, watch, pace)
+        with openai_connection(optional_text(self.openai_conn_id)):
+            for shard in shards:
+                apply_and_commit(job, shard, udfs, watch, pace)
 
     @abstractmethod
     def _open(self) -> Table:

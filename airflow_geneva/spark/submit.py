@@ -24,6 +24,9 @@ CREDENTIALS = "AIRFLOW_GENEVA_STORAGE_OPTIONS"
 
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
+SERVICE_VARIABLES = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
+"""Environment variables of a model service, which the driver gets, and each task of it on an executor."""
+
 _LOCAL = re.compile(r"local(?:\[(?P<slots>\*|\d+)(?:,\s*(?P<failures>\d+))?\])?")
 _CLUSTER = re.compile(r"(?P<kind>spark|k8s)://.+|(?P<yarn>yarn)|local-cluster\[.+\]")
 _TASK_FAILURES = 4
@@ -37,7 +40,7 @@ SPARK_DIST_CLASSPATH HADOOP_HOME HADOOP_CONF_DIR HADOOP_USER_NAME YARN_CONF_DIR 
 PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYTHONPATH VIRTUAL_ENV SSL_CERT_FILE SSL_CERT_DIR
 CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES KUBERNETES_SERVICE_HOST KUBERNETES_SERVICE_PORT
 """
-_KEPT = frozenset(_KEPT_NAMES.split())
+_KEPT = frozenset([*_KEPT_NAMES.split(), *SERVICE_VARIABLES])
 _KEPT_PREFIXES = ("LC_",)
 # The machine's own identity at an object store, used only if the connection holds no credentials.
 _IDENTITY_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ from airflow_geneva.spark import local
 from airflow_geneva.spark.code import send_code
 from airflow_geneva.spark.connect import is_connect
 from airflow_geneva.spark.signs import DriverLost, DriverSigns
-from airflow_geneva.spark.submit import BLAS_VARIABLES
+from airflow_geneva.spark.submit import BLAS_VARIABLES, SERVICE_VARIABLES
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.error_policy import Policy
@@ -54,7 +54,7 @@ class TaskSpec:
     """All that a Spark task needs, credentials too; sent to executors inside the serialized task, never as a file.
 
     ``attempt`` names the folder of the tasks' reports; ``slots`` is how many Spark tasks run at once; ``skipped``
-    counts rows skipped before the stage, by rule.
+    counts rows skipped before the stage, by rule; ``services`` are environment variables of model services.
     """
 
     location: TableLocation
@@ -66,6 +66,7 @@ class TaskSpec:
     attempt: str
     slots: int
     skipped: Mapping[int, int]
+    services: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def progress(self) -> Storage:
@@ -103,7 +104,8 @@ def apply_on_spark(
     job = JobFolder.of(location.checkpoints, work.job_id)
     attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
     slots, skipped = _slots(session, work), skipped_before(location, work)
-    task_spec = TaskSpec(location, work, udfs, job, plan, shard.index, attempt, slots, skipped)
+    services = {name: os.environ[name] for name in SERVICE_VARIABLES if name in os.environ}
+    task_spec = TaskSpec(location, work, udfs, job, plan, shard.index, attempt, slots, skipped, services)
     reporter = open_reporter(location, work, shard, plan, every)
     if not is_connect(session) and (address := session.sparkContext.uiWebUrl):
         reporter.spark_ui = address
@@ -238,6 +240,7 @@ class _GroupRunner:
         # Of a server nothing else could set them; it is early enough for what the UDF imports.
         for name in BLAS_VARIABLES:
             os.environ.setdefault(name, "1")
+        os.environ.update(self.task_spec.services)
         return pickle.dumps(self._run(group))
 
     def _run(self, group: int) -> list[UnitReport]:

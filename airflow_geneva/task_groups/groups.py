@@ -51,6 +51,8 @@ class GroupArguments(Sizes, total=False):
         spark_conn_id: the Airflow connection of the Spark master; by default `spark_default`.
         inline_below_rows: a shard with fewer rows to run is computed in its task, without Spark; by default
             `[geneva] inline_below_rows`, which is 0.
+        openai_conn_id: the Airflow connection of a model service: its password and host are `OPENAI_API_KEY` and
+            `OPENAI_BASE_URL` where functions run. By default the variables of the worker.
         max_active_shards: maximum number of shards that are computed at once; by default 1.
         spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
         approve_above: numbers by `rows`, `seconds`, `slot_seconds` or `cost`. A plan whose estimate is above one of
@@ -65,6 +67,7 @@ class GroupArguments(Sizes, total=False):
     database: str | None
     spark_conn_id: str | None
     inline_below_rows: int | str | None
+    openai_conn_id: str | None
     max_active_shards: int
     spark_submit: Mapping[str, Any] | None
     approve_above: Mapping[str, float | str] | None
@@ -108,12 +111,13 @@ class _ShardGroup(TaskGroup):
         sizes = {name: given.pop(name, None) for name in Sizes.__annotations__}
         place = _not_none(given, "lance_conn_id", "database")
         applied = _not_none(given, "spark_conn_id", "inline_below_rows")
+        service = _not_none(given, "openai_conn_id")
         applied |= given.pop("spark_submit", None) or {}
         most, make_apply = given.pop("max_active_shards", 1), given.pop("apply", None)
         approve_above = given.pop("approve_above", None)
         super().__init__(group_id=group_id, **given)
         with self:
-            planned = plan(task_id="plan", approve_above=approve_above, **asked, **sizes, **place)
+            planned = plan(task_id="plan", approve_above=approve_above, **asked, **sizes, **place, **service)
             approve = None if approve_above is None else _make_approve(planned)
             # An asset must be known while Airflow parses the DAG.
             unknown = source is None or is_template(source) or is_template(planned.lance_conn_id)
@@ -140,7 +144,9 @@ class _ShardGroup(TaskGroup):
                 commit = CommitOperator(task_id="commit", shard=shard, needs_result=make_apply is not None, **place)
                 if make_apply is None:
                     at_once = {"max_active_tis_per_dagrun": most}
-                    apply: BaseOperator = ApplyOperator(task_id="apply", shard=shard, **at_once, **place, **applied)
+                    apply: BaseOperator = ApplyOperator(
+                        task_id="apply", shard=shard, **at_once, **place, **service, **applied
+                    )
                 else:
                     apply = _call_apply(make_apply, shard, commit.task_group)
                     apply.max_active_tis_per_dagrun = apply.max_active_tis_per_dagrun or most

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from airflow_geneva import Table
 from airflow_geneva.assets import lance_asset
 from tests.airflow.conftest import Desk
 from tests.support.driving import DagBag, Driver, events, register
+from tests.support.openai_server import OpenAIServer, embedding_of
 
 pytestmark = pytest.mark.airflow
 
@@ -34,7 +36,7 @@ def verses(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     monkeypatch.setenv("AIRFLOW__GENEVA__INLINE_BELOW_ROWS", "1000")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     yield desk.database.create_table("verses", [{"text": LONG}, {"text": "short"}, {"text": DULL}])
-    for name in [name for name in sys.modules if name.startswith("embedding_udfs")]:
+    for name in [name for name in sys.modules if name.startswith(("embedding_udfs", "passage_udfs"))]:
         del sys.modules[name]
 
 
@@ -205,3 +207,35 @@ def test_a_chain_in_one_dag_stops_at_a_failure_and_goes_on_when_it_is_cleared(de
         1,
     ]
     assert texts(desk, "verses_of_light") == [LONG, f"{LONG} Amen."]
+
+
+def test_documents_are_cut_embedded_by_a_service_and_searched_and_its_key_is_written_nowhere(
+    desk: Desk, verses: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "sk-planted-77ab10"
+    text = f"{LONG} " * 20
+    documents = desk.database.create_table("documents", [{"id": 1, "text": text}, {"id": 2, "text": DULL}])
+    with OpenAIServer(api_keys=(key,), dimensions=1536) as server:
+        connection = {"conn_type": "openai", "password": key, "host": server.base_url}
+        monkeypatch.setenv("AIRFLOW_CONN_OPENAI_DEFAULT", json.dumps(connection))
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+        dag = example("search_documents")
+        first = Driver.trigger(dag, {"question": DULL}).go()
+        assert first.state == "success", first.errors
+        assert first.xcom("search")[0] == {"id": 2, "text": DULL, "_distance": 0.0}
+        rows = desk.database.open_table("embedded_passages").to_arrow().to_pylist()
+        assert sorted(row["id"] for row in rows) == [1, 1, 1, 2]
+        assert all(row["embedding"] == embedding_of(row["text"], 1536) for row in rows)
+
+        documents.add([{"id": 3, "text": "One more."}])
+        second = Driver.trigger(dag, {"question": "One more."}).go()
+        assert second.xcom("embed.finish")["rows_computed"] == 1
+        assert second.xcom("search")[0]["id"] == 3
+        counts = server.counts()
+    assert counts.rows == 5 + 2
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
+    assert written == []
+    for run in (first, second):
+        known = [run.rendered("embed.plan"), run.xcom("embed.plan", "summary"), run.xcom("embed.finish"), run.errors]
+        assert key not in json.dumps(known, default=str)
+    assert "openai_default" in json.dumps(first.rendered("embed.plan"))

@@ -180,6 +180,8 @@ def test_connections_are_json_that_leads_somewhere(name: str, document: str) -> 
         assert SparkMaster.parse(connection["host"], name)
     elif connection["conn_type"] == "spark_connect":
         assert connection["host"].startswith("sc://")
+    elif connection["conn_type"] == "openai":
+        assert connection["host"].endswith("/v1")
     else:
         assert connection["conn_type"] == "lance"
         assert connection["host"].startswith(("/", "s3://"))

@@ -228,11 +228,15 @@ def test_tasks_that_are_left_alone_keep_their_rows_and_end(
     saved = record_plan(plan, location)
     job = JobFolder.of(location.checkpoints, saved.work.job_id)
     task_spec = spark_session.TaskSpec(
-        location, saved.work, Udfs.planned(saved.work), job, saved.fingerprint, 0, "try", slots=1, skipped={}
-    )
+        location, saved.work, Udfs.planned(saved.work), job, saved.fingerprint, 0, "try", slots=1, skipped={},
+        services={"OPENAI_API_KEY": "planted"},
+    )  # fmt: skip
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert "planted" not in repr(task_spec)
     spark_session.DriverSigns(task_spec.progress).write()
     run = spark_session._GroupRunner(task_spec, 0, 0)
     assert pickle.loads(run(0)) == []
+    assert os.environ.pop("OPENAI_API_KEY") == "planted"
     if killed == "driver":
         report = json.loads(Path(job.storage.root, "progress", "try", "task-000000.json").read_text())
         [kind, message] = report["failure"]

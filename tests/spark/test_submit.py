@@ -134,6 +134,7 @@ WORKER = {
     "FERNET_KEY": "secret",
     "DATABASE_PASSWORD": "secret",
     "AWS_ACCESS_KEY_ID": "identity",
+    "OPENAI_API_KEY": "model",
     "GOOGLE_APPLICATION_CREDENTIALS": "/key.json",
 }
 
@@ -145,6 +146,7 @@ def test_the_driver_gets_an_allow_list_and_what_the_author_gives() -> None:
         "HOME": "/home/worker",
         "LC_ALL": "C.UTF-8",
         "JAVA_HOME": "/java",
+        "OPENAI_API_KEY": "model",
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "MODEL": "small",
     }

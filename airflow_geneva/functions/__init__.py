@@ -1,0 +1,10 @@
+"""Ready-made UDFs. Each library is imported where its function runs, not here."""
+
+from __future__ import annotations
+
+from airflow_geneva.functions.images import images
+from airflow_geneva.functions.openai import chat, embeddings, extraction
+from airflow_geneva.functions.sentences import sentence_embeddings
+from airflow_geneva.functions.text import text_chunks
+
+__all__ = ["chat", "embeddings", "extraction", "images", "sentence_embeddings", "text_chunks"]

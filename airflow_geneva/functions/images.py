@@ -1,0 +1,78 @@
+"""Decode images, and bring them to one size."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.functions.made import check_choice, check_whole, library, make
+from airflow_geneva.udf import UDF
+
+_CHANNELS = {"RGB": 3, "RGBA": 4, "L": 1}
+
+
+class _Images:
+    """Decode an image, and bring it to a size."""
+
+    name = "images"
+    revision = 1
+    size: tuple[int, int]
+    output: str
+    mode: str
+    fit: str
+
+    def __init__(self) -> None:
+        self.pillow = library("PIL.Image", "airflow-geneva[images]")
+        self.operations = library("PIL.ImageOps", "airflow-geneva[images]")
+
+    def __call__(self, image: bytes) -> Any:
+        if image is None:
+            return None
+        with self.pillow.open(io.BytesIO(image)) as opened:
+            upright = self.operations.exif_transpose(opened).convert(self.mode)
+        how = self.pillow.Resampling.BICUBIC
+        if self.fit == "stretch":
+            made = upright.resize(self.size, how)
+        else:
+            made = getattr(self.operations, self.fit)(upright, self.size, how)
+        if self.output == "tensor":
+            import numpy as np
+
+            return np.asarray(made, np.uint8).ravel()
+        written = io.BytesIO()
+        made.save(written, self.output)
+        return written.getvalue()
+
+
+def images(
+    size: Sequence[int] = (224, 224), *, output: str = "tensor", mode: str = "RGB", fit: str = "pad", **settings: Any
+) -> UDF:
+    """Make a UDF that decodes images with Pillow, and brings them to one size. It needs `airflow-geneva[images]`.
+
+    What is no image fails the row, and so does one of more pixels than Pillow decodes. Photos are turned upright.
+
+    Args:
+        size: width and height.
+        output: `"tensor"`: a fixed-size list of uint8, row by row from the top, all channels of a pixel together; or
+            encoded bytes: `"png"`, `"jpeg"` or `"webp"`.
+        mode: `"RGB"`, `"RGBA"`, or `"L"` for gray.
+        fit: `"pad"` keeps all of the image, and fills up with black; `"fit"` fills the size, and cuts what is over;
+            `"stretch"` changes its shape.
+        settings: for the decorator `udf`, such as `on_error`.
+    """
+    if len(size) != 2:
+        raise InvalidInput(f"size={size!r}: give width and height.")
+    for setting, value in zip(("width", "height"), size, strict=True):
+        check_whole(setting, value)
+    check_choice("output", output, ["tensor", "png", "jpeg", "webp"])
+    check_choice("mode", mode, list(_CHANNELS))
+    check_choice("fit", fit, ["pad", "fit", "stretch"])
+    if (output, mode) == ("jpeg", "RGBA"):
+        raise InvalidInput("output='jpeg' has no transparency. Give mode='RGB', or output='png'.")
+    tensor = pa.list_(pa.uint8(), size[0] * size[1] * _CHANNELS[mode])
+    given = {"size": tuple(size), "output": output, "mode": mode, "fit": fit}
+    return make(_Images, tensor if output == "tensor" else pa.binary(), given, settings)

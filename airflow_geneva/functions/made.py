@@ -1,0 +1,73 @@
+"""Make a UDF of a class and the parameters of a factory, with a version that follows both."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_geneva.code_hash.hasher import deps_version
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.udf import UDF, udf
+
+
+def make(
+    base: type, data_type: pa.DataType, given: Mapping[str, Any], settings: Mapping[str, Any], **unversioned: Any
+) -> UDF:
+    """Make a UDF of a subclass whose attributes are the parameters; call it from a factory that a user calls.
+
+    Its version covers the parameters but the `unversioned` ones, and the `revision` of the base, which goes up when its
+    values change. It does not cover the source: an upgrade of this package computes nothing again.
+    """
+    name = str(getattr(base, "name", base.__name__))
+    version = deps_version([name, vars(base)["revision"], str(data_type), dict(given)], name)
+    chosen = {"name": name, "version": version, **settings}
+    function = type(
+        base.__name__, (base,), {"__module__": base.__module__, "__doc__": base.__doc__, **given, **unversioned}
+    )
+    made = udf(data_type=data_type, **chosen)(function)
+    # Other processes import it from where the user binds it.
+    return replace(made, module=sys._getframe(2).f_globals.get("__name__", "__main__"))
+
+
+def library(name: str, install: str) -> Any:
+    """Import a library; `InvalidInput` says how to install it, where the function runs."""
+    top = name.partition(".")[0]
+    try:
+        importlib.import_module(top)
+    except ModuleNotFoundError as error:
+        if error.name != top:
+            raise
+        raise InvalidInput(
+            f"This function needs the package {top!r}, which {sys.executable} does not have. Install it there, and on "
+            f"Spark's executors: pip install {install!r}"
+        ) from error
+    return importlib.import_module(name)
+
+
+def check_whole(setting: str, value: object, least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidInput(f"{setting}={value!r}: give a whole number of at least {least}.")
+
+
+def check_choice(setting: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise InvalidInput(f"{setting}={value!r}: give one of {', '.join(map(repr, choices))}.")
+
+
+def filled(vectors: Any, at: Sequence[int], rows: int, dimensions: int) -> pa.Array:
+    """Return vectors as a column: those of the rows `at`, in order, and NULL for all others."""
+    import numpy as np
+
+    found = np.asarray(vectors, np.float32).reshape(len(at), -1) if len(at) else np.empty((0, dimensions), np.float32)
+    if found.shape[1] != dimensions:
+        raise ValueError(f"The model returned vectors of {found.shape[1]} numbers, and dimensions={dimensions}.")
+    values = np.zeros((rows, dimensions), np.float32)
+    values[list(at)] = found
+    is_null = np.ones(rows, bool)
+    is_null[list(at)] = False
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), dimensions, mask=pa.array(is_null))

@@ -1,0 +1,221 @@
+"""Embeddings, chat and extraction over an endpoint that speaks OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pyarrow as pa
+
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.functions.made import check_whole, filled, library, make
+from airflow_geneva.functions.schema import check_answer, json_schema
+from airflow_geneva.limits.calls import retry_after
+from airflow_geneva.limits.rate_limit import RateLimited, report
+from airflow_geneva.udf import UDF, Retry
+
+_PER = 1e6
+_RETRIES = {"on_error": [Retry(ConnectionError, attempts=4), Retry(RateLimited, attempts=4)]}
+
+
+class _Service:
+    """A client of the endpoint, one for each event loop: its connections belong to that.
+
+    It does not try again: `limit` hears of a 429, and `on_error` of the rest.
+    """
+
+    model: str
+
+    def __init__(self) -> None:
+        self.openai = library("openai", "airflow-geneva[openai]")
+        if not os.environ.get("OPENAI_API_KEY"):
+            raise InvalidInput(
+                "There is no OPENAI_API_KEY where this function runs. In Airflow, name a connection: "
+                "openai_conn_id='openai_default'. Elsewhere set it, and OPENAI_BASE_URL for another service than "
+                "OpenAI; a service without keys takes any text."
+            )
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
+
+    @property
+    def client(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            self._clients[loop] = self.openai.AsyncOpenAI(max_retries=0)
+        return self._clients[loop]
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Raise `RateLimited` for a 429, and `ConnectionError` for what may pass, so that policies can name them."""
+        try:
+            yield
+        except self.openai.RateLimitError as error:
+            raise RateLimited(str(error), retry_after=retry_after(error)) from error
+        except (self.openai.APIConnectionError, self.openai.InternalServerError) as error:
+            raise ConnectionError(f"The model {self.model!r} gave no answer: {error}") from error
+
+
+class _Embeddings(_Service):
+    """Embed texts; those of a batch are one request."""
+
+    name = "embeddings"
+    revision = 1
+    dimensions: int
+    shorten: bool
+    price: float = 0.0
+
+    async def __call__(self, text: pa.Array) -> pa.Array:
+        texts = text.to_pylist()
+        at = [row for row, one in enumerate(texts) if one]
+        if not at:
+            return filled([], at, len(texts), self.dimensions)
+        more = {"dimensions": self.dimensions} if self.shorten else {}
+        with self.asking():
+            answer = await self.client.embeddings.create(model=self.model, input=[texts[row] for row in at], **more)
+        tokens = answer.usage.prompt_tokens if answer.usage else 0
+        report(tokens=tokens, cost=tokens * self.price / _PER)
+        found = sorted(answer.data, key=lambda one: one.index)
+        if [one.index for one in found] != list(range(len(at))):
+            raise ValueError(f"The model {self.model!r} returned {len(found)} vectors for {len(at)} texts.")
+        return filled([one.embedding for one in found], at, len(texts), self.dimensions)
+
+
+class _Chat(_Service):
+    """Ask a model about a text."""
+
+    name = "chat"
+    revision = 1
+    instructions: str
+    options: Mapping[str, Any]
+    prices: tuple[float, float] = (0.0, 0.0)
+
+    async def __call__(self, text: str) -> str | None:
+        return await self.ask(text) if text else None
+
+    async def ask(self, text: str, **more: Any) -> str:
+        messages = [{"role": "system", "content": self.instructions}, {"role": "user", "content": text}]
+        with self.asking():
+            answer = await self.client.chat.completions.create(
+                model=self.model, messages=messages, **more, **self.options
+            )
+        if answer.usage:
+            used = (answer.usage.prompt_tokens, answer.usage.completion_tokens)
+            cost = sum(tokens * price / _PER for tokens, price in zip(used, self.prices, strict=True))
+            report(tokens=sum(used), cost=cost)
+        choice = answer.choices[0]
+        if refusal := getattr(choice.message, "refusal", None):
+            raise ValueError(f"The model {self.model!r} refused: {refusal:.500}")
+        if choice.finish_reason == "length":
+            raise ValueError(f"The answer of the model {self.model!r} is cut off: {choice.message.content or '':.500}")
+        return str(choice.message.content or "")
+
+
+class _Extraction(_Chat):
+    """Ask a model for a struct of what a text says."""
+
+    name = "extraction"
+    revision = 1
+    schema: Mapping[str, Any]
+
+    async def __call__(self, text: str) -> dict[str, Any] | None:  # type: ignore[override]
+        if not text:
+            return None
+        wanted = {"name": "row", "strict": True, "schema": self.schema}
+        answer = await self.ask(text, response_format={"type": "json_schema", "json_schema": wanted})
+        try:
+            found = json.loads(answer)
+        except ValueError as error:
+            raise ValueError(f"The answer of the model {self.model!r} is no JSON: {answer:.500}") from error
+        checked: dict[str, Any] = check_answer(found, self.schema, answer)
+        return checked
+
+
+def embeddings(
+    model: str,
+    dimensions: int,
+    *,
+    shorten: bool = False,
+    price_per_million_tokens: float = 0.0,
+    batch_size: int = 64,
+    **settings: Any,
+) -> UDF:
+    """Make a UDF that embeds texts over OpenAI's API. It needs `airflow-geneva[openai]` where it runs.
+
+    The key and the URL are `OPENAI_API_KEY` and `OPENAI_BASE_URL` where it runs, in Airflow those of the connection
+    `openai_conn_id`. NULL and empty texts have no embedding.
+
+    Args:
+        model: the model's name.
+        dimensions: length of its vectors.
+        shorten: ask for vectors of that length, of a model that can give shorter ones.
+        price_per_million_tokens: reported for the tokens of each request, for `max_cost`.
+        batch_size: most texts of a request.
+        settings: for the decorator `udf`: `limit`, `max_in_flight`, `timeout`, `on_error`; by default `on_error` tries
+            again after a `ConnectionError` or `RateLimited`.
+    """
+    check_whole("dimensions", dimensions)
+    given = {"model": model, "dimensions": dimensions, "shorten": bool(shorten)}
+    chosen = {"batch_size": batch_size, **_RETRIES, **settings}
+    return make(_Embeddings, pa.list_(pa.float32(), dimensions), given, chosen, price=price_per_million_tokens)
+
+
+def chat(
+    model: str,
+    instructions: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    prices_per_million_tokens: tuple[float, float] = (0.0, 0.0),
+    **settings: Any,
+) -> UDF:
+    """Make a UDF that gives a text to a chat model, and returns its answer. It needs `airflow-geneva[openai]`.
+
+    Key and URL are found as by :func:`embeddings`. NULL and empty texts have no answer. An answer that was refused or
+    cut off fails the row with a `ValueError`.
+
+    Args:
+        model: the model's name.
+        instructions: the system message; the text of the row is the user's.
+        options: more arguments of the request, such as `{"temperature": 0, "max_completion_tokens": 200}`.
+        prices_per_million_tokens: of the prompt and of the answer, reported for each request, for `max_cost`.
+        settings: for the decorator `udf`, as of :func:`embeddings`.
+    """
+    given = {"model": model, "instructions": instructions, "options": dict(options or {})}
+    return make(_Chat, pa.string(), given, {**_RETRIES, **settings}, prices=tuple(prices_per_million_tokens))
+
+
+def extraction(
+    model: str,
+    instructions: str,
+    schema: pa.StructType,
+    *,
+    options: Mapping[str, Any] | None = None,
+    prices_per_million_tokens: tuple[float, float] = (0.0, 0.0),
+    **settings: Any,
+) -> UDF:
+    """Make a UDF that asks a chat model for a struct: what a text says, as typed fields.
+
+    The request carries the schema as a JSON schema, and the answer is checked against it: another one fails the row
+    with a `ValueError` that says what was found. Key, URL and the rest are as of :func:`chat`.
+
+    Args:
+        model: the model's name; it must know `response_format`.
+        instructions: the system message; the text of the row is the user's.
+        schema: a `pa.struct` of texts, numbers, booleans, lists and structs. A field that is not nullable must be
+            answered. The metadata `description` of a field is given to the model.
+        options: more arguments of the request.
+        prices_per_million_tokens: of the prompt and of the answer.
+        settings: for the decorator `udf`, as of :func:`embeddings`.
+    """
+    if not isinstance(schema, pa.StructType):
+        raise InvalidInput(f"schema={schema!r:.200}: give a pa.struct with a field for each thing to extract.")
+    given = {
+        "model": model,
+        "instructions": instructions,
+        "options": dict(options or {}),
+        "schema": json_schema(schema),
+    }
+    return make(_Extraction, schema, given, {**_RETRIES, **settings}, prices=tuple(prices_per_million_tokens))

@@ -1,0 +1,64 @@
+"""Embed sentences with a model that runs where the function runs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_geneva.functions.made import check_whole, filled, library, make
+from airflow_geneva.udf import UDF
+
+WORDLLAMA = "wordllama"
+
+
+class _SentenceEmbeddings:
+    """Embed texts with a local model, which is loaded once per process."""
+
+    name = "sentence_embeddings"
+    revision = 1
+    model: str
+    dimensions: int
+    normalize: bool
+
+    def __init__(self) -> None:
+        if self.model == WORDLLAMA:
+            wordllama = library("wordllama", "airflow-geneva[embeddings]")
+            weights = os.path.dirname(wordllama.__file__)
+            self.loaded = wordllama.WordLlama.load(
+                cache_dir=weights, disable_download=True, trunc_dim=None if self.dimensions == 256 else self.dimensions
+            )
+        else:
+            loader = library("sentence_transformers", "sentence-transformers")
+            self.loaded = loader.SentenceTransformer(self.model, truncate_dim=self.dimensions)
+
+    def __call__(self, text: pa.Array) -> pa.Array:
+        texts = text.to_pylist()
+        at = [row for row, one in enumerate(texts) if one is not None]
+        given = [texts[row] for row in at]
+        if not given:
+            return filled([], at, len(texts), self.dimensions)
+        if self.model == WORDLLAMA:
+            found = self.loaded.embed(given, norm=self.normalize)
+        else:
+            found = self.loaded.encode(given, normalize_embeddings=self.normalize, show_progress_bar=False)
+        return filled(found, at, len(texts), self.dimensions)
+
+
+def sentence_embeddings(
+    model: str = WORDLLAMA, dimensions: int = 256, *, normalize: bool = False, **settings: Any
+) -> UDF:
+    """Make a UDF that embeds texts on the machine where it runs. NULL has no embedding.
+
+    Args:
+        model: `"wordllama"`, which runs on any CPU and has its weights in its package (`airflow-geneva[embeddings]`);
+            or the name or folder of a model that `sentence-transformers` loads, which you install yourself. Pin what
+            you load: new weights under an old name are no new version of the function.
+        dimensions: length of the vectors: of wordllama 64, 128 or 256. Others are cut to it.
+        normalize: give vectors of length 1.
+        settings: for the decorator `udf`, such as `batch_size`, `num_gpus` and `memory`.
+    """
+    check_whole("dimensions", dimensions)
+    given = {"model": model, "dimensions": dimensions, "normalize": normalize}
+    return make(_SentenceEmbeddings, pa.list_(pa.float32(), dimensions), given, settings)

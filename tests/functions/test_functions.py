@@ -1,0 +1,208 @@
+"""The ready-made functions, called by jobs; those of services call the loopback server."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_geneva import Database, Skip, connect
+from airflow_geneva.errors import GenevaError, InvalidInput
+from airflow_geneva.functions import chat, embeddings, extraction, images, sentence_embeddings, text_chunks
+from tests.support.openai_server import OpenAIServer, embedding_of
+
+KEY = "sk-planted-5d1c9a"
+PERSON = pa.struct([pa.field("name", pa.string(), nullable=False), pa.field("age", pa.int64())])
+
+embed = embeddings("small", 8, batch_size=4)
+other = embeddings("large", 8, batch_size=4)
+person = extraction("small", "Who is it?", PERSON, on_error=[Skip(ValueError)])
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAIServer]:
+    with OpenAIServer(api_keys=(KEY,)) as running:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", running.base_url)
+        yield running
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return connect(tmp_path / "db")
+
+
+def run_python(code: str) -> str:
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+def test_a_version_follows_the_parameters_and_is_the_same_in_each_process() -> None:
+    versions = [
+        made.code_version
+        for made in (embed, other, embeddings("small", 4), text_chunks(10), text_chunks(11), chat("small", "a"))
+    ]
+    assert len(set(versions)) == len(versions)
+    assert embeddings("small", 8, price_per_million_tokens=2, batch_size=9).code_version == embed.code_version
+    loaded = (
+        "import sys; from airflow_geneva.functions import *; print({'openai', 'PIL', 'wordllama'} & {*sys.modules},"
+        " embeddings('small', 8).code_version)"
+    )
+    assert run_python(loaded) == f"set() {embed.code_version}"
+    assert embed.import_path == f"{__name__}:embed"
+
+
+@pytest.mark.parametrize(
+    ("library", "make", "extra"),
+    [
+        ("openai", lambda: chat("small", "?"), "airflow-geneva[openai]"),
+        ("PIL", images, "airflow-geneva[images]"),
+        ("wordllama", sentence_embeddings, "airflow-geneva[embeddings]"),
+        ("sentence_transformers", lambda: sentence_embeddings("mini"), "sentence-transformers"),
+    ],
+)
+def test_a_missing_library_is_named_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, library: str, make: Any, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(InvalidInput, match=r"needs the package") as told:
+        _ = make().function
+    assert f"pip install '{extra}'" in str(told.value)
+
+
+@given(st.text("ab .\n!。\u2029'"), st.integers(1, 12), st.integers(0, 11), st.sampled_from(["sentence", "word"]))
+def test_chunks_cover_a_text_in_order_and_keep_their_sizes(text: str, size: int, overlap: int, borders: str) -> None:
+    overlap %= size
+    covered: set[int] = set()
+    start, end = -1, 0
+    for chunk in text_chunks(size, overlap, borders=borders)(text):
+        assert text[chunk["start"] : chunk["end"]] == chunk["text"] == chunk["text"].strip()
+        assert 0 < len(chunk["text"]) <= size
+        assert chunk["start"] > start
+        assert chunk["end"] > end
+        assert not end or end - chunk["start"] <= overlap
+        start, end = chunk["start"], chunk["end"]
+        covered.update(range(start, end))
+    assert all(letter.isspace() or at in covered for at, letter in enumerate(text))
+
+
+def test_chunks_end_with_sentences_and_repeat_whole_ones(database: Database) -> None:
+    text = 'One. "Two two." Three three three three.\n\nFour'
+    docs = database.create_table("docs", pa.table({"id": [1, 2, 3], "text": [text, None, " "]}))
+    query = docs.query().select({"id": "id", "chunk": (text_chunks(16, 11), ["text"])}).explode("chunk")
+    view = query.create_materialized_view(database, "chunks")
+    view.refresh(runner="inline")
+    chunks = view.to_arrow()["chunk"].to_pylist()
+    assert [chunk["text"] for chunk in chunks] == [
+        'One. "Two two."', '"Two two." Three', "Three three", "three three", "three three.", "three.\n\nFour",
+    ]  # fmt: skip
+    assert all(text[chunk["start"] : chunk["end"]] == chunk["text"] for chunk in chunks)
+
+
+def test_embeddings_come_in_batches_and_in_order_and_the_key_is_in_no_file(
+    server: OpenAIServer, database: Database
+) -> None:
+    texts = [None if at % 5 == 3 else "" if at % 5 == 4 else f"text {at}" for at in range(50)]
+    table = database.create_table("docs", pa.table({"text": pa.array(texts, pa.string())}))
+    table.add_columns({"vector": embed})
+    server.change(fail_inputs={"text 20": ["500", 1], "text 30": ["429", 1], "text 40": ["cut", 1]}, retry_after=0.01)
+    result = table.backfill("vector", runner="inline")
+    assert result.rows_computed == 50
+    assert table.to_arrow()["vector"].to_pylist() == [embedding_of(one) if one else None for one in texts]
+    counts = server.counts()
+    assert counts.requests <= 13 + 3
+    assert counts.failed == {"500": 1, "429": 1, "cut": 1}
+    assert [
+        file for file in Path(database.uri).rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()
+    ] == []
+
+
+def test_a_service_that_is_not_set_up_or_gives_other_vectors_fails_with_words(
+    server: OpenAIServer, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = database.create_table("docs", pa.table({"text": ["a"]}))
+    table.add_columns({"short": embeddings("small", 4), "wrong": embeddings("other", 8)})
+    with pytest.raises(GenevaError, match="vectors of 8 numbers, and dimensions=4"):
+        table.backfill("short", runner="inline")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong")
+    with pytest.raises(GenevaError, match="Incorrect API key") as told:
+        table.backfill("wrong", runner="inline")
+    assert "sk-wrong" not in str(told.value)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(GenevaError, match="There is no OPENAI_API_KEY"):
+        table.backfill("wrong", udf=embeddings("other", 8), runner="inline")
+
+
+def test_an_answer_that_does_not_fit_its_schema_is_a_failed_row_that_says_what_was_found(
+    server: OpenAIServer, database: Database
+) -> None:
+    answers = {
+        "Ann": '{"name": "Ann", "age": 3}', "Bob": '{"name": "Bob", "age": null}', "Cid": '{"name": "Cid"}',
+        "Dan": '{"name": "Dan", "age": "nine"}', "Eve": "I cannot say.", "Fay": '{"name": null, "age": 1}',
+    }  # fmt: skip
+    server.change(chat_answers=answers)
+    table = database.create_table("people", pa.table({"text": [*answers, None]}))
+    table.add_columns({"person": person, "said": chat("small", "Say it.", prices_per_million_tokens=(1, 2))})
+    result = table.backfill("person", runner="inline")
+    assert (result.rows_computed, result.rows_failed) == (3, 4)
+    found = [{"name": "Ann", "age": 3}, {"name": "Bob", "age": None}, None, None, None, None, None]
+    assert table.to_arrow()["person"].to_pylist() == found
+    told = [record.message for record in sorted(table.get_errors(), key=lambda record: record.row_address)]
+    for message, wanted in zip(
+        told, ["has no 'age'", "'nine', and not integer", "no JSON: I cannot", "'name' is None"], strict=True
+    ):
+        assert wanted in message
+    table.backfill("said", runner="inline")
+    assert table.to_arrow()["said"].to_pylist() == [*answers.values(), None]
+    with pytest.raises(InvalidInput, match="cannot answer with date32"):
+        extraction("small", "When?", pa.struct([("day", pa.date32())]))
+
+
+@pytest.mark.parametrize(("fit", "corner"), [("pad", 0), ("fit", 200), ("stretch", 200)])
+def test_images_become_tensors_or_encoded_images_of_one_size(fit: str, corner: int) -> None:
+    from PIL import Image
+
+    written = io.BytesIO()
+    Image.new("RGB", (40, 20), (200, 100, 0)).save(written, "png")
+    tensor = images((8, 8), fit=fit)
+    assert tensor.data_type == pa.list_(pa.uint8(), 192)
+    pixels = tensor(written.getvalue()).reshape(8, 8, 3)
+    assert pixels[0, 0].tolist() == [corner, corner // 2, 0]
+    assert pixels[4, 4].tolist() == [200, 100, 0]
+    with Image.open(io.BytesIO(images((8, 4), output="webp", mode="L", fit=fit)(written.getvalue()))) as made:
+        assert (made.size, made.format) == ((8, 4), "WEBP")
+    with pytest.raises(OSError, match="cannot identify"):
+        tensor(b"no image")
+    assert tensor(None) is None
+
+
+def test_sentences_are_embedded_by_a_local_model(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = database.create_table("docs", pa.table({"text": ["a time to laugh", None, "to every thing"]}))
+    table.add_columns({"vector": sentence_embeddings(dimensions=64, normalize=True)})
+    table.backfill("vector", runner="inline")
+    vectors = table.to_arrow()["vector"].to_pylist()
+    assert vectors[1] is None
+    assert np.linalg.norm(vectors[0]) == pytest.approx(1, abs=1e-5)
+
+    class Model:
+        """Stands for sentence-transformers, which is too large to be installed for this test."""
+
+        def __init__(self, name: str, truncate_dim: int) -> None:
+            self.size = truncate_dim
+
+        def encode(self, texts: list[str], **_: Any) -> Any:
+            return np.ones((len(texts), self.size))
+
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model))
+    made = sentence_embeddings("mini", 3)
+    assert made(pa.array(["a", None])).to_pylist() == [[1, 1, 1], None]
