@@ -100,9 +100,9 @@ class PreparedUnits:
         return replace(report, speed=replace(report.speed, saved=saved.speed.saved))
 
     def rest(self) -> UnitReport:
-        """Return the saved calls that no unit has reported."""
+        """Return the saved calls that no unit has reported, as of a unit that stages nothing."""
         saved = sum((known.take_saved() for known in self._known), SavedCalls())
-        return UnitReport(True, speed=UdfSpeed(saved=saved))
+        return UnitReport(False, speed=UdfSpeed(saved=saved))
 
 
 @contextmanager
