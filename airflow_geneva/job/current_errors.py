@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from airflow_geneva.display import Listed
 from airflow_geneva.job.error_records import ErrorRecord
 from airflow_geneva.job.folder import RECORD, JobFolder
 from airflow_geneva.job.result import DONE, PARTIAL
@@ -18,8 +19,8 @@ _VALUE = re.compile(r"""'[^']*'|"[^"]*"|(?<![A-Za-z_])[-+]?\d[\w.+-]*""")
 """What usually differs between two messages of one cause: a quoted text, a number."""
 
 
-@dataclass(frozen=True)
-class ErrorGroup:
+@dataclass(frozen=True, repr=False)
+class ErrorGroup(Listed):
     """Rows of a column that failed for one cause.
 
     Args:

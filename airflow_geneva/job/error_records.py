@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_geneva.display import Listed
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.storage.files import Storage
@@ -49,8 +50,8 @@ FATAL = -1
 _IDENTITY = ("job_id", "column", "row_id", "attempt")
 
 
-@dataclass(frozen=True)
-class ErrorRecord:
+@dataclass(frozen=True, repr=False)
+class ErrorRecord(Listed):
     """One row on which a UDF failed.
 
     Args:

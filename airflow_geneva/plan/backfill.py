@@ -39,6 +39,7 @@ from airflow_geneva.plan.reusable_checkpoints import (
 from airflow_geneva.plan.shard import FragmentWork, Works, cut_shards
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import md5
+from airflow_geneva.udf.definition import stored_definition
 
 if TYPE_CHECKING:
     import lance
@@ -101,13 +102,18 @@ class _Planner:
         if selected or not self.wanted.errors_only:
             for files, provenance, rows in self.accepted:
                 self.computed.learn(files, provenance, rows, all_live=False)
-        works = Works((), manifest, whole, self._reason_if_unknown)
+        works = Works((), manifest, whole, NEW)
         index = CheckpointIndex(store, self.work.reuse_rules) if selected or works else None
         works = self._with_checkpoints(selected, works, index)
         if self.given_up:
             self.computed.notes.append(
                 f"{self.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again: "
                 f"table.get_errors(column_name={self.work.column!r}) lists them, errors_only=True tries them."
+            )
+        given, own = self.work.definition, stored_definition(self.dataset.schema, self.work.column)
+        if self.wanted.errors_only and own and (given.import_path, given.name) != (own.import_path, own.name):
+            self.computed.notes.append(
+                f"later runs use {own.call}, until table.alter_columns({{{self.work.column!r}: {given.name}}})."
             )
         if not self.dataset.has_stable_row_ids:
             self.computed.notes.append(
@@ -125,10 +131,6 @@ class _Planner:
             savings=tuple(continue_from_savings(self.dataset, store, self.work, works)),
             mismatches=find_mismatches(index, works),
         )
-
-    @property
-    def _reason_if_unknown(self) -> str:
-        return CHANGED if self.state.facts else NEW
 
     def _sort_out(self, manifest: Manifest) -> tuple[Numbers, Numbers]:
         """Return the fragments of which all rows are due, because nothing is known of them, and those to look at."""
@@ -184,15 +186,19 @@ class _Planner:
         if not existed:
             self._leave(LEFT_OUT if due else self._why_not(), rows, given_up)
             return None
-        reason, kept = self._why(found, existed, known), tuple(known.items())
+        reason, kept = self._why(files, found, existed, known), tuple(known.items())
         return _Due(FragmentWork(files, reason, existed, existed, len(existed), kept=kept), live, given_up)
 
-    def _why(self, found: RowStatus, due: Ranges, known: dict[Provenance, Ranges]) -> str:
+    def _why(
+        self, files: FragmentFiles, found: RowStatus, due: Ranges, known: dict[Provenance, Ranges]
+    ) -> str:  # fmt: skip
         if due & Ranges.union(found.others.values()) or self.wanted.recompute_mixed:
             return CODE
         if not due - failed_rows(known):
             return FAILED
-        return self._reason_if_unknown
+        # Of rows beside computed ones, and of a fragment without the column, there was never a value.
+        known_files = not files.output or files.signature in self.state.facts
+        return NEW if known_files or not self.state.facts else CHANGED
 
     def _why_not(self) -> str:
         if self.wanted.errors_only or self.wanted.recompute_mixed:

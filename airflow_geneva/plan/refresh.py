@@ -123,7 +123,10 @@ def plan_refresh(
                 "rows may hold values of other code, kept by earlier refreshes: all are computed again."
             )
         if changes.given_up:
-            changes.notes.append(f"{changes.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again.")
+            changes.notes.append(
+                f"{changes.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again. view.get_errors() "
+                'lists them; after a repair of the function, refresh(on_code_change="recompute") computes all rows.'
+            )
         if view_state.changed:
             changes.notes.append(
                 f"other writers changed the view's rows ({view_state.changed}): all are written again."

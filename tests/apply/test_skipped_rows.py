@@ -98,6 +98,12 @@ def test_failed_rows_are_tried_in_three_runs_and_then_only_listed(table: Table, 
     plan = table.plan_backfill("y", udf=picky(form=form))
     assert "3 rows failed in 3 runs and are not tried again" in str(plan)
     assert "failed in 3 runs" in {tally.reason for tally in plan.reason_counts}
+    (group,) = table.group_errors()
+    assert "<b>3 rows of y: builtins.ValueError: cannot do ..." in group._repr_html_()
+    assert repr(group.example).startswith("<row address ")
+    other = udf(data_type=pa.int64(), name="other")(lambda x: x)
+    notes = table.plan_backfill("y", udf=other, errors_only=True).notes
+    assert any("until table.alter_columns({'y': other})" in note for note in notes)
     assert_nothing_to_do_is_free(table, "y", trace, udf=picky(form=form))
     assert len(table.get_failed_row_addresses()) == 3
     trace.clear()

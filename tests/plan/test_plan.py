@@ -97,6 +97,16 @@ def test_a_filter_has_its_reasons(table: Table) -> None:
     assert "fragment 1: to do, never computed; rows missing: 0 to 4" in str(plan)
 
 
+def test_rows_that_a_filter_left_out_were_never_computed(table: Table) -> None:
+    table.backfill("y", where="id < 30", runner="inline")
+    table.lance.update({"x": "x + 1000"}, where="id = 3")
+    assert reason_counts(table.plan_backfill("y")) == {
+        "computed": (2, 29),
+        "never computed": (3, 70),
+        "new, or changed since they were computed": (1, 1),
+    }
+
+
 def test_a_filter_that_selects_nothing_says_so(table: Table) -> None:
     never = "where id < 0 selects no row of the table."
     assert never in str(table.plan_backfill("y", where="id < 0"))
