@@ -139,6 +139,9 @@ class _ShardGroup(TaskGroup):
                 raise InvalidInput(f"{', '.join(sorted(applied))} is for ApplyOperator, which apply= replaces.")
 
             # One mapped group, not two mapped tasks: with two, one failed apply would block every commit.
+            shards = approve or planned
+            title = f"{{{{ ti.xcom_pull(task_ids='{shards.task_id}')[ti.map_index].title }}}}"
+
             @task_group(group_id="shards")
             def compute(shard: Any) -> None:
                 commit = CommitOperator(task_id="commit", shard=shard, needs_result=make_apply is not None, **place)
@@ -150,9 +153,10 @@ class _ShardGroup(TaskGroup):
                 else:
                     apply = _call_apply(make_apply, shard, commit.task_group)
                     apply.max_active_tis_per_dagrun = apply.max_active_tis_per_dagrun or most
+                    apply.map_index_template = apply.map_index_template or title
                 apply >> commit
 
-            compute.expand(shard=(approve or planned).output) >> finish
+            compute.expand(shard=shards.output) >> finish
 
 
 def _make_approve(planned: PlanOperator) -> BaseOperator:

@@ -76,6 +76,8 @@ def test_another_operator_computes_the_shards_and_is_given_what_spark_submit_is_
     run = go(desk, submitter(conf={"spark.log.level": "INFO"}))
     assert run.state == "success", run.errors
     assert desk.values() == dict.fromkeys(texts("ab"), 3)
+    titles = [run.title("backfill.shards.apply", at) for at in range(2)]
+    assert titles == ["fragment 0, 10 rows", "fragment 1, 10 rows"]
     shard = run.xcom("backfill.plan")[1]
     job = Path(shard["plan_uri"]).parent
     given = run.xcom("backfill.shards.apply", map_index=1)
