@@ -23,11 +23,11 @@ pytestmark = pytest.mark.airflow
 ROWS = 10
 
 
-def make_view(desk: Desk, where: str | None = "text NOT LIKE 'x%'") -> View:
+def make_view(desk: Desk, where: str | None = "text NOT LIKE 'x%'", by: str = "length") -> View:
     """A view of the desk's table, named like no other test's."""
     udfs = importlib.import_module("geneva_dag_udfs")
     query = desk.table.query() if where is None else desk.table.query().where(where)
-    return query.select({"text": "text", "n": udfs.length}).create_materialized_view(
+    return query.select({"text": "text", "n": getattr(udfs, by)}).create_materialized_view(
         desk.database, f"view_of_{desk.table.name}"
     )
 
@@ -97,6 +97,21 @@ def test_a_first_refresh_shows_the_query_at_once_and_is_announced_once(desk: Des
     summary = run.xcom("refresh.plan", "summary")
     assert (summary["view"], summary["source"]) == (view.name, desk.table.name)
     assert (summary["rows_total"], summary["rows_pending"]) == (4 * ROWS, 3 * ROWS)
+
+
+def test_a_view_of_values_that_are_not_as_expected_stays_as_it_is_and_finish_says_why(desk: Desk) -> None:
+    desk.append("ab")
+    view = make_view(desk, by="bounded")
+    version = view.version
+    run = Driver.trigger(make_dag(view, default_args={"retries": 2})).go()
+    states = run.states()
+    assert (run.state, states["refresh.shards.commit"], states["refresh.finish"]) == (
+        "failed",
+        ["success"] * 2,
+        "failed",
+    )
+    assert "between(0, 2) of column 'n' (fail) not met: 20 of 20 rows" in str(run.errors["refresh.finish", -1])
+    assert (view.version, run.tries("refresh.finish"), announced(view)) == (version, 1, [])
 
 
 def test_nothing_to_do_has_no_shard_and_writes_no_version_and_no_event(desk: Desk) -> None:

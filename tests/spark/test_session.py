@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 import airflow_geneva
+from airflow_geneva import expect
 from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run import choice, pipeline
@@ -125,13 +126,20 @@ def test_a_fragment_larger_than_a_task_is_split_and_put_together_again(spark: ob
 def test_a_udf_of_this_process_travels_to_the_workers(spark: object, tmp_path: Path) -> None:
     table, _ = make_table(tmp_path, 100, 50)
     factor = 2
+    rows_of = expect.satisfies(lambda values: values.num_rows == 100, whole=True)
 
-    @airflow_geneva.udf(data_type=pa.int64())
+    @airflow_geneva.udf(data_type=pa.int64(), expect=[expect.between(0, 197), rows_of])
     def local(x: int) -> int:
         return x * factor
 
     table.add_columns({"y": local})
-    table.backfill("y", udf=local, runner="spark")
+    version = table.version
+    with pytest.raises(JobFailed, match=r"between\(0, 197\).*1 of 100 rows.*: 198"):
+        table.backfill("y", udf=local, runner="spark")
+    assert table.version == version
+    local = airflow_geneva.udf(data_type=pa.int64(), expect=[expect.between(0, 198), rows_of])(local.func)
+    result = table.backfill("y", udf=local, runner="spark")
+    assert (result.rows_computed, result.rows_reused, [one.rows for one in result.checked]) == (0, 100, [100, 100])
     assert_doubled(table)
 
 
