@@ -234,7 +234,7 @@ class _Server:
                 if not self.write(writer, answer):
                     return
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
