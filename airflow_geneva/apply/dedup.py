@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.apply.row_keys import row_keys
-from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
+from airflow_geneva.apply.udf_call import MappedBatch, Mapper, RowFailure
 from airflow_geneva.checkpoint.value_cache import ValueCache
 from airflow_geneva.errors import UdfError
 from airflow_geneva.job.speed import SavedCalls
@@ -109,9 +109,10 @@ class KnownValues:
 class DedupMapper(BatchMapper):
     """Calls a UDF on the rows whose inputs are new; a failed call is not remembered."""
 
-    def __init__(self, inner: BatchMapper, known: KnownValues, kind: pa.DataType) -> None:
+    def __init__(self, inner: BatchMapper, known: KnownValues, mapper: Mapper) -> None:
         self.inner = inner
-        self.kind = kind
+        self.inputs = mapper.inputs
+        self.kind = mapper.udf.data_type
         self.known = known
         self.calls_at_a_time = inner.calls_at_a_time
 
@@ -129,7 +130,8 @@ class DedupMapper(BatchMapper):
     def begin(self, batch: pa.RecordBatch) -> BegunBatch:
         if not batch.num_rows:
             return self.inner.begin(batch)
-        keys = row_keys(batch)
+        # A column may be the input of several parameters: those of `(a, b, a)` and `(a, b, b)` are in equal batches.
+        keys = row_keys(self.inputs(batch))
         with self.known.lock:
             found = self.known.find(list(dict.fromkeys(keys)))
             firsts: dict[bytes, int] = {}

@@ -160,6 +160,21 @@ def test_a_later_job_and_another_column_take_values_from_the_cache(make_table: M
     assert ignoring.rows_cached == 0
 
 
+@udf(data_type=pa.string(), version="1", deterministic=True, dedup=True)
+def triple(a: int, b: int, c: int) -> str:
+    return f"{a} {b} {c}"
+
+
+def test_columns_that_map_the_same_inputs_otherwise_have_values_of_their_own(make_table: MakeTable) -> None:
+    table = make_table([10, 11, 12, 13])
+    for name, inputs in {"first": ["id", "x", "id"], "second": ["id", "x", "x"]}.items():
+        table.add_columns({name: (triple, inputs)})
+        table.backfill(name, runner="inline")
+    for row in table.to_arrow().to_pylist():
+        assert row["first"] == f"{row['id']} {row['x']} {row['id']}"
+        assert row["second"] == f"{row['id']} {row['x']} {row['x']}"
+
+
 def test_a_view_and_damaged_files_of_the_cache(make_table: MakeTable, trace: Trace) -> None:
     table = make_table([1, 2, 1, 2, 3], per_fragment=2)
     view = (

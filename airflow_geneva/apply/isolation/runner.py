@@ -38,7 +38,7 @@ def open_batch_mapper(
         made = AsyncMapper(mapper)
     else:
         made = _WorkerMapper(mapper, udf) if opened.needs_process else _InProcessMapper(mapper)
-    return made if known is None else DedupMapper(made, known, opened.data_type)
+    return made if known is None else DedupMapper(made, known, mapper)
 
 
 class _InProcessMapper(BatchMapper):
