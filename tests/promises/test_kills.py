@@ -64,6 +64,8 @@ ELSEWHERE = {
     "advance.written",
     "ground.write",
     "swap.ground",
+    "values.check",
+    "values.checked",
 }
 
 
