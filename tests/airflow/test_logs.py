@@ -117,6 +117,8 @@ def test_a_shard_that_failed_on_spark_says_why_and_its_retry_runs_only_the_rest_
     assert len(told) <= 15, told
     assert len(failed) <= 20, "and the traceback of the function"
     for lines in (failed, told):
-        assert len(set(lines)) == len(lines)
+        # A slow machine may say twice that so many rows are computed.
+        others = [line for line in lines if " rows computed (" not in line]
+        assert len(set(others)) == len(others)
         assert not [line for line in lines if "pandas" in line]
     assert "planted-key" not in json.dumps(logs.by_task)
