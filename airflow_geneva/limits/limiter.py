@@ -38,11 +38,12 @@ _MOST_TRIES = 200
 
 @dataclass
 class Pass:
-    """What a call has of the budget: a seat, and from when it may begin; None: nothing yet."""
+    """What a call has of the budget: a seat, and from when it may begin, None: nothing yet; no more once `ended`."""
 
     tokens: float
     seated: bool = False
     begin: float | None = None
+    ended: bool = False
 
 
 class TokenGuess:
@@ -90,7 +91,7 @@ class Limiter:
         self._calls, self._passed, self._tokens = 1.0, 0, 0.0
         # What ended calls used beyond what they had.
         self._debt_requests = self._debt_tokens = 0.0
-        self._ended = deque[tuple[int, int, float]]()
+        self._ended = deque[tuple[Pass, int, float]]()
         self._seats, self._seated_since, self._seats_until = 0, 0.0, 0.0
         self._under_way = self._wanting = 0
         self._others_wait = False
@@ -100,6 +101,8 @@ class Limiter:
 
     def step(self, call: Pass) -> float:
         with self._lock:
+            if call.ended:
+                return 0.0
             self._settle()
             self._stepped_at = self.clock.own()
             if self._read_at is None:
@@ -120,15 +123,16 @@ class Limiter:
     def done(self, call: Pass, requests: int = 1, tokens: float | None = None) -> None:
         """Settle a call that has ended, or that did not begin: `tokens` as reported, None if they were not.
 
-        It does not wait, since an event loop calls it.
+        It does not wait, since an event loop calls it. When it cancels a call, a thread may be in the call's `step`.
         """
+        call.ended = True
         more = 0.0 if tokens is None else tokens - call.tokens
-        self._ended.append((int(call.seated), max(requests - 1, 0), more))
+        self._ended.append((call, max(requests - 1, 0), more))
 
     def _settle(self) -> None:
         while self._ended:
-            seats, requests, tokens = self._ended.popleft()
-            self._under_way -= seats
+            call, requests, tokens = self._ended.popleft()
+            self._under_way -= call.seated
             self._debt_requests += requests
             self._debt_tokens += tokens
 

@@ -199,3 +199,16 @@ def test_seats_are_never_taken_twice_and_come_round(seats: int) -> None:
     by_name = Counter(world.callers)
     assert sorted(by_name.values())[-4] > 10
     assert len(world.calls) >= 0.7 * min(seats, 4) * 300 / 0.5
+
+
+@pytest.mark.parametrize("when", ["before its step", "in its step"])
+def test_a_call_that_is_cancelled_while_another_thread_steps_it_keeps_no_seat(when: str) -> None:
+    world = World(RateLimit("k", concurrent=1), random.Random(4))
+    limiter = Limiter(world, world.limit, TableClock(lambda: world.now))  # type: ignore[arg-type]
+    cancelled, call = Pass(0.0), Pass(0.0)
+    if when == "before its step":
+        limiter.done(cancelled)
+    else:
+        world.at(0.0, lambda: limiter.done(cancelled))
+    limiter.step(cancelled)
+    assert limiter.step(call) <= 0
