@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,14 @@ _NAMED = re.compile(
     re.IGNORECASE,
 )
 
+_LEAST_KEY = 8
+
 
 def mask_secrets(text: str) -> str:
     """Mask credentials in a text before it is stored or shown: pylance's errors repeat the endpoint URL as given."""
+    key = os.environ.get("OPENAI_API_KEY", "")
+    if len(key) >= _LEAST_KEY:
+        text = text.replace(key, "***")
     masked = _SIGNATURE.sub(r"\1***", _USER.sub(r"\1***@", text))
     return _NAMED.sub(lambda found: f"{found[1] or found[2]}***", masked)
 

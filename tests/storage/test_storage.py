@@ -85,6 +85,13 @@ def test_urls_are_shown_without_users_passwords_and_signatures(text: str, shown:
     assert str(StorageError(text)) == str(InvalidInput(text)) == str(UdfError(text)) == shown
 
 
+def test_the_key_of_a_model_service_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "my-Key+1234")
+    assert str(UdfError("Error 401: my-Key+1234 is no key here")) == "Error 401: *** is no key here"
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    assert mask_secrets("none of them") == "none of them"
+
+
 @pytest.mark.parametrize("uri", ["s3://bucket/db", "s3://bucket/db/", "gs://bucket/db", "abfss://c@account/db"])
 def test_an_object_store_keeps_its_scheme(uri: str) -> None:
     assert normalize_uri(uri) == uri.rstrip("/")
