@@ -109,8 +109,9 @@ class _Chat(_Service):
         choice = answer.choices[0]
         if refusal := getattr(choice.message, "refusal", None):
             raise ValueError(f"The model {self.model!r} refused: {refusal:.500}")
-        if choice.finish_reason == "length":
-            raise ValueError(f"The answer of the model {self.model!r} is cut off: {choice.message.content or '':.500}")
+        if choice.finish_reason in ("length", "content_filter"):
+            said = f"({choice.finish_reason}): {choice.message.content or '':.500}"
+            raise ValueError(f"The answer of the model {self.model!r} is not whole {said}")
         return str(choice.message.content or "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import subprocess
 import sys
@@ -141,6 +142,22 @@ def test_a_service_that_is_not_set_up_or_gives_other_vectors_fails_with_words(
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(GenevaError, match="There is no OPENAI_API_KEY"):
         table.backfill("wrong", udf=embeddings("other", 8), runner="inline")
+
+
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
+def test_an_answer_that_is_not_whole_is_a_failure(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-good")
+    message = SimpleNamespace(content=None, refusal=None)
+    answer = SimpleNamespace(usage=None, choices=[SimpleNamespace(message=message, finish_reason=reason)])
+
+    async def create(**request: Any) -> Any:
+        return answer
+
+    function = chat("small", "Say it.").function
+    client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+    monkeypatch.setattr(type(function), "client", client)
+    with pytest.raises(ValueError, match=f"is not whole \\({reason}\\)"):
+        asyncio.run(function("hello"))
 
 
 def test_an_answer_that_does_not_fit_its_schema_is_a_failed_row_that_says_what_was_found(
