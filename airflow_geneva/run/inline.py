@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -22,7 +23,7 @@ from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
 from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.checkpoint.store import DelayedCheckpoints
 from airflow_geneva.checkpoint.value_cache import ValueCache
-from airflow_geneva.errors import InvalidInput, UdfError
+from airflow_geneva.errors import InvalidInput, StorageError, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.meter import measured
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
@@ -41,6 +42,8 @@ from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF, load_udf
 from airflow_geneva.udf.error_policy import Policy, rules_of
 from airflow_geneva.udf.shipping import UdfReference
+
+logger = logging.getLogger("airflow_geneva.run")
 
 Computer: TypeAlias = tuple[BatchMapper, Sequence[str] | Mapping[str, str]]
 """What computes batches, and the columns that a batch needs."""
@@ -143,12 +146,20 @@ def prepare(
             delayed.write_if_due(applier.sizer.most)
             return report
 
-    try:
-        yield PreparedUnits(run, known.values()), skipped, meter
-    finally:
+    def keep() -> None:
         delayed.write()
         for values in known.values():
             values.flush()
+
+    try:
+        yield PreparedUnits(run, known.values()), skipped, meter
+    except BaseException:
+        try:
+            keep()
+        except StorageError as unkept:
+            logger.warning("Cannot write the last checkpoints, so the rows of small fragments are lost: %s", unkept)
+        raise
+    keep()
 
 
 def _value_cache(location: TableLocation, work: JobSpec, udf: UDF) -> ValueCache | None:

@@ -14,7 +14,8 @@ import pytest
 from lance.fragment import write_fragments
 
 from airflow_geneva import connect, udf
-from airflow_geneva.errors import CodeChanged
+from airflow_geneva.checkpoint.store import DelayedCheckpoints
+from airflow_geneva.errors import CodeChanged, JobFailed, StorageError
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
 from tests.support.counting import Trace, double, doubled, label, labelled, leave_trace, triple, triple_row, tripled
@@ -458,6 +459,25 @@ def test_a_failed_run_is_taken_up_where_it_stopped(make_table: MakeTable, trace:
     assert_exact(trace, [*range(100), 30])
     assert (result.rows_computed, result.rows_reused) == (70, 30)
     assert_honest(result, table)
+
+
+def test_what_cannot_be_kept_of_a_failed_run_does_not_hide_why_it_failed(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: DelayedCheckpoints) -> None:
+        raise StorageError("the disk is full")
+
+    function = fails_once(trace, at=30)
+    table = make_table(100)
+    table.add_columns({"y": function})
+    with monkeypatch.context() as patched:
+        patched.setattr(DelayedCheckpoints, "write", refuse)
+        with pytest.raises(Exception, match="first time"):
+            table.backfill("y", udf=function, runner="inline")
+        with pytest.raises(JobFailed, match="the disk is full"):
+            table.backfill("y", udf=function, runner="inline")
+    table.backfill("y", udf=function, runner="inline")
+    assert_right(table, "y", tripled)
 
 
 def test_ignore_checkpoints_computes_what_was_not_committed_again(make_table: MakeTable, trace: Trace) -> None:
