@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 LANCEDB = ROOT / ".venv-lancedb" / "bin" / "python"
 RUNNERS = ("inline", "spark")
-OTHERS = ("slow", "plan", "changes", "aging", "wide", "f", "f16m", "peer", "hourly", "time_left", "estimate", "limits")
+TOGETHER = ("slow", "plan", "changes", "aging", "wide", "peer", "hourly", "time_left", "estimate", "limits", "indexes")
+OTHERS = (*TOGETHER, "f", "f16m")
 COLD_CASES = ("a", "c", "a16m")
 
 
@@ -53,31 +54,10 @@ class BenchmarkRun:
         """Measure the given cases; return the results by kind of measurement."""
         results: dict[str, Any] = {"compare": [], "once": [], "slow": None, "plan": [], "changes": None, "view": []}
         for name in cases:
-            if name == "slow":
-                results["slow"] = self._slow()
-            elif name == "changes":
-                results["changes"] = self._changes()
-            elif name == "wide":
-                results["wide"] = self._wide()
-            elif name == "aging":
-                results["aging"] = self._aging()
-            elif name == "hourly":
-                results["hourly"] = self._hourly()
-            elif name == "estimate":
-                results["estimate"] = self._measure(
-                    "estimate", folder=str(self.scratch / "estimate"), jobs=4 if self.quick else 50, quick=self.quick
-                )
-            elif name == "limits":
-                small = {"rows": 600, "processes": 2, "kills": 1} if self.quick else {}
-                results["limits"] = self._measure("limits", folder=str(self.scratch / "limits"), **small)
-            elif name == "time_left":
-                results["time_left"] = self._time_left()
-            elif name == "peer":
-                results["peer"] = self._peer()
+            if name in TOGETHER:
+                results[name] = getattr(self, f"_{name}")()
             elif name in ("f", "f16m"):
                 results["view"] += self._view(name)
-            elif name == "plan":
-                results["plan"] = self._plan()
             else:
                 self._column(name, results)
         return results
@@ -140,6 +120,19 @@ class BenchmarkRun:
         if not found["agree"]:
             raise SystemExit("Case hourly: a value is wrong.")
         return dict(found)
+
+    def _estimate(self) -> list[dict[str, Any]]:
+        jobs = 4 if self.quick else 50
+        return list(self._measure("estimate", folder=str(self.scratch / "estimate"), jobs=jobs, quick=self.quick))
+
+    def _limits(self) -> dict[str, Any]:
+        small = {"rows": 600, "processes": 2, "kills": 1} if self.quick else {}
+        return dict(self._measure("limits", folder=str(self.scratch / "limits"), **small))
+
+    def _indexes(self) -> dict[str, Any]:
+        full = {"rows": 200_000, "hours": 50, "added": 1_000, "ends": 10}
+        size = {"rows": 3_000, "hours": 10, "added": 50, "ends": 3} if self.quick else full
+        return dict(self._measure("indexes", folder=str(self.scratch / "indexes"), **size))
 
     def _time_left(self) -> dict[str, Any]:
         folder = self.scratch / "time_left"

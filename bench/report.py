@@ -280,6 +280,19 @@ def _estimate(jobs: Sequence[Mapping[str, Any]]) -> str:
     return f"{about}\n\n{_table(head, rows)}"
 
 
+def _indexes(found: Mapping[str, Any]) -> str:
+    head = (f"{found['ends']} hours", "wall clock, s", "CPU, s")
+    ends = [(name, *(f"{value:.1f}" for value in found[name])) for name in ("first", "last")]
+    ratios = [f"{last / first:.2f}" for first, last in zip(found["first"], found["last"], strict=True)]
+    about = (
+        f"{found['hours']} hours in which {found['added']:,} vectors are appended to {found['rows']:,} and computed "
+        f'inline with `indexes="update"`. At the end of each, {found["unindexed"]:,} rows are not in the IVF_PQ index, '
+        f"which has at most {found['segments']} segments. At last recall@10 is {found['recall']:.3f}, and "
+        f"{found['rebuilt']:.3f} with an index made again."
+    )
+    return f"{about}\n\n{_table(head, [*ends, ('last / first', *ratios)])}"
+
+
 def _beside(runs: Sequence[Mapping[str, Any]]) -> str:
     sides = {"peer": "LanceDB", "ours": "ours", "floor": "pylance alone"}
     head = ["after", *(f"{run['rows']:,} rows: {side}, s" for run in runs for side in sides.values())]
@@ -341,5 +354,6 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("hourly", "An hourly DAG run", _hourly),
     ("time_left", "The time left, at half time", _time_left),
     ("estimate", "The cost that a plan states", _estimate),
+    ("indexes", "A vector index that is kept up to date", _indexes),
     ("limits", "The limit of a service", _limits),
 )

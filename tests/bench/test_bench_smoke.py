@@ -66,6 +66,9 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     assert set(results["slow"]["sides"]) == {"none", "10 s", "1 s"}
     assert {about["files"] > 0 for about in (results["aging"]["ours"], results["aging"]["lances"])} == {True}
     assert {job["by"] for job in results["estimate"]} == {"history", "sample"}
+    indexed = results["indexes"]
+    assert (indexed["unindexed"], indexed["segments"]) == (0, 8)
+    assert indexed["recall"] >= indexed["rebuilt"] - 0.01
     (view,) = results["view"][:1]
     assert {name: change["rows"] for name, change in view["changes"].items()} == {
         name: change["floor_rows"] for name, change in view["changes"].items()
