@@ -31,12 +31,7 @@ class AsyncMapper(BatchMapper):
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         if not batch.num_rows:
             return BatchResults(self.mapper, self.mapper.inputs(batch), self.rules).mapped()
-        begun = self.begin(batch)
-        try:
-            return begun.result()
-        except BaseException:
-            begun.cancel()
-            raise
+        return super().__call__(batch)
 
     def begin(self, batch: pa.RecordBatch) -> BegunBatch:
         results = BatchResults(self.mapper, self.mapper.inputs(batch), self.rules)

@@ -28,13 +28,15 @@ class BegunBatch(ABC):
         """Cancel what is in flight; return the rows that succeeded, without the failed ones, and their values."""
 
 
-class BatchMapper(ABC):
-    """A UDF that is ready to be called on batches, by one thread at a time; a context manager."""
+class BatchMapper:
+    """A UDF that is ready to be called on batches, by one thread at a time; a context manager.
+
+    A subclass defines `__call__`, or `begin` if several of its batches may be in flight.
+    """
 
     calls_at_a_time: int = 0
     """How many calls may be in flight; 0: `result` makes the calls of a batch."""
 
-    @abstractmethod
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         """Map a batch with the input columns, named as in the table.
 
@@ -43,12 +45,18 @@ class BatchMapper(ABC):
             UdfError: a row fails the job, or the UDF cannot be set up. If ``row_index`` is set, ``computed`` and
                 ``failures`` hold the values and failures of the rows before it.
         """
+        begun = self.begin(batch)
+        try:
+            return begun.result()
+        except BaseException:
+            begun.cancel()
+            raise
 
     def begin(self, batch: pa.RecordBatch) -> BegunBatch:
         """Begin to map a batch; several may be begun, and their results are asked for in the same order."""
         return _NotBegun(self, batch)
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Release what it holds."""
 
     def __enter__(self) -> BatchMapper:

@@ -119,14 +119,6 @@ class DedupMapper(BatchMapper):
     def close(self) -> None:
         self.inner.close()
 
-    def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
-        begun = self.begin(batch)
-        try:
-            return begun.result()
-        except BaseException:
-            begun.cancel()
-            raise
-
     def begin(self, batch: pa.RecordBatch) -> BegunBatch:
         if not batch.num_rows:
             return self.inner.begin(batch)

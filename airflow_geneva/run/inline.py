@@ -202,14 +202,6 @@ class _QueryRows(BatchMapper):
     def begin(self, batch: pa.RecordBatch) -> BegunBatch:
         return _BegunRows(self, batch, self.computer.begin(batch))
 
-    def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
-        begun = self.begin(batch)
-        try:
-            return begun.result()
-        except BaseException:
-            begun.cancel()
-            raise
-
     def map_begun(self, batch: pa.RecordBatch, begun: Mapping[str, BegunBatch]) -> MappedBatch:
         """Compute a batch of which some columns were begun."""
         computed = self.computer(batch, keep_before=True, begun=begun)
