@@ -272,12 +272,15 @@ class Table(Summarized, Readable):
                 results.append(run(start(plan, self.location, udfs, runner, watch), plan.shards, udfs, watch))
         return results if several else results[0]
 
-    def compare(self, column: str, udf: UDF, sample: int = 100) -> Comparison:
-        """Compute a sample of rows with other code, and show their values beside the stored ones; keep nothing."""
-        from airflow_geneva.run.compare import compare
+    def compare(self, column: str, udf: UDF | str | None = None, sample: int = 100) -> Comparison:
+        """Compute a sample of rows with other code, and show their values beside the stored ones; keep nothing.
 
-        request = BackfillRequest(column, f"`{column}` IS NOT NULL", on_code_change="recompute")
-        return compare(*self._plan(request, udf), self.location, sample)
+        Args:
+            udf: the other code, or its import path; by default the column's own UDF, as its code is now.
+        """
+        from airflow_geneva.run.compare import compare_column, request_for
+
+        return compare_column(*self._plan(request_for(column), udf), self.location, sample)
 
     def backfill_async(
         self, column: str, udf: UDF | str | None = None, runner: str = "auto", **options: Any

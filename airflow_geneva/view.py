@@ -17,12 +17,14 @@ from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.request import BackfillRequest, RefreshRequest, SizingOptions, check_sizing
 from airflow_geneva.storage.files import freeze_options
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF
+from airflow_geneva.udf import UDF, load_udf
 from airflow_geneva.views.definition import IS_SET, ViewDefinition, visible_columns
 
 if TYPE_CHECKING:
     from lance import LanceDataset
     from typing_extensions import Unpack
+
+    from airflow_geneva.run.compare import Comparison
 
 
 class View(Table):
@@ -190,6 +192,19 @@ class View(Table):
             planned = plan(self.location, definition, self._source(definition).location, request)
             udfs = Udfs(load_udfs(definition))
             return run(start(planned, self.location, udfs, runner, watch), planned.shards, udfs, watch)
+
+    def compare(self, column: str, udf: UDF | str | None = None, sample: int = 100) -> Comparison:
+        """Compute a column of a sample of rows with other code, beside the values that the view shows; keep nothing.
+
+        Args:
+            udf: the other code, or its import path; by default the view's own UDF, as its code is now.
+            sample: number of rows, of the source version that the view was refreshed to.
+        """
+        from airflow_geneva.run.compare import compare_view_column
+
+        given = load_udf(udf) if isinstance(udf, str) else udf
+        definition = self.view_definition
+        return compare_view_column(self.location, definition, self._source(definition).location, column, given, sample)
 
     def add(self, data: Any) -> NoReturn:
         """Always raises: a view's rows come from its query."""

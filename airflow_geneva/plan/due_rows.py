@@ -109,6 +109,7 @@ def check_view_code_change(
         raise CodeChanged(
             f"The code of UDFs changed behind view {view!r}: {changes}. {rows:,} rows of the view hold values of the "
             'old code. Recompute them with on_code_change="recompute", or leave them and compute only new and changed '
-            'rows with on_code_change="new_rows".'
+            'rows with on_code_change="new_rows". '
+            f"view.compare({changed[0][0]!r}) shows values of both on a sample of rows."
         )
     return tuple((old, rows) for _, old, _ in changed)

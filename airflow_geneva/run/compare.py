@@ -1,16 +1,29 @@
-"""Compare the values of a column with those of other code, on a sample of its rows."""
+"""Compare the values of a column, or of a view's, with those of other code, on a sample of rows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from airflow_geneva.commit.view_state import CommittedViewState
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.folder import new_job_id
+from airflow_geneva.lance_io.arrays import rows_at
 from airflow_geneva.plan.model import BackfillSpec, Plan
+from airflow_geneva.plan.refresh import plan_refresh
+from airflow_geneva.plan.request import BackfillRequest, RefreshRequest
 from airflow_geneva.run.inline import Udfs
-from airflow_geneva.run.sample import ERROR, check_rows, sample_plan
+from airflow_geneva.run.sample import ERROR, Sample, check_rows, sample_plan
+from airflow_geneva.run.view import find_column_udf
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF
+from airflow_geneva.views.definition import IS_SET, SOURCE_ROW_ID, OutputColumn, ViewDefinition, visible_columns
+
+if TYPE_CHECKING:
+    import lance
 
 _SHOWN = 8
 
@@ -57,21 +70,119 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compare(plan: Plan, udf: UDF, location: TableLocation, rows: int) -> Comparison:
+def request_for(column: str) -> BackfillRequest:
+    """Return the request of a backfill that computes all values of a column again."""
+    return BackfillRequest(column, f"`{column}` IS NOT NULL", on_code_change="recompute", ignore_checkpoints=True)
+
+
+def compare_column(plan: Plan, udf: UDF, location: TableLocation, rows: int) -> Comparison:
     """Compute a sample of the rows that a plan would compute again; keep nothing."""
     work = plan.work
     assert isinstance(work, BackfillSpec)
-    column, version = work.column, work.udf_version
-    found = sample_plan(plan, location, Udfs({column: udf}), check_rows("sample", rows), also=(column,))
-    if not found.inputs:
-        return Comparison(work.target, version, found.table(), ())
+    found = sample_plan(plan, location, Udfs({work.column: udf}), check_rows("sample", rows), also=(work.column,))
+    before = pa.Table.from_batches(found.inputs).column(work.column) if found.inputs else None
+    return _comparison(work.target, work.udf_version, work.column, found, before)
+
+
+def compare_view_column(
+    view: TableLocation, definition: ViewDefinition, source: TableLocation, column: str, udf: UDF | None, rows: int
+) -> Comparison:
+    """Compute a column for a sample of a view's rows, from the source version that they reflect; keep nothing.
+
+    Nothing but the column is computed, and the columns of the query that it needs.
+    """
+    check_rows("sample", rows)
+    dataset = view.open()
+    state = CommittedViewState(view, dataset)
+    udf = udf or find_column_udf(_computed(definition, column, view.name))
+    columns = _columns_for(definition, column, udf, source, view.name)
+    snapshot, target, version = state.snapshot, f"{view.name}.{column}", udf.code_version
+    made_by = {made for name, made in (*snapshot.code, *snapshot.older) if name == column} if snapshot else set()
+    if snapshot is None or made_by == {version}:
+        return _comparison(target, version, column, Sample(column), None)
+    asked = replace(definition, columns=columns, explode=None)
+    udfs = {one.name: udf if one.name == column else find_column_udf(one) for one in columns if one.udf}
+    request = RefreshRequest(new_job_id(), snapshot.source_version, on_code_change="recompute", ignore_checkpoints=True)
+    found = sample_plan(plan_refresh(view, asked, source, udfs, state, request), view, Udfs(udfs), rows)
+    shown, before = _shown(dataset, column, found.row_ids, definition.explode == column)
+    return _comparison(target, version, column, found, before, shown)
+
+
+def _computed(definition: ViewDefinition, column: str, view: str) -> OutputColumn:
+    found = {one.name: one for one in definition.columns if one.udf}
+    if column not in found:
+        names = ", ".join(map(repr, found)) or "none"
+        raise InvalidInput(f"No UDF computes a column {column!r} of view {view!r}. Its computed columns: {names}.")
+    return found[column]
+
+
+def _columns_for(
+    definition: ViewDefinition, column: str, udf: UDF, source: TableLocation, view: str
+) -> tuple[OutputColumn, ...]:
+    """Return a column of the query, computed by another UDF, and the columns before it that it needs."""
+    then = _computed(definition, column, view)
+    assert then.udf is not None
+    dataset = source.open()
+    new = udf.definition(then.inputs if udf.name == then.udf.name else None)
+    new = replace(new, input_columns=new.input_columns or tuple(visible_columns(dataset.schema)))
+    if new.data_type != then.type:
+        raise InvalidInput(
+            f"Type mismatch for column {column!r} of view {view!r}: it is {then.type}, and UDF {udf.name!r} gives "
+            f"{new.data_type}. Use a UDF of that type."
+        )
+    earlier = {one.name: one for one in definition.columns[: definition.columns.index(then)]}
+    missing = [name for name in new.input_columns or () if name not in {*earlier, *dataset.schema.names}]
+    if missing:
+        raise InvalidInput(
+            f"UDF {udf.name!r} takes {missing}, which are not columns of {source.name!r}, or of view {view!r} before "
+            f"{column!r}. Name its inputs: @udf(input_columns=[...])."
+        )
+    needed, queue = {column}, list(new.input_columns or ())
+    while queue:
+        name = queue.pop()
+        if name in earlier and name not in needed:
+            needed.add(name)
+            queue += earlier[name].inputs
+    return (*(one for name, one in earlier.items() if name in needed), replace(then, udf=new))
+
+
+def _shown(
+    view: lance.LanceDataset, column: str, ids: Sequence[int], exploded: bool
+) -> tuple[list[bool], pa.ChunkedArray]:
+    """Return which of some source rows a view shows, and their values; of an exploded column, a list for each row."""
+    listed = ",".join(map(str, ids)) or "NULL"
+    wanted = f"{IS_SET} AND {SOURCE_ROW_ID} IN ({listed})"
+    found = view.scanner(columns=[SOURCE_ROW_ID, column], filter=wanted, blob_handling="all_binary").to_table()
+    positions: dict[int, list[int]] = {}
+    for at, row_id in enumerate(found.column(SOURCE_ROW_ID).to_pylist()):
+        positions.setdefault(row_id, []).append(at)
+    values = found.column(column)
+    if exploded:
+        flat = values.to_pylist()
+        lists = [[flat[at] for at in positions.get(row_id, ())] for row_id in ids]
+        return [True] * len(ids), pa.chunked_array([pa.array(lists, pa.list_(values.type))])
+    shown = [row_id in positions for row_id in ids]
+    first = pa.array((positions[row_id][0] for row_id in ids if row_id in positions), pa.int64())
+    return shown, rows_at(found, first).column(column)
+
+
+def _comparison(
+    target: str,
+    version: str,
+    column: str,
+    found: Sample,
+    before: pa.ChunkedArray | None,
+    shown: Sequence[bool] | None = None,
+) -> Comparison:
+    """Put the values of a sample beside those before; `shown` are the rows that have one, if not all have."""
     computed = found.table()
-    before = pa.Table.from_batches(found.inputs).column(column)
-    names = [name for name in computed.column_names if name not in (column, ERROR)]
-    parts = {name: computed.column(name) for name in names}
+    if before is None or not found.inputs:
+        return Comparison(target, version, computed, ())
+    computed = computed if shown is None else computed.filter(pa.array(shown, pa.bool_()))
+    parts = {name: computed.column(name) for name in computed.column_names if name not in (column, ERROR)}
     parts |= {f"{column}.old": before, f"{column}.new": computed.column(column), ERROR: computed.column(ERROR)}
     after, errors = (computed.column(name).to_pylist() for name in (column, ERROR))
     pairs = zip(before.to_pylist(), after, errors, strict=True)
     # A float that is not a number equals no other one, but is written as it.
     differing = tuple(at for at, (old, new, error) in enumerate(pairs) if error or repr(old) != repr(new))
-    return Comparison(work.target, version, pa.table(parts), differing)
+    return Comparison(target, version, pa.table(parts), differing)

@@ -15,7 +15,7 @@ from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.job.estimate import Call
 from airflow_geneva.lance_io.arrays import single_batch
 from airflow_geneva.lance_io.fragments import live_offsets
-from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.lance_io.row_ranges import Ranges, RowIds
 from airflow_geneva.limits.calls import calling
 from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import Plan, RefreshSpec
@@ -31,10 +31,16 @@ _FRAGMENTS = 4
 
 @dataclass
 class Sample:
-    """Rows that were computed: their inputs, values and errors, and the time of the calls."""
+    """Rows that were computed: their inputs, values and errors, and the time of the calls.
+
+    Args:
+        names: the source's columns, by the names that they have in `inputs`.
+    """
 
     column: str
     inputs: list[pa.RecordBatch] = field(default_factory=list)
+    names: Mapping[str, str] = field(default_factory=dict)
+    row_ids: list[int] = field(default_factory=list)
     values: list[pa.Array] = field(default_factory=list)
     errors: list[str | None] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -49,6 +55,7 @@ class Sample:
         if not self.column and pa.types.is_struct(kind):
             values = values.flatten().rename_columns([part.name for part in kind])
         inputs = pa.Table.from_batches(self.inputs)
+        inputs = inputs.select(list(self.names)).rename_columns(list(self.names.values()))
         inputs = inputs.select([name for name in inputs.schema.names if name not in values.schema.names])
         for name in values.schema.names:
             inputs = inputs.append_column(values.schema.field(name), values.column(name))
@@ -78,6 +85,9 @@ def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also
         computing(work, loaded, ready_to_open(loaded)) as (compute, inputs),
     ):
         reads = [*inputs, *also] if also else inputs
+        named = inputs if isinstance(inputs, Mapping) else {name: f"`{name}`" for name in reads}
+        # A view's columns of SQL are values.
+        sample.names = {name: text.strip("`") for name, text in named.items() if text.startswith("`")}
 
         def call(batch: pa.RecordBatch) -> MappedBatch:
             return compute(batch.select(list(inputs)) if also else batch)
@@ -86,8 +96,9 @@ def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also
         # The smallest fragments first, so that larger ones make up for what they lack.
         for at, fragment in enumerate(sorted(works, key=lambda fragment: len(fragment.missing))):
             share = -(-left // (len(works) - at))
-            for batch in _read(target, fragment, reads, share, at / len(works)):
+            for batch, ids in _read(target, fragment, reads, share, at / len(works)):
                 left -= batch.num_rows
+                sample.row_ids += ids.tolist()
                 # The first row has a call of its own, which may load a model.
                 step = -(-rows // _CALLS)
                 cuts = [] if sample.calls else [1, *range(1 + step, batch.num_rows, step)]
@@ -99,8 +110,8 @@ def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also
 
 def _read(
     target: Target, fragment: FragmentWork, reads: Sequence[str] | Mapping[str, str], rows: int, begin: float
-) -> Iterator[pa.RecordBatch]:
-    """Read so many rows of a fragment from a relative position on, and if it has too few there, from its begin."""
+) -> Iterator[tuple[pa.RecordBatch, RowIds]]:
+    """Read so many rows of a fragment, and their ids, from a relative position on; if it has too few, before it."""
     work, live = target.work, live_offsets(target.source, fragment.files)
     size = ReadSize.of(target.source, reads, work.sizing.batch_bytes, 1)
     due = fragment.missing & live
@@ -113,11 +124,12 @@ def _read(
             for found in read_rows(target.source, fragment.files, live, window, reads, work.where, size):
                 mask = found.mask(run)
                 chosen = mask if found.selected is None else found.selected if mask is None else mask & found.selected
-                batch = found.columns
+                batch, ids = found.columns, found.row_ids
                 if chosen is not None:
                     batch = single_batch(pa.Table.from_batches([batch]).filter(pa.array(chosen)))
+                    ids = ids[chosen]
                 if batch.num_rows:
-                    yield batch[:rows]
+                    yield batch[:rows], ids[:rows]
                     rows -= min(rows, batch.num_rows)
                 if not rows:
                     return

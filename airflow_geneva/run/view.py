@@ -36,7 +36,7 @@ from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf.of_process import find_udf
-from airflow_geneva.views.definition import ViewDefinition
+from airflow_geneva.views.definition import OutputColumn, ViewDefinition
 from airflow_geneva.write.data_files import (
     WINDOW_ROWS,
     CheckpointedRowsReader,
@@ -260,12 +260,14 @@ class ViewPublisher:
 
 def load_udfs(definition: ViewDefinition) -> dict[str, UDF]:
     """Find the UDFs of a view, by column; InvalidInput if one cannot be found or imported here."""
+    return {column.name: find_column_udf(column) for column in definition.columns if column.udf}
+
+
+def find_column_udf(column: OutputColumn) -> UDF:
+    """Find the UDF of a computed column of a view; InvalidInput if it cannot be found or imported here."""
+    assert column.udf is not None
     advice = "Move it to a module and create the view again, or run the code that defines it here."
-    return {
-        column.name: find_udf(column.udf, f"view column {column.name!r}", advice)
-        for column in definition.columns
-        if column.udf
-    }
+    return find_udf(column.udf, f"view column {column.name!r}", advice)
 
 
 def plan(view: TableLocation, definition: ViewDefinition, source: TableLocation, request: RefreshRequest) -> Plan:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from airflow_geneva import udf
+from airflow_geneva import connect, udf
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, triple
@@ -64,3 +64,53 @@ def test_with_the_code_that_the_column_has_nothing_is_compared(make_table: MakeT
     assert "no row holds a value of other code" in repr(found)
     with pytest.raises(InvalidInput, match="sample=0"):
         table.compare("y", NEW, sample=0)
+
+
+def test_a_column_of_a_view_is_compared_on_what_the_view_was_computed_from(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(40)
+    columns = {"y": triple, "z": (triple, ["y"])}
+    query = table.query().select({"key": "id", "twice": "x * 2"}).where("x > 1").add_columns(columns)
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    assert view.compare("y", NEW).rows == 0
+    view.refresh(runner="inline")
+    table.lance.update({"x": "x + 100"}, where="x < 5")
+    table.add([{"id": 1_000, "x": 1_000}])
+    version = view.version
+    trace.clear()
+    found = view.compare("y", NEW, sample=50)
+    assert found.to_arrow().column_names == ["x", "y.old", "y.new", "error"]
+    rows = found.to_arrow().to_pylist()
+    assert sorted((row["x"], row["y.old"]) for row in rows) == [(x, 3 * x + 1) for x in range(2, 40)]
+    assert (found.failed, {row["x"] for row in rows if row["y.new"] != row["y.old"]}) == (1, set(range(2, 10)))
+    assert "Comparison of v.y with UDF version 2: 8 of 38 rows differ, 1 of these fail" in repr(found)
+    assert (view.version, trace.rows()) == (version, [])
+    # A column is computed with those before it that it needs.
+    by_y = view.compare("z", NEW, sample=50).to_arrow()
+    assert by_y.column_names == ["x", "y", "z.old", "z.new", "error"]
+    assert sorted(by_y.column("z.old").to_pylist()) == [9 * x + 4 for x in range(2, 40)]
+    assert view.compare("y").rows == 0
+    with pytest.raises(
+        InvalidInput, match=r"No UDF computes a column 'twice' of view 'v'\. Its computed columns: 'y', 'z'"
+    ):
+        view.compare("twice", NEW)
+    with pytest.raises(InvalidInput, match="Type mismatch for column 'y'"):
+        view.compare("y", udf(data_type=pa.string(), name="triple")(lambda x: str(x)))
+
+
+def test_lists_of_an_exploded_view_are_compared_whole(make_table: MakeTable) -> None:
+    @udf(data_type=pa.list_(pa.int64()), name="upto")
+    def upto(x: int) -> list[int]:
+        return list(range(x))
+
+    @udf(data_type=pa.list_(pa.int64()), name="upto")
+    def shorter(x: int) -> list[int]:
+        return list(range(min(x, 2)))
+
+    table = make_table(4)
+    query = table.query().select({"id": "id", "n": (upto, ["x"])}).explode("n")
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    view.refresh(runner="inline")
+    found = view.compare("n", shorter).to_arrow()
+    assert found.select(["x", "n.old", "n.new"]).to_pylist() == [
+        {"x": x, "n.old": [*range(x)], "n.new": [*range(min(x, 2))]} for x in range(4)
+    ]
