@@ -125,7 +125,8 @@ class View(Table):
         Args:
             src_version: the source version to refresh to, which may be an earlier one; by default the newest.
             max_rows_per_fragment: rows of each new fragment of the view.
-            on_code_change: ``error``, ``recompute`` or ``new_rows`` when the view holds another UDF version's values.
+            on_code_change: ``error``, ``recompute``, ``new_rows`` or ``old_code`` when the view holds another UDF
+                version's values; the last goes on with that version, as long as it is stored.
             ignore_checkpoints: do not use what earlier jobs computed.
             sizing: see :class:`airflow_geneva.plan.sizing.Sizing`.
 
@@ -142,7 +143,9 @@ class View(Table):
         )
         definition = self.view_definition
         planned = plan(self.location, definition, self._source(definition).location, request)
-        return replace(planned, estimator=estimator(self.location, lambda: Udfs(load_udfs(definition))))
+        return replace(
+            planned, estimator=estimator(self.location, lambda: Udfs.of_refresh(planned, load_udfs(definition)))
+        )
 
     def refresh(
         self,
@@ -171,7 +174,7 @@ class View(Table):
             JobFailed: the job failed; the view is unchanged.
         """
         from airflow_geneva.bar import progress_bar
-        from airflow_geneva.run.choice import check_runner
+        from airflow_geneva.run.choice import check_old_code, check_runner
         from airflow_geneva.run.inline import Udfs
         from airflow_geneva.run.pipeline import Stopwatch, run, start
         from airflow_geneva.run.view import load_udfs, plan
@@ -190,7 +193,8 @@ class View(Table):
         watch, definition = Stopwatch(), self.view_definition
         with progress_bar(self.name):
             planned = plan(self.location, definition, self._source(definition).location, request)
-            udfs = Udfs(load_udfs(definition))
+            check_old_code(planned, runner)
+            udfs = Udfs.of_refresh(planned, load_udfs(definition))
             return run(start(planned, self.location, udfs, runner, watch), planned.shards, udfs, watch)
 
     def compare(self, column: str, udf: UDF | str | None = None, sample: int = 100) -> Comparison:

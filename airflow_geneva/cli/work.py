@@ -29,7 +29,7 @@ _ReadVersion = Annotated[
     int | None,
     typer.Option("--read-version", help="Only rows that existed at this version; for a view, of its source."),
 ]
-_OnCodeChange = Annotated[str, typer.Option(help="error, recompute or new_rows.")]
+_OnCodeChange = Annotated[str, typer.Option(help="error, recompute or new_rows; of a view also old_code.")]
 _ContinueFrom = Annotated[
     list[str] | None, typer.Option(help="UDF version whose values are kept; may be given several times.")
 ]

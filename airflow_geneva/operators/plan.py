@@ -63,7 +63,8 @@ class PlanOperator(LanceOperator):
     """What the two plan operators share: the sizes, and what happens to a plan.
 
     Args:
-        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value.
+        on_code_change: `error`, `recompute` or `new_rows`, when rows hold another UDF version's value; of a view also
+            `old_code`, which goes on with the code that the view was computed with.
         ignore_checkpoints: do not use what earlier runs computed and did not commit.
         max_failed: fail the run if more rows fail than so many, or, as a number with a decimal point, than this part of
             the due rows; by default any may fail.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from airflow_geneva.commit.view_state import CommittedViewState
 
 ON_CODE_CHANGE = ("error", "recompute", "new_rows")
+OLD_CODE = "old_code"
+"""Of a refresh only: go on with the code that the view was computed with."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def check_view_code_change(
             f"The code of UDFs changed behind view {view!r}: {changes}. {rows:,} rows of the view hold values of the "
             'old code. Recompute them with on_code_change="recompute", or leave them and compute only new and changed '
             'rows with on_code_change="new_rows". '
-            f"view.compare({changed[0][0]!r}) shows values of both on a sample of rows."
+            f"view.compare({changed[0][0]!r}) shows values of both on a sample of rows. Until you decide, "
+            'on_code_change="old_code" goes on with the old code.'
         )
     return tuple((old, rows) for _, old, _ in changed)

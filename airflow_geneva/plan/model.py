@@ -318,6 +318,7 @@ class Plan(Described):
         notes: sentences for the user, for example why whole fragments are recomputed; the job's result repeats them.
         savings: what `continue_from` would save, before the job has run.
         swap: refresh only: the swap at the end.
+        archives: refresh only: zips of the old code that it is planned with, by name.
         mismatches: fragments with a checkpoint that was computed from other data files than they have now.
         estimator: makes the estimate, if so many rows as given, from a sample of these.
     """
@@ -331,6 +332,7 @@ class Plan(Described):
     notes: tuple[str, ...] = ()
     savings: tuple[str, ...] = ()
     swap: SwapPlan | None = None
+    archives: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     mismatches: Mismatches = field(default_factory=Mismatches)
     estimator: Callable[[Plan, int | None], Estimate] | None = field(default=None, repr=False, compare=False)
 

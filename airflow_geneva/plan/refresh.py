@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import lance
 
     from airflow_geneva.commit.view_state import CommittedViewState
-    from airflow_geneva.udf import UDF
+    from airflow_geneva.udf.decorator import UdfDefinition
 
 
 CHANGED, REFLECTED, FILTERED = "new or changed in the source", "in the view already", "not selected by the query"
@@ -86,7 +86,7 @@ def plan_refresh(
     view: TableLocation,
     definition: ViewDefinition,
     source: TableLocation,
-    udfs: Mapping[str, UDF],
+    udfs: Mapping[str, UdfDefinition],
     view_state: CommittedViewState,
     request: RefreshRequest,
 ) -> Plan:
@@ -99,7 +99,7 @@ def plan_refresh(
         _check_version(definition, dataset, view.name)
         definition.check_source(dataset)
         names = tuple(column.name for column in definition.reads)
-        code = tuple(sorted((name, udf.code_version) for name, udf in udfs.items()))
+        code = tuple(sorted((name, udf.version) for name, udf in udfs.items()))
         rows_by_other_version = check_view_code_change(view_state, code, request.on_code_change, view.name)
         base = view_state.snapshot
         # Rows that stay in the view may hold values of these code versions.
@@ -290,7 +290,7 @@ def _work(
     definition: ViewDefinition,
     source: TableLocation,
     dataset: lance.LanceDataset,
-    udfs: Mapping[str, UDF],
+    udfs: Mapping[str, UdfDefinition],
     code: tuple[tuple[str, str], ...],
     request: RefreshRequest,
     view_state: CommittedViewState,
@@ -319,11 +319,10 @@ def _work(
     )
 
 
-def _as_planned(column: OutputColumn, udfs: Mapping[str, UDF]) -> OutputColumn:
+def _as_planned(column: OutputColumn, udfs: Mapping[str, UdfDefinition]) -> OutputColumn:
     if column.udf is None:
         return column
-    now = udfs[column.name].definition(column.inputs)
-    return replace(column, udf=replace(now, import_path=column.udf.import_path))
+    return replace(column, udf=replace(udfs[column.name], import_path=column.udf.import_path))
 
 
 def _fragment_work(work: RefreshSpec, item: ChangedFragment) -> FragmentWork:

@@ -18,7 +18,7 @@ from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY, task_memory_bytes
 from airflow_geneva.plan.backfill import plan_backfill
-from airflow_geneva.plan.due_rows import ON_CODE_CHANGE, DueRules
+from airflow_geneva.plan.due_rows import OLD_CODE, ON_CODE_CHANGE, DueRules
 from airflow_geneva.plan.model import BackfillSpec, Plan, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork, Shard, Works
 from airflow_geneva.plan.sizing import Sizing
@@ -113,7 +113,7 @@ class RefreshRequest:
     indexes: str | None = None
 
     def check(self) -> None:
-        _check_on_code_change(self.on_code_change)
+        _check_on_code_change(self.on_code_change, (*ON_CODE_CHANGE, OLD_CODE))
         _check_max_failed(self.max_failed)
         _check_indexes(self.indexes)
         if not isinstance(self.ignore_checkpoints, bool):
@@ -185,9 +185,9 @@ def _versions(given: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(version.strip() for version in named if version.strip()))
 
 
-def _check_on_code_change(value: str) -> None:
-    if value not in ON_CODE_CHANGE:
-        raise InvalidInput(f"on_code_change={value!r} is unknown. Use one of {ON_CODE_CHANGE}.")
+def _check_on_code_change(value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise InvalidInput(f"on_code_change={value!r} is unknown. Use one of {known}.")
 
 
 def _check_max_failed(value: object) -> None:
@@ -206,7 +206,7 @@ def _check_indexes(value: object) -> None:
 
 
 def _check_types(request: BackfillRequest) -> None:
-    _check_on_code_change(request.on_code_change)
+    _check_on_code_change(request.on_code_change, ON_CODE_CHANGE)
     _check_max_failed(request.max_failed)
     _check_indexes(request.indexes)
     versions = request.continue_from

@@ -17,7 +17,7 @@ from airflow_geneva.plan.refresh import plan_refresh
 from airflow_geneva.plan.request import BackfillRequest, RefreshRequest
 from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.sample import ERROR, Sample, check_rows, sample_plan
-from airflow_geneva.run.view import find_column_udf
+from airflow_geneva.run.view import definitions_now, find_column_udf
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF
 from airflow_geneva.views.definition import IS_SET, SOURCE_ROW_ID, OutputColumn, ViewDefinition, visible_columns
@@ -103,7 +103,8 @@ def compare_view_column(
     asked = replace(definition, columns=columns, explode=None)
     udfs = {one.name: udf if one.name == column else find_column_udf(one) for one in columns if one.udf}
     request = RefreshRequest(new_job_id(), snapshot.source_version, on_code_change="recompute", ignore_checkpoints=True)
-    found = sample_plan(plan_refresh(view, asked, source, udfs, state, request), view, Udfs(udfs), rows)
+    planned = plan_refresh(view, asked, source, definitions_now(asked, udfs), state, request)
+    found = sample_plan(planned, view, Udfs(udfs), rows)
     shown, before = _shown(dataset, column, found.row_ids, definition.explode == column)
     return _comparison(target, version, column, found, before, shown)
 

@@ -32,7 +32,7 @@ from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.task_memory import RowsPerBudget, return_large_buffers
 from airflow_geneva.limits.calls import calling
 from airflow_geneva.limits.rate_limit import Meter
-from airflow_geneva.plan.model import JobSpec, RefreshSpec
+from airflow_geneva.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.caps import CapReached
 from airflow_geneva.run.column import ColumnTarget
@@ -41,6 +41,7 @@ from airflow_geneva.run.view import ViewTarget
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF, load_udf
 from airflow_geneva.udf.error_policy import Policy, rules_of
+from airflow_geneva.udf.of_process import kept_udf
 from airflow_geneva.udf.shipping import UdfReference
 
 logger = logging.getLogger("airflow_geneva.run")
@@ -64,6 +65,17 @@ class Udfs:
                     f"UDF {udf.name!r} has no import path, so no other process can load it. Move it to a module."
                 )
         return Udfs({name: UdfReference(udf.import_path, udf.version) for name, udf in work.udfs.items()})
+
+    @staticmethod
+    def of_refresh(plan: Plan, now: Mapping[str, UDF]) -> Udfs:
+        """Return the UDFs of a refresh in their planned versions, of which some may be older than those of now."""
+        if plan.archives:
+            return Udfs.planned(plan.work)
+        versions = {name: udf.version for name, udf in plan.work.udfs.items()}
+        kept = {
+            name: kept_udf(udf.name, versions[name]) for name, udf in now.items() if udf.code_version != versions[name]
+        }
+        return Udfs({name: kept.get(name) or udf for name, udf in now.items()})
 
     @property
     def references(self) -> tuple[UdfReference, ...]:

@@ -46,7 +46,9 @@ def record_plan(
         TableRemade: the table was dropped and created again.
     """
     folder = JobFolder.of(location.checkpoints, plan.work.job_id)
-    if store_code and plan.shards:
+    for name, archive in plan.archives.items() if plan.shards else ():
+        folder.storage.write_bytes(name, archive)
+    if store_code and plan.shards and not plan.archives:
         plan = plan.with_work(codes=_store_code(plan.work, folder.storage))
     if plan.shards or (plan.swap and (plan.swap.gone or plan.swap.advances)):
         plan = plan.with_work(tables=tuple(table.stamped(location.options) for table in plan.work.tables))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from airflow_geneva.job.result import DONE, FAILED, PARTIAL, BackfillResult, Che
 from airflow_geneva.lance_io.arrays import convert_array, rows_at
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import reporting_cleaned_up
+from airflow_geneva.plan.due_rows import OLD_CODE
 from airflow_geneva.plan.model import Plan, RefreshSpec
 from airflow_geneva.plan.refresh import plan_refresh
 from airflow_geneva.plan.request import RefreshRequest, cap_rows
@@ -31,10 +32,12 @@ from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.run.expectations import ValueChecks, stop_if_not_met
 from airflow_geneva.run.housekeeping import has_many_snapshots
+from airflow_geneva.run.old_code import PlannedCode, find_old_code
 from airflow_geneva.run.units import Target, remove_broken, staged_or_restaged, stopped_at_cap
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF
+from airflow_geneva.udf.decorator import UdfDefinition
 from airflow_geneva.udf.of_process import find_udf
 from airflow_geneva.views.definition import OutputColumn, ViewDefinition
 from airflow_geneva.write.data_files import (
@@ -270,9 +273,18 @@ def find_column_udf(column: OutputColumn) -> UDF:
     return find_udf(column.udf, f"view column {column.name!r}", advice)
 
 
+def definitions_now(definition: ViewDefinition, udfs: Mapping[str, UDF]) -> dict[str, UdfDefinition]:
+    """Return the definitions of a view's columns with the code that its UDFs have now."""
+    return {name: udf.definition(definition.column(name).inputs) for name, udf in udfs.items()}
+
+
 def plan(view: TableLocation, definition: ViewDefinition, source: TableLocation, request: RefreshRequest) -> Plan:
     """Plan a refresh; writes nothing. Raises as :func:`airflow_geneva.plan.refresh.plan_refresh`."""
     udfs = load_udfs(definition)
+    code = PlannedCode(definitions_now(definition, udfs))
     dataset = view.open()
+    state = CommittedViewState(view, dataset)
     with reporting_cleaned_up(view, dataset):
-        return cap_rows(plan_refresh(view, definition, source, udfs, CommittedViewState(view, dataset), request))
+        if request.on_code_change == OLD_CODE:
+            code = find_old_code(view, state, code.udfs)
+        return cap_rows(code.noted_in(plan_refresh(view, definition, source, code.udfs, state, request)))

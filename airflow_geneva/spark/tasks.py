@@ -29,7 +29,7 @@ from airflow_geneva.run.caps import CapReached, Caps
 from airflow_geneva.run.inline import Udfs, joint_policy, open_reporter, prepare, run_units
 from airflow_geneva.run.units import Unit, UnitReport, split_fragments, split_into_tasks, whole_unit
 from airflow_geneva.spark import local
-from airflow_geneva.spark.code import send_code
+from airflow_geneva.spark.code import planned_archives, send_archives, send_code
 from airflow_geneva.spark.connect import is_connect
 from airflow_geneva.spark.signs import DriverLost, DriverSigns
 from airflow_geneva.spark.submit import BLAS_VARIABLES, SERVICE_VARIABLES
@@ -132,7 +132,10 @@ def apply_in_session(
     """Compute a shard on the active SparkSession, or on a new local one."""
     session = local.open_session(work.sizing.concurrency)
     udfs = udfs.sent()
-    send_code(session, udfs.references)
+    if work.codes:
+        send_archives(session, planned_archives(work, JobFolder.of(location.checkpoints, work.job_id).storage))
+    else:
+        send_code(session, udfs.references)
     return apply_on_spark(session, location, work, shard, udfs, plan, caps)
 
 

@@ -278,7 +278,8 @@ class RefreshTaskGroup(_ShardGroup):
         source: name of the view's source table or view, which Airflow shows as the inlet of the view's asset, unless
             it or the connection is a template.
         max_rows_per_fragment: rows of each new fragment of the view.
-        on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values.
+        on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values; `old_code`
+            goes on with the code that the view was computed with, until one of these is given.
         ignore_checkpoints: do not use what earlier runs computed.
         max_failed: `finish` fails, and leaves the view as it is, if more rows fail than so many, or, as a number with a
             decimal point, than this part of the due rows. By default any may fail.

@@ -19,6 +19,11 @@ def keep_udf(udf: UDF) -> None:
         _given[udf.name, udf.code_version] = udf
 
 
+def kept_udf(name: str, version: str) -> UDF | None:
+    """Return the UDF of a notebook or script that this process used in this version."""
+    return _given.get((name, version))
+
+
 def find_udf(definition: UdfDefinition, where: str, advice: str) -> UDF:
     """Return the UDF of a definition; a function that a notebook defined again under its name counts.
 
@@ -32,6 +37,7 @@ def find_udf(definition: UdfDefinition, where: str, advice: str) -> UDF:
     if definition.import_path is not None:
         return load_stored_udf(definition.import_path)
     if (found := _made_here(definition)) is not None:
+        keep_udf(found)
         return found
     raise InvalidInput(
         f"The UDF {definition.name!r} of {where} was defined in a notebook, a script or a function, and not in this "
