@@ -21,7 +21,7 @@ from airflow_geneva.cli.database import Command, print_json
 from airflow_geneva.cli.doctor import airflow_home, print_findings, run_airflow_checks, run_checks
 from airflow_geneva.spark.server import HOST, run_server
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (work.define, work.plan, work.backfill, work.refresh, cli_jobs.jobs, cli_jobs.status, cli_jobs.errors):
     app.command(cls=Command)(command)
 app.add_typer(checkpoints_app, name="checkpoints")
@@ -44,12 +44,15 @@ def main(
 
 @app.command(cls=Command)
 def doctor(
-    path: Annotated[Path | None, typer.Option(help="The folder that must be writable; default: AIRFLOW_HOME.")] = None,
+    path: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="The folder that must be writable; default: AIRFLOW_HOME.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check that everything a backfill needs is installed; print the command that fixes what is not.
+    """Check that everything a backfill needs is installed.
 
-    Without --path, also check Airflow's connections lance_default and spark_default, and the port of its API server.
+    For each problem it prints the command that fixes it. Without --path, also check Airflow's connections lance_default
+    and spark_default, and the port of its API server.
     """
     findings = run_checks(path or airflow_home()) + ([] if path else run_airflow_checks())
     if as_json:
@@ -62,10 +65,15 @@ def doctor(
 
 @app.command(cls=Command)
 def spark_server(
-    port: Annotated[int, typer.Option(help="The port on 127.0.0.1.")] = 15002,
-    master: Annotated[str, typer.Option(help="Where the server computes: local[N] is N task slots.")] = "local[*]",
+    port: Annotated[int, typer.Option(metavar="PORT", help="The port on 127.0.0.1.")] = 15002,
+    master: Annotated[
+        str, typer.Option(metavar="MASTER", help="Where the server computes: local[N] is N task slots.")
+    ] = "local[*]",
 ) -> None:
-    """Start a Spark Connect server for this machine only, for development; Ctrl-C ends it."""
+    """Start a Spark Connect server for development.
+
+    It serves this machine only; Ctrl-C ends it.
+    """
     connection = json.dumps({"conn_type": "spark_connect", "host": f"sc://{HOST}", "port": port})
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     with (

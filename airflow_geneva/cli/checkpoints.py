@@ -22,7 +22,7 @@ from airflow_geneva.cli.database import (
     open_database_argument,
     print_json,
 )
-from airflow_geneva.display import format_time
+from airflow_geneva.display import counted, format_time
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import md5
 
@@ -74,7 +74,7 @@ def list_checkpoints(checkpoints: Storage, column: str | None = None) -> list[Ch
 
 
 checkpoints_app = typer.Typer(
-    no_args_is_help=True, help="List what is stored beside tables, and remove what is not needed."
+    no_args_is_help=True, rich_markup_mode=None, help="List or remove what is stored beside tables."
 )
 
 
@@ -83,7 +83,7 @@ def list_all(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="DB TABLE", help="The database and the table.", show_default=False)
     ] = None,
-    column: Annotated[str | None, typer.Option("--column", help="Of one column only.")] = None,
+    column: Annotated[str | None, typer.Option("--column", metavar="COLUMN", help="Of one column only.")] = None,
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
 ) -> None:
@@ -109,12 +109,14 @@ def collect_garbage(
             metavar="DB [TABLE]", help="The database, and one table; all tables without it.", show_default=False
         ),
     ] = None,
-    ttl: Annotated[str, typer.Option("--ttl", help="Remove only what is older than this: 7d, 12h or 30m.")] = "7d",
+    ttl: Annotated[
+        str, typer.Option("--ttl", metavar="TIME", help="Remove only what is older than this: 7d, 12h or 30m.")
+    ] = "7d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing, only report.")] = False,
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove checkpoints, staged files and job records that are no longer needed.
+    """Remove checkpoints, staged files and old job records.
 
     What an open job uses is kept, however old it is. Choose a --ttl that is longer than the longest time between
     planning a backfill and its last retry: the shards of a run that is older than --ttl can no longer be cleared.
@@ -141,5 +143,5 @@ def collect_garbage(
     console.print(grid)
     for note in total["notes"]:
         console.print(Text(f"Note: {note}"))
-    tables = "1 table" if len(found) == 1 else f"{len(found)} tables"
-    console.print(f"{verb} {total['files']:,} files, {readable_bytes(total['bytes'])}, of {tables}.")
+    tables = counted(len(found), "table")
+    console.print(f"{verb} {counted(total['files'], 'file')}, {readable_bytes(total['bytes'])}, of {tables}.")

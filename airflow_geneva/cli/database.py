@@ -15,6 +15,7 @@ from rich.table import Table
 from typer.core import TyperCommand
 
 from airflow_geneva.database import Database, connect
+from airflow_geneva.display import counted
 from airflow_geneva.errors import GenevaError, InvalidInput, mask_secrets
 from airflow_geneva.spark.submit import CREDENTIALS
 from airflow_geneva.storage.location import read_storage_options
@@ -26,6 +27,7 @@ ConnectionId = Annotated[
     str | None,
     typer.Option(
         "--conn-id",
+        metavar="CONNECTION",
         help="Airflow connection of the database. Leave DB out then, or give another database to open with the "
         "connection's storage options.",
     ),
@@ -52,6 +54,16 @@ class Command(TyperCommand):
         named = [str(parameter.metavar) for parameter in self.params if parameter.param_type_name == "argument"]
         return [*named, "[OPTIONS]"]
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for kind, title in (("argument", "Arguments"), ("option", "Options")):
+            found = [parameter for parameter in self.get_params(ctx) if parameter.param_type_name == kind]
+            # typer adds Python's type to the name of an argument.
+            records = [(parameter.metavar, parameter.get_help_record(ctx) or ("", "")) for parameter in found]
+            rows = [(str(metavar) if kind == "argument" else name, text) for metavar, (name, text) in records]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
 
 def open_database_argument(
     arguments: Sequence[str] | None, conn_id: str | None, *names: str
@@ -69,8 +81,8 @@ def open_database_argument(
     least = len(names) if conn_id else len(names) + 1
     if not least <= len(given) <= len(names) + 1:
         raise InvalidInput(
-            f"Expected {' '.join(['DB', *names])}, got {len(given)} argument(s). DB is a path or a URI such as "
-            "s3://bucket/db; leave it out and give --conn-id for an Airflow connection."
+            f"Expected {' '.join(['DB', *names])}, got {counted(len(given), 'argument')}. DB is a path or a URI such "
+            "as s3://bucket/db; leave it out and give --conn-id for an Airflow connection."
         )
     uri = given.pop(0) if len(given) > len(names) else None
     if conn_id:

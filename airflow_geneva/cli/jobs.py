@@ -23,7 +23,7 @@ from airflow_geneva.cli.database import (
     without_controls,
 )
 from airflow_geneva.database import Database
-from airflow_geneva.display import format_time
+from airflow_geneva.display import counted, format_time
 from airflow_geneva.job.current_errors import group_errors
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL
 from airflow_geneva.job.shard_status import ShardStatus
@@ -35,8 +35,8 @@ _MOST_LINES = 40
 _BAR_WIDTH = 24
 
 _DB = typer.Argument(metavar="DB", help="Path or URI of the database.", show_default=False)
-_TABLE = typer.Option("--table", help="Only this table.")
-_NEWEST = typer.Option("--newest", min=1, help="Show at most this many.")
+_TABLE = typer.Option("--table", metavar="TABLE", help="Only this table.")
+_NEWEST = typer.Option("--newest", metavar="N", min=1, help="Show at most this many.")
 
 
 def jobs(
@@ -70,7 +70,7 @@ def status(
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a job: its row counts, its times, and the progress of each shard."""
+    """Show a job: rows, times, and the progress of each shard."""
     db, (job_id,) = open_database_argument(arguments, conn_id, "JOB")
     states = _follow(db, job_id, watch)
     if as_json:
@@ -91,15 +91,18 @@ def status(
 def errors(
     database: Annotated[list[str] | None, _DB] = None,
     table: Annotated[str | None, _TABLE] = None,
-    column: Annotated[str | None, typer.Option("--column", help="Only this column.")] = None,
-    job: Annotated[str | None, typer.Option("--job", help="Only this job.")] = None,
+    column: Annotated[str | None, typer.Option("--column", metavar="COLUMN", help="Only this column.")] = None,
+    job: Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only this job.")] = None,
     history: Annotated[bool, typer.Option("--history", help="Also rows that have a value now, and each try.")] = False,
     rows: Annotated[bool, typer.Option("--rows", help="List each row, newest first.")] = False,
     newest: Annotated[int, _NEWEST] = 50,
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Group the rows that UDFs fail on now by cause, each with a count and an example; --json lists rows."""
+    """Group the rows that UDFs fail on now by their cause.
+
+    Each group has a count and an example; --rows and --json list rows.
+    """
     db, _ = open_database_argument(database, conn_id)
     if job is not None and table is None:
         table = db.job(job).table
@@ -139,7 +142,7 @@ def _render_job(job: Job) -> RenderableType:
             grid.add_row(*_shard_row(shard))
         parts.append(grid)
     if len(job.shards) > len(shown):
-        parts.append(Text(f"and {len(job.shards) - len(shown):,} more shards"))
+        parts.append(Text(f"and {counted(len(job.shards) - len(shown), 'more shard')}"))
     return Group(*parts)
 
 
@@ -152,7 +155,7 @@ def _shard_row(shard: ShardStatus) -> list[RenderableType]:
         Text(f"  shard {shard.index}"),
         _bar(shard.rows_checkpointed, shard.rows_failed, shard.rows),
         Text(shard.stage),
-        Text(f"{shard.rows_checkpointed:,} of {shard.rows:,} rows checkpointed", justify="right"),
+        Text(f"{shard.rows_checkpointed:,} of {counted(shard.rows, 'row')} checkpointed", justify="right"),
         Text(
             f"{shard.rows_ready:,} ready, {shard.rows_committed:,} committed{failed}{speed}{left}"
             f"{without_controls(error)}"

@@ -16,6 +16,7 @@ from airflow_geneva.cli.database import (
     without_controls,
 )
 from airflow_geneva.database import Database
+from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.job.result import BackfillResult
@@ -23,29 +24,40 @@ from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.udf import load_udf
 from airflow_geneva.view import View
 
-_Udf = Annotated[str | None, typer.Option("--udf", help="Import path, module:name; default: the column's own UDF.")]
-_Where = Annotated[str | None, typer.Option("--where", help="SQL filter on the rows.")]
+_Udf = Annotated[
+    str | None, typer.Option("--udf", metavar="MODULE:NAME", help="Import path; default: the column's own UDF.")
+]
+_Where = Annotated[str | None, typer.Option("--where", metavar="SQL", help="SQL filter on the rows.")]
 _ReadVersion = Annotated[
     int | None,
-    typer.Option("--read-version", help="Only rows that existed at this version; for a view, of its source."),
+    typer.Option(
+        "--read-version", metavar="N", help="Only rows that existed at this version; for a view, of its source."
+    ),
 ]
-_OnCodeChange = Annotated[str, typer.Option(help="error, recompute or new_rows; of a view also old_code.")]
+_OnCodeChange = Annotated[
+    str,
+    typer.Option(
+        metavar="CHOICE", help="Of values of other code: error, recompute, new_rows; in a view also old_code."
+    ),
+]
 _ContinueFrom = Annotated[
-    list[str] | None, typer.Option(help="UDF version whose values are kept; may be given several times.")
+    list[str] | None,
+    typer.Option(metavar="VERSION", help="UDF version whose values are kept; may be given several times."),
 ]
 _ErrorsOnly = Annotated[bool, typer.Option("--errors-only", help="Only rows that the UDF failed on.")]
 _RecomputeMixed = Annotated[
     bool, typer.Option("--recompute-mixed", help="Only rows whose value comes from another UDF version.")
 ]
-_IgnoreCheckpoints = Annotated[bool, typer.Option("--ignore-checkpoints", help="Start over.")]
+_IgnoreCheckpoints = Annotated[bool, typer.Option("--ignore-checkpoints", help="Compute again what checkpoints hold.")]
 _Runner = Annotated[
     str,
-    typer.Option(help="inline: in this process; spark: on a local session; auto: by the time it takes."),
+    typer.Option(metavar="inline|spark|auto", help="In this process, on a local session, or by the time it takes."),
 ]
 _MaxFailed = Annotated[
-    str | None, typer.Option(help="Fail if more rows fail: a number, as 100, or a part of those due, as 0.01.")
+    str | None,
+    typer.Option(metavar="N", help="Fail if more rows fail: a number, as 100, or a part of those due, as 0.01."),
 ]
-_Indexes = Annotated[str | None, typer.Option(help="update: bring the indexes over what changed up to date.")]
+_Indexes = Annotated[str | None, typer.Option(metavar="update", help="Bring the indexes over what changed up to date.")]
 
 
 def define(
@@ -59,11 +71,18 @@ def define(
     ] = None,
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", help="Input column of the UDF; once for each parameter, in order. Default: by name."),
+        typer.Option(
+            "--input",
+            metavar="COLUMN",
+            help="Input column of the UDF; once for each parameter, in order. Default: by name.",
+        ),
     ] = None,
     conn_id: ConnectionId = None,
 ) -> None:
-    """Add a computed column to a table, or give it another UDF; computes nothing."""
+    """Add a computed column, or give a column another UDF.
+
+    It computes nothing.
+    """
     _find_modules_here()
     db, (name, column, path) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN", "UDF")
     table, udf = db.open_table(name), load_udf(path)
@@ -77,8 +96,8 @@ def plan(
         list[str] | None,
         typer.Argument(metavar="DB [TABLE COLUMN]", help="The database, and what to plan.", show_default=False),
     ] = None,
-    job: Annotated[str | None, typer.Option("--job", help="Print the plan of this job.")] = None,
-    view: Annotated[str | None, typer.Option("--view", help="Plan the refresh of this view.")] = None,
+    job: Annotated[str | None, typer.Option("--job", metavar="JOB", help="Print the plan of this job.")] = None,
+    view: Annotated[str | None, typer.Option("--view", metavar="VIEW", help="Plan the refresh of this view.")] = None,
     udf: _Udf = None,
     where: _Where = None,
     read_version: _ReadVersion = None,
@@ -89,7 +108,10 @@ def plan(
     ignore_checkpoints: _IgnoreCheckpoints = False,
     conn_id: ConnectionId = None,
 ) -> None:
-    """Print what a backfill or refresh would compute and why, or the plan of a job; writes nothing."""
+    """Print what a backfill or refresh would compute, and why.
+
+    With --job it prints the plan of that job. It writes nothing.
+    """
     if job is not None:
         db, _ = open_database_argument(arguments, conn_id)
         typer.echo(without_controls(_stored_plan(db, job)))
@@ -130,7 +152,7 @@ def backfill(
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compute the missing values of a column here, without Airflow, and commit them."""
+    """Compute the missing values of a column, without Airflow."""
     _find_modules_here()
     db, (table, column) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN")
     result = db.open_table(table).backfill(
@@ -154,7 +176,7 @@ def refresh(
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a materialized view up to its source here, without Airflow."""
+    """Bring a view up to its source, without Airflow."""
     _find_modules_here()
     db, (name,) = open_database_argument(arguments, conn_id, "VIEW")
     view = _open_view(db, name)
@@ -199,17 +221,17 @@ def _stored_plan(db: Database, job_id: str) -> str:
             raise InvalidInput(f"The plan of job {job_id} was removed or never finished. Run the {job.kind} again.")
         if job.commits:
             return f"{about}\n  No row had to be computed: rows were only removed from the view."
-        return f"{about}\n  Nothing to do: all {job.rows_total:,} rows were up to date."
+        return f"{about}\n  Nothing to do: {counted(job.rows_total, 'row')} up to date."
     saved = load_plan(folder.storage, plan)
     version = f"{f'{job.source} at' if job.source else 'table'} version {saved.work.version}"
     lines = [
         about,
-        f"  {version}: {saved.rows_total:,} rows, {job.rows_pending:,} pending, "
+        f"  {version}: {counted(saved.rows_total, 'row')}, {job.rows_pending:,} pending, "
         f"{saved.rows_skipped:,} with nothing to do",
         f"  fingerprint {saved.fingerprint}, checkpoints under {saved.work.prefix}",
     ]
     lines += [
-        f"  shard {index}: {entry['rows']:,} rows in {entry['fragments']:,} fragment(s)"
+        f"  shard {index}: {counted(entry['rows'], 'row')} in {counted(entry['fragments'], 'fragment')}"
         for index, entry in enumerate(saved.shards)
     ]
     return "\n".join([*lines, *(f"  Note: {note}" for note in saved.notes)])

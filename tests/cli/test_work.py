@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -23,6 +24,11 @@ def double(x: int) -> int:
 def picky(x: int) -> int:
     return 10 // (x % 2)
 """
+
+COMMANDS = [
+    "define", "plan", "backfill", "refresh", "jobs", "status", "errors",
+    "checkpoints list", "checkpoints gc", "doctor", "spark-server",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -59,7 +65,7 @@ def test_a_view_is_refreshed_and_a_table_is_not(db: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("backfill", "docs"), "Expected DB TABLE COLUMN, got 2 argument(s)"),
+        (("backfill", "docs"), "Expected DB TABLE COLUMN, got 2 arguments"),
         (("backfill", "docs", "n"), "Column 'n' is not defined"),
         (("backfill", "docs", "n", "--max-failed", "few"), "--max-failed few is no number"),
         (("define", "docs", "n", "own_udfs.double"), "malformed"),
@@ -77,3 +83,11 @@ def test_mistakes_are_said(db: str, arguments: tuple[str, ...], says: str) -> No
 def test_a_usage_line_names_the_arguments_as_they_are_given(command: str, usage: str) -> None:
     [line] = [line.strip() for line in run(command, "--help").splitlines() if "Usage:" in line]
     assert line.endswith(f" {command} {usage}")
+
+
+@pytest.mark.parametrize("command", ["", "checkpoints", *COMMANDS])
+def test_help_is_plain(command: str) -> None:
+    """No type of Python, no ellipsis instead of words, no frame that breaks where a log wraps."""
+    text = run(*command.split(), "--help")
+    assert not re.search(r"<|list\[|TEXT|INTEGER|RANGE|\w\.\.\.$", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 80
