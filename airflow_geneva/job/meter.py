@@ -9,11 +9,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_geneva.display import counted
 from airflow_geneva.job.progress import ProgressReporter
 from airflow_geneva.job.shard_status import STARTING, ShardStatus
 from airflow_geneva.job.time_left import estimate_time_left
 
-_WORDS = {
+STAGES_IN_WORDS = {
     "plan": "planning",
     "spark": "starting Spark…",
     "apply": "computing",
@@ -48,9 +49,9 @@ class Meter:
 
     def __str__(self) -> str:
         told = [reporter.now() for reporter in list(self.reporters.values())]
-        parts = [_WORDS.get(self.stage, self.stage), f"{self.seconds:,.0f} s"]
+        parts = [STAGES_IN_WORDS.get(self.stage, self.stage), f"{self.seconds:,.0f} s"]
         if told:
-            parts.append(f"{self.rows_done:,} of {self.rows:,} rows")
+            parts.append(f"{self.rows_done:,} of {counted(self.rows, 'row')}")
             if failed := sum(progress.rows_failed for progress in told):
                 parts.append(f"{failed:,} failed")
         speed = told[-1].rows_per_second if told else 0.0

@@ -228,19 +228,29 @@ def dags_of_assets(scheme: str) -> Iterator[tuple[str, str]]:
             yield from ((uri, str(dag)) for uri, dag in session.execute(named))
 
 
-def dags_that_write(uri: str) -> Sequence[tuple[str, bool]]:
-    """Return the DAGs that sent an event of an asset or have it as an outlet, and whether each is paused."""
+def dags_that_write(beginning: str) -> Sequence[tuple[str, str, bool]]:
+    """Return the assets whose URIs begin so, with the DAGs that sent an event of it or have it as an outlet.
+
+    Each with whether the DAG is paused.
+    """
     with _needed():
         from airflow.models.asset import AssetEvent, AssetModel, TaskOutletAssetReference
         from airflow.models.dag import DagModel
         from airflow.utils.session import create_session
         from sqlalchemy import select
-    sent = select(AssetEvent.source_dag_id).join(AssetModel, AssetModel.id == AssetEvent.asset_id)
-    named = select(TaskOutletAssetReference.dag_id).join(AssetModel, AssetModel.id == TaskOutletAssetReference.asset_id)
-    writers = sent.where(AssetModel.uri == uri).union(named.where(AssetModel.uri == uri))
-    query = select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(writers), ~DagModel.is_stale)
+    found = set()
     with create_session() as session:
-        return [(dag_id, bool(paused)) for dag_id, paused in session.execute(query.order_by(DagModel.dag_id))]
+        for of, dag_id in (
+            (AssetEvent.asset_id, AssetEvent.source_dag_id),
+            (TaskOutletAssetReference.asset_id, TaskOutletAssetReference.dag_id),
+        ):
+            query = select(AssetModel.uri, DagModel.dag_id, DagModel.is_paused).distinct()
+            query = query.join_from(AssetModel, of.class_, AssetModel.id == of).join(
+                DagModel, DagModel.dag_id == dag_id
+            )
+            query = query.where(AssetModel.uri.startswith(beginning, autoescape=True), ~DagModel.is_stale)
+            found |= {(uri, name, bool(paused)) for uri, name, paused in session.execute(query)}
+    return sorted(found)
 
 
 def xcoms(dag_id: str, key: str, run_id: str | None = None, most: int | None = None) -> Sequence[Any]:

@@ -42,7 +42,7 @@ class CurrentUser:
 
     def __init__(self, user: Any) -> None:
         self.may_read_dag = cache(partial(may_read_dag, user))
-        self.may_trigger_dag = partial(may_trigger_dag, user)
+        self.may_trigger_dag = cache(partial(may_trigger_dag, user))
         # Who may read a connection may see everything in its database.
         self.may_read_connection = cache(partial(may_read_connection, user))
 
@@ -175,13 +175,15 @@ class VisibleDatabase:
     def may_see(self, table: str) -> bool:
         return self.viewer.may_see_table(self.conn_id, table)
 
-    def maintainers(self, table: str) -> list[Maintainer]:
-        """Return the DAGs that wrote a table, as far as the viewer may read them."""
-        return [
-            Maintainer(dag_id, paused, self.viewer.may_trigger_dag(dag_id))
-            for dag_id, paused in dags_that_write(f"{_SCHEME}{self.conn_id}/{table}")
-            if self.viewer.may_read_dag(dag_id)
-        ]
+    def maintainers(self) -> dict[str, list[Maintainer]]:
+        """Return the DAGs that write tables and views, as far as the viewer may read them, by table or view."""
+        found: dict[str, list[Maintainer]] = {}
+        beginning = f"{_SCHEME}{self.conn_id}/"
+        for uri, dag_id, paused in dags_that_write(beginning):
+            if self.viewer.may_read_dag(dag_id):
+                dag = Maintainer(dag_id, paused, self.viewer.may_trigger_dag(dag_id))
+                found.setdefault(uri.removeprefix(beginning), []).append(dag)
+        return found
 
     def tables(self) -> list[str]:
         return [name for name in self.database.table_names() if self.may_see(name)]

@@ -17,8 +17,16 @@ from starlette.exceptions import HTTPException as HttpError
 from starlette.responses import Response
 
 from airflow_geneva.errors import DamagedRecord, GenevaError, mask_secrets
+from airflow_geneva.job.status import Job
 from airflow_geneva.operators._airflow_internals import user_dependency
-from airflow_geneva.pages.access import CurrentUser, ViewerDep, VisibleDatabase, list_databases, open_database
+from airflow_geneva.pages.access import (
+    CurrentUser,
+    Maintainer,
+    ViewerDep,
+    VisibleDatabase,
+    list_databases,
+    open_database,
+)
 from airflow_geneva.pages.databases import DatabaseDetails, Filters, draw_graph, read_database
 from airflow_geneva.pages.jobs import JobDetails, find_job, list_errors
 from airflow_geneva.pages.rendering import HEADERS, STATIC, page
@@ -198,6 +206,7 @@ def show_database(request: Request, viewer: ViewerDep, conn_id: str, filters: Fi
     began = time.monotonic()
     opened, shown = _read_database(request, viewer, conn_id, filters)
     values = {"opened": opened, "shown": shown, "filters": filters, "shares": JobDetails.shares}
+    values["dags"] = opened.maintainers()
     wait = 1.0 if shown.counting else _pause(began, bool(shown.running))
     return _live_page(request, "database.html", conn_id=conn_id, wait=wait, **values)
 
@@ -228,7 +237,7 @@ def show_table(request: Request, viewer: ViewerDep, conn_id: str, place: TableDe
     described = describe_table(location)
     source = described.source_in(opened.database)
     linked = source is not None and opened.may_see(source)
-    dags = opened.maintainers(location.name)
+    dags = opened.maintainers().get(location.name, [])
     return page(request, "table.html", conn_id=conn_id, table=described, source=source if linked else None, dags=dags)
 
 
@@ -262,8 +271,16 @@ def _job_page(request: Request, viewer: ViewerDep, place: JobPlace, errors: int)
     values: dict[str, Any] = {"place": place, "shown": shown, "wait": _pause(began, running=True)}
     if not _is_live(request):
         values["linked"] = place.conn_id is not None and viewer.may_see_table(place.conn_id, shown.job.table)
+        values["dags"] = _dags_of(viewer, place.conn_id, shown.job) if place.conn_id and not shown.job.open else []
         values["errors"] = list_errors(place.location, place.job_id, errors) if shown.job.errors else None
     return _live_page(request, "job.html", **values)
+
+
+def _dags_of(viewer: ViewerDep, conn_id: str, job: Job) -> list[Maintainer]:
+    """Return the DAG that started a job, or else those that write what it is about."""
+    found = VisibleDatabase.open(conn_id, viewer).maintainers().get(job.table, [])
+    own = [dag for dag in found if job.airflow is not None and dag.dag_id == job.airflow.dag_id]
+    return own or found
 
 
 def _is_live(request: Request) -> bool:

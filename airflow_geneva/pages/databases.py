@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError
+from airflow_geneva.job.result import FAILED
 from airflow_geneva.job.status import Job
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.pages.access import VisibleDatabase
@@ -55,6 +56,14 @@ class TableCard:
             return UNKNOWN if self.broken else COUNTING
         found = {self.state_of(item) for item in self.computed}
         return next((state for state in _WORST_FIRST if state in found), PLAIN)
+
+    @property
+    def failing(self) -> list[Job]:
+        """The newest jobs of its columns, or of the view, that failed."""
+        newest = self.jobs or {}
+        return [
+            newest[item.name] for item in self.computed if item.name in newest and newest[item.name].state == FAILED
+        ]
 
     @property
     def pending(self) -> int:
@@ -152,15 +161,14 @@ def read_database(opened: VisibleDatabase, filters: Filters, seconds: float) -> 
 
 
 def draw_graph(cards: Sequence[TableCard]) -> Graph:
-    """Lay out what is computed from what: tables, then columns, then views; tables of which nothing is are left out."""
+    """Lay out what is computed from what: tables, then columns, then views; below them what stands alone."""
     edges = sorted(set(_edges({card.name: card for card in cards})))
-    linked = {key for edge in edges for key in edge}
-    return lay_out([node for card in cards for node in _nodes(card) if node.key in linked], edges)
+    return lay_out([node for card in cards for node in _nodes(card)], edges)
 
 
 def _nodes(card: TableCard) -> Iterator[Node]:
     kind = "view" if card.is_view else "table"
-    yield Node((card.name,), card.state if card.is_view else PLAIN, kind)
+    yield Node((card.name,), card.state if card.is_view or card.broken else PLAIN, kind)
     if not card.is_view:
         for column in card.computed:
             yield Node((card.name, column.name), card.state_of(column), "column")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 NODE_WIDTH, NODE_HEIGHT = 196, 40
 _BETWEEN_LAYERS, _BETWEEN_NODES, _MARGIN = 64, 14, 8
 _SWEEPS = 4
+_ALONE_IN_A_ROW = 4
 
 Key = tuple[str, ...]
 
@@ -34,9 +35,12 @@ class Graph:
 
 
 def lay_out(nodes: Sequence[Node], edges: Sequence[tuple[Key, Key]]) -> Graph:
-    """Place every node right of those it comes from, near the middle of its neighbors."""
-    layers = _order(_layers([node.key for node in nodes], edges), edges)
+    """Place every node right of those it comes from, near the middle of its neighbors; those without any below."""
+    linked = {key for edge in edges for key in edge}
+    layers = _order(_layers([node.key for node in nodes if node.key in linked], edges), edges)
     tallest = max(map(len, layers), default=0)
+    alone = [node.key for node in nodes if node.key not in linked]
+    columns = max(len(layers), min(len(alone), _ALONE_IN_A_ROW))
     step_x, step_y = NODE_WIDTH + _BETWEEN_LAYERS, NODE_HEIGHT + _BETWEEN_NODES
     places: dict[Key, tuple[int, int]] = {}
     for column, layer in enumerate(layers):
@@ -44,10 +48,14 @@ def lay_out(nodes: Sequence[Node], edges: Sequence[tuple[Key, Key]]) -> Graph:
         places.update(
             {key: (_MARGIN + column * step_x, _MARGIN + above + row * step_y) for row, key in enumerate(layer)}
         )
+    below = _MARGIN + tallest * step_y + (_BETWEEN_NODES if layers else 0)
+    for at, key in enumerate(alone):
+        row, column = divmod(at, columns)
+        places[key] = (_MARGIN + column * step_x, below + row * step_y)
     placed = tuple(Node(node.key, node.state, node.kind, *places[node.key]) for node in nodes)
-    width = 2 * _MARGIN + len(layers) * step_x - _BETWEEN_LAYERS
-    height = 2 * _MARGIN + tallest * step_y - _BETWEEN_NODES
-    return Graph(placed, tuple(_path(places[a], places[b]) for a, b in edges), max(width, 0), max(height, 0))
+    width = max((x for x, _ in places.values()), default=0) + NODE_WIDTH + _MARGIN
+    height = max((y for _, y in places.values()), default=0) + NODE_HEIGHT + _MARGIN
+    return Graph(placed, tuple(_path(places[a], places[b]) for a, b in edges), width, height)
 
 
 def _layers(keys: Sequence[Key], edges: Sequence[tuple[Key, Key]]) -> list[list[Key]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.current_errors import ErrorGroup, group_errors
 from airflow_geneva.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.job.folder import JobFolder, is_job_id
 from airflow_geneva.job.result import DONE
@@ -24,8 +24,10 @@ _READ_FOR_ONE = 10
 SHARDS_SHOWN = 50
 ERRORS_A_PAGE = 25
 _MOST_ERRORS = 1_000
+_MOST_GROUPS = 5
 _MOST_COMMITS = 100
 _STEPS = 60
+_LEAST_RED = 0.6
 WIDTH, HEIGHT = 600, 80
 
 
@@ -132,7 +134,11 @@ class JobDetails:
             ("checkpointed", ready, stored),
             ("failed", stored, stored + item.rows_failed),
         )
-        parts = ((name, 100.0 * (min(end, rows) - min(start, rows)) / max(rows, 1)) for name, start, end in reached)
+        parts = [(name, 100.0 * (min(end, rows) - min(start, rows)) / max(rows, 1)) for name, start, end in reached]
+        # One row that failed is too few to be seen: the parts before it give way.
+        red = max(parts[-1][1], _LEAST_RED) if parts[-1][1] else 0.0
+        room = min(1.0, (100.0 - red) / max(sum(part for _, part in parts[:-1]), 1e-9))
+        parts = [*((name, part * room) for name, part in parts[:-1]), ("failed", red)]
         return tuple((name, round(part, 3)) for name, part in parts if part > 0)
 
 
@@ -149,13 +155,13 @@ def find_job(location: TableLocation, job_id: str) -> JobDetails | None:
 
 @dataclass(frozen=True)
 class ErrorsPage:
-    """A page of a job's failed rows, of the records that were `read`, and the most frequent exceptions."""
+    """A page of a job's failed rows, of the records that were `read`, and the most frequent causes."""
 
     records: tuple[ErrorRecord, ...]
     page: int
     pages: int
     read: int
-    kinds: tuple[tuple[str, int], ...]
+    groups: tuple[ErrorGroup, ...]
 
 
 def list_errors(location: TableLocation, job_id: str, page: int) -> ErrorsPage:
@@ -163,6 +169,5 @@ def list_errors(location: TableLocation, job_id: str, page: int) -> ErrorsPage:
     records = read_errors(location.checkpoints, job_id, most=_MOST_ERRORS)
     pages = max(-(-len(records) // ERRORS_A_PAGE), 1)
     page = min(max(page, 1), pages)
-    kinds = Counter(record.exception for record in records).most_common(5)
     chosen = records[(page - 1) * ERRORS_A_PAGE : page * ERRORS_A_PAGE]
-    return ErrorsPage(tuple(chosen), page, pages, len(records), tuple(kinds))
+    return ErrorsPage(tuple(chosen), page, pages, len(records), tuple(group_errors(records)[:_MOST_GROUPS]))

@@ -14,8 +14,9 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from airflow_geneva.display import format_time
+from airflow_geneva.display import counted, format_time
 from airflow_geneva.errors import mask_secrets
+from airflow_geneva.job.meter import STAGES_IN_WORDS
 from airflow_geneva.links.job import PAGES
 from airflow_geneva.operators._airflow_internals import redact
 
@@ -58,8 +59,17 @@ def duration(seconds: float) -> str:
     return f"{int(hours)} h {int(minutes % 60):02} min" if hours < 48 else f"{hours / 24:.0f} days"
 
 
+def age(seconds: float) -> str:
+    """Say how long ago a moment was, in its largest unit."""
+    passed = max(datetime.now(timezone.utc).timestamp() - seconds, 0.0)
+    for unit, size in (("day", 86400), ("hour", 3600)):
+        if passed >= 2 * size:
+            return counted(int(passed / size), unit)
+    return f"{passed / 60:.0f} min" if passed >= 60 else f"{passed:.0f} s"
+
+
 def ago(seconds: float) -> str:
-    return f"{duration(max(datetime.now(timezone.utc).timestamp() - seconds, 0.0))} ago"
+    return f"{age(seconds)} ago"
 
 
 @cache
@@ -75,8 +85,20 @@ def environment() -> Environment:
     made = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=masked
     )
-    made.filters |= {"cut": cut, "first_line": first_line, "duration": duration, "ago": ago, "moment": format_time}
-    made.filters |= {"number": "{:,}".format, "part": lambda value: quote(str(value), safe="")}
+    made.filters |= {
+        "cut": cut,
+        "first_line": first_line,
+        "duration": duration,
+        "age": age,
+        "ago": ago,
+        "moment": format_time,
+    }
+    made.filters |= {
+        "counted": counted,
+        "doing": lambda stage: STAGES_IN_WORDS.get(stage, stage),
+        "number": "{:,}".format,
+        "part": lambda value: quote(str(value), safe=""),
+    }
     return made
 
 

@@ -47,6 +47,11 @@ async function follow(element) {
     }
     const focused = element.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
     const rolled = [...element.querySelectorAll(".scroll, .cards")].map((part) => [part.scrollLeft, part.scrollTop]);
+    // A button that was pressed keeps what it says.
+    for (const pressed of element.querySelectorAll("button[data-trigger]:disabled")) {
+      const again = fresh.querySelector(`button[data-trigger="${CSS.escape(pressed.dataset.trigger)}"]`);
+      again?.parentElement.replaceWith(pressed.parentElement);
+    }
     element.replaceWith(fresh);
     for (const [index, part] of [...fresh.querySelectorAll(".scroll, .cards")].entries()) {
       [part.scrollLeft, part.scrollTop] = rolled[index] ?? [0, 0];
