@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_geneva.display import Summarized, Summary
+from airflow_geneva.display import Summarized, Summary, counted
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
@@ -56,7 +56,7 @@ class Database(Summarized):
         tables = [(name, self._state_of(name)) for name in names[:_SHOWN_TABLES]]
         if more := names[_SHOWN_TABLES:]:
             tables.append(("…", f"and {len(more):,} more"))
-        return Summary(f"{title}: {len(names):,} table{'' if len(names) == 1 else 's'}", ("table", ""), tables)
+        return Summary(f"{title}: {counted(len(names), 'table')}", ("table", ""), tables)
 
     def _state_of(self, name: str) -> str:
         try:

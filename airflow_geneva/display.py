@@ -102,6 +102,11 @@ def _cut(value: Any) -> str:
     return f"{text[:_LONGEST]}…" if len(text) > _LONGEST else text
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: ``1 row``, ``1,234 rows``."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def format_time(seconds: float) -> str:
     """Format a time for people."""
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"

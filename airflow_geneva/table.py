@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
-from airflow_geneva.display import Summarized, Summary
+from airflow_geneva.display import Summarized, Summary, counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.current_errors import ErrorGroup, failing_now, group_errors
 from airflow_geneva.job.error_records import ErrorRecord, read_errors
@@ -91,7 +91,7 @@ class Table(Summarized, Readable):
     def state(self, dataset: LanceDataset | None = None) -> str:
         """Say in a few words what is in it."""
         dataset = dataset or self.lance
-        return f"{dataset.count_rows():,} rows, version {dataset.version}"
+        return f"{counted(dataset.count_rows(), 'row')}, version {dataset.version}"
 
     def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
         defined = ((field, stored_definition(schema, field.name)) for field in schema)

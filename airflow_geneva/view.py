@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 
 from airflow_geneva.commit.view_state import CommittedViewState
+from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.job.result import BackfillResult
@@ -77,7 +78,7 @@ class View(Table):
         shown = f"refreshed to its version {state.source_version}"
         if state.source_version is None:
             shown = "changed by another writer since its refresh" if state.newest.changed else "never refreshed"
-        return f"{dataset.count_rows(IS_SET):,} rows, a view of {source!r}, {shown}"
+        return f"{counted(dataset.count_rows(IS_SET), 'row')}, a view of {source!r}, {shown}"
 
     def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
         origin = {column.name: column.origin for column in ViewDefinition.read(schema.metadata, self.name).columns}

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure
+from airflow_geneva.display import counted
 from airflow_geneva.udf.error_policy import Retry, Skip, deciding_rule, pause_before
 
 # A call that kills its process costs a new process, other calls cost little: many pieces are better than many cuts.
@@ -129,9 +130,9 @@ class Narrowing:
                 skip_or_fail(self.results, span.start, rule, outcome)
         if cut and not self.results.failures:
             logger.warning(
-                "UDF %r failed on a call of %s rows (%s: %s), but on none of them in smaller calls, whose values are "
+                "UDF %r failed on a call of %s (%s: %s), but on none of them in smaller calls, whose values are "
                 "kept. Set a smaller batch_size.",
-                self.results.mapper.udf.name, self.whole.rows, cut.name, cut.message,
+                self.results.mapper.udf.name, counted(self.whole.rows, "row"), cut.name, cut.message,
             )  # fmt: skip
 
     def _cut(self, span: Span) -> None:

@@ -14,6 +14,7 @@ from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.apply.dedup import KnownValues
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.udf_call import MappedBatch
+from airflow_geneva.display import counted
 from airflow_geneva.errors import UdfError
 from airflow_geneva.lance_io.arrays import rows_at, single_batch
 from airflow_geneva.lance_io.blobs import is_blob
@@ -175,7 +176,8 @@ def take_rows(dataset: lance.LanceDataset, row_ids: RowIdArray, projection: Mapp
 def _one_batch(table: pa.Table, row_ids: RowIdArray) -> pa.RecordBatch:
     found = table.column("_rowid").to_numpy().view(np.int64)
     if len(found) != len(row_ids):
-        raise KeyError(f"{len(row_ids) - len(found)} of {len(row_ids)} rows are not in this version of the table")
+        missing = f"{len(row_ids) - len(found):,} of {counted(len(row_ids), 'row')}"
+        raise KeyError(f"{missing} not found in this version of the table")
     if not np.array_equal(found, row_ids):
         order = np.argsort(found, kind="stable")
         table = rows_at(table, pa.array(order[np.searchsorted(found, row_ids, sorter=order)]))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from airflow_geneva.apply.udf_call import RowFailure
+from airflow_geneva.display import counted
 from airflow_geneva.errors import UdfError
 from airflow_geneva.job.error_records import FATAL, ErrorRecord, read_errors, write_errors
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
@@ -151,13 +152,13 @@ def exceeded_limit(policy: Policy, counts: Mapping[int, int], job_rows: int) -> 
         name = _describe(rule)
         if rule.max_count is not None and found > rule.max_count:
             return (
-                f"{name} lets a job skip at most {rule.max_count:,} rows, and {found:,} failed. Fix the function or "
-                "its inputs, or raise max_count."
+                f"{name} lets a job skip at most {counted(rule.max_count, 'row')}, and {found:,} failed. Fix the "
+                "function or its inputs, or raise max_count."
             )
         if rule.max_fraction is not None and found > rule.max_fraction * job_rows:
             return (
-                f"{name} lets a job skip at most {rule.max_fraction:.4g} of its {job_rows:,} rows, and {found:,} "
-                "failed. Fix the function or its inputs, or raise max_fraction."
+                f"{name} lets a job skip at most {rule.max_fraction:.4g} of its {counted(job_rows, 'row')}, and "
+                f"{found:,} failed. Fix the function or its inputs, or raise max_fraction."
             )
     return None
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 from airflow_geneva import limits
 from airflow_geneva.apply.advice import may_pass, null_inputs
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
+from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput, UdfError, mask_secrets
 from airflow_geneva.lance_io.arrays import is_list
 from airflow_geneva.limits.calls import limited
@@ -181,8 +182,9 @@ class Mapper:
             raise self._mismatch(str(mismatch), got, inputs) from mismatch
         if len(output) != inputs.num_rows:
             raise UdfError(
-                f"UDF {self.udf.name!r} returned {len(output)} values for a batch of {inputs.num_rows} rows. "
-                f"Expected length: {inputs.num_rows}. Got: {len(output)}. {self._schemas(inputs)}",
+                f"UDF {self.udf.name!r} returned {counted(len(output), 'value')} for a batch of "
+                f"{counted(inputs.num_rows, 'row')}. Expected length: {inputs.num_rows}. Got: {len(output)}. "
+                f"{self._schemas(inputs)}",
                 call=CallFailure("UdfError", "", "", (), complete=True),
             )
         return output
@@ -207,7 +209,7 @@ class Mapper:
             return UdfError(trouble.message, row, computed)
         if row is not None:
             trouble = replace(trouble, nulls=null_inputs(inputs, row))
-        where = f"a batch of {rows} rows" if row is None else f"row {row} of a batch of {rows}"
+        where = f"a batch of {counted(rows, 'row')}" if row is None else f"row {row} of a batch of {rows}"
         return UdfError(
             f"UDF {self.udf.name!r} raised {trouble.name} on {where}: {trouble.message}\n{self._schemas(inputs)}\n"
             f"{trouble.traceback}",
@@ -352,8 +354,8 @@ class BatchResults:
             return pa.concat_arrays(parts) if parts else pa.nulls(0, self.mapper.udf.data_type)
         except pa.ArrowInvalid as error:
             raise UdfError(
-                f"The output of UDF {self.mapper.udf.name!r} for a batch of {self.rows} rows cannot be combined: "
-                f"{error}. Set a smaller batch_size, or a large_ type."
+                f"The output of UDF {self.mapper.udf.name!r} for a batch of {counted(self.rows, 'row')} cannot be "
+                f"combined: {error}. Set a smaller batch_size, or a large_ type."
             ) from error
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.storage.files import FileEntry
 
@@ -100,7 +101,7 @@ class Garbage:
         return {"table": self.table, **add_up([self])}
 
     def __str__(self) -> str:
-        lines = [f"{self.table}: {self.count:,} files, {readable_bytes(self.size_bytes)}"]
+        lines = [f"{self.table}: {counted(self.count, 'file')}, {readable_bytes(self.size_bytes)}"]
         for kind, what in KINDS.items():
             file_group = self.file_group(kind)
             if file_group.count:

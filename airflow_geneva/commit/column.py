@@ -15,6 +15,7 @@ import numpy as np
 from airflow_geneva.checkpoint.facts import Fact, append_ledger, load_state, looked_at
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, prior_failures_of
 from airflow_geneva.checkpoint.records import StagedFragment, decode_runs
+from airflow_geneva.display import counted
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.result import ShardResult
 from airflow_geneva.lance_io.conflicts import commit_tries, is_conflict
@@ -193,7 +194,7 @@ class ShardCommitter:
                 spent = max(time.monotonic() - began, 1e-3)
                 size = max(least, round(len(group) * SECONDS_A_COMMIT / spent))
         if self._warned > _MOST_WARNED:
-            logger.warning("%s more fragments are left for the next run.", self._warned - _MOST_WARNED)
+            logger.warning("Left for the next run: %s.", counted(self._warned - _MOST_WARNED, "more fragment"))
         ours = sum(n for c in self._done for job, n in c.staged.by_job if job == self.work.job_id)
         # An earlier job may have computed rows that were deleted before this one was planned.
         everyone = sum(len(c.staged.computed & c.work.due) for c in self._done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from airflow_geneva.display import counted
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.conflicts import commit_tries, is_conflict
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
@@ -33,7 +34,9 @@ def update_indexes(location: TableLocation, field_id: int | None) -> None:
                 with engine_errors():
                     for index in left:
                         dataset.optimize.optimize_indices(index_names=[name], **index.options_to_update())
-                        logger.info("Index %r of %r covers %s more rows.", name, location.name, index.unindexed_rows)
+                        logger.info(
+                            "Index %r of %r covers %s.", name, location.name, counted(index.unindexed_rows, "more row")
+                        )
             except EngineError as error:
                 if is_conflict(error):
                     continue

@@ -13,6 +13,7 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
 from airflow_geneva.database import Database, connect
+from airflow_geneva.display import counted
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.storage.location import read_storage_options, secret_values
@@ -112,7 +113,7 @@ class LanceHook(BaseHook):
                 message = message.replace(secret, "***") if len(secret) > 4 else message
             return False, message
         shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-        return True, f"{len(names)} tables in {database.uri}" + (f": {shown}" if names else "")
+        return True, f"{counted(len(names), 'table')} in {database.uri}" + (f": {shown}" if names else "")
 
     @cached_property
     def _connection(self) -> Connection:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from airflow_geneva.display import Listed
+from airflow_geneva.display import Listed, counted
 from airflow_geneva.job.error_records import ErrorRecord
 from airflow_geneva.job.folder import RECORD, JobFolder
 from airflow_geneva.job.result import DONE, PARTIAL
@@ -41,8 +41,8 @@ class ErrorGroup(Listed):
         return {**self.__dict__, "example": self.example.to_json()}
 
     def __str__(self) -> str:
-        rows = f"{self.rows:,} row{'s' if self.rows != 1 else ''} of {self.column}"
-        return f"{rows}: {self.exception}: {self.message}\n  for example {self.example}"
+        rows = f"{counted(self.rows, 'row')} of {self.column}"
+        return f"{rows}: {self.example.kind}: {self.message}\n  for example {self.example}"
 
 
 def group_errors(records: Iterable[ErrorRecord]) -> list[ErrorGroup]:

@@ -86,6 +86,11 @@ class ErrorRecord(Listed):
     source: str = ""
 
     @property
+    def kind(self) -> str:
+        """The exception's name as it is written in code."""
+        return self.exception.removeprefix("builtins.")
+
+    @property
     def fragment(self) -> int:
         return self.row_address >> 32
 
@@ -103,7 +108,7 @@ class ErrorRecord(Listed):
         times = f", {self.calls} calls" if self.calls > 1 else ""
         lines = [
             f"row address {self.row_address}{source} (fragment {self.fragment}, offset {self.offset}): "
-            f"{self.exception}: {self.message}",
+            f"{self.kind}: {self.message}",
             f"  column {self.column}, UDF {self.udf} (version {self.udf_version}), attempt {self.attempt}{times}, "
             f"{moment:%Y-%m-%d %H:%M:%S} UTC, job {self.job_id}",
         ]

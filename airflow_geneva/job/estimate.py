@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from airflow_geneva.display import counted
 from airflow_geneva.job.speed import PastJob
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Estimate:
         loading = max(calls[0].seconds - mean * calls[0].rows, 0.0)
         slot_seconds = per_row.times(size.rows) + Interval(loading, loading).times(0.7, 1.4)
         slot_seconds += Interval(*_BESIDE_A_FRAGMENT).times(size.fragments)
-        found = _estimate(size, slot_seconds, _apart(size), f"by a sample of {table.num_rows:,} rows")
+        found = _estimate(size, slot_seconds, _apart(size), f"by a sample of {counted(table.num_rows, 'row')}")
         return replace(found, sample=table)
 
     def pace(self) -> dict[str, float]:
@@ -185,7 +186,7 @@ class Estimate:
         time = f"{self.seconds} s, {self.slot_seconds} slot-seconds" if known else "time unknown"
         money = f", cost {self.cost}" if self.cost is not None and self.rows else ""
         where = "in this process" if self.runner == "inline" else "on Spark"
-        return f"{self.rows:,} rows {where}: {time}{money}; {self.basis}"
+        return f"{counted(self.rows, 'row')} {where}: {time}{money}; {self.basis}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it without the sample, whose values belong in no XCom."""

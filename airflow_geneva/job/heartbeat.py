@@ -20,6 +20,7 @@ from airflow_geneva.storage.files import Storage
 logger = logging.getLogger("airflow_geneva.job")
 
 EVERY_SECONDS = 15.0
+_SILENT_SECONDS = 4 * EVERY_SECONDS
 
 # The files of a dead job may be removed, so both limits are generous. A working process writes a heartbeat every 15
 # seconds for as long as its stage runs; one hour bridges a suspended machine or an unreachable store. A cleanup also
@@ -28,6 +29,10 @@ RUNNING_TIMEOUT = 3600.0
 # Between two Airflow tasks no process writes heartbeats: the next task may wait for its retry delay, a pool slot or the
 # cluster, and a user may clear it the next morning. The same holds for a killed Airflow task that waits for its retry.
 WAITING_TIMEOUT = 24 * 3600.0
+APPROVAL = "approval"
+"""Field of a job's record: why a person is asked before it is computed; of the plan's summary: the question."""
+# A person who has to approve a plan may be on vacation.
+APPROVAL_TIMEOUT = 30 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,11 @@ class Heartbeat:
     over: bool = False
     host: str = ""
     pid: int = 0
+
+    def silent_for(self, now: float) -> float:
+        """Return for how many seconds the next heartbeat of a working process is overdue; 0 if it is not."""
+        silent = now - self.at
+        return silent if not self.over and silent > _SILENT_SECONDS else 0.0
 
     @staticmethod
     def from_json(document: Mapping[str, Any] | None) -> Heartbeat | None:
@@ -54,8 +64,15 @@ class Heartbeat:
             return None
 
 
-def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool) -> float:
-    """Return the seconds after which an unfinished job counts as dead; `retried`: Airflow may try its tasks again."""
+def heartbeat_timeout(heartbeat: Heartbeat | None, retried: bool, asked: bool = False) -> float:
+    """Return the seconds after which an unfinished job counts as dead.
+
+    Args:
+        retried: Airflow may try its tasks again.
+        asked: it waits for an approval.
+    """
+    if asked:
+        return APPROVAL_TIMEOUT
     working = heartbeat is not None and not heartbeat.over and not retried
     return RUNNING_TIMEOUT if working else WAITING_TIMEOUT
 

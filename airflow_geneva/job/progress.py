@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
+from airflow_geneva.display import counted
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.trend import rest_of, seconds_per_row
 from airflow_geneva.limits.rate_limit import Usage
@@ -92,8 +93,9 @@ class Progress:
         share = 100 * self.rows_done / self.rows if self.rows else 100.0
         failed = f"{self.rows_failed:,} of them failed, " if self.rows_failed else ""
         return (
-            f"{self.rows_done:,} of {self.rows:,} rows computed ({share:.0f} %), {failed}{self.ready} of "
-            f"{self.fragments} fragments ready ({self.rows_ready:,} rows), {self.rows_per_second:,.0f} rows/s, "
+            f"{self.rows_done:,} of {counted(self.rows, 'row')} computed ({share:.0f} %), {failed}{self.ready} of "
+            f"{counted(self.fragments, 'fragment')} ready ({counted(self.rows_ready, 'row')}), "
+            f"{self.rows_per_second:,.0f} rows/s, "
             + (f"about {left:,.0f} s left" if left is not None else "time left not known yet")
         )
 

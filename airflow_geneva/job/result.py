@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from airflow_geneva.display import Listed
+from airflow_geneva.display import Listed, counted
 from airflow_geneva.job.folder import JobFolder, shard_name
 from airflow_geneva.limits.rate_limit import Usage
 
@@ -62,7 +62,7 @@ class Checked:
 
     def __str__(self) -> str:
         shown = ", ".join(f"row {row}: {value}" for row, value in self.examples)
-        part = f"{self.wrong:,} of {self.rows:,} rows" + (f", for example {shown}" if shown else "")
+        part = f"{self.wrong:,} of {counted(self.rows, 'row')}" + (f", for example {shown}" if shown else "")
         found = "met" if self.passed else "not met"
         about = f": {part}{f'; {self.why}' if self.why else ''}" if self.wrong or not self.passed else ""
         return f"expectation {self.expectation} of column {self.column!r} ({self.level}) {found}{about}"
@@ -214,15 +214,15 @@ class BackfillResult(Listed):
     def __str__(self) -> str:
         took = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items())
         lines = [
-            f"{self.state}: {self.rows_computed:,} rows computed, {self.rows_reused:,} taken from checkpoints, "
-            f"{self.rows_skipped:,} skipped, {self.rows_failed:,} failed, {self.rows_left:,} left",
-            f"  table version {self.from_version} -> {self.version}, {len(self.commits)} commit(s), job {self.job_id}"
-            + (f" ({took})" if took else ""),
+            f"{self.state}: {counted(self.rows_computed, 'row')} computed, {self.rows_reused:,} taken from "
+            f"checkpoints, {self.rows_skipped:,} skipped, {self.rows_failed:,} failed, {self.rows_left:,} left",
+            f"  table version {self.from_version} -> {self.version}, {counted(len(self.commits), 'commit')}, "
+            f"job {self.job_id}" + (f" ({took})" if took else ""),
         ]
         if self.usage:
             lines.append(f"  {self.usage}")
         lines.extend(f"  {checked}" for checked in self.checked)
         if self.unindexed_rows:
-            lines.append(f"  {self.unindexed_rows:,} rows are not in an index yet")
+            lines.append(f"  not in an index yet: {counted(self.unindexed_rows, 'row')}")
         lines.extend(f"  Note: {note}" for note in self.notes)
         return "\n".join(lines)

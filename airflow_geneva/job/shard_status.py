@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from airflow_geneva.display import counted
 from airflow_geneva.job.folder import (
     APPLIED,
     APPLYING,
@@ -94,8 +95,8 @@ class ShardStatus:
         left = f", about {self.seconds_left:,.0f} s left" if self.seconds_left is not None else ""
         failed = f", {self.rows_failed:,} failed" if self.rows_failed else ""
         return (
-            f"shard {self.index}: {self.stage}, {self.rows_checkpointed:,} of {self.rows:,} rows checkpointed, "
-            f"{self.rows_ready:,} ready, {self.rows_committed:,} committed{failed}{speed}{left}"
+            f"shard {self.index}: {self.stage}, {self.rows_checkpointed:,} of {counted(self.rows, 'row')} "
+            f"checkpointed, {self.rows_ready:,} ready, {self.rows_committed:,} committed{failed}{speed}{left}"
             + (f"; error: {self.reason}" if self.error else "")
         )
 

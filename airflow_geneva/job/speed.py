@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from airflow_geneva.display import counted
 from airflow_geneva.job.folder import RECORD, JobFolder
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.job.status import job_ids
@@ -41,11 +42,11 @@ class SavedCalls:
     def added_to(self, result: BackfillResult) -> BackfillResult:
         """Say it in the result of a job, and in a note of it."""
         note = (
-            f"{self.deduplicated + self.cached:,} rows needed no call: {self.deduplicated:,} have inputs of other rows "
-            f"of their task, and {self.cached:,} those of other tasks and jobs."
+            f"{counted(self.deduplicated + self.cached, 'row')} needed no call: {self.deduplicated:,} with inputs of "
+            f"other rows of their task, and {self.cached:,} with those of other tasks and jobs."
         )
         if self.raced:
-            note += f" {self.raced:,} rows were called that another task called at the same time."
+            note += f" Another task called the same at the same time for {counted(self.raced, 'row')}."
         return replace(
             result,
             rows_deduplicated=self.deduplicated,

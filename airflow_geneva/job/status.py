@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from airflow_geneva.display import Listed, format_time
+from airflow_geneva.display import Listed, counted, format_time
 from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import HEARTBEAT, RECORD, JobFolder, is_job_id
-from airflow_geneva.job.heartbeat import EVERY_SECONDS, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
+from airflow_geneva.job.heartbeat import APPROVAL, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, RUNNING, Checked, in_order
 from airflow_geneva.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.job.time_left import TimeLeft, estimate_time_left, format_duration
@@ -20,8 +20,6 @@ from airflow_geneva.limits.rate_limit import Usage
 from airflow_geneva.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.job")
-
-_SILENT_SECONDS = 4 * EVERY_SECONDS
 
 DAMAGED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """Errors raised when a document does not have the expected form."""
@@ -182,11 +180,11 @@ class Job(Listed):
             f"{self.state}{' (found dead)' if self.dead else ''}: {self.kind} of {self.target}{source}{code}{where}, "
             f"job {self.id}",
             f"  {self._when()}",
-            f"  {self.rows_pending:,} of {self.rows_total:,} rows due: {self.rows_checkpointed:,} checkpointed, "
-            f"{self.rows_ready:,} ready to commit, {self.rows_committed:,} committed, {self.rows_failed:,} failed, "
-            f"{self.rows_left:,} left",
-            f"  {self.rows_computed:,} rows computed, {self.rows_reused:,} reused ({100 * self.share_reused:.0f} %), "
-            f"{self.rows_skipped:,} skipped, {self.errors:,} error record(s)",
+            f"  {self.rows_pending:,} of {counted(self.rows_total, 'row')} due: {self.rows_checkpointed:,} "
+            f"checkpointed, {self.rows_ready:,} ready to commit, {self.rows_committed:,} committed, "
+            f"{self.rows_failed:,} failed, {self.rows_left:,} left",
+            f"  {counted(self.rows_computed, 'row')} computed, {self.rows_reused:,} reused "
+            f"({100 * self.share_reused:.0f} %), {self.rows_skipped:,} skipped, {counted(self.errors, 'error record')}",
             f"  planned on version {self.version}{f' of {self.source}' if self.source else ''}, {self._commits()}",
         ]
         if self.time_left is not None:
@@ -199,7 +197,7 @@ class Job(Listed):
             lines.append(f"  computed {where}: {self.runner_reason}")
         lines.extend([f"  {self.usage}"] if self.usage else [])
         lines.extend(f"  {checked}" for checked in self.checked)
-        lines.extend([f"  {self.unindexed_rows:,} rows are not in an index yet"] if self.unindexed_rows else [])
+        lines.extend([f"  not in an index yet: {counted(self.unindexed_rows, 'row')}"] if self.unindexed_rows else [])
         lines.extend([] if self.airflow is None else [f"  Airflow: {self.airflow}"])
         lines.extend(f"  Note: {note}" for note in self.notes)
         lines.extend([f"  Error: {self.error}"] if self.error else [])
@@ -216,7 +214,7 @@ class Job(Listed):
         if not self.commits:
             return "no commits"
         listed = ", ".join(map(str, self.commits[:8])) + (", ..." if len(self.commits) > 8 else "")
-        return f"{len(self.commits)} commit(s): version {listed}"
+        return f"{counted(len(self.commits), 'commit')}: version{'s' * (len(self.commits) > 1)} {listed}"
 
 
 def read_job(folder: JobFolder, with_shards: bool = True, now: float | None = None) -> Job | None:
@@ -284,11 +282,12 @@ def _job(
         shards = tuple(shard.at_rest(ended["state"] == FAILED, at) for shard, at in zip(shards, swapped, strict=True))
     run, chosen = record.get("airflow"), {**record, **(ended or {})}
     last_seen = max(float(record["started"]), heartbeat.at if heartbeat else 0.0, float((ended or {}).get("ended", 0)))
-    # A heartbeat from far in the future does not count either: a clock was wrong.
-    dead = ended is None and abs(now - last_seen) > heartbeat_timeout(heartbeat, retried=run is not None)
     state = _state(record, heartbeat, shards) if ended is None else ended["state"]
     if state not in (PENDING, RUNNING, DONE, PARTIAL, FAILED):
         raise ValueError(f"unknown state {state!r}")
+    asked = _text(record.get(APPROVAL)) if state == PENDING else None
+    # A heartbeat from far in the future does not count either: a clock was wrong.
+    dead = ended is None and abs(now - last_seen) > heartbeat_timeout(heartbeat, run is not None, asked is not None)
     if dead:
         shards = tuple(shard.at_rest(failed=False) for shard in shards)
     total, pending = (int(record.get(name, 0)) for name in ("rows_total", "rows_pending"))
@@ -324,10 +323,11 @@ def _job(
     )
     job = _with_shards(job)
     if job.open:
-        expected = chosen.get("expected") or {}
-        left = estimate_time_left(shards, expected, job.runner != "inline", now)
-        if heartbeat is not None and not heartbeat.over and now - heartbeat.at > _SILENT_SECONDS:
-            left = TimeLeft(0.0, f"no process has given a sign of life for {format_duration(now - heartbeat.at)}")
+        left = estimate_time_left(shards, chosen.get("expected") or {}, job.runner != "inline", now)
+        if asked is not None:
+            left = TimeLeft(0.0, f"waits until it is approved and its first task starts: {asked}")
+        elif heartbeat is not None and (silent := heartbeat.silent_for(now)):
+            left = TimeLeft(0.0, f"no process has given a sign of life for {format_duration(silent)}")
         job = replace(job, time_left=left)
     return job if ended is None else _with_result(job, ended)
 

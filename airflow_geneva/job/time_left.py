@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_geneva.display import counted
 from airflow_geneva.job.shard_status import FAILED, STARTING, WAITING, ShardStatus
 from airflow_geneva.job.trend import rest_of
 
@@ -30,6 +31,8 @@ class TimeLeft:
 
     def __str__(self) -> str:
         if not self.unknown:
+            if self.seconds < 0.5:
+                return "almost done"
             return f"about {format_duration(self.seconds)} left"
         begin = f"at least {format_duration(self.seconds)} left, then " if self.seconds >= 1 else ""
         return f"{begin}{self.unknown}"
@@ -76,7 +79,7 @@ def estimate_time_left(
         else:
             queued += seconds
     width = max(len(at_work) - 1, 1)
-    unknown = f"{unmeasured:,} rows, and how long one takes is not known yet" if unmeasured else ""
+    unknown = f"{counted(unmeasured, 'row')}, and how long one takes is not known yet" if unmeasured else ""
     return TimeLeft(max(max(at_work), (sum(at_work) + queued) / width), unknown)
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from airflow_geneva.display import counted
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.storage.uri import is_name
 
@@ -96,7 +97,7 @@ class Usage:
     def __str__(self) -> str:
         cost = f", cost {self.cost:,.6g}" if self.cost else ""
         tokens = f", {self.tokens:,.0f} tokens" if self.tokens else ""
-        return f"{self.calls:,} calls of a service{tokens}{cost}"
+        return f"{counted(self.calls, 'call')} of a service{tokens}{cost}"
 
     @staticmethod
     def from_json(document: object) -> Usage:

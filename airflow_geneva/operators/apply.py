@@ -14,6 +14,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowNotFoundException
 from airflow.sdk import BaseHook, Connection, Context
 
+from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
 from airflow_geneva.hooks.openai import openai_connection
@@ -146,7 +147,9 @@ class ApplyOperator(SparkSubmitOperator):
             )
         failed = done.get("rows_failed", 0)
         computed, target = max(done["rows_run"] - failed, 0), job.work.target
-        self.log.info("Shard %s of %s: %s rows computed %s, %s failed.", shard.index, target, computed, how, failed)
+        self.log.info(
+            "Shard %s of %s: %s computed %s, %s failed.", shard.index, target, counted(computed, "row"), how, failed
+        )
         return done
 
     def _compute(self, job: PlannedJob, shard: Shard, context: Context, configured: Configuration) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 from airflow.providers.standard.operators.hitl import ApprovalOperator, HITLOperator
 from airflow.sdk import Context
 
+from airflow_geneva.job.heartbeat import APPROVAL
 from airflow_geneva.links.job import JobLink
-from airflow_geneva.operators.plan import APPROVAL, REJECTED, SUMMARY
+from airflow_geneva.operators.plan import REJECTED, SUMMARY
 
 
 class ApproveOperator(ApprovalOperator):

@@ -8,6 +8,7 @@ from typing import Any
 from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow.sdk import Context
 
+from airflow_geneva.display import counted
 from airflow_geneva.errors import ExpectationFailed
 from airflow_geneva.job.folder import APPLIED
 from airflow_geneva.job.heartbeat import writing_heartbeats
@@ -66,9 +67,9 @@ class CommitOperator(LanceOperator):
             result = job.commit(job.saved.load_shard(job.folder.storage, shard["shard"]))
         state = "visible" if result.visible else "verified"
         self.log.info(
-            "Shard %s of %s: %s fragments %s, %s rows computed, %s from checkpoints, %s failed, %s left.",
-            result.shard, job.work.target, result.fragments, state,
-            result.rows_computed, result.rows_reused, result.rows_failed, result.rows_left,
+            "Shard %s of %s: %s %s, %s computed, %s from checkpoints, %s failed, %s left.",
+            result.shard, job.work.target, counted(result.fragments, "fragment"), state,
+            counted(result.rows_computed, "row"), result.rows_reused, result.rows_failed, result.rows_left,
         )  # fmt: skip
         shown = result.left_reasons[:_REASONS_TOLD]
         return {

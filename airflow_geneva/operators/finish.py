@@ -11,6 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, AirflowSki
 from airflow.sdk import Asset, AssetAlias, Context
 
 from airflow_geneva.assets import PRODUCER, announced_version, lance_asset
+from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import RECORD, JobFolder, job_start_time
 from airflow_geneva.job.heartbeat import writing_heartbeats
@@ -36,8 +37,8 @@ from airflow_geneva.storage.files import Storage
 
 _KEPT_OF_COLUMN = "What the other shards committed is recorded, and announced by the next run that finishes."
 _KEPT_OF_VIEW = "The view is unchanged, and computed rows are kept."
-_LEFT_OF_COLUMN = "%s rows were left; the next run computes them. %s"
-_LEFT_OF_VIEW = "The view is unchanged, with %s rows due; the next run reuses what this one computed. %s"
+_LEFT_OF_COLUMN = "Left for the next run: %s. %s"
+_LEFT_OF_VIEW = "The view is unchanged, with %s due; the next run reuses what this one computed. %s"
 
 
 class FinishOperator(LanceOperator):
@@ -100,7 +101,7 @@ class FinishOperator(LanceOperator):
             raise AirflowFailException(why)
         if result.state == PARTIAL:
             message = _LEFT_OF_VIEW if of_view else _LEFT_OF_COLUMN
-            self.log.warning(message, result.rows_left, "; ".join(result.notes))
+            self.log.warning(message, counted(result.rows_left, "row"), "; ".join(result.notes))
         event = self._announce(job, result, context)
         checked = [asdict(one.without_values()) for one in result.checked]
         lists = {"commits": list(result.commits), "notes": list(result.notes), "checked": checked}

@@ -12,10 +12,12 @@ from typing import Any
 
 from airflow.sdk import Context
 
+from airflow_geneva.display import counted
 from airflow_geneva.errors import CodeChanged, ExpectationFailed, InvalidInput
 from airflow_geneva.hooks.openai import openai_connection
 from airflow_geneva.job.estimate import LIMITS, Estimate
 from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
+from airflow_geneva.job.heartbeat import APPROVAL
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.job.result import CARRIED, carried_results
 from airflow_geneva.job.status import job_ids
@@ -51,8 +53,6 @@ from airflow_geneva.udf import load_udf
 
 LIMIT_ROWS = "limit_rows"
 """Field of a job's record: the rows that fractions of `Skip` refer to."""
-APPROVAL = "approval"
-"""Field of the summary: the question to a person, if there is one."""
 REJECTED = "rejected"
 """XCom key of the task that asks: who rejected the plan."""
 SUMMARY = "summary"
@@ -150,7 +150,9 @@ class PlanOperator(LanceOperator):
         if above:
             choice = RunnerChoice("spark", f"it waits for an approval: {above}")
         run, about = _about_run(context)
-        about |= {LIMIT_ROWS: rows, CARRIED: carried, "expected": expected.pace()}
+        about |= {LIMIT_ROWS: rows, CARRIED: carried, "expected": expected.pace()} | (
+            {APPROVAL: above} if above else {}
+        )
         saved = record_plan(plan, table.location, choice, run, store_code=True, about=about)
         work = saved.work
         if since is not None:
@@ -330,10 +332,12 @@ def check_limits(given: Any) -> dict[str, Any]:
 
 def _question(plan: Plan, expected: Estimate, above: str) -> dict[str, str]:
     """Return what a person is shown before the plan is computed."""
-    text = f"{plan}\n  Estimate: {expected.summary()}"
+    # Airflow shows Markdown, and puts the lines of a block of code together.
+    text = f"{plan}\n  Estimate: {expected.summary()}".replace("`", "'")
+    lines = [f"- `{line.strip()}`" for line in text.splitlines()]
     return {
-        "subject": f"Compute {expected.rows:,} rows of {plan.work.target}?",
-        "body": f"It is asked because {above}.\n\n```\n{text}\n```",
+        "subject": f"Compute {counted(expected.rows, 'row')} of {plan.work.target}?",
+        "body": "\n".join([f"It is asked because {above}.\n", *lines]),
     }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Context
 
 from airflow_geneva.database import Database
+from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import (
     LanceOperator,
@@ -125,7 +126,7 @@ class CreateMaterializedViewOperator(LanceOperator):
                 raise
             self.log.info("Another process created view %s meanwhile, with this definition.", name)
             return {"view": name, "created": False, "differences": differences}
-        self.log.info("View %s was created, with %s rows to compute.", name, view.lance.count_rows())
+        self.log.info("View %s was created, with %s to compute.", name, counted(view.lance.count_rows(), "row"))
         return {"view": name, "created": True, "differences": differences}
 
     def _query(self, database: Database) -> Query:

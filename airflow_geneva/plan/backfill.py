@@ -14,6 +14,7 @@ from airflow_geneva.checkpoint.facts import ColumnState, Fact, load_state, looke
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, by_code_version, failed_rows
 from airflow_geneva.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.display import counted
 from airflow_geneva.lance_io.filters import check_where, selected_offsets, where_columns
 from airflow_geneva.lance_io.fragments import (
     Columns,
@@ -107,8 +108,8 @@ class _Planner:
         works = self._with_checkpoints(selected, works, index)
         if self.given_up:
             self.computed.notes.append(
-                f"{self.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again: "
-                f"table.get_errors(column_name={self.work.column!r}) lists them, errors_only=True tries them."
+                f"given up after {MOST_RUNS} runs: {counted(self.given_up, 'row')}. "
+                f"table.get_errors(column_name={self.work.column!r}) says why; errors_only=True tries again."
             )
         given, own = self.work.definition, stored_definition(self.dataset.schema, self.work.column)
         if self.wanted.errors_only and own and (given.import_path, given.name) != (own.import_path, own.name):

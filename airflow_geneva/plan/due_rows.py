@@ -14,6 +14,7 @@ from airflow_geneva.checkpoint.provenance import (
     rows_that,
     version_label,
 )
+from airflow_geneva.display import counted
 from airflow_geneva.errors import CodeChanged
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec
@@ -86,13 +87,13 @@ def check_code_change(work: BackfillSpec, rows_by_other_version: Mapping[str, in
     at_stake = {maker: rows for maker, rows in rows_by_other_version.items() if maker not in work.continue_from}
     if at_stake and on_code_change == "error":
         rows = sum(at_stake.values())
-        versions = ", ".join(f"{n:,} rows of version {version_label(v)}" for v, n in sorted(at_stake.items()))
+        versions = ", ".join(f"{counted(n, 'row')} of version {version_label(v)}" for v, n in sorted(at_stake.items()))
         raise CodeChanged(
             f"The code of UDF {work.udf_name!r} changed behind column {work.column!r} of "
             f"table {work.table_name!r}: it is version {work.udf_version} now, and the column holds "
             f"{versions}. "
-            f'Recompute these {rows:,} rows with on_code_change="recompute", or leave them and compute only '
-            'new rows with on_code_change="new_rows". '
+            f'Recompute {counted(rows, "row")} with on_code_change="recompute", or leave the old values and compute '
+            'only new rows with on_code_change="new_rows". '
             f"table.compare({work.column!r}, udf) shows values of both on a sample of rows."
         )
 
@@ -109,9 +110,9 @@ def check_view_code_change(
     if on_code_change == "error":
         changes = ", ".join(f"column {name!r} from version {old} to {new}" for name, old, new in changed)
         raise CodeChanged(
-            f"The code of UDFs changed behind view {view!r}: {changes}. {rows:,} rows of the view hold values of the "
-            'old code. Recompute them with on_code_change="recompute", or leave them and compute only new and changed '
-            'rows with on_code_change="new_rows". '
+            f"The code of UDFs changed behind view {view!r}: {changes}. Values of the old code: {counted(rows, 'row')} "
+            'of the view. Recompute with on_code_change="recompute", or leave the old values and compute only new and '
+            'changed rows with on_code_change="new_rows". '
             f"view.compare({changed[0][0]!r}) shows values of both on a sample of rows. Until you decide, "
             'on_code_change="old_code" goes on with the old code.'
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from airflow_geneva.checkpoint.provenance import version_label
+from airflow_geneva.display import counted
 from airflow_geneva.plan.model import Plan, RefreshSpec
 
 _LISTED = 8
@@ -19,19 +20,20 @@ def explain(plan: Plan) -> str:
         if isinstance(work, RefreshSpec)
         else f"Backfill of {work.target} with {work.udf_name} (version {work.udf_version}){where}, "
         f"table version {work.version}",
-        f"  {plan.rows_total:,} rows: {plan.rows_pending:,} pending, {plan.rows_skipped:,} with nothing to do",
+        f"  {counted(plan.rows_total, 'row')}: {plan.rows_pending:,} pending, {plan.rows_skipped:,} with nothing to do",
     ]
     for tally in plan.reason_counts:
-        lines.append(f"    {tally.rows:>14,} rows  {tally.fragments:>8,} fragments  {tally.reason}")
+        rows, fragments = _aligned(tally.rows, "row"), _aligned(tally.fragments, "fragment")
+        lines.append(f"    {rows:>19}  {fragments:>18}  {tally.reason}")
     if not plan.shards and plan.swap is not None and plan.swap.gone:
         lines.append("  Nothing to compute, no Spark; rows that are no longer in the query's result leave the view.")
     elif not plan.shards:
         lines.append("  Nothing to do: no Spark, no new version.")
     else:
         held = plan.rows_pending - plan.rows_to_run - work.rows_beyond
-        kept = f" ({held:,} rows come from checkpoints)" if held else ""
+        kept = f" ({counted(held, 'row')} from checkpoints)" if held else ""
         count = sum(len(shard.fragments) for shard in plan.shards)
-        lines.append(f"  {count:,} fragments in {len(plan.shards)} shard(s){kept}")
+        lines.append(f"  {counted(count, 'fragment')} in {counted(len(plan.shards), 'shard')}{kept}")
         shown = (work for shard in plan.shards for work in shard.fragments[:_LISTED])
         for fragment in islice(shown, _LISTED):
             gaps = ", ".join(_span(a, b) for a, b in list(fragment.missing_selected)[:4])
@@ -39,16 +41,21 @@ def explain(plan: Plan) -> str:
             what = f"{fragment.status}, {fragment.reason}; rows missing: {gaps or '-'}{more}"
             lines.append(f"    fragment {fragment.id}: {what}")
         if count > _LISTED:
-            lines.append(f"    and {count - _LISTED:,} more fragments")
+            lines.append(f"    and {counted(count - _LISTED, 'more fragment')}")
     if work.rows_beyond:
         cap = f"max_rows={work.sizing.max_rows}" if work.most_rows == work.sizing.max_rows else "max_cost"
-        lines.append(f"  {cap}: {work.rows_beyond:,} rows are left for the next run")
-    for version, rows in plan.rows_by_other_version:
-        lines.append(f"  {rows:,} rows hold values of UDF version {version_label(version)}")
+        lines.append(f"  {cap}: {counted(work.rows_beyond, 'row')} left for the next run")
+    for version, count in plan.rows_by_other_version:
+        lines.append(f"  values of UDF version {version_label(version)}: {counted(count, 'row')}")
     if plan.shards and plan.estimator is not None and (expected := plan.estimate()).slot_seconds is not None:
         lines.append(f"  Estimate: {expected}")
     lines.extend(f"  Note: {note}" for note in (*plan.notes, *plan.savings))
     return "\n".join(lines)
+
+
+def _aligned(count: int, noun: str) -> str:
+    """Return a count whose digits stand below those of other counts, flush right."""
+    return counted(count, noun) + (" " if count == 1 else "")
 
 
 def _span(start: int, end: int) -> str:

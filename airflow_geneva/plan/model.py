@@ -13,7 +13,7 @@ from airflow_geneva.checkpoint.facts import Fact
 from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
 from airflow_geneva.checkpoint.provenance import PriorFailures, prior_failures_of
 from airflow_geneva.checkpoint.reuse import ReuseRules
-from airflow_geneva.display import Described
+from airflow_geneva.display import Described, counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.outbox import OUTBOX_OF_VIEW
 from airflow_geneva.lance_io.table_versions import PlannedTable
@@ -125,9 +125,8 @@ class _JobSpec(ABC):
     def cap_note(self) -> str:
         """Say what is left beyond the cap of rows, after the job."""
         sizing, most = self.sizing, self.most_rows or 0
-        cap = (
-            f"{most:,} rows (max_rows)" if most == sizing.max_rows else f"{sizing.max_cost:g} (max_cost), {most:,} rows"
-        )
+        rows = counted(most, "row")
+        cap = f"{rows} (max_rows)" if most == sizing.max_rows else f"{sizing.max_cost:g} (max_cost), {rows}"
         return f"stopped at its cap of {cap}: {self.rows_beyond:,} more are left for the next run"
 
     @property
@@ -159,9 +158,9 @@ class _JobSpec(ABC):
         unchanged = ("The column is unchanged; computed rows are kept.", "")
         visible, again = unchanged if self.at_once else self._after_too_many
         return (
-            f"{failed:,} of {self.rows:,} due rows failed, and max_failed allows {what}. {visible} get_errors() and "
-            "`airflow-geneva errors` say why rows failed. Repair the function or its inputs and run it again"
-            f"{again}, or allow more."
+            f"{failed:,} of {counted(self.rows, 'due row')} failed, and max_failed allows {what}. {visible} "
+            "get_errors() and `airflow-geneva errors` say why rows failed. Repair the function or its inputs and run "
+            f"it again{again}, or allow more."
         )
 
     def tried(self, work: FragmentWork) -> PriorFailures:

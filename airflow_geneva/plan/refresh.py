@@ -15,6 +15,7 @@ from airflow_geneva.checkpoint.provenance import MOST_RUNS, PriorFailures, Prove
 from airflow_geneva.checkpoint.reuse import CheckpointIndex, RowIdLookup
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.checkpoint.view_snapshot import Snapshot, SourceFragment
+from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.filters import selected_offsets
@@ -124,8 +125,8 @@ def plan_refresh(
             )
         if changes.given_up:
             changes.notes.append(
-                f"{changes.given_up:,} rows failed in {MOST_RUNS} runs and are not tried again. view.get_errors() "
-                'lists them; after a repair of the function, refresh(on_code_change="recompute") computes all rows.'
+                f"given up after {MOST_RUNS} runs: {counted(changes.given_up, 'row')}. view.get_errors() says why; "
+                'after a repair of the function, refresh(on_code_change="recompute") computes all rows.'
             )
         if view_state.changed:
             changes.notes.append(

@@ -13,6 +13,7 @@ from airflow_geneva.checkpoint.provenance import rows_that
 from airflow_geneva.checkpoint.records import StagedFragment
 from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
+from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.data_file import LanceFile
@@ -189,7 +190,8 @@ def continue_from_savings(
             rows += len(ReusableColumn(dataset, work).held(alone, index, wanted).computed)
         if rows:
             named = _named(store, work.column, version)
-            yield f'{rows:,} rows are checkpointed by UDF version {named}: continue_from="{named}" would save them.'
+            saved = counted(rows, "row")
+            yield f'checkpointed by UDF version {named}: {saved}, which continue_from="{named}" would save.'
 
 
 def _versions_there(store: CheckpointStore, work: BackfillSpec) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.checkpoint.reuse import Ancestor
+from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.fragments import FragmentFiles
 from airflow_geneva.lance_io.manifest import Manifest
@@ -225,7 +226,7 @@ class Shard:
         first, last = (self.fragments[0].id, self.fragments[-1].id) if count else (0, -1)
         ids = f"{first}-{last}" if last > first else str(first)
         many = f"fragments {ids}" if count > 1 else f"fragment {ids}"
-        return f"{many if count == last - first + 1 else f'{count:,} of {many}'}, {self.rows:,} rows"
+        return f"{many if count == last - first + 1 else f'{count:,} of {many}'}, {counted(self.rows, 'row')}"
 
     @property
     def to_apply(self) -> Works:

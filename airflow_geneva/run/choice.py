@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_geneva.apply.applier import StopComputing
+from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.speed import read_history
 from airflow_geneva.plan.model import JobSpec, Plan
@@ -67,12 +68,12 @@ class Pace:
         if self.first is None:
             self.first = (rows, now)
             return
-        counted, spent = self.done - self.first[0], now - self.first[1]
-        left = (self.rows - self.done) * spent / max(counted, 1)
+        done, spent = self.done - self.first[0], now - self.first[1]
+        left = (self.rows - self.done) * spent / max(done, 1)
         if spent >= _LEAST_SECONDS and left > self.below_seconds:
             raise TooSlow(
-                f"{counted:,} of {self.rows:,} rows took {spent:.1f} s in this process, and the others would take "
-                f"about {left:,.0f} s"
+                f"{done:,} of {counted(self.rows, 'row')} took {spent:.1f} s in this process, and the others would "
+                f"take about {left:,.0f} s"
             )
 
 
@@ -117,7 +118,7 @@ def choose_runner(
         return RunnerChoice("inline" if try_new_code else "spark", why, below_seconds if try_new_code else None)
     speed = history[0].speed
     seconds, size = speed.seconds_for(rows, plan.fragments_to_run), speed.bytes_for(rows)
-    estimate = f"about {seconds:,.1f} s for {rows:,} rows, by an earlier job"
+    estimate = f"about {seconds:,.1f} s for {counted(rows, 'row')}, by an earlier job"
     if size > work.sizing.task_memory_bytes:
         return RunnerChoice("spark", f"{estimate}, and {size / 2**20:,.0f} MiB of values are more than one task holds")
     if seconds >= below_seconds:

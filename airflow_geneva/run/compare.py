@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from airflow_geneva.commit.view_state import CommittedViewState
+from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.lance_io.arrays import rows_at
@@ -61,7 +62,7 @@ class Comparison:
             return f"Comparison of {self.target} with UDF version {self.version}: no row holds a value of other code"
         failed = f", {self.failed:,} of these fail" if self.failed else ""
         head = f"Comparison of {self.target} with UDF version {self.version}"
-        lines = [f"{head}: {len(self.differing):,} of {self.rows:,} rows differ{failed}"]
+        lines = [f"{head}: {len(self.differing):,} of {counted(self.rows, 'row')} differ{failed}"]
         for at in self.differing[:_SHOWN]:
             (row,) = self.table.slice(at, 1).to_pylist()
             lines.append("  " + ", ".join(f"{name}={value!r:.60}" for name, value in row.items() if value is not None))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
+from airflow_geneva.display import counted
 from airflow_geneva.errors import ExpectationFailed, JobFailed, StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
@@ -128,9 +129,8 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
         try:
             sent = udfs.sent()  # before they run: later they may hold what cannot be sent
         except Exception as error:
-            logger.info(
-                "Computing all of %s in this process, because its UDF cannot be sent: %s", job.work.target, error
-            )
+            target = job.work.target
+            logger.info("Computing all of %s in this process, because its UDF cannot be sent: %s", target, error)
             pace = _unwatched
     try:
         for shard in shards:
@@ -388,10 +388,11 @@ class PlannedJob:
 
     def missing_error(self, missing: Sequence[int]) -> str:
         """Say why the first of the missing shards failed, if a task could tell, and how many are missing."""
-        count = f"{len(missing)} of {len(self.saved.shards)} shards were not committed: {missing[:20]}."
+        count = f"{len(missing):,} of {counted(len(self.saved.shards), 'shard')} not committed: {missing[:20]}."
         for index in missing[:20]:
             if failure := self.folder.read_shard(self.saved.fingerprint, index).get(FAILURE):
-                return f"Shard {index}: {failure['error'].rstrip()}\n{count}"
+                error, alone = failure["error"].rstrip(), len(self.saved.shards) == 1
+                return error if alone else f"Shard {index}: {error}\n{count}"
         return count
 
 

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from airflow_geneva.checkpoint.facts import append_ledger
+from airflow_geneva.display import counted
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
@@ -96,9 +97,10 @@ def _log_reused_checkpoints(plan: Plan) -> None:
     fragments, rows = plan.rows_held
     target = plan.work.target
     if fragments:
-        logger.info("Collected %s checkpointed fragments with %s rows for %s.", f"{fragments:,}", f"{rows:,}", target)
+        of = f"{counted(fragments, 'checkpointed fragment')} with {counted(rows, 'row')}"
+        logger.info("Collected %s for %s.", of, target)
     for mismatch in plan.mismatches.shown:
         logger.warning("Checkpoint data files mismatch for %s, %s; it is not used.", target, mismatch)
     if plan.mismatches.more:
-        more = f"{plan.mismatches.more:,}"
-        logger.warning("Checkpoint data files mismatch for %s in %s more fragments.", target, more)
+        more = counted(plan.mismatches.more, "more fragment")
+        logger.warning("Checkpoint data files mismatch for %s in %s.", target, more)

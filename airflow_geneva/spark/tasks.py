@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from airflow_geneva import errors
 from airflow_geneva.apply.applier import StopComputing
 from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
+from airflow_geneva.display import counted
 from airflow_geneva.errors import GenevaError, StorageError, UdfCrashed, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
@@ -113,7 +114,8 @@ def apply_on_spark(
         logger.info("Spark's UI: %s", address)
     groups, rest = (group_units(shard, work.sizing, slots, stage) for stage in (0, 1))
     works = shard.to_apply
-    logger.info("Shard %s: %s rows in %s fragments, %s tasks.", shard.index, shard.rows_to_run, len(works), len(groups))
+    rows, fragments = counted(shard.rows_to_run, "row"), counted(len(works), "fragment")
+    logger.info("Shard %s: %s in %s, %s.", shard.index, rows, fragments, counted(len(groups), "task"))
     limits: Policy = joint_policy(udfs.here()) if has_limits(work) else "fail"
     sizes = [sum(unit.rows for unit in group) for group in groups]
     reports = _run_stage(session, _GroupRunner(task_spec, 0, 0), len(groups), reporter, limits, caps, sizes)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 
 WARN, FAIL = "warn", "fail"
@@ -185,7 +186,10 @@ def _call(function: Callable[[Any], Any], values: pa.Table) -> Verdict:
         return Verdict()
     mask = answer if isinstance(answer, (pa.Array, pa.ChunkedArray)) else pa.array(answer)
     if mask.type != pa.bool_() or len(mask) != len(rows):
-        return Verdict(rows, f"its function returned {len(mask)} values of type {mask.type} for {len(rows)} rows")
+        return Verdict(
+            rows,
+            f"its function returned {counted(len(mask), 'value')} of type {mask.type} for {counted(len(rows), 'row')}",
+        )
     return _not_set(pc.fill_null(mask, False))
 
 

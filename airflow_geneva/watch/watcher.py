@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.commit.view_state import CommittedViewState
 from airflow_geneva.database import Database
+from airflow_geneva.display import counted
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.lance_io.table_versions import VersionStamp, newest_stamp, reporting_cleaned_up, stamp_of
 from airflow_geneva.storage.files import Storage
@@ -125,9 +126,9 @@ class _Check:
             return Observation(False, None, stamp, None, f"{text}.")
         short, again = "", None
         if wanted.min_new_rows is not None and found.row_count < wanted.min_new_rows:
-            short = f"{wanted.min_new_rows:,} rows are required"
+            short = f"required: {counted(wanted.min_new_rows, 'row')}"
         elif wanted.min_new_fragments is not None and len(found.rows) < wanted.min_new_fragments:
-            short = f"{wanted.min_new_fragments:,} fragments are required"
+            short = f"required: {counted(wanted.min_new_fragments, 'fragment')}"
         elif wanted.quiet_period is not None:
             quiet_at = committed_at(dataset, dataset.version) + timedelta(seconds=wanted.quiet_period)
             if quiet_at > now:
@@ -207,11 +208,11 @@ class _Check:
 
 
 def _in_words(found: NewRows) -> str:
-    parts = [f"{found.new_rows:,} rows"] if found.new_rows or not found else []
-    parts += [f"{found.changed_rows:,} updated rows"] if found.changed_rows else []
-    lost = "perhaps deleted rows" if found.deleted_rows is None else f"{found.deleted_rows:,} deleted rows"
+    parts = [counted(found.new_rows, "row")] if found.new_rows or not found else []
+    parts += [counted(found.changed_rows, "updated row")] if found.changed_rows else []
+    lost = "perhaps deleted rows" if found.deleted_rows is None else counted(found.deleted_rows, "deleted row")
     parts += [lost] if found.deleted_rows != 0 else []
-    return " and ".join(parts) + f" in {len(found.rows):,} fragments"
+    return " and ".join(parts) + f" in {counted(len(found.rows), 'fragment')}"
 
 
 class TableWatcher:

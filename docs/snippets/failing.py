@@ -30,6 +30,6 @@ def mended(text: str) -> float:
 
 # --8<-- [start:continue]
 plan = table.plan_backfill("price", udf=mended)
-print(plan)  # 2 rows are checkpointed by UDF version ...: continue_from="..." would save them.
+print(plan)  # Note: checkpointed by UDF version ...: 2 rows, which continue_from="..." would save.
 r = table.backfill("price", udf=mended, continue_from=price.code_version, runner="inline")  # runs on one row
 # --8<-- [end:continue]

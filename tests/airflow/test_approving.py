@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import airflow
 import pytest
 
@@ -37,7 +39,11 @@ def test_a_plan_above_the_threshold_waits_and_is_computed_after_the_approval(
     asked = run.xcom("backfill.plan", "summary")["approval"]
     assert f"Compute {ROWS} rows of {due.table.name}.n?" == asked["subject"]
     assert f"rows {ROWS} is above {ROWS - 1}" in asked["body"]
-    assert "Estimate: " in asked["body"]
+    assert re.search(rf"^- `\d+ rows: {ROWS} pending, .*`$", asked["body"], re.MULTILINE)
+    assert "\n- `Estimate: " in asked["body"]
+    job = due.database.job(run.xcom("backfill.plan", "summary")["job_id"])
+    assert job.state == "PENDING"
+    assert str(job.time_left).startswith("waits until it is approved and its first task starts: ")
     run.answer("backfill.approve", "Approve")
     assert run.state == "success", run.errors
     assert run.states()["backfill.shards.apply"] == ["success"]

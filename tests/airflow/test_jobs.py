@@ -57,7 +57,7 @@ def test_the_record_says_which_shard_failed_and_why_until_it_is_mended(desk: Des
     assert (job.state, job.rows_committed, job.rows_failed, job.rows_left) == ("FAILED", 2 * ROWS, 1, ROWS - 1)
     assert job.error is not None
     assert job.error.startswith("Shard 1: Computing")
-    assert job.error.endswith("1 of 3 shards were not committed: [1].")
+    assert job.error.endswith("1 of 3 shards not committed: [1].")
     assert job.error in run.error("backfill.finish")
     assert "b04" in job.error
     assert [shard.stage for shard in job.shards] == ["committed", "failed", "committed"]

@@ -98,7 +98,7 @@ def test_a_commit_that_is_marked_makes_nothing_visible_until_it_is_cleared(
     dag_id = f"commit_{state}"
     site.mark(dag_id, begun[dag_id], COMMIT, state)
     site.fails(dag_id, begun[dag_id])
-    assert "1 of 1 shards were not committed: [0]" in site.log(dag_id)
+    assert "1 of 1 shard not committed: [0]" in site.log(dag_id)
     assert site.visible(dag_id) == 0
     assert site.told(dag_id) == []
     site.clear(dag_id, begun[dag_id], COMMIT)

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_geneva.apply.udf_call import Mapper
+from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.udf import UDF, udf
 
@@ -320,7 +321,7 @@ def test_an_array_result_that_does_not_fit_is_refused(result: Any, data_type: pa
 
 @pytest.mark.parametrize("result", [pa.array([1]), pa.array([1, 2, 3]), np.array([1]), pa.array([], pa.int64())])
 def test_an_array_result_of_another_length_is_refused_with_both_lengths(result: Any) -> None:
-    with pytest.raises(UdfError, match=rf"UDF 'f' returned {len(result)} values for a batch of 2 rows"):
+    with pytest.raises(UdfError, match=rf"UDF 'f' returned {counted(len(result), 'value')} for a batch of 2 rows"):
         Mapper(_array_udf(lambda x: result, pa.int64()))(_batch(x=[0, 0]))
 
 

@@ -161,4 +161,4 @@ def test_of_many_mismatches_a_few_are_named_and_the_others_counted(
     Refresh(view).plan().apply()
     assert len(log()[1]) == 1
     refresh(view)
-    assert log() == (["Collected 1 checkpointed fragments with 1 rows for v."], [])
+    assert log() == (["Collected 1 checkpointed fragment with 1 row for v."], [])

@@ -209,10 +209,10 @@ def test_many_fragments_that_are_left_are_told_in_a_few_lines(
     caplog.clear()
     result = job.commit()
     assert (result.state, result.rows_left) == ("PARTIAL", 60)
-    told = [record.getMessage() for record in caplog.records if "left for the next run" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "eft for the next run" in record.getMessage()]
     assert len(told) == 6
     assert told[0].startswith("Fragment 0 is left for the next run: ")
-    assert told[-1] == "7 more fragments are left for the next run."
+    assert told[-1] == "Left for the next run: 7 more fragments."
 
 
 def test_an_update_leaves_only_its_rows_to_be_run_again(table: Table, trace: Trace) -> None:

@@ -116,7 +116,7 @@ def test_the_snippet_about_a_failing_function_runs(tmp_path: Path, monkeypatch: 
     words = re.escape(" ".join(shown[1].split())).replace(re.escape("..."), ".*")
     assert re.search(words, " ".join(left["message"].split()))
     assert left["left"] == [{"text": "call us", "price": None}]
-    assert "2 rows are checkpointed by UDF version" in str(left["plan"])
+    assert "Note: checkpointed by UDF version" in str(left["plan"])
     assert (left["r"].rows_computed, left["r"].rows_reused) == (1, 2)
 
 

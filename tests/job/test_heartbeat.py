@@ -12,6 +12,7 @@ import pytest
 
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.heartbeat import (
+    APPROVAL_TIMEOUT,
     HEARTBEAT,
     RUNNING_TIMEOUT,
     WAITING_TIMEOUT,
@@ -86,4 +87,5 @@ def test_only_a_worker_that_fell_silent_and_that_nobody_tries_again_is_given_up_
     assert heartbeat_timeout(working, retried=True) == WAITING_TIMEOUT
     assert heartbeat_timeout(Heartbeat(0.0, "plan", over=True), retried=False) == WAITING_TIMEOUT
     assert heartbeat_timeout(None, retried=False) == WAITING_TIMEOUT
-    assert RUNNING_TIMEOUT < WAITING_TIMEOUT
+    assert heartbeat_timeout(working, retried=True, asked=True) == APPROVAL_TIMEOUT
+    assert RUNNING_TIMEOUT < WAITING_TIMEOUT < APPROVAL_TIMEOUT

@@ -14,7 +14,7 @@ from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job import error_records
 from airflow_geneva.job.error_records import ErrorRecord, count_errors, read_errors, write_errors
 from airflow_geneva.job.folder import JobFolder, plan_name
-from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT, WAITING_TIMEOUT
+from airflow_geneva.job.heartbeat import APPROVAL_TIMEOUT, RUNNING_TIMEOUT, WAITING_TIMEOUT
 from airflow_geneva.job.progress import Progress, ProgressReporter, Sample
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.job.status import Job, job_ids, read_job, read_jobs
@@ -176,6 +176,21 @@ def test_a_running_job_says_from_the_first_second_how_long_it_still_takes(folder
     assert (silent.seconds_left, str(silent.time_left)) == (None, "no process has given a sign of life for 2 min")
     dead = read(folder, now=started + WAITING_TIMEOUT + 25)
     assert (dead.dead, dead.rows_per_second, dead.seconds_left, dead.time_left) == (True, 0.0, None, None)
+
+
+def test_a_job_that_waits_for_a_person_says_so_and_is_not_dead_after_a_weekend(folder: JobFolder) -> None:
+    started = RECORD["started"]
+    plan(folder, SIZES)
+    folder.update_record(approval="rows 180 is above 100", expected={"start_seconds": 4.0, "rows_per_second": 5.0})
+    beat(folder, started, "plan", over=True)
+    waiting = read(folder, now=started + 3 * WAITING_TIMEOUT)
+    assert (waiting.open, waiting.state, waiting.seconds_left) == (True, "PENDING", None)
+    assert "  waits until it is approved and its first task starts: rows 180 is above 100" in waiting.lines()
+    assert read(folder, now=started + APPROVAL_TIMEOUT + 25).dead
+    folder.update_shard(PRINT, 0, started={"at": started + 10})
+    approved = read(folder, now=started + 13)
+    assert (approved.state, approved.seconds_left) == ("RUNNING", 41.0)
+    assert read(folder, now=started + WAITING_TIMEOUT + 25).dead
 
 
 def test_the_speed_is_that_since_the_first_rows_which_may_have_waited_for_a_model() -> None:
@@ -425,7 +440,7 @@ def test_a_job_reads_well_and_goes_through_json(folder: JobFolder) -> None:
         "PENDING: backfill of docs.n with length (version abc) where x > 1, job 20260101T000000-a",
         "  started 1970-01-12 13:46:40 UTC, last heartbeat 1970-01-12 13:47:40 UTC in stage plan",
         "  300 of 1,000 rows due: 120 checkpointed, 100 ready to commit, 0 committed, 0 failed, 300 left",
-        "  0 rows computed, 0 reused (0 %), 700 skipped, 0 error record(s)",
+        "  0 rows computed, 0 reused (0 %), 700 skipped, 0 error records",
         "  planned on version 7, no commits",
         "  at least 20 s left, then 180 rows, and how long one takes is not known yet",
         "  Airflow: d, run r, task g.plan, try 2",

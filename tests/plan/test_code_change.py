@@ -59,7 +59,7 @@ def test_checkpoints_of_other_code_are_not_used_and_one_line_says_what_they_woul
 ) -> None:
     break_off(table, scaled(2, fails_from=60))
     plan = table.plan_backfill("y", udf=scaled(3))
-    assert '60 rows are checkpointed by UDF version v2: continue_from="v2" would save them.' in str(plan)
+    assert 'checkpointed by UDF version v2: 60 rows, which continue_from="v2" would save.' in str(plan)
     assert plan.rows_to_run == 100
     trace.clear()
     result = run(table, scaled(3))
@@ -79,7 +79,7 @@ def test_continuing_takes_over_what_was_computed_and_says_so(table: Table, trace
     assert_right(table, "y", mixed)
     assert note(table) == "mixed:v2,v3"
     assert_nothing_to_do_is_free(table, "y", trace, udf=scaled(3))
-    assert "60 rows hold values of UDF version v2" in str(table.plan_backfill("y", udf=scaled(3)))
+    assert "values of UDF version v2: 60 rows" in str(table.plan_backfill("y", udf=scaled(3)))
 
 
 def test_what_was_taken_over_can_be_computed_later(table: Table, trace: Trace) -> None:

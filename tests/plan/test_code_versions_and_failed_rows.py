@@ -60,7 +60,7 @@ def test_rows_at_stake_are_counted_once_however_many_versions_left_them_as_they_
         run(table, scaled(version), on_code_change="new_rows")
     plan = table.plan_backfill("y", udf=scaled(5), on_code_change="new_rows")
     assert plan.rows_by_other_version == (("v2", 100),)
-    with pytest.raises(CodeChanged, match="Recompute these 100 rows"):
+    with pytest.raises(CodeChanged, match="Recompute 100 rows"):
         table.plan_backfill("y", udf=scaled(5))
     plan = table.plan_backfill("y", udf=scaled(4))
     assert plan.rows_by_other_version == (("v2", 100),)

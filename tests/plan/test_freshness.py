@@ -91,7 +91,7 @@ def test_rows_that_were_given_up_and_are_gone_or_changed_since_are_not_counted(m
         assert standing(table).versions == {"1": 21 - pending}
         plan = table.plan_backfill("y")
         assert plan.rows_pending == pending
-        assert "1 rows failed in 3 runs" in str(plan)
+        assert "given up after 3 runs: 1 row." in str(plan)
         table.backfill("y", runner="inline")
 
 

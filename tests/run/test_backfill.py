@@ -401,7 +401,7 @@ def test_new_rows_leaves_the_old_ones(make_table: MakeTable, trace: Trace) -> No
     assert_honest(result, table, rows_run=10)
     assert_right(table, "y", lambda x: x if x < 40 else 5 * x)
     assert_nothing_to_do_is_free(table, "y", trace, udf=of_version("2", 5), on_code_change="new_rows")
-    assert "40 rows hold values of UDF version 1" in str(
+    assert "values of UDF version 1: 40 rows" in str(
         table.plan_backfill("y", udf=of_version("2", 5), on_code_change="new_rows")
     )
 

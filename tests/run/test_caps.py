@@ -50,7 +50,7 @@ def test_exactly_the_rows_of_the_cap_run_and_are_visible_and_the_next_run_goes_o
 def test_the_plan_says_what_the_cap_leaves(make_table: MakeTable) -> None:
     plan = defined(make_table).plan_backfill("y", udf=triple_row, max_rows=12)
     assert (plan.rows_pending, plan.rows_to_run, plan.rows_skipped) == (40, 12, 0)
-    assert "max_rows=12: 28 rows are left for the next run" in str(plan)
+    assert "max_rows=12: 28 rows left for the next run" in str(plan)
 
 
 def test_under_a_filter_the_rows_that_it_selects_count(make_table: MakeTable, trace: Trace) -> None:

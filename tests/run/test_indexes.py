@@ -161,8 +161,8 @@ def test_values_are_visible_before_an_update_of_the_index_that_fails_is_made_up_
     table.add([{"id": 101, "x": 6}, {"id": 102, "x": 7}])
     left = table.backfill("n", runner="inline")
     assert left.unindexed_rows == 2
-    assert "2 rows are not in an index yet" in str(left)
-    assert "2 rows are not in an index yet" in str(connect(table.location.database_uri).job(left.job_id))
+    assert "not in an index yet: 2 rows" in str(left)
+    assert "not in an index yet: 2 rows" in str(connect(table.location.database_uri).job(left.job_id))
     with pytest.raises(InvalidInput, match="indexes="):
         table.backfill("n", runner="inline", indexes="rebuild")
 

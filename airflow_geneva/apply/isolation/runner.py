@@ -14,6 +14,7 @@ from airflow_geneva.apply.dedup import DedupMapper, KnownValues
 from airflow_geneva.apply.isolation.process import POOL, Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
 from airflow_geneva.apply.narrowing import Narrowing, RowFailed, retry, run_now, skip_or_fail, sleep
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of
+from airflow_geneva.display import counted
 from airflow_geneva.errors import UdfCrashed, UdfError
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf.error_policy import Skip, deciding_rule, matching_rules_of, rules_of
@@ -145,8 +146,9 @@ class _WorkerMapper(BatchMapper):
                 self.loaded = inputs
                 return self.child
         raise UdfError(
-            f"UDF {self.mapper.udf.name!r} cannot take a batch of {inputs.num_rows} rows, {inputs.nbytes:,} bytes: "
-            f"the process that runs it {reason}, twice, while it read the batch. Set a smaller batch_size."
+            f"UDF {self.mapper.udf.name!r} cannot take a batch of {counted(inputs.num_rows, 'row')}, "
+            f"{inputs.nbytes:,} bytes: the process that runs it {reason}, twice, while it read "
+            "the batch. Set a smaller batch_size."
         )
 
     def _acquire(self) -> WorkerProcess:
