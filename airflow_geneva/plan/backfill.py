@@ -98,8 +98,9 @@ class _Planner:
             all_looked_at = sum(due.work.rows for due in dues) == int(manifest.live_rows.sum())
             of_what = "of the table" if all_looked_at else "that is due"
             self.computed.notes.append(f"where {self.work.where} selects no row {of_what}.")
+        given, own = self.work.definition, stored_definition(self.dataset.schema, self.work.column)
         if not self.wanted.errors_only:
-            check_code_change(self.work, +self.rows_by_other_version, self.wanted.on_code_change)
+            check_code_change(self.work, +self.rows_by_other_version, self.wanted.on_code_change, own)
         if selected or not self.wanted.errors_only:
             for files, provenance, rows in self.accepted:
                 self.computed.learn(files, provenance, rows, all_live=False)
@@ -111,7 +112,6 @@ class _Planner:
                 f"given up after {MOST_RUNS} runs: {counted(self.given_up, 'row')}. "
                 f"table.get_errors(column_name={self.work.column!r}) says why; errors_only=True tries again."
             )
-        given, own = self.work.definition, stored_definition(self.dataset.schema, self.work.column)
         if self.wanted.errors_only and own and (given.import_path, given.name) != (own.import_path, own.name):
             self.computed.notes.append(
                 f"later runs use {own.call}, until table.alter_columns({{{self.work.column!r}: {given.name}}})."

@@ -21,6 +21,7 @@ from airflow_geneva.plan.model import BackfillSpec
 
 if TYPE_CHECKING:
     from airflow_geneva.commit.view_state import CommittedViewState
+    from airflow_geneva.udf.decorator import UdfDefinition
 
 ON_CODE_CHANGE = ("error", "recompute", "new_rows")
 OLD_CODE = "old_code"
@@ -82,16 +83,27 @@ def _is_done(provenance: Provenance, version: str, continue_from: tuple[str, ...
     return provenance.is_value_of(version)
 
 
-def check_code_change(work: BackfillSpec, rows_by_other_version: Mapping[str, int], on_code_change: str) -> None:
-    """Stop a backfill if rows hold values of other UDF versions and the user did not say what to do with them."""
+def check_code_change(
+    work: BackfillSpec, rows_by_other_version: Mapping[str, int], on_code_change: str, own: UdfDefinition | None
+) -> None:
+    """Stop a backfill if rows hold values of other UDF versions and the user did not say what to do with them.
+
+    Args:
+        own: the column's definition.
+    """
     at_stake = {maker: rows for maker, rows in rows_by_other_version.items() if maker not in work.continue_from}
     if at_stake and on_code_change == "error":
         rows = sum(at_stake.values())
         versions = ", ".join(f"{counted(n, 'row')} of version {version_label(v)}" for v, n in sorted(at_stake.items()))
+        is_own = own is not None and own.version == work.udf_version
+        other = (
+            f"Version {work.udf_version} is the column's own code; the other was passed as udf=, or was its code for a "
+            f"time. To go on with the other, make it the column's: table.alter_columns({{{work.column!r}: udf}}). "
+        )
         raise CodeChanged(
             f"The code of UDF {work.udf_name!r} changed behind column {work.column!r} of "
             f"table {work.table_name!r}: it is version {work.udf_version} now, and the column holds "
-            f"{versions}. "
+            f"{versions}. {other if is_own else ''}"
             f'Recompute {counted(rows, "row")} with on_code_change="recompute", or leave the old values and compute '
             'only new rows with on_code_change="new_rows". '
             f"table.compare({work.column!r}, udf) shows values of both on a sample of rows."
