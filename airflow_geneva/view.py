@@ -19,13 +19,14 @@ from airflow_geneva.plan.request import BackfillRequest, RefreshRequest, SizingO
 from airflow_geneva.storage.files import freeze_options
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, load_udf
-from airflow_geneva.views.definition import IS_SET, ViewDefinition, visible_columns
+from airflow_geneva.views.definition import IS_SET, QUERY_KEY, ViewDefinition, visible_columns
 
 if TYPE_CHECKING:
     from lance import LanceDataset
     from typing_extensions import Unpack
 
     from airflow_geneva.run.compare import Comparison
+    from airflow_geneva.udf.expect import Expectation
 
 
 class View(Table):
@@ -210,6 +211,24 @@ class View(Table):
         given = load_udf(udf) if isinstance(udf, str) else udf
         definition = self.view_definition
         return compare_view_column(self.location, definition, self._source(definition).location, column, given, sample)
+
+    def expect(self, columns: Mapping[str, Expectation | Sequence[Expectation]]) -> None:
+        """Say what values of columns must be like to become visible, in place of what was said before.
+
+        It is for columns of any kind, also of SQL; what a UDF expects of its values is checked beside it.
+
+        Raises:
+            InvalidInput: there is no such column, or its values cannot be checked so.
+
+        Example:
+            ```python
+            view.expect({"letters": [expect.not_null(), expect.between(1, 1_000)]})
+            ```
+        """
+        now, dataset = self.view_definition, self.lance
+        wanted = now.expecting(columns, dataset.schema, self.name)
+        if wanted != now:
+            dataset.update_schema_metadata({QUERY_KEY: wanted.to_json()})
 
     def add(self, data: Any) -> NoReturn:
         """Always raises: a view's rows come from its query."""

@@ -24,6 +24,7 @@ from airflow_geneva.query import ROWS_PER_FRAGMENT, Query
 from airflow_geneva.view import View
 
 if TYPE_CHECKING:
+    from airflow_geneva.udf.expect import Expectation
     from airflow_geneva.views.resolve import QuerySpec
 
 
@@ -49,6 +50,8 @@ class CreateMaterializedViewOperator(LanceOperator):
         recreate: drop a view with another definition.
         max_rows_per_fragment: rows of each fragment of the view; None: 1,048,576.
         source_database: URI of the source's database, opened with the same connection; None: the view's database.
+        expect: what values of columns must be like to become visible, by column, from `airflow_geneva.expect`; a change
+            of it changes the view that is there. None: what the view expects already.
 
     Example:
         ```python
@@ -83,6 +86,7 @@ class CreateMaterializedViewOperator(LanceOperator):
         recreate: bool | str = False,
         max_rows_per_fragment: int | str | None = None,
         source_database: str | None = None,
+        expect: Mapping[str, Expectation | Sequence[Expectation]] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -98,10 +102,16 @@ class CreateMaterializedViewOperator(LanceOperator):
         self.recreate = recreate
         self.max_rows_per_fragment = max_rows_per_fragment
         self.source_database = source_database
+        self.expect = expect
 
     def execute(self, context: Context) -> dict[str, Any]:
-        database = self.open_database()
-        name = required_text("view", self.view)
+        database, name = self.open_database(), required_text("view", self.view)
+        made = self._create(database, name)
+        if self.expect is not None:
+            View(database.location(name)).expect(self.expect)
+        return made
+
+    def _create(self, database: Database, name: str) -> dict[str, Any]:
         query = self._query(database)
         differences: list[str] = []
         if database.location(name).exists():

@@ -296,7 +296,7 @@ def _work(
     request: RefreshRequest,
     view_state: CommittedViewState,
 ) -> RefreshSpec:
-    described = [replace(column, udf=None).to_document() for column in definition.columns]
+    described = [replace(column, udf=None, expect=None).to_document() for column in definition.columns]
     inputs = [list(column.inputs) for column in definition.columns]
     about = [described, inputs, code, definition.where, definition.explode]
     version = md5(json.dumps(about, sort_keys=True))[:16]

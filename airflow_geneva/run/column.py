@@ -163,7 +163,7 @@ class ColumnPublisher:
             ready=len(candidates),
         )
         reporter.keep()
-        checks = ValueChecks(target.source, work.udfs, work.sizing.batch_bytes)
+        checks = ValueChecks(target.source, work, work.sizing.batch_bytes)
         found: list[Checked] = []
 
         def check(group: Sequence[Candidate]) -> None:

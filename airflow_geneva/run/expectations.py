@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -18,6 +18,7 @@ from airflow_geneva.job.folder import CHECKED, JobFolder
 from airflow_geneva.job.result import MOST_EXAMPLES, Checked
 from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.lance_io.row_ranges import Offsets, RowIds
+from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.udf.decorator import UdfDefinition
 from airflow_geneva.udf.expect import FAIL, Expectation, Verdict
@@ -35,17 +36,18 @@ class ValueChecks:
 
     Args:
         written: the table or view, in whose folder the staged files are.
-        udfs: the planned definitions, by column.
+        work: the planned job.
         limit: bytes that a batch may have.
     """
 
     written: lance.LanceDataset
-    udfs: Mapping[str, UdfDefinition]
+    work: JobSpec
     limit: int
 
     @cached_property
     def expected(self) -> list[tuple[str, Expectation]]:
-        return [(column, one) for column, udf in self.udfs.items() for one in _with_functions(column, udf)]
+        of_udfs = [(column, one) for column, udf in self.work.udfs.items() for one in _with_functions(column, udf)]
+        return [*of_udfs, *_declared(self.work)]
 
     def check(self, staged: Iterable[StagedFragment]) -> list[Checked]:
         """Read computed values batch by batch; rows on which a UDF failed are not checked."""
@@ -101,6 +103,11 @@ def _read(file: LanceFile, columns: Sequence[str], positions: Offsets, room: flo
     return file.read(columns, positions[:rows], room)
 
 
+def _declared(work: JobSpec) -> list[tuple[str, Expectation]]:
+    """Return what a view itself expects of its columns."""
+    return work.definition.expectations if isinstance(work, RefreshSpec) else []
+
+
 def _with_functions(column: str, udf: UdfDefinition) -> Iterator[Expectation]:
     """Return the planned expectations, with the functions that the UDF has here."""
     planned = udf.expectations
@@ -131,7 +138,7 @@ def _checked(column: str, one: Expectation, ids: RowIds, values: pa.Table) -> Ch
 
 def found_in_job(folder: JobFolder, saved: SavedPlan, finished: Sequence[Checked]) -> tuple[Checked, ...]:
     """Return what the commits of a job's shards found, and its `finish`."""
-    if not any(udf.expect for udf in saved.work.udfs.values()):
+    if not (_declared(saved.work) or any(udf.expect for udf in saved.work.udfs.values())):
         return ()
     shards = (folder.read_shard(saved.fingerprint, index) for index in range(len(saved.shards)))
     found = (Checked.from_json(document) for shard in shards for document in shard.get(CHECKED, ()))

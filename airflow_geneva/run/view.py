@@ -213,7 +213,7 @@ class ViewPublisher:
             why = capped[0] if capped else "not all of its rows are computed, or a staged file was removed"
         elif version is None:
             try:
-                checks = ValueChecks(dataset, work.udfs, work.sizing.batch_bytes)
+                checks = ValueChecks(dataset, work, work.sizing.batch_bytes)
                 self.checked = tuple(checks.check(pair for _, pair in staged.pairs))
                 stop_if_not_met(self.checked, "The refresh of the view")
                 files = self._files(swap, staged)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from decimal import Decimal
 from importlib import import_module
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.blobs import is_blob_type
 
 WARN, FAIL = "warn", "fail"
 _FRACTION = "max_null_fraction"
@@ -133,17 +135,23 @@ def satisfies(function: Callable[[Any], Any], *, whole: bool = False, level: str
     """
     if not callable(function):
         raise InvalidInput(f"satisfies({function!r:.80}) is not valid: give a function of a pa.Table.")
-    name = getattr(function, "__qualname__", None) or type(function).__name__
+    whole_function = getattr(function, "func", function)
+    name = getattr(whole_function, "__qualname__", None) or type(whole_function).__name__
     return Expectation(_FUNCTION, (name,), level, whole, function)
 
 
 def check_expectations(given: Any, kind: pa.DataType) -> tuple[Expectation, ...]:
-    """Check the expectations of a UDF against the type of its output."""
+    """Check expectations against the type of their column, or of the output of their UDF."""
     found = (given,) if isinstance(given, Expectation) else tuple(given)
+    if found and is_blob_type(kind):
+        raise InvalidInput(
+            f"{found[0]} cannot be checked on blobs: a staged file says only where they lie. Check each value in the "
+            "function, and raise if it is not as expected."
+        )
     for one in found:
         if not isinstance(one, Expectation):
             raise InvalidInput(
-                f"expect={one!r:.80} of a UDF is no expectation. Give a list of not_null(), max_null_fraction(), "
+                f"{one!r:.80} is no expectation. Give a list of not_null(), max_null_fraction(), "
                 "between(), in_set() and satisfies(), from airflow_geneva.expect."
             )
         try:
@@ -151,7 +159,18 @@ def check_expectations(given: Any, kind: pa.DataType) -> tuple[Expectation, ...]
                 one.judge(pa.table({"value": pa.array([], kind)}))
         except (pa.ArrowException, TypeError) as error:
             raise InvalidInput(f"{one} cannot be checked on values of type {kind}: {error}") from error
-    return found
+    return tuple(_told_apart(found))
+
+
+def _told_apart(given: Sequence[Expectation]) -> Iterator[Expectation]:
+    """Number functions of one name: an expectation is found again by what it is called."""
+    names = Counter[tuple[Any, ...]]()
+    for one in given:
+        if one.needs_function:
+            names[one.arguments] += 1
+            if (count := names[one.arguments]) > 1:
+                one = replace(one, arguments=(f"{one.arguments[0]} #{count}",))
+        yield one
 
 
 def _plain(value: Any) -> Any:
@@ -195,6 +214,7 @@ def _call(function: Callable[[Any], Any], values: pa.Table) -> Verdict:
 
 def _as_taken(function: Any, values: pa.Table) -> Any:
     """Return the values as a function takes them: those of pandera take data frames."""
+    function = getattr(function, "func", function)  # of a functools.partial
     home = type(getattr(function, "__self__", function)).__module__
     if home.partition(".")[0] != "pandera":
         return values

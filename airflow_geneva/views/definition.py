@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.arrays import rows_at
 from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.udf.decorator import UdfDefinition
+from airflow_geneva.udf.expect import Expectation, check_expectations
 
 if TYPE_CHECKING:
     import lance
@@ -53,7 +54,7 @@ class OutputColumn:
     """One column of a query, with its Arrow type as text: a column of the source, SQL over the source, or a UDF.
 
     `expression` is the source column's name, or the SQL. An input of the UDF is an earlier column of the query with
-    that name, or else a column of the source.
+    that name, or else a column of the source. `expect` is what the view itself expects of the values, beside the UDF.
     """
 
     name: str
@@ -61,6 +62,7 @@ class OutputColumn:
     type: str
     expression: str | None = None
     udf: UdfDefinition | None = None
+    expect: list[dict[str, Any]] | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -84,7 +86,8 @@ class OutputColumn:
     @staticmethod
     def of_document(document: Mapping[str, Any]) -> OutputColumn:
         udf = UdfDefinition.from_json(json.dumps(document["udf"])) if "udf" in document else None
-        return OutputColumn(document["name"], document["kind"], document["type"], document.get("expression"), udf)
+        about = (document["name"], document["kind"], document["type"], document.get("expression"))
+        return OutputColumn(*about, udf, document.get("expect"))
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,26 @@ class ViewDefinition:
 
     def column(self, name: str) -> OutputColumn:
         return next(column for column in self.columns if column.name == name)
+
+    @property
+    def expectations(self) -> list[tuple[str, Expectation]]:
+        """What the view expects of its columns, without what their UDFs expect."""
+        return [(column.name, Expectation.from_json(one)) for column in self.columns for one in column.expect or ()]
+
+    def expecting(self, columns: Mapping[str, Any], schema: pa.Schema, view: str) -> ViewDefinition:
+        """Return the definition with other expectations, by column, in place of those that it has."""
+        names = [column.name for column in self.columns]
+        if unknown := sorted(set(columns) - set(names)):
+            raise InvalidInput(f"View {view!r} has no column {unknown[0]!r}, only {', '.join(names)}.")
+        found = {name: check_expectations(given, schema.field(name).type) for name, given in columns.items()}
+        for name, expected in found.items():
+            if any(one.needs_function for one in expected):
+                raise InvalidInput(
+                    f"Column {name!r} of view {view!r} cannot have an expectation with a function: a view stores no "
+                    "code. Give it to the UDF of a column, as in @udf(expect=[satisfies(...)])."
+                )
+        stored = {name: [one.to_json() for one in expected] for name, expected in found.items()}
+        return replace(self, columns=tuple(replace(c, expect=stored.get(c.name) or None) for c in self.columns))
 
     def to_json(self) -> str:
         lists = {"columns": [c.to_document() for c in self.columns], "reads": [asdict(column) for column in self.reads]}

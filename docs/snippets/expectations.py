@@ -27,3 +27,9 @@ db = connect("library")
 table = db.create_table("docs", pa.table({"text": ["a", "bb", "c" * 2_000]}))
 table.add_columns({"n": length})
 result = table.backfill("n", udf=length, runner="inline")
+view = table.query().select({"letters": "length(text)"}).create_materialized_view(db, "letters")
+# --8<-- [start:view]
+view.expect({"letters": [expect.not_null(), expect.between(1, 1_000)]})
+# --8<-- [end:view]
+view.expect({"letters": expect.between(1, 2_000)})
+refreshed = view.refresh(runner="inline")

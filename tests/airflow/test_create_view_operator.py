@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
-from airflow_geneva import View, connect
+from airflow_geneva import View, connect, expect
 from airflow_geneva.operators import CreateMaterializedViewOperator
 from tests.airflow.conftest import Desk
 from tests.support.driving import Driver
@@ -38,6 +38,12 @@ def test_a_view_is_made_once_and_then_left_alone_and_no_udf_runs(desk: Desk) -> 
     second = make(desk, where="text < 'b'", shuffle_seed=1, limit="5", offset="")
     assert second.xcom("make") == {"view": "v", "created": False, "differences": []}
     assert view.version == 1
+    expected = {"n": [expect.not_null()]}
+    make(desk, where="text < 'b'", shuffle_seed=1, limit="5", expect=expected)
+    assert [(name, str(one)) for name, one in view.view_definition.expectations] == [("n", "not_null()")]
+    make(desk, where="text < 'b'", shuffle_seed=1, limit="5", expect=expected)
+    make(desk, where="text < 'b'", shuffle_seed=1, limit="5")
+    assert view.version == 2
     assert desk.calls() == []
 
 

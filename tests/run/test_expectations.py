@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
 
@@ -42,18 +44,6 @@ def below(most: int) -> Callable[[pa.Table], Any]:
     return lambda table: [value < most for value in table.column("y").to_pylist()]
 
 
-class Schema:
-    """Raises as a pandera schema does."""
-
-    def validate(self, table: pa.Table) -> pa.Table:
-        wrong = [at for at, value in enumerate(table.column(0).to_pylist()) if value is not None and value > 380]
-        if wrong:
-            error = ValueError("column 'y' failed less_than_or_equal_to(380)")
-            error.failure_cases = {"index": wrong}  # type: ignore[attr-defined]
-            raise error
-        return table
-
-
 WRONG = [
     (expect.not_null(), 1, 3, "row 0: None"),
     (expect.between(0, 389), 0, 1, "row 39: 390"),
@@ -62,7 +52,6 @@ WRONG = [
     (expect.max_null_fraction(0.05), 3, 3, "row 0: None"),
     (expect.satisfies(below(370)), 0, 3, "row 37: 370"),
     (expect.satisfies(lambda table: table.num_rows == 40, whole=True), 0, 40, ""),
-    (expect.satisfies(Schema().validate), 0, 1, "row 39: 390"),
 ]
 
 
@@ -91,6 +80,28 @@ def test_wrong_values_stay_invisible_and_a_repaired_expectation_computes_nothing
     trace.clear()
     result = table.backfill("y", udf=tens(nulls=nulls), runner="inline")
     assert (result.state, result.rows_reused, trace.rows()) == ("DONE", rows, [])
+
+
+def test_a_pandera_schema_is_a_function_and_names_the_rows(make_table: MakeTable, trace: Trace) -> None:
+    pandera = pytest.importorskip("pandera.pandas", reason="make install")
+    checked = pandera.Column(checks=pandera.Check.le(380), nullable=True, coerce=True)
+    validate = pandera.DataFrameSchema({"y": checked}).validate
+    table = make_table(40, per_fragment=40)
+    table.add_columns({"y": tens(expect.satisfies(validate), expect.satisfies(partial(validate, lazy=True)))})
+    with pytest.raises(JobFailed, match=r"invisible; computed rows are kept") as stopped:
+        table.backfill("y", runner="inline")
+    assert str(stopped.value).count("not met: 1 of 40 rows, for example row 39: 390; Schema") == 2
+
+
+def test_functions_of_one_name_are_told_apart(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(40)
+    table.add_columns({"y": tens(*(expect.satisfies(below(most), level="warn") for most in (370, 380, 400)))})
+    found = table.backfill("y", runner="inline").checked
+    assert [(one.expectation[-10:], one.rows, one.wrong) for one in found] == [
+        (".<lambda>)", 40, 3),
+        ("ambda> #2)", 40, 2),
+        ("ambda> #3)", 40, 0),
+    ]
 
 
 def test_a_warning_stops_nothing_and_is_kept(make_table: MakeTable, trace: Trace) -> None:
@@ -153,9 +164,42 @@ def test_a_view_is_not_swapped(make_table: MakeTable, trace: Trace) -> None:
     assert len(trace.rows()) == 40
 
 
+def test_a_view_says_what_it_expects_of_columns_of_sql(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(40)
+    query = table.query().select({"id": "id", "half": "nullif(x / 2, 3)", "y": tens()})
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    view.expect({"half": [expect.between(0, 18), expect.max_null_fraction(0.1)], "y": expect.not_null()})
+    version = view.version
+    with pytest.raises(JobFailed, match=r"between\(0, 18\) of column 'half' \(fail\) not met: 2 of 40 rows"):
+        view.refresh(runner="inline")
+    assert view.version == version
+    view.expect({"half": [expect.between(0, 18, level="warn"), expect.max_null_fraction(0.1)]})
+    assert view.view_definition.differences(query.definition()) == []
+    result = view.refresh(runner="inline")
+    assert [(one.expectation, one.wrong, one.passed) for one in result.checked] == [
+        ("between(0, 18)", 2, False),
+        ("max_null_fraction(0.1)", 2, True),
+    ]
+    assert newest_job(view).checked == result.checked
+    assert len(trace.rows()) == 40
+    version = view.version
+    view.expect({"half": [expect.between(0, 18, level="warn"), expect.max_null_fraction(0.1)]})
+    assert view.version == version
+    for columns, why in (
+        ({"z": expect.not_null()}, "View 'v' has no column 'z', only id, half, y"),
+        ({"half": expect.satisfies(below(1))}, "a view stores no code"),
+        ({"half": expect.between("a", "b")}, "cannot be checked on values of type"),
+        ({"half": [None]}, "None is no expectation"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            view.expect(columns)
+
+
 def test_a_rule_must_fit_the_type_and_is_no_part_of_the_version() -> None:
     with pytest.raises(InvalidInput, match="cannot be checked on values of type"):
         tens(expect.between("a", "b"))
+    with pytest.raises(InvalidInput, match=r"not_null\(\) cannot be checked on blobs"):
+        udf(data_type=lance.blob_field("b").type, expect=expect.not_null())(lambda x: b"")
     with pytest.raises(InvalidInput, match="level"):
         expect.not_null(level="stop")
 
