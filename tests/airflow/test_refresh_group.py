@@ -428,7 +428,7 @@ def test_code_that_changed_stops_the_plan_until_it_is_told_what_to_do(
     monkeypatch.setattr(udfs, "length", udfs.longer)
     stopped = Driver.trigger(make_dag(view, default_args={"retries": 2})).go()
     assert stopped.tries("refresh.plan") == 1
-    assert "10 rows of the view hold values of the old code" in stopped.error("refresh.plan")
+    assert "Values of the old code: 10 rows of the view" in stopped.error("refresh.plan")
     desk.append("b")
     waiting = Driver.trigger(make_dag(view, on_code_change="old_code")).go(kill="refresh.shards.apply")
     summary = waiting.xcom("refresh.plan", "summary")

@@ -282,7 +282,7 @@ def test_code_that_changed_behind_a_view_stops_the_refresh(
 
     monkeypatch.setattr(run, "load_udfs", lambda definition: {"p": replace(other, func=other.func)})
     trace.clear()
-    with pytest.raises(CodeChanged, match=r"20 rows of the view .* view\.compare\('p'\) shows"):
+    with pytest.raises(CodeChanged, match=r"20 rows of the view.* view\.compare\('p'\) shows"):
         refresh(view)
     table.add([{"id": 20, "x": 20}])
     refresh(view, on_code_change="new_rows")
