@@ -20,7 +20,7 @@ from airflow_geneva.lance_io.table_versions import PlannedTable
 from airflow_geneva.plan.reusable_checkpoints import Mismatches
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.plan.sizing import Sizing
-from airflow_geneva.udf.decorator import UdfDefinition
+from airflow_geneva.udf.settings import UdfDefinition
 from airflow_geneva.views.definition import ViewDefinition
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.lance_io.row_ranges import Offsets, RowIds
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan
-from airflow_geneva.udf.decorator import UdfDefinition
 from airflow_geneva.udf.expect import FAIL, Expectation, Verdict
 from airflow_geneva.udf.of_process import find_udf
+from airflow_geneva.udf.settings import UdfDefinition
 from airflow_geneva.views.definition import SOURCE_ROW_ID
 from airflow_geneva.write.data_files import WINDOW_ROWS, fit_rows, staged_file
 

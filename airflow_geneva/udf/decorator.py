@@ -1,15 +1,14 @@
-"""The `udf` decorator, the `UDF` that it makes of a Python function, and the definition that a column stores."""
+"""The `udf` decorator, and the `UDF` that it makes of a Python function."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, overload
 
@@ -20,6 +19,7 @@ from airflow_geneva.udf.annotations import output_type
 from airflow_geneva.udf.error_policy import Fail, Policy, Retry, Skip, check_policy, describe_policy
 from airflow_geneva.udf.expect import Expectation, check_expectations
 from airflow_geneva.udf.settings import (
+    UdfDefinition,
     check_bounds,
     check_calls,
     check_flag,
@@ -36,69 +36,8 @@ if TYPE_CHECKING:
 
 IMPORT_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
 
-_FORMAT = 1
-
 _instances: dict[tuple[type, asyncio.AbstractEventLoop | None], Any] = {}
 _instances_lock = threading.RLock()
-
-
-@dataclass(frozen=True)
-class UdfDefinition:
-    """The definition of a UDF in its column's metadata: plain values, no code; `data_type` is text for display."""
-
-    name: str
-    version: str
-    import_path: str | None
-    input_columns: tuple[str, ...] | None
-    data_type: str
-    form: Form
-    num_cpus: float | None = None
-    num_gpus: float | None = None
-    memory: int | None = None
-    batch_size: int | None = None
-    checkpoint_size: int | None = None
-    min_checkpoint_size: int | None = None
-    max_checkpoint_size: int | None = None
-    on_error: str | list[dict[str, Any]] = "fail"
-    timeout: float | None = None
-    cost: float | None = None
-    max_in_flight: int | None = None
-    deterministic: bool | None = None
-    dedup: bool | None = None
-    expect: list[dict[str, Any]] | None = None
-
-    @property
-    def expectations(self) -> tuple[Expectation, ...]:
-        """What is expected of its values, without the functions of `satisfies`."""
-        return tuple(map(Expectation.from_json, self.expect or ()))
-
-    @property
-    def call(self) -> str:
-        """How it computes its column, for people."""
-        return f"{self.import_path or self.name}({', '.join(self.input_columns or ())}), version {self.version}"
-
-    def to_json(self) -> str:
-        """Return the definition as JSON with sorted keys, without None values."""
-        values = {name: value for name, value in asdict(self).items() if value is not None}
-        return json.dumps({"format": _FORMAT, **values}, sort_keys=True, separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> UdfDefinition:
-        """Parse the output of `to_json`; `InvalidInput` if it is something else, or of a later format."""
-        try:
-            values = json.loads(text)
-            found = values.pop("format")
-            if found != _FORMAT:
-                raise InvalidInput(
-                    f"A UDF definition has format {found!r}; this version of airflow-geneva reads format "
-                    f"{_FORMAT}. Upgrade airflow-geneva."
-                )
-            known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
-            inputs = values.get("input_columns")
-            known["input_columns"] = None if inputs is None else tuple(inputs)
-            return cls(**{"import_path": None, **known})
-        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
-            raise InvalidInput(f"This is not a stored UDF definition ({error!r}): {text!r:.200}") from error
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.arrays import check_storable
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.udf.annotations import check_inputs
-from airflow_geneva.udf.decorator import UDF, UdfDefinition
+from airflow_geneva.udf.decorator import UDF
 from airflow_geneva.udf.of_process import keep_udf
+from airflow_geneva.udf.settings import UdfDefinition
 from airflow_geneva.udf.shipping import load_udf
 
 UDF_KEY = "geneva::udf"

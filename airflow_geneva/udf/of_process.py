@@ -6,7 +6,8 @@ import sys
 from types import ModuleType
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.udf.decorator import UDF, UdfDefinition
+from airflow_geneva.udf.decorator import UDF
+from airflow_geneva.udf.settings import UdfDefinition
 from airflow_geneva.udf.shipping import load_stored_udf
 
 _given: dict[tuple[str, str], UDF] = {}

@@ -1,16 +1,24 @@
-"""Checks of the settings that `@udf` takes."""
+"""The settings of a UDF: their checks, and the definition that a column stores."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.udf.expect import Expectation
+from airflow_geneva.udf.signature import Form
 
 DEFAULT_IN_FLIGHT = 16
+DEFAULT_SUBMITTED, DEFAULT_POLL_INTERVAL = 10_000, 60.0
+"""Rows of one batch at a batch API, and the seconds between two looks at it."""
+
+_FORMAT = 1
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])?(?:i?b)?", re.IGNORECASE)
@@ -85,3 +93,63 @@ def check_memory(value: int | str | None) -> int | None:
     if value is not None and (amount is None or amount < 1):
         raise InvalidInput(f'memory={value!r}: give bytes above 0, or a text such as "512m" or "4g".')
     return None if amount is None else int(amount)
+
+
+@dataclass(frozen=True)
+class UdfDefinition:
+    """The definition of a UDF in its column's metadata: plain values, no code; `data_type` is text for display."""
+
+    name: str
+    version: str
+    import_path: str | None
+    input_columns: tuple[str, ...] | None
+    data_type: str
+    form: Form
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
+    batch_size: int | None = None
+    checkpoint_size: int | None = None
+    min_checkpoint_size: int | None = None
+    max_checkpoint_size: int | None = None
+    on_error: str | list[dict[str, Any]] = "fail"
+    timeout: float | None = None
+    cost: float | None = None
+    max_in_flight: int | None = None
+    poll_interval: float | None = None
+    deterministic: bool | None = None
+    dedup: bool | None = None
+    expect: list[dict[str, Any]] | None = None
+
+    @property
+    def expectations(self) -> tuple[Expectation, ...]:
+        """What is expected of its values, without the functions of `satisfies`."""
+        return tuple(map(Expectation.from_json, self.expect or ()))
+
+    @property
+    def call(self) -> str:
+        """How it computes its column, for people."""
+        return f"{self.import_path or self.name}({', '.join(self.input_columns or ())}), version {self.version}"
+
+    def to_json(self) -> str:
+        """Return the definition as JSON with sorted keys, without None values."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps({"format": _FORMAT, **values}, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> UdfDefinition:
+        """Parse the output of `to_json`; `InvalidInput` if it is something else, or of a later format."""
+        try:
+            values = json.loads(text)
+            found = values.pop("format")
+            if found != _FORMAT:
+                raise InvalidInput(
+                    f"A UDF definition has format {found!r}; this version of airflow-geneva reads format "
+                    f"{_FORMAT}. Upgrade airflow-geneva."
+                )
+            known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+            inputs = values.get("input_columns")
+            known["input_columns"] = None if inputs is None else tuple(inputs)
+            return cls(**{"import_path": None, **known})
+        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise InvalidInput(f"This is not a stored UDF definition ({error!r}): {text!r:.200}") from error

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.arrays import rows_at
 from airflow_geneva.storage.uri import without_credentials
-from airflow_geneva.udf.decorator import UdfDefinition
 from airflow_geneva.udf.expect import Expectation, check_expectations
+from airflow_geneva.udf.settings import UdfDefinition
 
 if TYPE_CHECKING:
     import lance

@@ -23,7 +23,7 @@ from airflow_geneva.plan.saved_plan import SwapPlan, load_plan, save_plan, shard
 from airflow_geneva.plan.shard import FragmentWork, Shard, Works, cut_shards
 from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.storage.files import Storage
-from airflow_geneva.udf.decorator import UdfDefinition
+from airflow_geneva.udf.settings import UdfDefinition
 from tests.support.counting import triple
 from tests.support.invariants import assert_closed
 
