@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from airflow_geneva.database import Database, connect
-    from airflow_geneva.errors import GenevaError, UdfCrashed
+    from airflow_geneva.errors import BatchFailed, GenevaError, UdfCrashed
     from airflow_geneva.limits.rate_limit import RateLimit, RateLimited, report
     from airflow_geneva.query import Query
     from airflow_geneva.table import Table
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UDF",
+    "BatchFailed",
     "Database",
     "Fail",
     "GenevaError",
@@ -41,7 +42,7 @@ __version__ = "0.1.0"
 # Every Airflow process imports this package to read the provider's description: nothing is loaded before it is used.
 _HOMES = {
     "database": ("Database", "connect"),
-    "errors": ("GenevaError", "UdfCrashed"),
+    "errors": ("BatchFailed", "GenevaError", "UdfCrashed"),
     "limits.rate_limit": ("RateLimit", "RateLimited", "report"),
     "query": ("Query",),
     "table": ("Table",),

@@ -63,6 +63,10 @@ class DamagedRecord(GenevaError):
     """The stored record of a job cannot be parsed."""
 
 
+class BatchFailed(GenevaError, RuntimeError):
+    """Raised by a batch API's `poll` or `fetch`: the service will never answer this batch. All of its rows failed."""
+
+
 class UdfError(GenevaError, RuntimeError):
     """A UDF raised, or returned a value that does not fit its column.
 

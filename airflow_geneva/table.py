@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from lance import LanceDataset
     from typing_extensions import Unpack
 
+    from airflow_geneva.job.meter import Stopwatch
     from airflow_geneva.query import Query
     from airflow_geneva.run.background import JobFuture
     from airflow_geneva.run.compare import Comparison
     from airflow_geneva.run.inline import Udfs
-    from airflow_geneva.run.pipeline import Stopwatch
 
 _HEADINGS = ("column", "type", "")
 
@@ -381,9 +381,9 @@ class Table(Summarized, Readable):
     def _plan_to_run(
         self, request: BackfillRequest, udf: UDF | str | None, runner: str
     ) -> tuple[Plan, Udfs, Stopwatch]:
+        from airflow_geneva.job.meter import Stopwatch
         from airflow_geneva.run.choice import check_runner
         from airflow_geneva.run.inline import Udfs
-        from airflow_geneva.run.pipeline import Stopwatch
 
         check_runner(runner)
         watch = Stopwatch()

@@ -176,9 +176,10 @@ class View(Table):
             JobFailed: the job failed; the view is unchanged.
         """
         from airflow_geneva.bar import progress_bar
+        from airflow_geneva.job.meter import Stopwatch
         from airflow_geneva.run.choice import check_old_code, check_runner
         from airflow_geneva.run.inline import Udfs
-        from airflow_geneva.run.pipeline import Stopwatch, run, start
+        from airflow_geneva.run.pipeline import run, start
         from airflow_geneva.run.view import load_udfs, plan
 
         check_runner(runner)

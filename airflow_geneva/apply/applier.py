@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.advice import advise
+from airflow_geneva.apply.batch_api import StillWaiting
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.apply.event_loop import LOOP
 from airflow_geneva.apply.reader import ReadSize, RowBatch, read_rows, windows
@@ -21,6 +22,7 @@ from airflow_geneva.apply.sizes import CheckpointSizer, LearnedSizes
 from airflow_geneva.apply.skipped_rows import ErrorLog, SkipCount, fatal_failure
 from airflow_geneva.checkpoint.provenance import Failures
 from airflow_geneva.checkpoint.records import (
+    ROW_ID,
     RangeContent,
     RowRuns,
     computed_rows,
@@ -165,6 +167,7 @@ class Applier:
         self.on_rows = on_rows
         self.speed = UdfSpeed()
         self.mapper = mapper
+        self.waiting: dict[str, int] = {}
         self.skipped = skipped
         self.row_by_row = udf is not None and udf.form == "scalar"
         self.batch_size = sizing.batch_size or (udf.batch_size if udf else None)
@@ -191,8 +194,8 @@ class Applier:
     ) -> Iterator[StepResult]:
         """Run the UDF on the live, selected rows of ``run``, in physical order.
 
-        If it fails, the rows before are checkpointed. ``keep_last`` also writes a checkpoint of the last steps, which a
-        caller that stages the whole fragment does not need.
+        If it fails, or waits for a service at the end, the rows before are checkpointed. ``keep_last`` also writes a
+        checkpoint of the last steps, which a caller that stages the whole fragment does not need.
         """
         pending = _PendingCheckpoint(self.store, self.work, fragment, ErrorLog(self.work, fragment, self.job))
         begun = deque[_BegunStep]()
@@ -201,16 +204,18 @@ class Applier:
                 for step in self._begin_steps(rows, run, begun, pending):
                     begun.append(step)
                     while self._is_first_due(begun):
-                        yield self._finish(begun, pending)
-                        self._flush_if_due(pending)
+                        yield from self._finish(begun, pending)
             while begun:
-                yield self._finish(begun, pending)
-                self._flush_if_due(pending)
+                yield from self._finish(begun, pending)
+            if self.waiting:
+                raise StillWaiting(self.waiting)
         except BaseException:
             try:
                 self._keep_succeeded(begun, pending)
                 pending.flush()
             except StorageError as unkept:
+                if self.waiting:
+                    raise
                 logger.warning(
                     "Cannot write a last checkpoint, so the rows computed since the one before are lost: %s", unkept
                 )
@@ -219,10 +224,6 @@ class Applier:
             pending.flush()
         else:
             pending.errors.write()
-
-    def _flush_if_due(self, pending: _PendingCheckpoint) -> None:
-        if pending.is_due(self.interval, self.sizer.least, self.sizer.most):
-            pending.flush()
 
     def _read(self, fragment: FragmentWork, live: Ranges, run: Ranges) -> Iterator[RowBatch]:
         limit = self.work.sizing.batch_bytes
@@ -287,12 +288,7 @@ class Applier:
         return size
 
     def _begin_step(
-        self,
-        rows: RowBatch,
-        part: slice,
-        span: tuple[int, int],
-        due: np.ndarray | None,
-        chosen: np.ndarray | None,
+        self, rows: RowBatch, part: slice, span: tuple[int, int], due: np.ndarray | None, chosen: np.ndarray | None
     ) -> _BegunStep:
         offsets, ids, batch = rows.offsets[part], rows.row_ids[part], rows.columns[part]
         looked_at = None
@@ -302,15 +298,24 @@ class Applier:
             kept = np.flatnonzero(mask)
             offsets, ids = offsets[kept], ids[kept]
             batch = single_batch(rows_where(pa.Table.from_batches([batch]), pa.array(mask)))
+        if self.mapper.needs_row_ids:
+            batch = batch.append_column(ROW_ID, pa.array(ids, pa.uint64()))
         return _BegunStep(span, offsets, ids, looked_at, batch.nbytes, self.mapper.begin(batch))
 
-    def _finish(self, begun: deque[_BegunStep], pending: _PendingCheckpoint) -> StepResult:
-        """Wait for the first step, which leaves the queue, and keep its rows."""
-        step = self._result(begun[0], pending)
+    def _finish(self, begun: deque[_BegunStep], pending: _PendingCheckpoint) -> Iterator[StepResult]:
+        """Wait for the first step, which leaves the queue, and keep its rows; yield it unless a service has them."""
+        try:
+            step = self._result(begun[0], pending)
+        except StillWaiting as still:
+            self.waiting |= still.batches
+            begun.popleft()
+            return
         begun.popleft()
         self._keep(step, pending)
         fault_point("apply.step")
-        return step
+        yield step
+        if pending.is_due(self.interval, self.sizer.least, self.sizer.most):
+            pending.flush()
 
     def _result(self, begun: _BegunStep, pending: _PendingCheckpoint) -> StepResult:
         span, offsets, ids = begun.span, begun.offsets, begun.ids

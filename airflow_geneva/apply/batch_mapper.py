@@ -37,6 +37,9 @@ class BatchMapper:
     calls_at_a_time: int = 0
     """How many calls may be in flight; 0: `result` makes the calls of a batch."""
 
+    needs_row_ids: bool = False
+    """Whether its batches also have the row ids, as column `_rowid`."""
+
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         """Map a batch with the input columns, named as in the table.
 

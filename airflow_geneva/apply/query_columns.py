@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from airflow_geneva.apply.batch_api import BatchApiMapper, StillWaiting
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.apply.dedup import KnownValues
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.udf_call import MappedBatch
+from airflow_geneva.checkpoint.records import ROW_ID
+from airflow_geneva.checkpoint.submissions import Submissions
 from airflow_geneva.display import counted
 from airflow_geneva.errors import UdfError
 from airflow_geneva.lance_io.arrays import rows_at, single_batch
@@ -50,13 +53,19 @@ class QueryComputer:
         columns: Sequence[OutputColumn],
         udfs: Mapping[str, UDF | UdfReference],
         known: Mapping[str, KnownValues] | None = None,
+        submissions: Mapping[str, Submissions] | None = None,
     ) -> None:
         self.columns = tuple(columns)
         self.projection, self._aliases, self._input_aliases = _projection(self.columns)
         self._stack = ExitStack()
         self._mappers: dict[str, BatchMapper] = {
             column.name: self._stack.enter_context(
-                open_batch_mapper(udfs[column.name], column.inputs, (known or {}).get(column.name))
+                open_batch_mapper(
+                    udfs[column.name],
+                    column.inputs,
+                    (known or {}).get(column.name),
+                    (submissions or {}).get(column.name),
+                )
             )
             for column in self.columns
             if column.udf is not None
@@ -73,10 +82,15 @@ class QueryComputer:
         """How many calls `begin` may have in flight."""
         return max((mapper.calls_at_a_time for mapper in self._mappers.values()), default=0)
 
+    @property
+    def needs_row_ids(self) -> bool:
+        """Whether a batch also has the row ids: one of its UDFs is a batch API."""
+        return any(mapper.needs_row_ids for mapper in self._mappers.values())
+
     def begin(self, batch: pa.RecordBatch) -> dict[str, BegunBatch]:
-        """Begin the calls of async UDFs whose inputs are columns of the source."""
+        """Begin the calls of async UDFs whose inputs are columns of the source; of none before batch APIs answered."""
         begun = dict[str, BegunBatch]()
-        for column in self.columns:
+        for column in self.columns if not self.needs_row_ids else ():
             mapper = self._mappers.get(column.name)
             if mapper and mapper.calls_at_a_time and set(column.inputs) <= set(self._input_aliases[column.name]):
                 begun[column.name] = mapper.begin(self._inputs(column, batch, {}))
@@ -92,6 +106,8 @@ class QueryComputer:
         batch is not called again.
         """
         whole, begun = batch, begun or {}
+        if self.needs_row_ids:
+            self._ask_batch_apis(batch)
         done: dict[str, pa.Array] = {}
         mapped: dict[str, MappedBatch] = {}
         failure: UdfError | None = None
@@ -116,9 +132,25 @@ class QueryComputer:
             mapped[column.name], done[column.name] = found, found.values
         return QueryRows(pa.record_batch(list(done.values()), names=list(done)), mapped, failure)
 
+    def _ask_batch_apis(self, batch: pa.RecordBatch) -> None:
+        """Raise StillWaiting if the service of a batch API has not answered all rows: no other UDF is called yet."""
+        waiting: dict[str, int] = {}
+        plain = {column.name: batch.column(self._aliases[column.name]) for column in self.columns if not column.udf}
+        for column in self.columns:
+            mapper = self._mappers.get(column.name)
+            if isinstance(mapper, BatchApiMapper):
+                try:
+                    mapper.collect(self._inputs(column, batch, plain))
+                except StillWaiting as still:
+                    waiting |= still.batches
+        if waiting:
+            raise StillWaiting(waiting)
+
     def _inputs(self, column: OutputColumn, batch: pa.RecordBatch, done: Mapping[str, pa.Array]) -> pa.RecordBatch:
         from_source, names = self._input_aliases[column.name], list(dict.fromkeys(column.inputs))
         given = [batch.column(from_source[name]) if name in from_source else done[name] for name in names]
+        if self._mappers[column.name].needs_row_ids:
+            names, given = [*names, ROW_ID], [*given, batch.column(ROW_ID)]
         return pa.record_batch(given, names=names)
 
 

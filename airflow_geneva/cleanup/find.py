@@ -11,6 +11,7 @@ from datetime import timedelta
 from airflow_geneva.checkpoint.facts import covered_documents, is_fold
 from airflow_geneva.checkpoint.keys import ParsedKey, parse_key, path_to_key
 from airflow_geneva.checkpoint.packs import keys_of_pack
+from airflow_geneva.checkpoint.submissions import FOLDER as BATCHES
 from airflow_geneva.checkpoint.value_cache import FOLDER as VALUE_CACHE
 from airflow_geneva.checkpoint.value_cache import MOST_AGE
 from airflow_geneva.checkpoint.view_snapshot import snapshot_job, snapshot_key
@@ -269,9 +270,10 @@ class _Search:
         return [file for key, file in old.items() if key not in named]
 
     def _values(self) -> list[FileEntry]:
-        """Return values that were kept for equal inputs, and are too old to be used."""
-        old = min(self.cutoff, self.now - MOST_AGE)
-        return [file for file in self._below("_checkpoints", VALUE_CACHE).values() if file.modified < old]
+        """Return values that were kept for equal inputs, and notes about submitted batches, that are too old."""
+        old, folders = min(self.cutoff, self.now - MOST_AGE), (VALUE_CACHE, BATCHES)
+        files = (file for folder in folders for file in self._below("_checkpoints", folder).values())
+        return [file for file in files if file.modified < old]
 
 
 _OURS = ("_checkpoints", "data")

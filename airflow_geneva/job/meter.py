@@ -92,3 +92,16 @@ def measuring(target: str) -> Iterator[Meter]:
         yield meter
     finally:
         _current.reset(token)
+
+
+class Stopwatch:
+    """Measures seconds by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def lap(self, stage: str) -> None:
+        now = time.monotonic()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
+        self._since = now

@@ -14,6 +14,7 @@ from airflow_geneva.job.folder import (
     COMMITTING,
     FAILURE,
     STARTED,
+    SUBMITTED,
     JobFolder,
     plan_name,
     shard_name,
@@ -57,6 +58,7 @@ class ShardStatus:
         spark_ui: address of the UI of the Spark driver that computed it last, or None; it ends with the driver.
         usage: what its calls reported that they used, without those of tries that were killed.
         samples: how many rows its last try had computed when, in seconds since the epoch; at most 60.
+        rows_submitted: rows that the service of a batch API has and did not answer when it was asked last.
     """
 
     index: int
@@ -82,6 +84,7 @@ class ShardStatus:
     start_seconds: float | None = None
     samples: tuple[tuple[float, int], ...] = ()
     usage: Usage = field(default_factory=Usage)
+    rows_submitted: int = 0
 
     @property
     def applied_per_second(self) -> float:
@@ -94,6 +97,7 @@ class ShardStatus:
         speed = f", {self.rows_per_second:,.0f} rows/s" if self.rows_per_second else ""
         left = f", about {self.seconds_left:,.0f} s left" if self.seconds_left is not None else ""
         failed = f", {self.rows_failed:,} failed" if self.rows_failed else ""
+        failed += f", {self.rows_submitted:,} with the service" if self.rows_submitted else ""
         return (
             f"shard {self.index}: {self.stage}, {self.rows_checkpointed:,} of {counted(self.rows, 'row')} "
             f"checkpointed, {self.rows_ready:,} ready, {self.rows_committed:,} committed{failed}{speed}{left}"
@@ -183,6 +187,8 @@ def _read_shard(
         if found.get(part):
             status = add(status, found[part])
     status = _started(status, found.get(STARTED))
+    if submitted := found.get(SUBMITTED):
+        status = replace(status, stage="applying", rows_submitted=sum(submitted.values()))
     if committed:
         return _committed(status, committed)
     if failure := found.get(FAILURE):

@@ -80,6 +80,8 @@ def estimate_time_left(
             queued += seconds
     width = max(len(at_work) - 1, 1)
     unknown = f"{counted(unmeasured, 'row')}, and how long one takes is not known yet" if unmeasured else ""
+    if submitted := sum(shard.rows_submitted for shard in shards):
+        unknown = f"{counted(submitted, 'row')} with the service, which says when it answers"
     return TimeLeft(max(max(at_work), (sum(at_work) + queued) / width), unknown)
 
 

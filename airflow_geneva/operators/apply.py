@@ -6,14 +6,17 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, AirflowNotFoundException
+from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 from airflow.sdk import BaseHook, Connection, Context
 
+from airflow_geneva.apply.batch_api import StillWaiting
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.hooks.lance import missing_connection
@@ -49,6 +52,7 @@ from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.waiting import poll_interval
 from airflow_geneva.spark.code import planned_archives, send_archives
 from airflow_geneva.spark.connect import check_demands, open_try
 from airflow_geneva.spark.installation import java_environment
@@ -129,15 +133,23 @@ class ApplyOperator(SparkSubmitOperator):
         reference = check_shard(self.shard)
         job = load_job(open_database(self.lance_conn_id, self.database), reference)
         shard = job.saved.load_shard(job.folder.storage, reference["shard"])
+        job.waits = False
         # While the application waits for the cluster, no driver writes heartbeats.
+        how, waiting = None, job.waiting(shard)
         with (
+            suppress(StillWaiting),
             cause_first(self.log),
             writing_heartbeats(job.folder.storage, "apply"),
             job.folder.recording_failure(job.saved.fingerprint, shard.index),
             openai_connection(optional_text(self.openai_conn_id)),
         ):
+            waiting.look(Udfs.planned(job.work))
             job.begin(shard)
             how = self._compute(job, shard, context, configured)
+        if waiting.batches:
+            # A triggerer has neither the code nor its credentials, so the task that it wakes asks the service.
+            moment = TimeDeltaTrigger(timedelta(seconds=poll_interval(job.work)))
+            self.defer(trigger=moment, method_name="execute_again")
         done = _applied(job, shard)
         if done is None:
             raise AirflowException(
@@ -151,6 +163,10 @@ class ApplyOperator(SparkSubmitOperator):
             "Shard %s of %s: %s computed %s, %s failed.", shard.index, target, counted(computed, "row"), how, failed
         )
         return done
+
+    def execute_again(self, context: Context, event: Any = None) -> dict[str, Any]:
+        """Ask the service of a batch API again, and go on when it has answered."""
+        return self.execute(context)
 
     def _compute(self, job: PlannedJob, shard: Shard, context: Context, configured: Configuration) -> str:
         """Compute the shard; return in words how."""
@@ -208,6 +224,7 @@ class ApplyOperator(SparkSubmitOperator):
             _check_cluster(master, given)
             more = identity_arguments(self.lance_conn_id, job, "use deploy mode 'client'")
             options = {}
+        more += ["--leave-waiting"] if poll_interval(work) else []
         self.application_args = shard_arguments(job, shard.index, more)
         # The base class would add them to the worker's whole environment, or write them on the command line. Here they
         # are part of the driver's own environment.

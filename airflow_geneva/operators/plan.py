@@ -18,6 +18,7 @@ from airflow_geneva.hooks.openai import openai_connection
 from airflow_geneva.job.estimate import LIMITS, Estimate
 from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.job.heartbeat import APPROVAL
+from airflow_geneva.job.meter import Stopwatch
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
 from airflow_geneva.job.result import CARRIED, carried_results
 from airflow_geneva.job.status import job_ids
@@ -45,7 +46,7 @@ from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.run.choice import RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.run.estimate import estimate_by_history
 from airflow_geneva.run.inline import Udfs
-from airflow_geneva.run.pipeline import PlannedJob, Stopwatch, apply_and_commit
+from airflow_geneva.run.pipeline import PlannedJob, apply_and_commit
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table

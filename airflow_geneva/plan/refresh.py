@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import lance
 
     from airflow_geneva.commit.view_state import CommittedViewState
-    from airflow_geneva.udf.decorator import UdfDefinition
+    from airflow_geneva.udf.settings import UdfDefinition
 
 
 CHANGED, REFLECTED, FILTERED = "new or changed in the source", "in the view already", "not selected by the query"

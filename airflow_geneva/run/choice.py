@@ -104,6 +104,9 @@ def choose_runner(
     work, rows = plan.work, plan.rows_to_run
     if not plan.shards:
         return RunnerChoice("inline", "there is nothing to do")
+    if any(udf.poll_interval for udf in work.udfs.values()):
+        why = "a batch API computes, and the job waits for it"
+        return RunnerChoice("inline" if try_new_code else "spark", why)
     if below_seconds <= 0:
         return RunnerChoice("spark", "inline_below_seconds is 0")
     if not any(shard.to_apply for shard in plan.shards):

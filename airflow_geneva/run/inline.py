@@ -14,6 +14,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from airflow_geneva.apply.applier import Applier
+from airflow_geneva.apply.batch_api import StillWaiting
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.apply.dedup import KnownValues
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
@@ -22,6 +23,7 @@ from airflow_geneva.apply.sizes import LearnedSizes
 from airflow_geneva.apply.skipped_rows import SkipCount, skipped_before
 from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.checkpoint.store import DelayedCheckpoints
+from airflow_geneva.checkpoint.submissions import Submissions
 from airflow_geneva.checkpoint.value_cache import ValueCache
 from airflow_geneva.errors import InvalidInput, StorageError, UdfError
 from airflow_geneva.job.folder import JobFolder
@@ -127,7 +129,7 @@ def prepare(
     """Give what runs the units of a task, the counter of rows that the job skips, and a meter of its calls.
 
     So many rows were skipped `before`. At the end the checkpoints of all finished fragments are written, and values for
-    other tasks.
+    other tasks. After that the batches are forgotten of which all rows are there.
     """
     loaded = udfs.here()
     # Batch and checkpoint sizes are those of the first UDF.
@@ -144,13 +146,14 @@ def prepare(
         for name, udf in loaded.items()
         if udf.dedup
     }
+    submissions = submissions_of(location, work, loaded)
 
     def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
         def on_step(rows: int) -> None:
             delayed.write_if_due()
             on_rows(rows)
 
-        with calling(location.limits, meter), computing(work, loaded, opened, known) as (compute, reads):
+        with calling(location.limits, meter), computing(work, loaded, opened, known, submissions) as (compute, reads):
             applier = Applier(
                 target.source, target.store, target.job, work, first, compute, reads, skipped, sizes, on_step
             )
@@ -172,6 +175,8 @@ def prepare(
             logger.warning("Cannot write the last checkpoints, so the rows of small fragments are lost: %s", unkept)
         raise
     keep()
+    for of_column in submissions.values():
+        of_column.remove_collected()
 
 
 def _value_cache(location: TableLocation, work: JobSpec, udf: UDF) -> ValueCache | None:
@@ -179,6 +184,16 @@ def _value_cache(location: TableLocation, work: JobSpec, udf: UDF) -> ValueCache
     if work.ignore_checkpoints:
         return None
     return ValueCache(location.checkpoints, udf.name, udf.code_version, udf.data_type, work.sizing.batch_bytes)
+
+
+def submissions_of(location: TableLocation, work: JobSpec, loaded: Mapping[str, UDF]) -> dict[str, Submissions]:
+    """Open what was submitted to batch APIs, by column."""
+    place, only_own = (location.checkpoints, work.job_id), work.ignore_checkpoints
+    return {
+        column: Submissions(*place, udf.name, udf.code_version, column, only_own)
+        for column, udf in loaded.items()
+        if udf.is_batch_api
+    }
 
 
 def ready_to_open(loaded: Mapping[str, UDF]) -> dict[str, UDF | UdfReference]:
@@ -192,13 +207,16 @@ def computing(
     loaded: Mapping[str, UDF],
     opened: Mapping[str, UDF | UdfReference],
     known: Mapping[str, KnownValues] | None = None,
+    submissions: Mapping[str, Submissions] | None = None,
 ) -> Iterator[Computer]:
-    """Open the UDFs of a job, to compute batches; with the values that are known already."""
+    """Open the UDFs of a job, to compute batches; with the values that are known already, and what was submitted."""
     if isinstance(work, RefreshSpec):
-        with QueryComputer(work.definition.columns, opened, known) as computer:
+        with QueryComputer(work.definition.columns, opened, known, submissions) as computer:
             yield _QueryRows(computer, loaded), computer.projection
     else:
-        with open_batch_mapper(opened[work.column], work.inputs, (known or {}).get(work.column)) as mapper:
+        name = work.column
+        found, submitted = (known or {}).get(name), (submissions or {}).get(name)
+        with open_batch_mapper(opened[name], work.inputs, found, submitted) as mapper:
             yield mapper, work.inputs
 
 
@@ -208,6 +226,7 @@ class _QueryRows(BatchMapper):
     def __init__(self, computer: QueryComputer, udfs: Mapping[str, UDF]) -> None:
         self.computer = computer
         self.calls_at_a_time = computer.calls_at_a_time
+        self.needs_row_ids = computer.needs_row_ids
         rules = accumulate((len(rules_of(udf.on_error)) for udf in udfs.values()), initial=0)
         self.first_rule = dict(zip(udfs, rules, strict=False))
 
@@ -264,6 +283,7 @@ def apply_inline(
     on_rows: Callable[[int], None] = lambda rows: None,
     plan: str = "",
     target: Target | None = None,
+    wait: Callable[[Mapping[str, int]], None] = lambda waiting: None,
 ) -> list[UnitReport]:
     """Compute and stage a shard in this process; if a UDF fails, the rows computed before are checkpointed.
 
@@ -271,15 +291,18 @@ def apply_inline(
         on_rows: called with the number of rows after every step; it may raise StopComputing.
         plan: fingerprint of the plan; without it, progress is only logged.
         target: the column or view, if it is open.
+        wait: called with the rows that a service has, before it is asked again; it may raise StillWaiting.
     """
     works = shard.to_apply
     if not works:
         return []
     reporter = open_reporter(location, work, shard, plan)
-    try:
+
+    def compute(units: Sequence[Unit]) -> list[UnitReport]:
         with prepare(location, work, udfs, skipped_before(location, work), target) as (do, skipped, meter):
+            before = reporter.usage()
             reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
-            reporter.usage = lambda: meter.usage
+            reporter.usage = lambda: before + meter.usage
 
             def run(unit: Unit, report: Callable[[int], None]) -> UnitReport:
                 def both(rows: int) -> None:
@@ -288,11 +311,21 @@ def apply_inline(
 
                 return do(unit, both)
 
-            threads = work.sizing.intra_applier_concurrency
-            reports = run_units(run, [whole_unit(item) for item in works], reporter, threads)
-        reports.append(do.rest())
-        reporter.rows_failed = sum(report.failed for report in reports)
-        return reports
+            reports = run_units(run, units, reporter, work.sizing.intra_applier_concurrency)
+        return [*reports, do.rest()]
+
+    units, done = [whole_unit(item) for item in works], list[UnitReport]()
+    try:
+        while units:
+            reports = compute(units)
+            done += [report for report in reports if not report.waiting]
+            # Batches are asked for until the last one is there.
+            units = [unit for unit, report in zip(units, reports, strict=False) if report.waiting]
+            if units:
+                reporter.keep()
+                wait(sum(reports, UnitReport(True)).waiting)
+        reporter.rows_failed = sum(report.failed for report in done)
+        return done
     finally:
         reporter.keep()
 
@@ -312,7 +345,10 @@ def open_reporter(
 
 
 def run_units(do: RunUnit, units: Sequence[Unit], reporter: ProgressReporter, threads: int = 1) -> list[UnitReport]:
-    """Run units one after another, or several at a time in threads; the first error is raised at their end."""
+    """Run units one after another, or several at a time in threads; the first error is raised at their end.
+
+    A unit that waits for a service does not keep the others from being submitted.
+    """
     return_large_buffers()
     lock = threading.Lock()
 
@@ -321,7 +357,10 @@ def run_units(do: RunUnit, units: Sequence[Unit], reporter: ProgressReporter, th
             reporter.add_rows(rows)
 
     def run(unit: Unit) -> UnitReport:
-        report = do(unit, add_rows)
+        try:
+            report = do(unit, add_rows)
+        except StillWaiting as still:
+            return UnitReport(False, waiting=still.batches)
         if report.staged:
             with lock:
                 reporter.add_ready(unit.work.rows - report.failed)
@@ -341,7 +380,7 @@ def run_units(do: RunUnit, units: Sequence[Unit], reporter: ProgressReporter, th
         try:
             for future in as_completed(futures):
                 reports.append(future.result())
-            return reports
+            return [future.result() for future in futures]
         except BaseException as error:
             if isinstance(error, CapReached):
                 error.reports = reports

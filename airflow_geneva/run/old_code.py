@@ -14,8 +14,8 @@ from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import sha256
-from airflow_geneva.udf.decorator import UdfDefinition
 from airflow_geneva.udf.of_process import kept_udf
+from airflow_geneva.udf.settings import UdfDefinition
 
 
 @dataclass(frozen=True)

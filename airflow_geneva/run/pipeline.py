@@ -19,7 +19,7 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
 from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, STARTED, JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
-from airflow_geneva.job.meter import measured
+from airflow_geneva.job.meter import Stopwatch, measured
 from airflow_geneva.job.result import FAILED, BackfillResult, Checked, ShardResult
 from airflow_geneva.job.shard_status import usage_of
 from airflow_geneva.job.speed import UdfSpeed
@@ -39,6 +39,7 @@ from airflow_geneva.run.inline import Udfs, apply_inline
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.run.units import Target, UnitReport, is_shard_staged
 from airflow_geneva.run.view import ViewPublisher
+from airflow_geneva.run.waiting import Waiting
 from airflow_geneva.storage.location import TableLocation
 
 logger = logging.getLogger("airflow_geneva.run")
@@ -68,19 +69,6 @@ class Publisher(Protocol):
 
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
         """Return the result if the job ends now; rows of other shards count as left."""
-
-
-class Stopwatch:
-    """Measures seconds by stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._since = time.monotonic()
-
-    def lap(self, stage: str) -> None:
-        now = time.monotonic()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since
-        self._since = now
 
 
 def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch) -> PlannedJob:
@@ -177,6 +165,8 @@ class PlannedJob:
     Args:
         swap: the swap plan of a refresh, if this process has it already.
         choice: where it is computed; None: in the process that applies a shard.
+
+    With `waits` set to False, `apply` and `apply_on` raise StillWaiting when a batch API has not answered.
     """
 
     def __init__(
@@ -190,6 +180,7 @@ class PlannedJob:
         self.choice = choice
         self.saved = saved
         self.work = work = saved.work
+        self.waits = True
         self.unmet = ""
         self.folder = JobFolder.of(location.checkpoints, work.job_id)
         self.publisher: Publisher = (
@@ -214,13 +205,14 @@ class PlannedJob:
             if self.choice is not None and self.choice.runner == "spark" and shard.to_apply:
                 from airflow_geneva.spark.tasks import apply_in_session
 
-                return apply_in_session(self.location, self.work, shard, udfs, plan, caps)
+                return apply_in_session(self.location, self.work, shard, udfs, plan, caps, self.waiting(shard))
 
             def both(rows: int) -> None:
                 on_rows(rows)
                 caps.add(rows)
 
-            return apply_inline(self.location, self.work, shard, udfs, both, plan, self.publisher.target)
+            target = self.publisher.target
+            return apply_inline(self.location, self.work, shard, udfs, both, plan, target, self.waiting(shard))
 
         self._apply(shard, compute)
 
@@ -228,10 +220,16 @@ class PlannedJob:
         """Compute a shard on a Spark session that has the code; write and return its result. Raises as `apply`."""
         from airflow_geneva.spark.tasks import apply_on_spark
 
-        udfs, plan = Udfs.planned(self.work), self.saved.fingerprint
-        return self._apply(
-            shard, lambda caps: apply_on_spark(session, self.location, self.work, shard, udfs, plan, caps, **every)
-        )
+        def compute(caps: Caps) -> list[UnitReport]:
+            udfs, plan = Udfs.planned(self.work), self.saved.fingerprint
+            wait = self.waiting(shard)
+            return apply_on_spark(session, self.location, self.work, shard, udfs, plan, caps, wait, **every)
+
+        return self._apply(shard, compute)
+
+    def waiting(self, shard: Shard) -> Waiting:
+        """Return what a shard waits for, of a batch API, and how."""
+        return Waiting(self.location, self.work, self.saved.fingerprint, shard.index, self.waits)
 
     def begin(self, shard: Shard) -> None:
         """Note that a task has begun to work on a shard, before Spark is started for it."""
@@ -289,7 +287,7 @@ class PlannedJob:
             document |= {"slot_seconds": round(caps.shard_slot_seconds, 3)}
         if stopped:
             document |= {"stopped": stopped, "rows_run": max(done.speed.rows, caps.computed if caps else 0)}
-        self.folder.update_shard(self.saved.fingerprint, shard.index, applied=document)
+        self.folder.update_shard(self.saved.fingerprint, shard.index, applied=document, submitted=None)
         return document
 
     @cached_property

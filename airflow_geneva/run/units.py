@@ -50,15 +50,24 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitReport:
-    """The result of a unit: whether the data file is staged, how many of its rows `failed`, and how fast UDFs were."""
+    """The result of a unit.
+
+    Args:
+        staged: whether the data file is there.
+        failed: how many of its rows failed.
+        speed: how fast UDFs were.
+        waiting: rows that a service has not answered yet, by submission.
+    """
 
     staged: bool
     failed: int = 0
     speed: UdfSpeed = field(default_factory=UdfSpeed)
+    waiting: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: UnitReport) -> UnitReport:
         staged = self.staged and other.staged
-        return UnitReport(staged, self.failed + other.failed, self.speed + other.speed)
+        waiting = {**self.waiting, **other.waiting}
+        return UnitReport(staged, self.failed + other.failed, self.speed + other.speed, waiting)
 
 
 StagedWriter: TypeAlias = ColumnFileWriter | ViewFileWriter
@@ -105,6 +114,18 @@ def split_fragments(tasks: Sequence[Sequence[Unit]]) -> list[FragmentWork]:
     """Return the fragments that were split over several units, and still have to be staged."""
     found = {unit.work.id: unit.work for task in tasks for unit in task if not unit.whole and not unit.work.partial}
     return [found[key] for key in sorted(found)]
+
+
+def group_units(shard: Shard, sizing: Sizing, slots: int, stage: int) -> list[list[Unit]]:
+    """Group a shard's units by Spark task: first those that compute, in stage 1 those that stage split fragments.
+
+    With several threads per slot, a group has the units of several tasks.
+    """
+    threads = sizing.intra_applier_concurrency
+    tasks = split_into_tasks(shard.to_apply, sizing, slots * threads)
+    if stage:
+        tasks = [(whole_unit(item),) for item in split_fragments(tasks)]
+    return [[unit for task in tasks[at : at + threads] for unit in task] for at in range(0, len(tasks), threads)]
 
 
 def _split(work: FragmentWork, size: int) -> list[Unit]:

@@ -37,8 +37,8 @@ from airflow_geneva.run.units import Target, remove_broken, staged_or_restaged, 
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF
-from airflow_geneva.udf.decorator import UdfDefinition
 from airflow_geneva.udf.of_process import find_udf
+from airflow_geneva.udf.settings import UdfDefinition
 from airflow_geneva.views.definition import OutputColumn, ViewDefinition
 from airflow_geneva.write.data_files import (
     WINDOW_ROWS,

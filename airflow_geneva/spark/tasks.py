@@ -8,7 +8,7 @@ import pickle
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,10 +25,9 @@ from airflow_geneva.limits.rate_limit import Usage
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.run.caps import CapReached, Caps
 from airflow_geneva.run.inline import Udfs, joint_policy, open_reporter, prepare, run_units
-from airflow_geneva.run.units import Unit, UnitReport, split_fragments, split_into_tasks, whole_unit
+from airflow_geneva.run.units import Unit, UnitReport, group_units
 from airflow_geneva.spark import local
 from airflow_geneva.spark.code import planned_archives, send_archives, send_code
 from airflow_geneva.spark.connect import is_connect
@@ -79,18 +78,6 @@ class TaskSpec:
         return group_units(shard, self.work.sizing, self.slots, stage)
 
 
-def group_units(shard: Shard, sizing: Sizing, slots: int, stage: int) -> list[list[Unit]]:
-    """Group a shard's units by Spark task: first those that compute, in stage 1 those that stage split fragments.
-
-    With several threads per slot, a group has the units of several tasks.
-    """
-    threads = sizing.intra_applier_concurrency
-    tasks = split_into_tasks(shard.to_apply, sizing, slots * threads)
-    if stage:
-        tasks = [(whole_unit(item),) for item in split_fragments(tasks)]
-    return [[unit for task in tasks[at : at + threads] for unit in task] for at in range(0, len(tasks), threads)]
-
-
 def apply_on_spark(
     session: SparkSession,
     location: TableLocation,
@@ -99,9 +86,14 @@ def apply_on_spark(
     udfs: Udfs,
     plan: str,
     caps: Caps,
+    wait: Callable[[Mapping[str, int]], None],
     every: float = EVERY_SECONDS,
 ) -> list[UnitReport]:
-    """Compute and stage a shard on a cluster; CapReached if the job reached a cap before it was done."""
+    """Compute and stage a shard on a cluster; CapReached if the job reached a cap before it was done.
+
+    Args:
+        wait: called with the rows that a service has, before it is asked again; it may raise StillWaiting.
+    """
     job = JobFolder.of(location.checkpoints, work.job_id)
     attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
     slots, skipped = _slots(session, work), skipped_before(location, work)
@@ -118,18 +110,33 @@ def apply_on_spark(
     logger.info("Shard %s: %s in %s, %s.", shard.index, rows, fragments, counted(len(groups), "task"))
     limits: Policy = joint_policy(udfs.here()) if has_limits(work) else "fail"
     sizes = [sum(unit.rows for unit in group) for group in groups]
-    reports = _run_stage(session, _GroupRunner(task_spec, 0, 0), len(groups), reporter, limits, caps, sizes)
+    earlier = list[UnitReport]()
+    while True:
+        reports = _run_stage(session, _GroupRunner(task_spec, 0, 0), len(groups), reporter, limits, caps, sizes)
+        if not (waiting := sum(reports, UnitReport(True)).waiting):
+            break
+        # The tasks look at all units again, and find what is staged.
+        earlier += [UnitReport(True, speed=report.speed) for report in reports]
+        reporter.keep()
+        wait(waiting)
+    reports += earlier
     reports += _run_stage(session, _GroupRunner(task_spec, 1, len(groups)), len(rest), reporter, limits, caps, sizes)
     reporter.rows_done = sum(report.speed.rows for report in reports)
     reporter.rows_failed = sum(report.failed for report in reports)
-    reporter.ready = sum(report.staged for report in reports)
+    reporter.ready = sum(report.staged for report in reports) - len(earlier)
     reporter.rows_ready = sum(item.rows for item in works) - reporter.rows_failed
     reporter.tick(force=True)
     return reports
 
 
 def apply_in_session(
-    location: TableLocation, work: JobSpec, shard: Shard, udfs: Udfs, plan: str, caps: Caps
+    location: TableLocation,
+    work: JobSpec,
+    shard: Shard,
+    udfs: Udfs,
+    plan: str,
+    caps: Caps,
+    wait: Callable[[Mapping[str, int]], None],
 ) -> list[UnitReport]:
     """Compute a shard on the active SparkSession, or on a new local one."""
     session = local.open_session(work.sizing.concurrency)
@@ -138,7 +145,7 @@ def apply_in_session(
         send_archives(session, planned_archives(work, JobFolder.of(location.checkpoints, work.job_id).storage))
     else:
         send_code(session, udfs.references)
-    return apply_on_spark(session, location, work, shard, udfs, plan, caps)
+    return apply_on_spark(session, location, work, shard, udfs, plan, caps, wait)
 
 
 def _report_seconds(work: JobSpec) -> float:

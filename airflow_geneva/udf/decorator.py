@@ -20,6 +20,7 @@ from airflow_geneva.udf.error_policy import Fail, Policy, Retry, Skip, check_pol
 from airflow_geneva.udf.expect import Expectation, check_expectations
 from airflow_geneva.udf.settings import (
     UdfDefinition,
+    check_batch_api,
     check_bounds,
     check_calls,
     check_flag,
@@ -29,7 +30,7 @@ from airflow_geneva.udf.settings import (
     check_rows,
     check_sequence,
 )
-from airflow_geneva.udf.signature import Form, Signature, read_signature
+from airflow_geneva.udf.signature import Form, Signature, is_batch_api, read_batch_api, read_signature
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,6 +62,7 @@ class UDF:
         timeout: seconds a call may take, or None.
         cost: money that a row costs, for example at a service, or None.
         max_in_flight: calls of an async function at a time in each process, or None.
+        poll_interval: seconds between two looks at the batches of a batch API, or None.
         limit: the budget of a service that its calls keep, or None.
         deterministic: whether equal inputs of a row always give equal values.
         dedup: whether equal inputs are called once.
@@ -86,6 +88,7 @@ class UDF:
     timeout: float | None = None
     cost: float | None = None
     max_in_flight: int | None = None
+    poll_interval: float | None = None
     limit: RateLimit | None = None
     deterministic: bool = False
     dedup: bool = False
@@ -96,6 +99,10 @@ class UDF:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the user's function; a class is instantiated once per process, on the first call."""
+        if self.is_batch_api:
+            raise InvalidInput(
+                f"UDF {self.name!r} is a batch API, which a job calls. Call its methods: .function.submit."
+            )
         return self.function(*args, **kwargs)
 
     @property
@@ -113,9 +120,14 @@ class UDF:
         return self.signature.is_async
 
     @property
+    def is_batch_api(self) -> bool:
+        """Whether it submits batches, and fetches their results when a service has them."""
+        return self.signature.is_batch_api
+
+    @property
     def needs_process(self) -> bool:
         """Whether its calls run in a process of their own, which may be killed; async calls are cancelled."""
-        return not self.is_async and (self.on_error != "fail" or self.timeout is not None)
+        return not (self.is_async or self.is_batch_api) and (self.on_error != "fail" or self.timeout is not None)
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -195,6 +207,7 @@ def udf(
     timeout: float | None = None,
     cost: float | None = None,
     max_in_flight: int | None = None,
+    poll_interval: float | None = None,
     limit: RateLimit | None = None,
     deterministic: bool = False,
     dedup: bool = False,
@@ -222,6 +235,7 @@ def udf(
     timeout: float | None = None,
     cost: float | None = None,
     max_in_flight: int | None = None,
+    poll_interval: float | None = None,
     limit: RateLimit | None = None,
     deterministic: bool = False,
     dedup: bool = False,
@@ -232,6 +246,7 @@ def udf(
     The annotations determine how it is called: with the Python values of one row (`text: str`, or no annotations), with
     one `pa.Array` per column (`x: pa.Int64Array`), or with one `pa.RecordBatch`. A class is instantiated without
     arguments, once per process. Calls of an `async def` function run at the same time, in one event loop per process.
+    A class with `submit`, `poll` and `fetch` is a batch API, which answers after minutes or hours.
 
     Args:
         data_type: Arrow type of the output; not needed if the return annotation determines it.
@@ -248,6 +263,7 @@ def udf(
         timeout: maximum seconds per call.
         cost: money that a row costs, for estimates and `max_cost`; in any currency, the same everywhere.
         max_in_flight: calls of an `async def` function at a time in each process; by default 16.
+        poll_interval: seconds between two looks at the batches of a batch API; by default 60.
         limit: a `RateLimit` of the service that it calls. It is no part of the code's version.
         deterministic: whether a row's value depends on nothing but the row's inputs and the code.
         dedup: whether equal inputs are called once, also across tasks and jobs; only of a deterministic function.
@@ -267,11 +283,15 @@ def udf(
     module = sys._getframe(1).f_globals.get("__name__", "__main__")
 
     def make(func: Callable[..., Any]) -> UDF:
-        if isinstance(func, UDF) or not callable(func) or (isinstance(func, type) and "__call__" not in dir(func)):
-            raise InvalidInput(f"{func!r} cannot be made a UDF: give a function, or a class or object with __call__.")
+        called = callable(func) and ("__call__" in dir(func) or not isinstance(func, type))
+        if isinstance(func, UDF) or not (called or is_batch_api(func)):
+            raise InvalidInput(
+                f"{func!r} cannot be made a UDF: give a function, or a class or object with __call__, or with submit, "
+                "poll and fetch."
+            )
         own_name = getattr(func, "__name__", type(func).__name__)
         chosen = check_name("name", own_name.strip("<>") if name is None else name)
-        signature = read_signature(func, chosen)
+        signature = (read_batch_api if is_batch_api(func) else read_signature)(func, chosen)
         kind = output_type(signature, data_type, chosen)
         made = UDF(
             func=func,
@@ -285,7 +305,12 @@ def udf(
             num_cpus=check_number("num_cpus", num_cpus, above_zero=True),
             num_gpus=check_number("num_gpus", num_gpus, above_zero=False),
             memory=check_memory(memory),
-            batch_size=check_rows("batch_size", batch_size),
+            **check_batch_api(
+                signature,
+                {"batch_size": batch_size, "poll_interval": poll_interval}
+                | {"timeout": timeout, "limit": limit, "dedup": dedup},
+                chosen,
+            ),
             checkpoint_size=check_rows("checkpoint_size", checkpoint_size),
             min_checkpoint_size=check_rows("min_checkpoint_size", min_checkpoint_size),
             max_checkpoint_size=check_rows("max_checkpoint_size", max_checkpoint_size),

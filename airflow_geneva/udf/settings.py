@@ -6,13 +6,13 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.udf.expect import Expectation
-from airflow_geneva.udf.signature import Form
+from airflow_geneva.udf.signature import Form, Signature
 
 DEFAULT_IN_FLIGHT = 16
 DEFAULT_SUBMITTED, DEFAULT_POLL_INTERVAL = 10_000, 60.0
@@ -75,6 +75,35 @@ def check_calls(is_async: bool, value: int | None, name: str) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise InvalidInput(f"max_in_flight={value!r}: give a number of calls of at least 1, or None.")
     return DEFAULT_IN_FLIGHT if is_async and value is None else value
+
+
+def check_batch_api(signature: Signature, chosen: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the settings that only a batch API has, and those that have another default there.
+
+    Args:
+        chosen: settings that a batch API does not have, and `batch_size` and `poll_interval`.
+    """
+    poll_interval = check_number("poll_interval", chosen["poll_interval"], above_zero=True)
+    batch_size = check_rows("batch_size", chosen["batch_size"])
+    if not signature.is_batch_api:
+        if poll_interval is not None:
+            raise InvalidInput(
+                f"UDF {name!r} has poll_interval={poll_interval!r}, and is no batch API, which has submit, poll and "
+                "fetch. Leave poll_interval out."
+            )
+        return {"batch_size": batch_size, "poll_interval": None}
+    if given := [f"{setting}={value!r}" for setting, value in chosen.items() if setting in _NOT_OF_BATCHES and value]:
+        raise InvalidInput(
+            f"UDF {name!r} is a batch API, which cannot have {', '.join(given)}: the service has its own limits for "
+            "batches, and a client its own timeout."
+        )
+    return {
+        "batch_size": batch_size or DEFAULT_SUBMITTED,
+        "poll_interval": poll_interval or DEFAULT_POLL_INTERVAL,
+    }
+
+
+_NOT_OF_BATCHES = ("timeout", "limit", "dedup")
 
 
 def check_flag(setting: str, value: bool) -> bool:

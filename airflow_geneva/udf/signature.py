@@ -20,6 +20,7 @@ Form = Literal["scalar", "array", "record_batch"]
 UNKNOWN = inspect.Parameter.empty
 """Stands for a missing annotation, or one that cannot be resolved."""
 
+_BATCH_API = ("submit", "poll", "fetch")
 _ITERABLES = (collections.abc.Iterator, collections.abc.Iterable, collections.abc.Generator)
 
 
@@ -34,6 +35,8 @@ class Signature:
         annotations: by parameter, as far as they can be resolved.
         result: annotation of the result, or `UNKNOWN`; for a generator (`yields`), a list of its item type.
         is_async: whether a call returns a coroutine.
+        is_batch_api: whether it is a class of a batch API, of whose `submit` these are the parameters.
+        takes_key: whether `submit` takes a key besides the batch.
     """
 
     form: Form
@@ -44,6 +47,8 @@ class Signature:
     result: Any
     yields: bool = False
     is_async: bool = False
+    is_batch_api: bool = False
+    takes_key: bool = False
 
     def annotation_at(self, position: int) -> Any:
         """Return the annotation of the parameter that gets the input column at this position, or `UNKNOWN`."""
@@ -99,6 +104,34 @@ def read_signature(func: Any, name: str) -> Signature:
         item = typing.get_args(result)
         result = list[item[0]] if item and typing.get_origin(result) in _ITERABLES else UNKNOWN  # type: ignore[valid-type]
     return Signature(form, tuple(required), tuple(positional), any_number, annotations, result, yields, is_async)
+
+
+def is_batch_api(func: Any) -> bool:
+    """Whether it is a class, or an instance of one, that submits batches and fetches their results later."""
+    return all(callable(getattr(func, method, None)) for method in _BATCH_API)
+
+
+def read_batch_api(func: Any, name: str) -> Signature:
+    """Read the signature of a batch API: ``submit(batch)`` or ``submit(batch, key)``, ``poll(handle)`` and so on."""
+    methods = {method: getattr(func, method) for method in (*_BATCH_API, "find") if hasattr(func, method)}
+    parameters = {method: list(_signature(function).parameters) for method, function in methods.items()}
+    if isinstance(func, type):
+        parameters = {method: names[1:] for method, names in parameters.items()}
+    bad = [method for method, names in parameters.items() if not 1 <= len(names) <= 1 + (method == "submit")]
+    bad += [method for method, function in methods.items() if inspect.iscoroutinefunction(inspect.unwrap(function))]
+    if _resolve_hints(methods["submit"]).get(next(iter(parameters["submit"]), "")) is not pa.RecordBatch:
+        bad.append("submit")
+    if bad:
+        raise InvalidInput(
+            f"UDF {name!r} is a batch API, and its methods {sorted(set(bad))!r} do not fit. Give plain methods "
+            "submit(self, batch: pa.RecordBatch), or with a second parameter that takes a key, poll(self, handle), "
+            "fetch(self, handle), and if the service can look for a batch by its key, find(self, key)."
+        )
+    batch, *key = parameters["submit"]
+    annotations = {batch: pa.RecordBatch}
+    return Signature(
+        "record_batch", (batch,), (batch,), False, annotations, UNKNOWN, is_batch_api=True, takes_key=bool(key)
+    )
 
 
 def _signature(function: Any) -> inspect.Signature:

@@ -71,6 +71,12 @@ def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
         else:
             udf, inputs = _split(name, spec)
             column = source.resolve_udf(name, udf, inputs, fields, names[position:])
+            if udf.is_batch_api and (fed := sorted(udfs.keys() & set(column.inputs))):
+                raise InvalidInput(
+                    f"Column {name!r}: UDF {udf.name!r} is a batch API, and takes {fed}, which other UDFs compute; "
+                    "these would compute it again while the service works. Make a view with these, and a view of it "
+                    "with the batch API, or a computed column."
+                )
             made = pa.field(name, udf.data_type)
             read = {given for given in column.inputs if given not in fields}
             udfs[name] = udf

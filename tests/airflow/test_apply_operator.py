@@ -9,11 +9,13 @@ import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
+from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 
 from airflow_geneva.spark.submit import APPLICATION, CREDENTIALS
 from tests.airflow.conftest import Desk
@@ -321,3 +323,22 @@ def test_a_small_shard_is_computed_in_the_task_when_it_has_the_planned_code(desk
 def test_a_shard_that_is_not_small_enough_goes_to_spark(desk: Desk, recorder: Recorder) -> None:
     go(desk, inline_below_rows=10)
     assert recorder.seen
+
+
+def test_the_wait_for_a_batch_api_is_in_the_triggerer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    def trigger(delta: timedelta) -> TimeDeltaTrigger:
+        waits.append(delta.total_seconds())
+        return TimeDeltaTrigger(delta)
+
+    monkeypatch.setattr("airflow_geneva.operators.apply.TimeDeltaTrigger", trigger)
+    desk.append("ab")
+    desk.define(n="Later")
+    run = Driver.trigger(make_dag(desk)).go()
+    assert run.state == "success", run.errors
+    assert desk.values() == dict.fromkeys(desk.values(), 3)
+    assert desk.calls() == sorted(desk.values())
+    assert [run.tries("backfill.shards.apply", shard) for shard in (0, 1)] == [1, 1]
+    # After the submission, and after two looks.
+    assert waits == [0.2] * 6

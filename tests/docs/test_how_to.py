@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from airflow_geneva.errors import JobFailed
 from airflow_geneva.spark.submit import Resources, SparkMaster
 from tests.support.object_store import KEY, SECRET, Bucket
 from tests.support.openai_server import OpenAIServer
@@ -74,6 +75,15 @@ def test_the_snippet_about_paying_once_runs(tmp_path: Path, monkeypatch: pytest.
     left = run("pay_once")
     assert left["calls"] == ["a b", "c", "d e f", "new"]
     assert (left["result"].rows_deduplicated, left["later"].rows_cached) == (2, 1)
+
+
+def test_the_snippet_about_batches_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with OpenAIServer(batch_seconds=0.2, fail_inputs={"bb": ["500", 1]}) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "any")
+        with pytest.raises(JobFailed, match=r"RuntimeError on row 1 .*The server had an error"):
+            run("batch_api")
 
 
 def test_the_snippet_about_expectations_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

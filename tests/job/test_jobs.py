@@ -22,10 +22,10 @@ from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT
+from airflow_geneva.job.meter import Stopwatch
 from airflow_geneva.job.status import Job, read_job
 from airflow_geneva.run.background import JobFuture, start_in_background
 from airflow_geneva.run.inline import Udfs
-from airflow_geneva.run.pipeline import Stopwatch
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
@@ -155,7 +155,7 @@ import pyarrow as pa
 from airflow_geneva import connect, udf
 from airflow_geneva.run.background import start_in_background
 from airflow_geneva.run.inline import Udfs
-from airflow_geneva.run.pipeline import Stopwatch
+from airflow_geneva.job.meter import Stopwatch
 
 @udf(data_type=pa.int64(), version="1")
 def slow(x: int) -> int:

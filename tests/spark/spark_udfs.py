@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -66,3 +67,24 @@ def surroundings(x: int, log: str) -> dict[str, object]:
 
     installed, gpus = ".zip" not in airflow_geneva.__file__, os.environ.get("CUDA_VISIBLE_DEVICES")
     return {"double": slow(x, log), "installed": installed, "gpus": gpus}
+
+
+@udf(data_type=pa.int64(), input_columns=["x", "log"], batch_size=500, poll_interval=0.1)
+class doubled_later:
+    """A service that keeps batches in files beside the log, and answers what it was asked for twice."""
+
+    def submit(self, batch: pa.RecordBatch, key: str) -> str:
+        log, rows = batch["log"][0].as_py(), batch["x"].to_pylist()
+        note(log, rows)
+        Path(f"{log}-{key}").write_text(json.dumps(rows))
+        return f"{log}-{key}"
+
+    def poll(self, handle: str) -> bool:
+        asked = Path(f"{handle}-asked")
+        if asked.exists():
+            return True
+        asked.touch()
+        return False
+
+    def fetch(self, handle: str) -> list[int]:
+        return [2 * x for x in json.loads(Path(handle).read_text())]

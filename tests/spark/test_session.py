@@ -19,15 +19,17 @@ import pytest
 
 import airflow_geneva
 from airflow_geneva import expect
+from airflow_geneva.apply.batch_api import StillWaiting
 from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run import choice, pipeline
 from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.spark import local, signs
 from airflow_geneva.spark import tasks as spark_session
 from tests.spark import spark_udfs
-from tests.spark.spark_udfs import dies_once_at_700, double, fails_at_700, logged, seen
+from tests.spark.spark_udfs import dies_once_at_700, double, doubled_later, fails_at_700, logged, seen
 
 pytestmark = pytest.mark.spark
 
@@ -172,6 +174,27 @@ def test_a_killed_python_worker_costs_at_most_its_own_interval(spark: object, tm
     assert result.rows_computed == 1_000
     twice = [x for x, runs in Counter(seen(log)).items() if runs > 1]
     assert 0 < len(twice) <= 100, "only the checkpoint that was being computed runs again"
+
+
+def test_a_batch_api_gets_every_row_once_and_is_asked_until_it_has_answered(spark: object, tmp_path: Path) -> None:
+    table, log = make_table(tmp_path, 2_000, 1_500)
+    table.add_columns({"y": doubled_later})
+    assert table.backfill("y", runner="spark", task_size=800).rows_computed == 2_000
+    table.add(pa.table({"x": range(2_000, 2_700), "log": [log] * 700}))
+    plan = table.plan_backfill("y")
+    job = PlannedJob(table.location, record_plan(plan, table.location, store_code=True))
+    job.waits = False
+    (shard,) = plan.shards
+    for _ in range(2):
+        with pytest.raises(StillWaiting):
+            job.apply_on(spark, shard)
+        assert sum(job.waiting(shard).batches.values()) == 700
+        assert "700 rows with the service" in str(airflow_geneva.connect(tmp_path / "db").job(plan.work.job_id))
+    assert job.apply_on(spark, shard)["rows_run"] == 700
+    assert job.waiting(shard).batches == {}
+    job.finish([job.commit(shard)])
+    assert_doubled(table)
+    assert sorted(seen(log)) == list(range(2_700))
 
 
 def test_progress_is_kept_in_a_file_and_ends_with_the_truth(spark: object, tmp_path: Path) -> None:

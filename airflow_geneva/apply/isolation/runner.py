@@ -9,11 +9,13 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_geneva.apply.async_calls import AsyncMapper
+from airflow_geneva.apply.batch_api import BatchApiMapper
 from airflow_geneva.apply.batch_mapper import BatchMapper
 from airflow_geneva.apply.dedup import DedupMapper, KnownValues
 from airflow_geneva.apply.isolation.process import POOL, Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
 from airflow_geneva.apply.narrowing import Narrowing, RowFailed, retry, run_now, skip_or_fail, sleep
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of
+from airflow_geneva.checkpoint.submissions import Submissions
 from airflow_geneva.display import counted
 from airflow_geneva.errors import UdfCrashed, UdfError
 from airflow_geneva.udf import UDF
@@ -22,7 +24,10 @@ from airflow_geneva.udf.shipping import UdfReference
 
 
 def open_batch_mapper(
-    udf: UDF | UdfReference, input_columns: Sequence[str] | None = None, known: KnownValues | None = None
+    udf: UDF | UdfReference,
+    input_columns: Sequence[str] | None = None,
+    known: KnownValues | None = None,
+    submissions: Submissions | None = None,
 ) -> BatchMapper:
     """Prepare a UDF, or a reference so that it is pickled only once, to be called on batches.
 
@@ -30,11 +35,13 @@ def open_batch_mapper(
     worker process. The first batch with rows starts the worker, which is killed and replaced as needed, and kept for a
     minute for the next caller that opens the same UDF. The timeout covers every call, including the first one in a new
     worker, but not the import of the UDF's module or the instantiation of its class. With ``known`` values, only inputs
-    that are not among them are called.
+    that are not among them are called. A batch API has the ``submissions`` of its column.
     """
     opened = udf.open() if isinstance(udf, UdfReference) else udf
     mapper = Mapper(opened, input_columns)
     made: BatchMapper
+    if opened.is_batch_api:
+        return BatchApiMapper(mapper, submissions)
     if opened.is_async:
         made = AsyncMapper(mapper)
     else:

@@ -23,6 +23,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--shard", required=True, type=int, help="index of the shard")
     parser.add_argument("--storage-option", action="append", default=[], help="NAME=VALUE; no secret")
     parser.add_argument("--archive", action="append", default=[], help="URI of a zip that Spark was not given")
+    parser.add_argument("--leave-waiting", action="store_true", help="end while the service of a batch API works")
     parser.add_argument("--progress-seconds", type=float, default=None, help="seconds between progress lines")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -36,13 +37,16 @@ def main(arguments: list[str]) -> int:
     session = SparkSession.builder.appName("airflow_geneva").getOrCreate()
     for archive in options.archive:
         session.sparkContext.addPyFile(archive)
+    from airflow_geneva.apply.batch_api import StillWaiting
     from airflow_geneva.errors import GenevaError
 
     storage_options = dict(option.split("=", 1) for option in options.storage_option)
     storage_options |= json.loads(os.environ.get("AIRFLOW_GENEVA_STORAGE_OPTIONS") or "{}")
     place = (options.job, options.fingerprint, options.shard)
     try:
-        apply_submitted(session, *place, storage_options, options.progress_seconds)
+        apply_submitted(session, *place, storage_options, options.progress_seconds, not options.leave_waiting)
+    except StillWaiting as still:
+        print(f"airflow_geneva: {still}", file=sys.stderr, flush=True)
     except GenevaError as error:
         session.stop()
         print(f"airflow_geneva: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -58,6 +62,7 @@ def apply_submitted(
     shard: int,
     credentials: Mapping[str, str],
     progress_seconds: float | None = None,
+    waits: bool = True,
 ) -> None:
     """Compute one shard of a stored plan and record that; after an error, rows computed before are checkpointed."""
     from airflow_geneva.job.heartbeat import writing_heartbeats
@@ -69,6 +74,7 @@ def apply_submitted(
     folder = Storage.at(job_uri, credentials)
     saved = load_plan(folder, fingerprint)
     job = PlannedJob(TableLocation(saved.work.table, saved.work.table_name, folder.options), saved)
+    job.waits = waits
     every = {} if progress_seconds is None else {"every": progress_seconds}
     # The submitting task may write heartbeats and failures too, but it may die while the driver continues.
     with writing_heartbeats(folder, "apply"), job.folder.recording_failure(fingerprint, shard):

@@ -1,0 +1,69 @@
+"""Wait for the services of batch APIs: in this process, or until an Airflow task is woken."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from airflow_geneva.apply.batch_api import BatchApiMapper, StillWaiting
+from airflow_geneva.apply.udf_call import Mapper
+from airflow_geneva.display import counted
+from airflow_geneva.job.folder import SUBMITTED, JobFolder
+from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.run.inline import Udfs, submissions_of
+from airflow_geneva.storage.location import TableLocation
+
+logger = logging.getLogger("airflow_geneva.run")
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a shard waits for is noted in its status.
+
+    Args:
+        plan: the fingerprint of the plan.
+        here: wait in this process; else raise StillWaiting.
+    """
+
+    location: TableLocation
+    work: JobSpec
+    plan: str
+    shard: int
+    here: bool
+
+    def __call__(self, batches: Mapping[str, int]) -> None:
+        """Note what is submitted, and wait until the service is to be asked again; StillWaiting if not here."""
+        self.folder.update_shard(self.plan, self.shard, submitted=dict(batches))
+        rows, seconds = sum(batches.values()), poll_interval(self.work)
+        there = f"{counted(rows, 'row')} in {counted(len(batches), 'batch', 'batches')}"
+        logger.info("%s: a service has %s; it is asked again in %g s.", self.work.target, there, seconds)
+        if not self.here:
+            raise StillWaiting(batches)
+        time.sleep(seconds)
+
+    @property
+    def folder(self) -> JobFolder:
+        return JobFolder.of(self.location.checkpoints, self.work.job_id)
+
+    @property
+    def batches(self) -> dict[str, int]:
+        """What the shard waits for: rows by submission."""
+        return self.folder.read_shard(self.plan, self.shard).get(SUBMITTED) or {}
+
+    def look(self, udfs: Udfs) -> None:
+        """Raise StillWaiting if the service has not answered every batch; go on if this process has other code."""
+        names = self.batches
+        if not names or not udfs.have_planned_version():
+            return
+        loaded = udfs.here()
+        for column, found in submissions_of(self.location, self.work, loaded).items():
+            mapper = BatchApiMapper(Mapper(loaded[column], ()), found)
+            if any(mapper.state_of(submission) == "waiting" for submission in found.named(names)):
+                raise StillWaiting(names)
+
+
+def poll_interval(work: JobSpec) -> float:
+    """Return the seconds between two looks at the batches of a job."""
+    return min((udf.poll_interval for udf in work.udfs.values() if udf.poll_interval), default=0.0)
