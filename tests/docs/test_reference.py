@@ -35,7 +35,7 @@ def described(page: str) -> set[str]:
 
 def test_everything_the_package_exports_is_described() -> None:
     # The page on errors describes its whole module.
-    assert set(airflow_geneva.__all__) - {"GenevaError", "UdfCrashed"} <= described("python")
+    assert set(airflow_geneva.__all__) - {"BatchFailed", "GenevaError", "UdfCrashed"} <= described("python")
     assert set(exported("functions")) <= described("python")
     assert "errors" in described("errors")
 
