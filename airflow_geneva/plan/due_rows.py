@@ -21,7 +21,7 @@ from airflow_geneva.plan.model import BackfillSpec
 
 if TYPE_CHECKING:
     from airflow_geneva.commit.view_state import CommittedViewState
-    from airflow_geneva.udf.decorator import UdfDefinition
+    from airflow_geneva.udf.settings import UdfDefinition
 
 ON_CODE_CHANGE = ("error", "recompute", "new_rows")
 OLD_CODE = "old_code"
