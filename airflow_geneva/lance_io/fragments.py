@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.messages import packed_numbers
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.storage.uri import md5
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OFFSET_BITS = 0xFFFFFFFF
+_MOST_BYTES_OF_A_RANGE = 26
 FileRef = tuple[int, int, str]
 """(id of the column's field, base id or -1, path) of one data file that holds part of a column."""
 
@@ -225,12 +227,32 @@ def live_offsets(dataset: lance.LanceDataset, fragment: FragmentFiles) -> Ranges
     return Ranges.union(Ranges.from_offsets(offsets_of(batch)) for batch in batches)
 
 
+def consecutive_row_ids(fragment: lance.LanceFragment) -> range | None:
+    """Return the ids of a fragment's physical rows if they ascend one by one; reads the manifest only."""
+    from lance.fragment import RowIdSequence
+
+    metadata: Any = fragment.metadata
+    stored = None if metadata.row_id_meta is None else metadata.row_id_meta.asdict()
+    inline = stored.get("Inline", ()) if stored else ()
+    if not 0 < len(inline) <= _MOST_BYTES_OF_A_RANGE:
+        return None
+    # Of one range these are four tags and lengths, then its start, if that is not 0, and its end, each after its tag.
+    numbers = packed_numbers(bytes(inline))
+    start = numbers[5] if len(numbers) == 8 else 0
+    ids = range(start, start + metadata.physical_rows)
+    one_range: Any = RowIdSequence(ids).to_inline_metadata()
+    return ids if one_range.asdict() == stored else None
+
+
 def row_ids(
     dataset: lance.LanceDataset, fragment_id: int, created_by: int | None = None
 ) -> tuple[Offsets, RowIds]:  # fmt: skip
     """Return offsets and row ids, in physical order, of a fragment's live rows or of those created by a version."""
-    existed = None if created_by is None else f"_row_created_at_version <= {created_by}"
     fragment = open_fragment(dataset, fragment_id)
+    ids = None if created_by is not None or fragment.metadata.deletion_file else consecutive_row_ids(fragment)
+    if ids is not None:
+        return np.arange(len(ids), dtype=np.int64), np.arange(ids.start, ids.stop, dtype=np.uint64)
+    existed = None if created_by is None else f"_row_created_at_version <= {created_by}"
     table = fragment.scanner(columns=[], filter=existed, with_row_address=True, with_row_id=True).to_table()
     return offsets_of(table), table.column("_rowid").to_numpy()
 

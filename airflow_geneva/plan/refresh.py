@@ -19,7 +19,15 @@ from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.filters import selected_offsets
-from airflow_geneva.lance_io.fragments import FragmentFiles, columns_of, garbage_collector_off, row_ids
+from airflow_geneva.lance_io.fragments import (
+    FragmentFiles,
+    columns_of,
+    consecutive_row_ids,
+    garbage_collector_off,
+    live_offsets,
+    open_fragment,
+    row_ids,
+)
 from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
@@ -213,7 +221,10 @@ def _changed(
     files: FragmentFiles, computed_rows: ComputedRows, before: Mapping[str, SourceFragment]
 ) -> ChangedFragment:
     ids, live = _ids_before_compaction(files, computed_rows, before), Ranges.of(0, files.physical_rows)
-    if ids is None:
+    if ids is None and (physical := consecutive_row_ids(open_fragment(computed_rows.dataset, files.id))):
+        live = live_offsets(computed_rows.dataset, files)
+        ids = Ranges(live.starts + physical.start, live.ends + physical.start)
+    elif ids is None:
         offsets, row_ids = computed_rows.rows(files)
         ids = Ranges.from_offsets(row_ids)
         live = Ranges.from_offsets(offsets) if files.deletion else live

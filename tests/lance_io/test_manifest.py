@@ -11,7 +11,14 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva.lance_io import manifest as module
-from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, columns_of, fragment_files
+from airflow_geneva.lance_io.fragments import (
+    Columns,
+    FragmentFiles,
+    columns_of,
+    consecutive_row_ids,
+    fragment_files,
+    row_ids,
+)
 from airflow_geneva.lance_io.manifest import Manifest, read_manifest
 from airflow_geneva.lance_io.messages import parts_of
 
@@ -104,3 +111,25 @@ def test_what_is_not_such_a_manifest_is_asked_for_one_by_one(
         monkeypatch.setattr(module, "_FILES", 31)
     monkeypatch.setattr(module, "_serialized", lambda _: data)
     assert dict(read_manifest(dataset, columns)) == one_by_one(dataset, columns)
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_row_ids_are_those_that_a_scan_reads(stable: bool, tmp_path: Path) -> None:
+    dataset = lance.write_dataset(
+        rows(0, 200), tmp_path / "docs.lance", max_rows_per_file=50, enable_stable_row_ids=stable
+    )
+    dataset.update({"x": "x + 1000"}, where="x % 2 = 0 and x < 90")
+    dataset.delete("x = 130")
+    dataset.optimize.compact_files(target_rows_per_fragment=60)
+    dataset.delete("x = 150")
+    dataset.insert(rows(200, 300))
+    known = 0
+    for fragment in dataset.get_fragments():
+        scanned = fragment.scanner(columns=[], with_row_id=True, with_row_address=True).to_table()
+        offsets, ids = row_ids(dataset, fragment.fragment_id)
+        assert (offsets == scanned["_rowaddr"].to_numpy() % (1 << 32)).all()
+        assert (ids == scanned["_rowid"].to_numpy()).all()
+        if (physical := consecutive_row_ids(fragment)) is not None:
+            known += 1
+            assert [physical[at] for at in offsets.tolist()] == ids.tolist()
+    assert (0 < known < len(dataset.get_fragments())) if stable else not known
