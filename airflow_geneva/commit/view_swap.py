@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("airflow_geneva.commit")
 
 _MOST_VERSIONS = 1_000
-_NO_IDS = np.empty(0, np.int64)
+_NO_ROWS = np.empty(0, np.int64)
 
 
 def swap_rows(
@@ -168,12 +168,12 @@ def _rows_to_remove(
     updated: list[Any] = []
     out, unset = _rows_by_fragment(dataset, gone, placeholders) if gone or placeholders else ({}, Counter[int]())
     for at in sorted({*out, *unset}):
-        ids = np.concatenate(out.get(at, [_NO_IDS]))
-        if len(ids) + unset[at] == fragments[at].count_rows():
+        addresses = np.concatenate(out.get(at, [_NO_ROWS]))
+        if len(addresses) + unset[at] == fragments[at].count_rows():
             removed.append(at)
             continue
-        listed = ",".join(map(str, np.unique(ids).tolist()))
-        conditions = [f"{SOURCE_ROW_ID} IN ({listed})"] if listed else []
+        listed = ",".join(map(str, addresses.tolist()))
+        conditions = [f"_rowaddr IN ({listed})"] if listed else []
         conditions += [f"NOT coalesce({IS_SET}, false)"] if unset[at] else []
         updated.append(fragments[at].delete(" OR ".join(conditions)))
     lowest = min(fragments, default=-1)
@@ -184,17 +184,18 @@ def _rows_to_remove(
 def _rows_by_fragment(
     dataset: lance.LanceDataset, gone: Ranges, placeholders: bool
 ) -> tuple[dict[int, list[Offsets]], Counter[int]]:
-    """Return, by fragment, the source row ids of the rows to remove, and the number of other rows that are not set."""
+    """Return, by fragment, the addresses of the rows to remove, and the number of other rows that are not set."""
     out: dict[int, list[Offsets]] = {}
     unset: Counter[int] = Counter()
     columns = [SOURCE_ROW_ID, IS_SET] if placeholders else [SOURCE_ROW_ID]
     # One scan over all fragments is much faster than one scan per small fragment.
     for batch in dataset.scanner(columns=columns, with_row_address=True).to_batches():
         ids = batch.column(SOURCE_ROW_ID).fill_null(-1).to_numpy()
-        places = (batch.column("_rowaddr").to_numpy() >> 32).astype(np.int64)
+        addresses = batch.column("_rowaddr").to_numpy().astype(np.int64)
+        places = addresses >> 32
         going = gone.mask(ids)
         for at in np.unique(places[going]).tolist():
-            out.setdefault(at, []).append(ids[going & (places == at)])
+            out.setdefault(at, []).append(addresses[going & (places == at)])
         if placeholders:
             others = ~batch.column(IS_SET).fill_null(False).to_numpy(zero_copy_only=False) & ~going
             for at, count in zip(*np.unique(places[others], return_counts=True), strict=True):
