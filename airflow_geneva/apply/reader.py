@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SELECTED = "__geneva_backfill_selected"
 _READ_ROWS = 16_384
+_NARROW_ROWS, _NARROW_BYTES = 65_536, 64
+"""So many rows are read at once of columns that are so narrow: then a batch costs more than its rows."""
 _SMALL_GAP = 1_024
 _READ_AHEAD = 2
 
@@ -63,7 +65,8 @@ class ReadSize:
         names = [text.strip("`") for text in columns.values()] if isinstance(columns, Mapping) else columns
         known = all(name in dataset.schema.names for name in names)
         width = joint_width([dataset.schema.field(name).type for name in names]) if known else None
-        return ReadSize(RowsPerBudget(limit, width), _READ_ROWS if batch_size is None else max(batch_size, 1_024))
+        most = _READ_ROWS if width is None or width > _NARROW_BYTES else _NARROW_ROWS
+        return ReadSize(RowsPerBudget(limit, width), most if batch_size is None else max(batch_size, 1_024))
 
     @property
     def rows(self) -> int:
