@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -115,7 +116,7 @@ class StagedFragment:
     agreement: str = ""
     dense: bool = False
 
-    @property
+    @cached_property
     def computed(self) -> Ranges:
         """Physical offsets whose value in the file was computed by the UDF."""
         return computed_rows(self.runs)
@@ -192,11 +193,9 @@ def read_staged(store: CheckpointStore, key: str) -> StagedFragment | None:
 def encode_runs(offsets: Offsets, ids: RowIds) -> RowRuns:
     """Encode rows with ascending offsets as runs: within a run, offset and row id both increase by one."""
     signed = ids.view(np.int64)
-    if len(offsets) == 0:
-        return np.empty((0, 3), np.int64)
-    if offsets[-1] - offsets[0] == len(offsets) - 1 and (signed[1:] - signed[:-1] == 1).all():
-        return np.array([[offsets[0], signed[0], len(offsets)]], np.int64)
-    return merge_runs([np.stack([offsets, signed, np.ones(len(offsets), np.int64)], 1)])
+    parted = (offsets[1:] - offsets[:-1] != 1) | (signed[1:] - signed[:-1] != 1)
+    starts = np.concatenate(([0], np.flatnonzero(parted) + 1)) if len(offsets) else np.empty(0, np.int64)
+    return np.stack([offsets[starts], signed[starts], np.diff(starts, append=len(offsets))], 1)
 
 
 def decode_runs(runs: RowRuns) -> tuple[Offsets, RowIds]:

@@ -36,8 +36,7 @@ class SavedCalls:
     raced: int = 0
 
     def __add__(self, other: SavedCalls) -> SavedCalls:
-        mine, others = asdict(self), asdict(other)
-        return SavedCalls(**{name: mine[name] + others[name] for name in mine})
+        return SavedCalls(self.deduplicated + other.deduplicated, self.cached + other.cached, self.raced + other.raced)
 
     def added_to(self, result: BackfillResult) -> BackfillResult:
         """Say it in the result of a job, and in a note of it."""
