@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from html import escape
+from importlib import import_module
 from typing import Any
 
 from airflow_geneva.job.meter import Meter, measuring
@@ -20,16 +21,13 @@ _EVERY = 0.5
 @contextmanager
 def progress_bar(target: str) -> Iterator[None]:
     """Show a bar while the body runs a job; not where nobody can see it, as in a log."""
-    with measuring(target) as meter, _bar(meter):
-        try:
-            yield
-        except BaseException:
-            meter.enter("failed")
-            raise
-        meter.enter("done")
+    meter = Meter(target)
+    with show(meter), measuring(meter):
+        yield
 
 
-def _bar(meter: Meter) -> AbstractContextManager[None]:
+def show(meter: Meter) -> AbstractContextManager[None]:
+    """Show a bar of a job that another thread may run, for as long as the body runs."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if hasattr(shell, "kernel"):
@@ -63,17 +61,16 @@ def _on_terminal(meter: Meter) -> Iterator[None]:
 
 @contextmanager
 def _in_notebook(meter: Meter) -> Iterator[None]:
-    from IPython.display import HTML, display
-
+    notebook: Any = import_module("IPython.display")
     shown: list[Any] = []
     ended = threading.Event()
 
     def draw() -> None:
-        bar = HTML(_html(meter))
+        bar = notebook.HTML(_html(meter))
         if shown:
             shown[0].update(bar)
         else:
-            shown.append(display(bar, display_id=True))
+            shown.append(notebook.display(bar, display_id=True))
 
     def draw_on() -> None:
         pause = _FIRST_AFTER

@@ -296,14 +296,14 @@ class Table(Summarized, Readable):
         Example:
             ```python
             future = table.backfill_async("n")
-            print(future.status())
-            result = future.result()
+            result = future.result()  # meanwhile: future.status()
             ```
         """
+        from airflow_geneva.bar import show
         from airflow_geneva.run.background import start_in_background
 
         plan, udfs, watch = self._plan_to_run(BackfillRequest.of(column, options), udf, runner)
-        return start_in_background(plan, self.location, udfs, runner, watch)
+        return start_in_background(plan, self.location, udfs, runner, watch, show)
 
     def get_errors(
         self, job_id: str | None = None, column_name: str | None = None, history: bool = False

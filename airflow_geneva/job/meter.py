@@ -84,12 +84,16 @@ def measured() -> Meter:
 
 
 @contextmanager
-def measuring(target: str) -> Iterator[Meter]:
-    """Give the job that the body runs a meter."""
-    meter = Meter(target)
+def measuring(meter: Meter) -> Iterator[None]:
+    """Give the job that the body runs a meter, which knows afterwards how that ended."""
     token = _current.set(meter)
     try:
-        yield meter
+        yield
+    except BaseException:
+        meter.enter("failed")
+        raise
+    else:
+        meter.enter("done")
     finally:
         _current.reset(token)
 

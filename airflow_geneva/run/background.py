@@ -6,10 +6,11 @@ import concurrent.futures.thread
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.meter import Stopwatch
+from airflow_geneva.job.meter import Meter, Stopwatch, measuring
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.job.status import Job, read_job
 from airflow_geneva.plan.model import Plan
@@ -21,6 +22,9 @@ logger = logging.getLogger("airflow_geneva.run")
 
 _REMIND_SECONDS = 60.0
 
+ShowBar = Callable[[Meter], AbstractContextManager[object]]
+"""Shows a bar of a job for as long as a thread waits for it."""
+
 
 class JobFuture:
     """A backfill that runs in a thread of this process.
@@ -29,9 +33,11 @@ class JobFuture:
     nothing is half-written then, and the next backfill continues from the checkpoints.
     """
 
-    def __init__(self, job: PlannedJob, run: Callable[[], BackfillResult]) -> None:
+    def __init__(self, job: PlannedJob, run: Callable[[], BackfillResult], meter: Meter, show: ShowBar) -> None:
         self._job = job
         self._run = run
+        self._meter = meter
+        self._show = show
         self._outcome: concurrent.futures.Future[BackfillResult] = concurrent.futures.Future()
 
     @property
@@ -55,7 +61,7 @@ class JobFuture:
         return self._outcome.done()
 
     def result(self, timeout: float | None = None) -> BackfillResult:
-        """Wait for the end.
+        """Wait for the end, with a bar on a terminal or in a notebook.
 
         Args:
             timeout: maximum seconds to wait.
@@ -65,7 +71,8 @@ class JobFuture:
             TimeoutError: the job is still running, and continues.
         """
         try:
-            return self._outcome.result(timeout)
+            with nullcontext() if self.done() else self._show(self._meter):
+                return self._outcome.result(timeout)
         except concurrent.futures.TimeoutError as error:
             if self._outcome.done():
                 raise
@@ -80,17 +87,23 @@ class JobFuture:
     def run(self) -> None:
         """Run the job in the calling thread."""
         try:
-            self._outcome.set_result(self._run())
+            with measuring(self._meter):
+                result = self._run()
+            self._outcome.set_result(result)
         except BaseException as error:
             self._outcome.set_exception(error)
             # The caller may never ask for the result, so log the error.
             logger.error("%s", error)
 
 
-def start_in_background(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch) -> JobFuture:
+def start_in_background(
+    plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: Stopwatch, show: ShowBar = nullcontext
+) -> JobFuture:
     """Write a job's record and plan as :func:`~airflow_geneva.run.pipeline.start` does, and run it in a thread."""
-    job = start(plan, location, udfs, runner, watch)
-    future = JobFuture(job, partial(run, job, plan.shards, udfs, watch))
+    meter = Meter(plan.work.target)
+    with measuring(meter):
+        job = start(plan, location, udfs, runner, watch)
+    future = JobFuture(job, partial(run, job, plan.shards, udfs, watch), meter, show)
     # Not a daemon: the process must not exit while native code writes, and a job that is started at the end of a script
     # should finish.
     worker = threading.Thread(target=future.run, name=f"geneva-{future.job_id}", daemon=False)

@@ -90,6 +90,20 @@ def test_a_notebook_shows_it_as_html(make_table: MakeTable, shown: list[str]) ->
     assert len(shown) == before  # what takes no time needs no bar
 
 
+def test_waiting_for_a_job_in_the_background_shows_it(make_table: MakeTable, shown: list[str]) -> None:
+    table = make_table(40)
+    table.add_columns({"n": slow})
+    future = table.backfill_async("n", runner="inline")
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0.7)
+    assert re.search(r"<b>docs\.n</b> <progress[^>]*></progress> computing, \d s", shown[-1])
+    assert future.result().rows_computed == 40
+    assert re.search(r'value="40" max="40".* done, \d s, 40 of 40 rows<', shown[-1])
+    before = len(shown)
+    assert future.result().rows_computed == 40
+    assert len(shown) == before
+
+
 def test_it_says_that_spark_starts(make_table: MakeTable, shown: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def start(_concurrency: int) -> None:
         time.sleep(1.2)
