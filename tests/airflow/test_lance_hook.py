@@ -121,7 +121,7 @@ def test_the_button_of_the_form_lists_the_tables(define: Any, tmp_path: Path) ->
     hook = define({"host": str(tmp_path)})
     assert hook.test_connection() == (True, f"0 tables in {tmp_path}")
     connect(tmp_path).create_table("docs", schema=pa.schema({"text": pa.string()}))
-    assert hook.test_connection() == (True, f"1 tables in {tmp_path}: docs")
+    assert hook.test_connection() == (True, f"1 table in {tmp_path}: docs")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_every_task_sums_up_what_it_did_in_one_message(desk: Desk, logs: Logs) -
     assert planned.startswith(f"Backfill of {target} with length (version 1), table version ")
     assert logs.of("shards.apply[1]") == [f"Shard 1 of {target}: 10 rows computed in this task, 0 failed."]
     assert logs.of("shards.commit[1]") == [
-        f"Shard 1 of {target}: 1 fragments visible, 10 rows computed, 0 from checkpoints, 0 failed, 0 left."
+        f"Shard 1 of {target}: 1 fragment visible, 10 rows computed, 0 from checkpoints, 0 failed, 0 left."
     ]
     [finished] = logs.of("finish")
     assert finished.startswith(f"{target}: DONE: 20 rows computed, 0 taken from checkpoints, ")
