@@ -49,8 +49,9 @@ class Job:
     """What is run and killed.
 
     Args:
-        kind: ``plain``, ``where``, ``skip`` (some rows fail), ``async`` (they do, of several calls in flight),
-            ``continue`` (the values of older code are taken over) or ``indexed`` (an index over the column is updated).
+        kind: ``plain``, ``where``, ``skip`` (some rows fail), ``async`` (they do, of calls in flight), ``batch``
+            (they do, at a service that gets all rows before it answers), ``continue`` (the values of older code are
+            taken over) or ``indexed`` (an index over the column is updated).
         as_tasks: as four tasks, each of which is tried again when it dies; else in one call, made again.
     """
 
@@ -60,7 +61,7 @@ class Job:
     @property
     def fails(self) -> bool:
         """Whether some rows fail."""
-        return self.kind in ("skip", "async")
+        return self.kind in ("skip", "async", "batch")
 
     @property
     def udf(self) -> UDF:
@@ -546,7 +547,8 @@ def assert_alike(history: History, harmed: World, unharmed: World, kills: int) -
         assert harmed.rows() == unharmed.rows()
     again = sum((harmed.trace.counts() - unharmed.trace.counts()).values())
     # Of an async function, as many calls wait for a turn as are in flight, and as many are done out of turn.
-    allowed = kills * (CHECKPOINT + (4 * IN_FLIGHT if job.kind == "async" else 0)) + harmed.spare
+    interval = {"async": CHECKPOINT + 4 * IN_FLIGHT, "batch": 0}.get(job.kind, CHECKPOINT)
+    allowed = kills * interval + harmed.spare
     if job.fails:
         if job.as_tasks and changes <= set(HARMLESS):
             assert failures(harmed) == failures(unharmed)
@@ -575,7 +577,7 @@ def check(history: History, folder: Path) -> Figures:
 def random_history(seed: int) -> History:
     """Whatever may happen."""
     dice = random.Random(f"history-{seed}")
-    kind = dice.choices(["plain", "where", "skip", "async", "continue"], [4, 3, 1, 2, 2])[0]
+    kind = dice.choices(["plain", "where", "skip", "async", "batch", "continue"], [4, 3, 1, 2, 2, 2])[0]
 
     # A job that died a year ago is collected with its record, and then nothing says what its version had computed.
     possible = [change for change in CHANGES if kind != "continue" or change is not collect_garbage_next_year]

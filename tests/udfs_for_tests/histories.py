@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from airflow_geneva import UDF, udf
-from tests.support.counting import leave_trace
+from tests.support.counting import TRACE, leave_trace
 
 
 def is_bad(x: int) -> bool:
@@ -63,11 +64,35 @@ async def picky_async(x: int) -> int:
     return value_of(x) or 0
 
 
+@udf(data_type=pa.int64(), name="valued", version="1", on_error="skip", input_columns=["x"], poll_interval=0.001)
+class PickyLater:
+    """As ``picky``, by a service whose batches are files beside the trace."""
+
+    def submit(self, batch: pa.RecordBatch, key: str) -> str:
+        place, rows = f"{os.environ[TRACE]}-{key}", batch["x"].to_pylist()
+        Path(f"{place}.new").write_text(json.dumps(rows))
+        os.rename(f"{place}.new", place)
+        leave_trace(rows)
+        return place
+
+    def find(self, key: str) -> str | None:
+        place = f"{os.environ[TRACE]}-{key}"
+        return place if os.path.exists(place) else None
+
+    def poll(self, handle: str) -> bool:
+        return True
+
+    def fetch(self, handle: str) -> list[int | Exception]:
+        rows = json.loads(Path(handle).read_text())
+        return [ValueError(f"cannot do {x}") if is_bad(x) else value_of(x) or 0 for x in rows]
+
+
 BY_KIND: dict[str, UDF] = {
     "plain": valued,
     "where": valued,
     "skip": picky,
     "async": picky_async,
+    "batch": PickyLater,
     "continue": valued_anew,
     "indexed": valued,
 }
