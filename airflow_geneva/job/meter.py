@@ -18,6 +18,7 @@ STAGES_IN_WORDS = {
     "plan": "planning",
     "spark": "starting Spark…",
     "apply": "computing",
+    "service": "waiting for a service",
     "commit": "committing",
     "finish": "finishing",
 }

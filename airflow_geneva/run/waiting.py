@@ -11,6 +11,7 @@ from airflow_geneva.apply.batch_api import BatchApiMapper, StillWaiting
 from airflow_geneva.apply.udf_call import Mapper
 from airflow_geneva.display import counted
 from airflow_geneva.job.folder import SUBMITTED, JobFolder
+from airflow_geneva.job.meter import measured
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.run.inline import Udfs, submissions_of
 from airflow_geneva.storage.location import TableLocation
@@ -41,7 +42,9 @@ class Waiting:
         logger.info("%s: a service has %s; it is asked again in %g s.", self.work.target, there, seconds)
         if not self.here:
             raise StillWaiting(batches)
+        measured().enter("service")
         time.sleep(seconds)
+        measured().enter("apply")
 
     @property
     def folder(self) -> JobFolder:

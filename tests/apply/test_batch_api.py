@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +20,8 @@ import pytest
 from airflow_geneva import BatchFailed, Table, connect, udf
 from airflow_geneva.checkpoint import submissions
 from airflow_geneva.errors import InvalidInput, JobFailed
+from airflow_geneva.job.meter import measured
+from airflow_geneva.run import waiting
 from airflow_geneva.udf import UDF, Retry, Skip
 from tests.support.openai_server import OpenAIServer, embedding_of
 
@@ -99,9 +103,13 @@ def left_behind(table: Table) -> list[str]:
     return [str(path) for path in folder.rglob("*") if path.is_file()]
 
 
-def test_every_row_is_submitted_once_in_batches_of_its_size(tmp_path: Path) -> None:
+def test_every_row_is_submitted_once_in_batches_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=lambda seconds: shown.append(str(measured()))))
     table = numbers(tmp_path)
     result = table.backfill("y", runner="inline")
+    assert len(shown) == 2
+    assert all(re.fullmatch(r"waiting for a service, \d s, 0 of 100 rows", text) for text in shown)
     assert (result.state, result.rows_computed) == ("DONE", 100)
     assert values(table) == {x: 10 * x for x in range(100)}
     assert sorted(map(len, SERVICE.batches.values())) == [10, 10, 40, 40]
