@@ -87,25 +87,25 @@ class BatchApiMapper(BatchMapper):
                 by_submission.setdefault(found[-1][0], []).append(row)
         due = [row for row, found in enumerate(places) if not found]
         waiting: dict[str, int] = {}
-        answers = _Answers()
         for submission, its_rows in by_submission.items():
             state = self.state_of(submission)
             if state == "gone":
                 due += its_rows
             elif state == "waiting":
                 waiting[submission.name] = len(its_rows)
-            else:
-                values, errors = self._fetch(submission)
-                at = {row: places[row][-1][1] for row in its_rows}
-                good = [row for row in its_rows if at[row] not in errors]
-                answers.taken.append((rows_at(values, pa.array([at[row] for row in good], pa.int64())), good))
-                for row in its_rows:
-                    if (error := errors.get(at[row])) is None:
-                        continue
-                    if self._may_submit_again(submission, places[row], error):
-                        due.append(row)
-                    else:
-                        answers.failures[row] = (submission, at[row], error)
+        answers = _Answers()
+        for submission, its_rows in by_submission.items() if not (due or waiting) else ():
+            values, errors = self._fetch(submission)
+            at = {row: places[row][-1][1] for row in its_rows}
+            good = [row for row in its_rows if at[row] not in errors]
+            answers.taken.append((rows_at(values, pa.array([at[row] for row in good], pa.int64())), good))
+            for row in its_rows:
+                if (error := errors.get(at[row])) is None:
+                    continue
+                if self._may_submit_again(submission, places[row], error):
+                    due.append(row)
+                else:
+                    answers.failures[row] = (submission, at[row], error)
         if due:
             due.sort()
             waiting |= self._submit(rows_at(inputs, pa.array(due)), [rows[row] for row in due])
@@ -188,9 +188,9 @@ class BatchApiMapper(BatchMapper):
         while True:
             try:
                 return getattr(self.api, method)(*given)
-            except BatchFailed:
-                raise
             except Exception as error:
+                if isinstance(error, BatchFailed) and method in ("poll", "fetch"):
+                    raise
                 tries += 1
                 rule = deciding_rule(self.rules, matching_rules_of(self.rules, type(error)), tries)
                 found = None if rule is None else self.rules[rule]
