@@ -193,8 +193,8 @@ class Job(Listed):
         if self.seconds:
             lines.append("  " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items()))
         if self.runner is not None:
-            where = "in one process" if self.runner == "inline" else "on Spark"
-            lines.append(f"  computed {where}: {self.runner_reason}")
+            where = "one process" if self.runner == "inline" else "Spark"
+            lines.append(f"  planned for {where}: {self.runner_reason}")
         lines.extend([f"  {self.usage}"] if self.usage else [])
         lines.extend(f"  {checked}" for checked in self.checked)
         lines.extend([f"  not in an index yet: {counted(self.unindexed_rows, 'row')}"] if self.unindexed_rows else [])

@@ -277,10 +277,9 @@ def _job_page(request: Request, viewer: ViewerDep, place: JobPlace, errors: int)
 
 
 def _dags_of(viewer: ViewerDep, conn_id: str, job: Job) -> list[Maintainer]:
-    """Return the DAG that started a job, or else those that write what it is about."""
+    """Return the DAG that started a job, or all that write its view; those of a table may be for other columns."""
     found = VisibleDatabase.open(conn_id, viewer).maintainers().get(job.table, [])
-    own = [dag for dag in found if job.airflow is not None and dag.dag_id == job.airflow.dag_id]
-    return own or found
+    return [dag for dag in found if job.view or (job.airflow is not None and dag.dag_id == job.airflow.dag_id)]
 
 
 def _is_live(request: Request) -> bool:
