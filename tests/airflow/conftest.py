@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import logging
 import os
 import socket
 import sys
@@ -16,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -237,3 +238,44 @@ def reader(database: Database, browse: Get) -> Get:
 
     Rights.give("reader", connections=["shelf", "pg"])
     return browse
+
+
+class Logs(logging.Handler):
+    """Messages by task."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.by_task: dict[str, list[str]] = {}
+        self.task = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.by_task.setdefault(self.task, []).append(record.getMessage())
+
+    def of(self, task: str) -> list[str]:
+        return self.by_task[f"backfill.{task}"]
+
+
+@pytest.fixture
+def logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Logs]:
+    """What operators, hooks and the engine say; Airflow's own words are its own."""
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+    from airflow_geneva.operators import PlanBackfillOperator
+    from tests.support.driving import Driver
+
+    logs, engine, run = Logs(), logging.getLogger("airflow_geneva"), Driver._run
+
+    def noting(driver: Driver, ti: Any, kill: str | None) -> None:
+        again = " again" * (ti.try_number - 1)
+        logs.task = (ti.task_id if ti.map_index < 0 else f"{ti.task_id}[{ti.map_index}]") + again
+        run(driver, ti, kill)
+
+    monkeypatch.setattr(Driver, "_run", noting)
+    # Airflow decides while it is imported what it lets pass, and to where.
+    for spoken in (PlanBackfillOperator, SparkSubmitHook):
+        mixin = next(base for base in spoken.__mro__ if "log" in vars(base))
+        monkeypatch.setattr(mixin, "log", engine)
+    monkeypatch.setattr(engine, "level", logging.INFO)
+    engine.addHandler(logs)
+    yield logs
+    engine.removeHandler(logs)

@@ -3,59 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
-from airflow_geneva.operators import PlanBackfillOperator
-from tests.airflow.conftest import Desk
+from tests.airflow.conftest import Desk, Logs
 from tests.support.desk import make_dag, texts
 from tests.support.driving import Driver, events
 
 pytestmark = pytest.mark.airflow
 
 ROWS = 10
-
-
-class Logs(logging.Handler):
-    """Messages by task."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.by_task: dict[str, list[str]] = {}
-        self.task = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.by_task.setdefault(self.task, []).append(record.getMessage())
-
-    def of(self, task: str) -> list[str]:
-        return self.by_task[f"backfill.{task}"]
-
-
-@pytest.fixture
-def logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Logs]:
-    """What operators, hooks and the engine say; Airflow's own words are its own."""
-    logs, engine, run = Logs(), logging.getLogger("airflow_geneva"), Driver._run
-
-    def noting(driver: Driver, ti: Any, kill: str | None) -> None:
-        again = " again" * (ti.try_number - 1)
-        logs.task = (ti.task_id if ti.map_index < 0 else f"{ti.task_id}[{ti.map_index}]") + again
-        run(driver, ti, kill)
-
-    monkeypatch.setattr(Driver, "_run", noting)
-    # Airflow decides while it is imported what it lets pass, and to where.
-    for spoken in (PlanBackfillOperator, SparkSubmitHook):
-        mixin = next(base for base in spoken.__mro__ if "log" in vars(base))
-        monkeypatch.setattr(mixin, "log", engine)
-    monkeypatch.setattr(engine, "level", logging.INFO)
-    engine.addHandler(logs)
-    yield logs
-    engine.removeHandler(logs)
 
 
 def test_every_task_sums_up_what_it_did_in_one_message(desk: Desk, logs: Logs) -> None:
