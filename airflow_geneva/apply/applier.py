@@ -265,6 +265,7 @@ class Applier:
             ended = LOOP.ended
             if not begun[0].calls.unfinished:
                 break
+            self.on_rows(0)  # what ended behind a slow call may have cost all that a cap allows
             if sum(step.calls.unfinished for step in begun) < 2 * at_a_time:
                 return False
             LOOP.wait_for_call(ended)

@@ -20,7 +20,8 @@ from airflow_geneva.limits.rate_limit import RateLimited, report
 from airflow_geneva.udf import UDF, Retry
 
 _PER = 1e6
-_RETRIES = {"on_error": [Retry(ConnectionError, attempts=4), Retry(RateLimited, attempts=4)]}
+_PASSING = (ConnectionError, TimeoutError, RateLimited)
+_RETRIES = {"on_error": [Retry(kind, attempts=4) for kind in _PASSING]}
 
 
 class _Service:
@@ -156,7 +157,7 @@ def embeddings(
         price_per_million_tokens: reported for the tokens of each request, for `max_cost`.
         batch_size: most texts of a request.
         settings: for the decorator `udf`: `limit`, `max_in_flight`, `timeout`, `on_error`; by default `on_error` tries
-            again after a `ConnectionError` or `RateLimited`.
+            again after a `ConnectionError`, `TimeoutError` or `RateLimited`.
     """
     check_whole("dimensions", dimensions)
     given = {"model": model, "dimensions": dimensions, "shorten": bool(shorten)}
