@@ -110,3 +110,13 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 def format_time(seconds: float) -> str:
     """Format a time for people."""
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def duration(seconds: float) -> str:
+    """Format how long something took, for people."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    if minutes < 60:
+        return f"{int(minutes)} min {int(seconds % 60):02} s"
+    return f"{int(hours)} h {int(minutes % 60):02} min" if hours < 48 else f"{hours / 24:.0f} days"

@@ -23,7 +23,7 @@ from airflow_geneva.cli.database import (
     without_controls,
 )
 from airflow_geneva.database import Database
-from airflow_geneva.display import counted, format_time
+from airflow_geneva.display import counted, duration, format_time
 from airflow_geneva.job.current_errors import group_errors
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL
 from airflow_geneva.job.shard_status import ShardStatus
@@ -57,7 +57,7 @@ def jobs(
     grid.columns[0].no_wrap = True
     for job in found:
         counts = (job.rows_pending, job.rows_computed, job.rows_reused, job.rows_committed, job.rows_failed)
-        shown = (job.id, _state(job), Text(job.target), format_time(job.started), f"{job.took:,.1f} s")
+        shown = (job.id, _state(job), Text(job.target), format_time(job.started), duration(job.took))
         grid.add_row(*shown, *(f"{n:,}" for n in (*counts, job.rows_left)))
     open_console().print(grid if found else "No jobs.")
 

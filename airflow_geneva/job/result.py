@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from airflow_geneva.display import Listed, counted
+from airflow_geneva.display import Listed, counted, duration
 from airflow_geneva.job.folder import JobFolder, shard_name
 from airflow_geneva.limits.rate_limit import Usage
 
@@ -212,7 +212,7 @@ class BackfillResult(Listed):
         return BackfillResult(**fields)
 
     def __str__(self) -> str:
-        took = ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items())
+        took = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in self.seconds.items())
         lines = [
             f"{self.state}: {counted(self.rows_computed, 'row')} computed, {self.rows_reused:,} taken from "
             f"checkpoints, {self.rows_skipped:,} skipped, {self.rows_failed:,} failed, {self.rows_left:,} left",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from airflow_geneva.display import Listed, counted, format_time
+from airflow_geneva.display import Listed, counted, duration, format_time
 from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import HEARTBEAT, RECORD, JobFolder, is_job_id
@@ -191,7 +191,7 @@ class Job(Listed):
             speed = f"{self.rows_per_second:,.0f} rows/s, " if self.rows_per_second else ""
             lines.append(f"  {speed}{self.time_left}")
         if self.seconds:
-            lines.append("  " + ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.seconds.items()))
+            lines.append("  " + ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in self.seconds.items()))
         if self.runner is not None:
             where = "one process" if self.runner == "inline" else "Spark"
             lines.append(f"  planned for {where}: {self.runner_reason}")
@@ -206,7 +206,7 @@ class Job(Listed):
     def _when(self) -> str:
         began = f"started {format_time(self.started)}"
         if self.ended is not None:
-            return f"{began}, took {self.took:,.1f} s"
+            return f"{began}, took {duration(self.took)}"
         what = f" in stage {self.stage}" if self.stage else ""
         return f"{began}, last heartbeat {format_time(self.last_seen)}{what}"
 

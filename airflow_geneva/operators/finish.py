@@ -37,8 +37,8 @@ from airflow_geneva.storage.files import Storage
 
 _KEPT_OF_COLUMN = "What the other shards committed is recorded, and announced by the next run that finishes."
 _KEPT_OF_VIEW = "The view is unchanged, and computed rows are kept."
-_LEFT_OF_COLUMN = "Left for the next run: %s. %s"
-_LEFT_OF_VIEW = "The view is unchanged, with %s due; the next run reuses what this one computed. %s"
+_LEFT_OF_COLUMN = "Left for the next run: %s%s"
+_LEFT_OF_VIEW = "The view is unchanged, with %s due; the next run reuses what this one computed%s"
 
 
 class FinishOperator(LanceOperator):
@@ -101,7 +101,8 @@ class FinishOperator(LanceOperator):
             raise AirflowFailException(why)
         if result.state == PARTIAL:
             message = _LEFT_OF_VIEW if of_view else _LEFT_OF_COLUMN
-            self.log.warning(message, counted(result.rows_left, "row"), "; ".join(result.notes))
+            notes = "".join(f"; {note}" for note in result.notes)
+            self.log.warning(message, counted(result.rows_left, "row"), notes)
         event = self._announce(job, result, context)
         checked = [asdict(one.without_values()) for one in result.checked]
         lists = {"commits": list(result.commits), "notes": list(result.notes), "checked": checked}

@@ -149,7 +149,7 @@ class PlanOperator(LanceOperator):
         expected = estimate_by_history(plan, table.location, choice.runner) if plan.shards else Estimate.of_nothing()
         above = expected.above(self._limits()) if plan.shards else ""
         if above:
-            choice = RunnerChoice("spark", f"it waits for an approval: {above}")
+            choice = RunnerChoice("spark", f"an approval is asked for: {above}")
         run, about = _about_run(context)
         about |= {LIMIT_ROWS: rows, CARRIED: carried, "expected": expected.pace()} | (
             {APPROVAL: above} if above else {}

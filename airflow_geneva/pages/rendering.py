@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from airflow_geneva.display import counted, format_time
+from airflow_geneva.display import counted, duration, format_time
 from airflow_geneva.errors import mask_secrets
 from airflow_geneva.job.meter import STAGES_IN_WORDS
 from airflow_geneva.links.job import PAGES
@@ -48,15 +48,6 @@ def cut(text: str, most: int) -> str:
 
 def first_line(text: str, most: int = 300) -> str:
     return cut(str(masked(text)).partition("\n")[0], most)
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    if minutes < 60:
-        return f"{int(minutes)} min {int(seconds % 60):02} s"
-    return f"{int(hours)} h {int(minutes % 60):02} min" if hours < 48 else f"{hours / 24:.0f} days"
 
 
 def age(seconds: float) -> str:

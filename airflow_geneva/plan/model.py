@@ -127,7 +127,7 @@ class _JobSpec(ABC):
         sizing, most = self.sizing, self.most_rows or 0
         rows = counted(most, "row")
         cap = f"{rows} (max_rows)" if most == sizing.max_rows else f"{sizing.max_cost:g} (max_cost), {rows}"
-        return f"stopped at its cap of {cap}: {self.rows_beyond:,} more are left for the next run"
+        return f"stopped at its cap of {cap}: {counted(self.rows_beyond, 'more row')} left for the next run"
 
     @property
     def cost_per_row(self) -> float:
