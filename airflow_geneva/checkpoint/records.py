@@ -231,17 +231,20 @@ def pack_runs(runs: RowRuns) -> tuple[RowRuns, bytes]:
     """Pack runs, of 16 bytes each, for storage: close ones become a few longer spans and a bitmap of their offsets."""
     if len(runs) == 0:
         return runs, b""
-    shift = runs[:, 1] - runs[:, 0]
+    starts, ids, lengths = runs.T
+    ends, shift = starts + lengths, ids - starts
     firsts = np.flatnonzero(np.diff(shift, prepend=shift[:1] - 1))
     lasts = np.append(firsts[1:], len(runs)) - 1
     stretches = runs[firsts]
-    stretches[:, 2] = runs[lasts, 0] + runs[lasts, 2] - runs[firsts, 0]
-    if stretches[:, 2].sum() > _PLACES_A_RUN * (len(runs) - len(firsts)):
+    stretches[:, 2] = ends[lasts] - starts[firsts]
+    places = int(stretches[:, 2].sum())
+    if places > _PLACES_A_RUN * (len(runs) - len(firsts)):
         return runs, b""
-    places = runs[:, 0] + np.repeat(_before(stretches) - stretches[:, 0], lasts - firsts + 1)
-    chosen = np.zeros(int(stretches[:, 2].sum()), np.bool_)
-    chosen[np.repeat(places - _before(runs), runs[:, 2]) + np.arange(int(runs[:, 2].sum()))] = True
-    return stretches, np.packbits(chosen).tobytes()
+    before = np.repeat(stretches[:, 0] - _before(stretches), lasts - firsts + 1)
+    edges = np.zeros(places + 1, np.int8)
+    edges[starts - before] += 1
+    edges[ends - before] -= 1
+    return stretches, np.packbits(np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_)).tobytes()
 
 
 def unpack_runs(stretches: RowRuns, bits: bytes) -> RowRuns:
