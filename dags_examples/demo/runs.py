@@ -14,13 +14,14 @@ from rich.padding import Padding
 from rich.text import Text
 
 from airflow_geneva import Database
+from airflow_geneva.display import counted
 from dags_examples.demo.rest import ENDED, AirflowApi, TaskState, run_seconds
 
 STAGES = ("define", "plan", "apply", "commit", "finish")
 _START_SECONDS = 120
 _RUN_SECONDS = 900
 _POLL_SECONDS = 1.0
-_PROGRESS = re.compile(r"[\d,]+ of [\d,]+ rows computed .*|\d+ rows computed in this task")
+_PROGRESS = re.compile(r"[\d,]+ of [\d,]+ rows? computed .*|[\d,]+ rows? computed in this task")
 _LOG_LINES = 8
 
 
@@ -199,8 +200,8 @@ class RunFollower:
             summary = self.api.xcom(self.dag_id, run_id, task.task_id, "summary") or {}
             for reason, found in summary.get("reasons", {}).items():
                 if found["rows"]:
-                    where = f" in {found['fragments']} fragments" if found["fragments"] else ""
-                    self._tell(f"{found['rows']:,} rows{where}: {reason}", "dim")
+                    where = f" in {counted(found['fragments'], 'fragment')}" if found["fragments"] else ""
+                    self._tell(f"{counted(found['rows'], 'row')}{where}: {reason}", "dim")
             if summary.get("runner") == "inline" and summary.get("shards"):
                 self._tell(f"computed by this task: {summary['runner_reason']}", "dim")
         if task.state == "failed":

@@ -225,7 +225,7 @@ def test_the_demo_computes_everything_then_nothing_then_what_is_new_and_its_view
     wordy, more = count_wordy(books[-8:-2])[0], count_wordy(books[-2:])[0]
     assert f"{wordy:,} rows computed, {computed - wordy:,} skipped; the UDF itself counted {wordy:,}." in text
     assert f"{more:,} rows computed, {computed + late - more:,} skipped; the UDF itself counted {more:,}." in text
-    assert f"{wordy} rows computed in this task" in text
+    assert f"{wordy:,} rows computed in this task" in text
 
     from embedding_udfs import embed
 
