@@ -19,7 +19,7 @@ class _Images:
     """Decode an image, and bring it to a size."""
 
     name = "images"
-    revision = 1
+    revision = 2
     size: tuple[int, int]
     output: str
     mode: str
@@ -32,8 +32,15 @@ class _Images:
     def __call__(self, image: bytes) -> Any:
         if image is None:
             return None
-        with self.pillow.open(io.BytesIO(image)) as opened:
-            upright = self.operations.exif_transpose(opened).convert(self.mode)
+        try:
+            with self.pillow.open(io.BytesIO(image)) as opened:
+                upright = self.in_mode(self.operations.exif_transpose(opened))
+        except self.pillow.UnidentifiedImageError as error:
+            raise ValueError(
+                f"{len(image):,} bytes that begin with {image[:8]!r} are no image that Pillow knows."
+            ) from error
+        except (OSError, EOFError, SyntaxError, self.pillow.DecompressionBombError) as error:
+            raise ValueError(f"The image of {len(image):,} bytes cannot be decoded: {error}") from error
         how = self.pillow.Resampling.BICUBIC
         if self.fit == "stretch":
             made = upright.resize(self.size, how)
@@ -47,13 +54,23 @@ class _Images:
         made.save(written, self.output)
         return written.getvalue()
 
+    def in_mode(self, image: Any) -> Any:
+        if image.mode.startswith("I;16"):  # Pillow itself makes white of all but the darkest 256 levels
+            image = image.convert("I").point(lambda level: level * (1 / 257)).convert("L")
+        elif image.mode in ("I", "F"):
+            raise ValueError(
+                "The image has pixels of 32 bits, and does not say which value is white. Convert it before."
+            )
+        return image.convert(self.mode)
+
 
 def images(
     size: Sequence[int] = (224, 224), *, output: str = "tensor", mode: str = "RGB", fit: str = "pad", **settings: Any
 ) -> UDF:
     """Make a UDF that decodes images with Pillow, and brings them to one size. It needs `airflow-geneva[images]`.
 
-    What is no image fails the row, and so does one of more pixels than Pillow decodes. Photos are turned upright.
+    What is no whole image fails the row with a `ValueError`, and so does one of more pixels than Pillow decodes. Photos
+    are turned upright, of an animation the first picture counts, and what is transparent keeps its color in `"RGB"`.
 
     Args:
         size: width and height.

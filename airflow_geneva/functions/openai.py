@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.functions.made import check_whole, filled, library, make
-from airflow_geneva.functions.schema import check_answer, json_schema
+from airflow_geneva.functions.schema import check_answer, json_schema, misfit
 from airflow_geneva.limits.calls import retry_after
 from airflow_geneva.limits.rate_limit import RateLimited, report
 from airflow_geneva.udf import UDF, Retry
@@ -22,6 +22,33 @@ from airflow_geneva.udf import UDF, Retry
 _PER = 1e6
 _PASSING = (ConnectionError, TimeoutError, RateLimited)
 _RETRIES = {"on_error": [Retry(kind, attempts=4) for kind in _PASSING]}
+
+_CHECK_URL = "Check OPENAI_BASE_URL, in Airflow the host of the connection: most end in /v1."
+_SET_KEY = "Set OPENAI_API_KEY, in Airflow the password of the connection, to a key that may use the model."
+_NO_MODEL = f"Check the model's name. {_CHECK_URL}"
+_REFUSALS: Mapping[int, tuple[type[Exception], str]] = {
+    401: (PermissionError, _SET_KEY),
+    403: (PermissionError, _SET_KEY),
+    404: (LookupError, _NO_MODEL),
+    **dict.fromkeys((400, 413, 422), (ValueError, "")),
+}
+
+
+def _settings() -> tuple[str, str]:
+    """Return the key and the URL that hold now; refuse those that cannot work."""
+    key, url = (os.environ.get(name, "") for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"))
+    if not key:
+        raise InvalidInput(
+            "There is no OPENAI_API_KEY where this function runs. In Airflow, name a connection: "
+            "openai_conn_id='openai_default'. Elsewhere set it, and OPENAI_BASE_URL for another service than "
+            "OpenAI; a service without keys takes any text."
+        )
+    if url and not url.startswith(("https://", "http://")):
+        raise InvalidInput(
+            f"OPENAI_BASE_URL={url!r} begins with neither https:// nor http://. In Airflow it is the host of the "
+            "connection, scheme included."
+        )
+    return key, url
 
 
 class _Service:
@@ -34,30 +61,37 @@ class _Service:
 
     def __init__(self) -> None:
         self.openai = library("openai", "airflow-geneva[openai]")
-        if not os.environ.get("OPENAI_API_KEY"):
-            raise InvalidInput(
-                "There is no OPENAI_API_KEY where this function runs. In Airflow, name a connection: "
-                "openai_conn_id='openai_default'. Elsewhere set it, and OPENAI_BASE_URL for another service than "
-                "OpenAI; a service without keys takes any text."
-            )
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
+        _settings()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Any, Any]] = WeakKeyDictionary()
 
     @property
     def client(self) -> Any:
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            self._clients[loop] = self.openai.AsyncOpenAI(max_retries=0)
-        return self._clients[loop]
+        loop, settings = asyncio.get_running_loop(), _settings()
+        if loop not in self._clients or self._clients[loop][0] != settings:  # a user may correct them
+            self._clients[loop] = (settings, self.openai.AsyncOpenAI(max_retries=0))
+        return self._clients[loop][1]
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """Raise `RateLimited` for a 429, and `ConnectionError` for what may pass, so that policies can name them."""
+        """Raise errors that policies can name, and that say what was asked of which service.
+
+        `ConnectionError` may pass, `RateLimited` is a 429, `ValueError` is about the input, others about the settings.
+        """
+        asked = f"The model {self.model!r} at {self.client.base_url}"
         try:
             yield
         except self.openai.RateLimitError as error:
             raise RateLimited(str(error), retry_after=retry_after(error)) from error
         except (self.openai.APIConnectionError, self.openai.InternalServerError) as error:
-            raise ConnectionError(f"The model {self.model!r} gave no answer: {error}") from error
+            cause = f" ({error.__cause__})" if error.__cause__ else ""
+            raise ConnectionError(f"{asked} gave no answer: {error}{cause}") from error
+        except self.openai.APIStatusError as error:
+            if error.status_code not in _REFUSALS:
+                raise
+            kind, remedy = _REFUSALS[error.status_code]
+            raise kind(f"{asked} refused: {error.message:.1000} {remedy}".rstrip()) from error
+        except AttributeError as error:
+            raise LookupError(f"{asked} gave an answer that is not of OpenAI's API: {error}. {_CHECK_URL}") from error
 
 
 class _Embeddings(_Service):
@@ -103,11 +137,14 @@ class _Chat(_Service):
             answer = await self.client.chat.completions.create(
                 model=self.model, messages=messages, **more, **self.options
             )
-        if answer.usage:
-            used = (answer.usage.prompt_tokens, answer.usage.completion_tokens)
+            usage, choices = answer.usage, answer.choices
+        if usage:
+            used = (usage.prompt_tokens, usage.completion_tokens)
             cost = sum(tokens * price / _PER for tokens, price in zip(used, self.prices, strict=True))
             report(tokens=sum(used), cost=cost)
-        choice = answer.choices[0]
+        if not choices:
+            raise ValueError(f"The model {self.model!r} answered with no choice: {answer!r:.500}")
+        choice = choices[0]
         if refusal := getattr(choice.message, "refusal", None):
             raise ValueError(f"The model {self.model!r} refused: {refusal:.500}")
         if choice.finish_reason in ("length", "content_filter"):
@@ -122,6 +159,7 @@ class _Extraction(_Chat):
     name = "extraction"
     revision = 1
     schema: Mapping[str, Any]
+    kind: pa.DataType
 
     async def __call__(self, text: str) -> dict[str, Any] | None:  # type: ignore[override]
         if not text:
@@ -133,6 +171,10 @@ class _Extraction(_Chat):
         except ValueError as error:
             raise ValueError(f"The answer of the model {self.model!r} is no JSON: {answer:.500}") from error
         checked: dict[str, Any] = check_answer(found, self.schema, answer)
+        try:
+            pa.array([checked], self.kind)
+        except (pa.ArrowException, OverflowError) as error:
+            raise misfit(str(error), answer) from error
         return checked
 
 
@@ -220,4 +262,5 @@ def extraction(
         "options": dict(options or {}),
         "schema": json_schema(schema),
     }
-    return make(_Extraction, schema, given, {**_RETRIES, **settings}, prices=tuple(prices_per_million_tokens))
+    prices = tuple(prices_per_million_tokens)
+    return make(_Extraction, schema, given, {**_RETRIES, **settings}, kind=schema, prices=prices)

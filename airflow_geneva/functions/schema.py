@@ -57,18 +57,18 @@ def check_answer(found: Any, schema: Mapping[str, Any], answer: str, place: str 
     allowed = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     types = tuple(kind for name in allowed for kind in _PYTHON[name])
     if not isinstance(found, types) or (isinstance(found, bool) and "boolean" not in allowed):
-        raise _misfit(f"{place} is {found!r:.100}, and not {' or '.join(allowed)}", answer)
+        raise misfit(f"{place} is {found!r:.100}, and not {' or '.join(allowed)}", answer)
     if isinstance(found, dict):
         wanted = schema["properties"]
         if missing := sorted(wanted.keys() - found.keys()):
-            raise _misfit(f"{place} has no {', '.join(map(repr, missing))}", answer)
+            raise misfit(f"{place} has no {', '.join(map(repr, missing))}", answer)
         if more := sorted(found.keys() - wanted.keys()):
-            raise _misfit(f"{place} has also {', '.join(map(repr, more))}", answer)
+            raise misfit(f"{place} has also {', '.join(map(repr, more))}", answer)
         return {name: check_answer(found[name], inner, answer, f"{name!r}") for name, inner in wanted.items()}
     if isinstance(found, list):
         return [check_answer(one, schema["items"], answer, f"an item of {place}") for one in found]
     return found
 
 
-def _misfit(problem: str, answer: str) -> ValueError:
+def misfit(problem: str, answer: str) -> ValueError:
     return ValueError(f"The answer does not fit the schema: {problem}. The model said: {answer:.500}")

@@ -7,10 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.functions.made import check_whole, filled, library, make
 from airflow_geneva.udf import UDF
 
 WORDLLAMA = "wordllama"
+_OF_WORDLLAMA = (64, 128, 256)
 
 
 class _SentenceEmbeddings:
@@ -60,5 +62,7 @@ def sentence_embeddings(
         settings: for the decorator `udf`, such as `batch_size`, `num_gpus` and `memory`.
     """
     check_whole("dimensions", dimensions)
+    if model == WORDLLAMA and dimensions not in _OF_WORDLLAMA:
+        raise InvalidInput(f"dimensions={dimensions}: the vectors of wordllama have 64, 128 or 256 numbers.")
     given = {"model": model, "dimensions": dimensions, "normalize": normalize}
     return make(_SentenceEmbeddings, pa.list_(pa.float32(), dimensions), given, settings)

@@ -23,7 +23,7 @@ from airflow_geneva.functions import chat, embeddings, extraction, images, sente
 from tests.support.openai_server import OpenAIServer, embedding_of
 
 KEY = "sk-planted-5d1c9a"
-PERSON = pa.struct([pa.field("name", pa.string(), nullable=False), pa.field("age", pa.int64())])
+PERSON = pa.struct([pa.field("name", pa.string(), nullable=False), pa.field("age", pa.int8())])
 
 embed = embeddings("small", 8, batch_size=4)
 other = embeddings("large", 8, batch_size=4)
@@ -131,17 +131,65 @@ def test_embeddings_come_in_batches_and_in_order_and_the_key_is_in_no_file(
 def test_a_service_that_is_not_set_up_or_gives_other_vectors_fails_with_words(
     server: OpenAIServer, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = database.create_table("docs", pa.table({"text": ["a"]}))
-    table.add_columns({"short": embeddings("small", 4), "wrong": embeddings("other", 8)})
+    server.change(fail_inputs={"too long": ["400", 9]})
+    table = database.create_table("docs", pa.table({"text": ["a", "too long"]}))
+    policy = [Skip(ValueError)]
+    one, made = embeddings("other", 8, on_error=policy), embeddings("small", 4, on_error="fail")
+    table.add_columns({"short": made, "wrong": one})
     with pytest.raises(GenevaError, match="vectors of 8 numbers, and dimensions=4"):
-        table.backfill("short", runner="inline")
+        table.backfill("short", where="text = 'a'", runner="inline")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong")
-    with pytest.raises(GenevaError, match="Incorrect API key") as told:
+    with pytest.raises(
+        GenevaError, match=r"refused: .*401.*Incorrect API key.* the password of the connection"
+    ) as told:
         table.backfill("wrong", runner="inline")
     assert "sk-wrong" not in str(told.value)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    for url, words in {
+        server.base_url.replace("v1", "v2"): r"'other' at http://127.*v2/ refused: .*404.* Check the model's name",
+        "api.openai.com/v1": "begins with neither https:// nor http://",
+        "http://127.0.0.1:9/v1": r"'other' at http://127.0.0.1:9/v1/ gave no answer: .*\(.*connection",
+    }.items():
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        with pytest.raises(GenevaError, match=words):
+            table.backfill("wrong", udf=embeddings("other", 8, on_error=policy), runner="inline")
+    monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+    assert table.backfill("wrong", runner="inline").rows_failed == 1
+    [failed] = table.get_errors(column_name="wrong")
+    assert "refused: Error code: 400" in failed.message
+    assert "This model takes at most 8192 tokens" in failed.message
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(GenevaError, match="There is no OPENAI_API_KEY"):
-        table.backfill("wrong", udf=embeddings("other", 8), runner="inline")
+        table.backfill(
+            "wrong", where="text = 'a'", udf=embeddings("third", 8), on_code_change="recompute", runner="inline"
+        )
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("<html>Welcome</html>", "an answer that is not of OpenAI's API: .*most end in /v1"),
+        (SimpleNamespace(usage=None, choices=[]), "answered with no choice: "),
+    ],
+)
+def test_an_answer_of_something_else_says_what_to_check(
+    answer: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises((LookupError, ValueError), match=words):
+        asyncio.run(answered(answer, monkeypatch)("hello"))
+
+
+def answered(answer: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the function of a chat whose service gives this answer."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-good")
+
+    async def create(**request: Any) -> Any:
+        return answer
+
+    function = chat("small", "Say it.").function
+    chats = SimpleNamespace(completions=SimpleNamespace(create=create))
+    monkeypatch.setattr(type(function), "client", SimpleNamespace(chat=chats, base_url="http://here/"))
+    return function
 
 
 def test_a_job_of_calls_stops_at_its_cost_and_the_next_one_goes_on(server: OpenAIServer, database: Database) -> None:
@@ -164,18 +212,10 @@ def test_a_job_of_calls_stops_at_its_cost_and_the_next_one_goes_on(server: OpenA
 
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
 def test_an_answer_that_is_not_whole_is_a_failure(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-good")
     message = SimpleNamespace(content=None, refusal=None)
     answer = SimpleNamespace(usage=None, choices=[SimpleNamespace(message=message, finish_reason=reason)])
-
-    async def create(**request: Any) -> Any:
-        return answer
-
-    function = chat("small", "Say it.").function
-    client = SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
-    monkeypatch.setattr(type(function), "client", client)
     with pytest.raises(ValueError, match=f"is not whole \\({reason}\\)"):
-        asyncio.run(function("hello"))
+        asyncio.run(answered(answer, monkeypatch)("hello"))
 
 
 def test_an_answer_that_does_not_fit_its_schema_is_a_failed_row_that_says_what_was_found(
@@ -184,17 +224,20 @@ def test_an_answer_that_does_not_fit_its_schema_is_a_failed_row_that_says_what_w
     answers = {
         "Ann": '{"name": "Ann", "age": 3}', "Bob": '{"name": "Bob", "age": null}', "Cid": '{"name": "Cid"}',
         "Dan": '{"name": "Dan", "age": "nine"}', "Eve": "I cannot say.", "Fay": '{"name": null, "age": 1}',
+        "Gus": '{"name": "Gus", "age": 300}',
     }  # fmt: skip
     server.change(chat_answers=answers)
     table = database.create_table("people", pa.table({"text": [*answers, None]}))
     table.add_columns({"person": person, "said": chat("small", "Say it.", prices_per_million_tokens=(1, 2))})
     result = table.backfill("person", runner="inline")
-    assert (result.rows_computed, result.rows_failed) == (3, 4)
-    found = [{"name": "Ann", "age": 3}, {"name": "Bob", "age": None}, None, None, None, None, None]
+    assert (result.rows_computed, result.rows_failed) == (3, 5)
+    found = [{"name": "Ann", "age": 3}, {"name": "Bob", "age": None}, None, None, None, None, None, None]
     assert table.to_arrow()["person"].to_pylist() == found
     told = [record.message for record in sorted(table.get_errors(), key=lambda record: record.row_address)]
     for message, wanted in zip(
-        told, ["has no 'age'", "'nine', and not integer", "no JSON: I cannot", "'name' is None"], strict=True
+        told,
+        ["has no 'age'", "'nine', and not integer", "no JSON: I cannot", "'name' is None", "300 too large"],
+        strict=True,
     ):
         assert wanted in message
     table.backfill("said", runner="inline")
@@ -216,9 +259,34 @@ def test_images_become_tensors_or_encoded_images_of_one_size(fit: str, corner: i
     assert pixels[4, 4].tolist() == [200, 100, 0]
     with Image.open(io.BytesIO(images((8, 4), output="webp", mode="L", fit=fit)(written.getvalue()))) as made:
         assert (made.size, made.format) == ((8, 4), "WEBP")
-    with pytest.raises(OSError, match="cannot identify"):
-        tensor(b"no image")
     assert tensor(None) is None
+
+
+def test_all_kinds_of_pictures_keep_their_color_and_what_is_none_is_a_failure_with_words() -> None:
+    from PIL import Image
+
+    def written(picture: Any, kind: str, **more: Any) -> bytes:
+        out = io.BytesIO()
+        picture.save(out, kind, **more)
+        return out.getvalue()
+
+    def color(data: bytes) -> list[int]:
+        return images((4, 4))(data).reshape(4, 4, 3)[1, 1].tolist()
+
+    red, gray = Image.new("RGB", (9, 9), (250, 0, 0)), Image.fromarray(np.full((9, 9), 32_896, np.uint16))
+    assert color(written(gray, "png")) == [128] * 3
+    assert color(written(Image.new("CMYK", (9, 9), (0, 0, 0, 127)), "tiff")) == [128] * 3
+    assert color(written(red, "gif", save_all=True, append_images=[Image.new("RGB", (9, 9))])) == [250, 0, 0]
+    assert color(written(Image.new("LA", (9, 9), (128, 0)), "png")) == [128] * 3
+    whole = written(Image.fromarray(np.random.default_rng(1).integers(0, 255, (99, 99, 3), np.uint8)), "png")
+    for data, words in {
+        b"no image": "8 bytes that begin with b'no image' are no image",
+        b"": "0 bytes",
+        whole[:900]: "image of 900 bytes cannot be decoded",
+        written(Image.new("F", (9, 9), 0.5), "tiff"): "pixels of 32 bits",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            color(data)
 
 
 def test_sentences_are_embedded_by_a_local_model(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +306,8 @@ def test_sentences_are_embedded_by_a_local_model(database: Database, monkeypatch
         def encode(self, texts: list[str], **_: Any) -> Any:
             return np.ones((len(texts), self.size))
 
+    with pytest.raises(InvalidInput, match="64, 128 or 256"):
+        sentence_embeddings(dimensions=100)
     monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model))
     made = sentence_embeddings("mini", 3)
     assert made(pa.array(["a", None])).to_pylist() == [[1, 1, 1], None]
