@@ -60,17 +60,23 @@ def test_nothing_to_do_writes_no_version_and_no_event_and_what_is_downstream_sti
     assert run.xcom("backfill.finish")["rows_skipped"] == 2 * ROWS
 
 
-def test_an_event_begins_where_the_last_one_ended(desk: Desk) -> None:
+def test_an_event_begins_where_the_last_one_ended_and_an_index_update_is_none(desk: Desk) -> None:
     desk.append("a")
     desk.define(n="length")
-    dag = make_dag(desk)
-    Driver.trigger(dag).go()
+    Driver.trigger(make_dag(desk)).go()
+    desk.table.lance.create_scalar_index("n", "BTREE")
     desk.append("b")
-    Driver.trigger(dag).go()
+    run = Driver.trigger(make_dag(desk)).go()
     first, second = events(desk.asset)
     assert second["from_version"] == first["to_version"]
     assert second["to_version"] == desk.table.version
     assert second["rows_computed"] == ROWS
+    assert run.xcom("backfill.finish")["unindexed_rows"] == ROWS
+    updating = make_dag(desk, indexes="{{ params.indexes or '' }}", params={"indexes": "update"})
+    run = Driver.trigger(updating).go()
+    assert run.state == "success", run.errors
+    assert (run.xcom("backfill.finish")["unindexed_rows"], len(events(desk.asset))) == (0, 2)
+    assert desk.table.lance.stats.index_stats("n_idx")["num_unindexed_rows"] == 0
 
 
 def test_a_run_stops_at_its_cap_and_the_next_one_goes_on(desk: Desk) -> None:

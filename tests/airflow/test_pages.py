@@ -351,6 +351,7 @@ def test_a_table_tells_how_its_columns_and_views_stand(reader: Get, database: Da
     table = make_table(database)
     table.add_columns({"z": triple, "gone": triple})
     table.backfill("y", runner="inline")
+    table.lance.create_scalar_index("y", "BTREE")
     table.backfill("gone", runner="inline")
     # Its code is nowhere on the API server.
     stored = table.definition("gone").to_json().replace("tests.support.counting:triple", "gone.with:the_wind")
@@ -381,6 +382,7 @@ def test_a_table_tells_how_its_columns_and_views_stand(reader: Get, database: Da
     assert found["z"][0] == "never computed"
     assert found["small"][0].startswith("stale for")
     assert found["small"][1:] == ["1", "0"]
+    assert ["y_idx", "y", "BTree", "100", "2", "1"] in cells(reader(path))
     page = reader("/databases/shelf/tables/small")
     assert 'made of <a href="/geneva/databases/shelf/tables/docs">docs</a>' in " ".join(page.split())
     assert "__is_set" not in page

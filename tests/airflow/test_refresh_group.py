@@ -137,9 +137,12 @@ def test_rows_that_come_and_go_are_one_swap_and_an_event_begins_where_the_last_o
     view = make_view(desk)
     go(view)
     desk.calls()
+    view.lance.create_scalar_index("n", "BTREE")
     desk.append("d")
     desk.table.lance.delete("text LIKE 'b%' OR text = 'c03'")
-    run = go(view)
+    run = go(view, indexes="update")
+    assert run.xcom("refresh.finish")["unindexed_rows"] == 0
+    assert view.lance.stats.index_stats("n_idx")["num_unindexed_rows"] == 0
     assert desk.calls() == texts("d")
     assert shown(view) == dict.fromkeys([text for text in texts("acd") if text != "c03"], 3)
     first, second = announced(view)
