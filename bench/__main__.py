@@ -21,7 +21,20 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 LANCEDB = ROOT / ".venv-lancedb" / "bin" / "python"
 RUNNERS = ("inline", "spark")
-TOGETHER = ("slow", "plan", "changes", "aging", "wide", "peer", "hourly", "time_left", "estimate", "limits", "indexes")
+TOGETHER = (
+    "slow",
+    "plan",
+    "changes",
+    "aging",
+    "wide",
+    "peer",
+    "hourly",
+    "time_left",
+    "estimate",
+    "limits",
+    "indexes",
+    "async",
+)
 OTHERS = (*TOGETHER, "f", "f16m")
 COLD_CASES = ("a", "c", "a16m")
 
@@ -133,6 +146,10 @@ class BenchmarkRun:
         full = {"rows": 200_000, "hours": 50, "added": 1_000, "ends": 10}
         size = {"rows": 3_000, "hours": 10, "added": 50, "ends": 3} if self.quick else full
         return dict(self._measure("indexes", folder=str(self.scratch / "indexes"), **size))
+
+    def _async(self) -> list[dict[str, Any]]:
+        counts = [50] if self.quick else [1_000, 10_000]
+        return list(self._measure("async", folder=str(self.scratch / "async"), counts=counts, runners=self.runners))
 
     def _time_left(self) -> dict[str, Any]:
         folder = self.scratch / "time_left"

@@ -19,6 +19,7 @@ import psutil  # type: ignore[import-untyped]
 from airflow_geneva import Table
 from bench import (
     aging,
+    calls,
     changes,
     estimate,
     floor,
@@ -175,6 +176,7 @@ MEASUREMENTS: dict[str, Callable[..., Measured]] = {
     "make_wide": wide.make,
     "wide": wide.measure,
     "aging": aging.measure,
+    "async": calls.measure,
     "hourly": hourly.measure,
     "estimate": estimate.measure,
     "indexes": indexes.measure,

@@ -66,6 +66,7 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     assert set(results["slow"]["sides"]) == {"none", "10 s", "1 s"}
     assert {about["files"] > 0 for about in (results["aging"]["ours"], results["aging"]["lances"])} == {True}
     assert {job["by"] for job in results["estimate"]} == {"history", "sample"}
+    assert [run["calls"] for run in results["async"]] == [50]
     indexed = results["indexes"]
     assert (indexed["unindexed"], indexed["segments"]) == (0, 8)
     assert indexed["recall"] >= indexed["rebuilt"] - 0.01
