@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Annotated, Any
@@ -79,6 +79,13 @@ def _find_dags(moment: int) -> Mapping[tuple[str, str], set[str]]:
         conn_id, _, table = uri.removeprefix(_SCHEME).partition("?")[0].rpartition("/")
         found.setdefault((conn_id, table), set()).add(dag_id)
     return found
+
+
+@lru_cache(maxsize=32)
+def _find_writers(conn_id: str, moment: int) -> Sequence[tuple[str, str, bool]]:
+    """Return the tables that DAGs write, with the DAG and whether it is paused; kept for seconds, as open pages ask."""
+    beginning = f"{_SCHEME}{conn_id}/"
+    return [(uri.removeprefix(beginning), dag_id, paused) for uri, dag_id, paused in dags_that_write(beginning)]
 
 
 def viewer(request: Request, user: Annotated[Any, Depends(user_dependency())]) -> CurrentUser:
@@ -178,11 +185,10 @@ class VisibleDatabase:
     def maintainers(self) -> dict[str, list[Maintainer]]:
         """Return the DAGs that write tables and views, as far as the viewer may read them, by table or view."""
         found: dict[str, list[Maintainer]] = {}
-        beginning = f"{_SCHEME}{self.conn_id}/"
-        for uri, dag_id, paused in dags_that_write(beginning):
+        for table, dag_id, paused in _find_writers(self.conn_id, int(time.monotonic() / _KEPT_SECONDS)):
             if self.viewer.may_read_dag(dag_id):
                 dag = Maintainer(dag_id, paused, self.viewer.may_trigger_dag(dag_id))
-                found.setdefault(uri.removeprefix(beginning), []).append(dag)
+                found.setdefault(table, []).append(dag)
         return found
 
     def tables(self) -> list[str]:
