@@ -13,6 +13,7 @@ from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.lance_io.arrays import rows_at
+from airflow_geneva.lance_io.table_versions import open_version
 from airflow_geneva.plan.model import BackfillSpec, Plan
 from airflow_geneva.plan.refresh import plan_refresh
 from airflow_geneva.plan.request import BackfillRequest, RefreshRequest
@@ -95,6 +96,8 @@ def compare_view_column(
     check_rows("sample", rows)
     dataset = view.open()
     state = CommittedViewState(view, dataset)
+    if not (udf is None or isinstance(udf, UDF)):
+        raise InvalidInput(f"udf={udf!r} is not a UDF. Give a function decorated with @udf(...), or its import path.")
     udf = udf or find_column_udf(_computed(definition, column, view.name))
     columns = _columns_for(definition, column, udf, source, view.name)
     snapshot, target, version = state.snapshot, f"{view.name}.{column}", udf.code_version
@@ -104,6 +107,13 @@ def compare_view_column(
     asked = replace(definition, columns=columns, explode=None)
     udfs = {one.name: udf if one.name == column else find_column_udf(one) for one in columns if one.udf}
     request = RefreshRequest(new_job_id(), snapshot.source_version, on_code_change="recompute", ignore_checkpoints=True)
+    try:
+        open_version(source.open(), snapshot.source_version)
+    except InvalidInput as gone:
+        raise InvalidInput(
+            f"View {view.name!r} shows version {snapshot.source_version} of {source.name!r}, which was cleaned up, so "
+            'its rows cannot be computed with other code. Refresh it first, with on_code_change="old_code" or "new_rows".'
+        ) from gone
     planned = plan_refresh(view, asked, source, definitions_now(asked, udfs), state, request)
     found = sample_plan(planned, view, Udfs(udfs), rows)
     shown, before = _shown(dataset, column, found.row_ids, definition.explode == column)

@@ -14,6 +14,7 @@ from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.job.estimate import Call
 from airflow_geneva.lance_io.arrays import single_batch
+from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.fragments import live_offsets
 from airflow_geneva.lance_io.row_ranges import Ranges, RowIds
 from airflow_geneva.limits.calls import calling
@@ -159,6 +160,6 @@ def _call(compute: Callable[[pa.RecordBatch], MappedBatch], batch: pa.RecordBatc
             errors = dict.fromkeys(range(rows) if at is None else [at], message)
         sample.calls.append(Call(rows, time.monotonic() - began))
         sample.inputs.append(batch[:rows])
-        sample.values.append(values)
+        sample.values.append(as_bytes(values))
         sample.errors.extend(errors.get(row) for row in range(rows))
         batch = batch[rows:]

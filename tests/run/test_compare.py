@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
+import lance
 import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect, udf
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.table import Table
+from airflow_geneva.udf import UDF
 from tests.support.counting import Trace, triple
 
 MakeTable = Callable[..., Table]
@@ -93,6 +96,8 @@ def test_a_column_of_a_view_is_compared_on_what_the_view_was_computed_from(make_
         InvalidInput, match=r"No UDF computes a column 'twice' of view 'v'\. Its computed columns: 'y', 'z'"
     ):
         view.compare("twice", NEW)
+    with pytest.raises(InvalidInput, match="udf=3 is not a UDF"):
+        view.compare("y", 3)
     with pytest.raises(InvalidInput, match="Type mismatch for column 'y'"):
         view.compare("y", udf(data_type=pa.string(), name="triple")(lambda x: str(x)))
 
@@ -114,3 +119,20 @@ def test_lists_of_an_exploded_view_are_compared_whole(make_table: MakeTable) -> 
     assert found.select(["x", "n.old", "n.new"]).to_pylist() == [
         {"x": x, "n.old": [*range(x)], "n.new": [*range(min(x, 2))]} for x in range(4)
     ]
+    table.add([{"id": 4, "x": 4}])
+    table.lance.cleanup_old_versions(older_than=timedelta(0))
+    with pytest.raises(InvalidInput, match="View 'v' shows version 1 of 'docs', which was cleaned up"):
+        view.compare("n", shorter)
+
+
+def test_blobs_are_compared_by_their_bytes(make_table: MakeTable) -> None:
+    def made(version: str, more: int) -> UDF:
+        name = {"name": "drawn", "version": version, "data_type": lance.blob_field("b").type}
+        return udf(**name)(lambda x: b"a" * (x + more * (x == 2)))
+
+    table = make_table(4)
+    table.add_columns({"b": made("1", 0)})
+    table.backfill("b", runner="inline")
+    found = table.compare("b", made("2", 1))
+    assert found.to_arrow()["b.new"].to_pylist() == [b"", b"a", b"aaa", b"aaa"]
+    assert found.differing == (2,)
