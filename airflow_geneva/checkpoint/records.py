@@ -99,6 +99,7 @@ class StagedFragment:
         failures: the job that staged it, and the rows that failed; they count as computed, with NULL.
         taken: computed rows whose values come from another version of the UDF, by that version.
         dense: the file holds the computed rows only, one after another, as new rows of a view.
+        nulls: positions of NULLs in the file, by blob column.
     """
 
     file: str
@@ -115,6 +116,7 @@ class StagedFragment:
     taken: tuple[tuple[str, Ranges], ...] = ()
     agreement: str = ""
     dense: bool = False
+    nulls: tuple[tuple[str, Ranges], ...] = ()
 
     @cached_property
     def computed(self) -> Ranges:
@@ -131,6 +133,7 @@ class StagedFragment:
         head |= {name: json.dumps(getattr(self, name)) for name in _AS_JSON}
         head["failures"] = self.failures.dumps()
         head["taken"] = json.dumps([[version, rows.to_json()] for version, rows in self.taken])
+        head["nulls"] = json.dumps([[column, rows.to_json()] for column, rows in self.nulls])
         columns = {name: pa.array([value]) for name, value in head.items()}
         stretches, bits = pack_runs(self.runs)
         columns["rows"] = _one_list(_RUN, stretches.T)
@@ -163,8 +166,13 @@ class StagedFragment:
             runs=runs,
             looked_at=looked_at,
             failures=Failures.loads(row["failures"]),
-            taken=tuple((str(version), Ranges.from_json(rows)) for version, rows in json.loads(row["taken"])),
+            taken=_ranges_by_name(row["taken"]),
+            nulls=_ranges_by_name(row.get("nulls") or "[]"),
         )
+
+
+def _ranges_by_name(text: str) -> tuple[tuple[str, Ranges], ...]:
+    return tuple((str(name), Ranges.from_json(rows)) for name, rows in json.loads(text))
 
 
 def computed_rows(runs: RowRuns) -> Ranges:

@@ -27,7 +27,7 @@ from airflow_geneva.lance_io.engine_errors import (
     is_unavailable,
     to_engine_error,
 )
-from airflow_geneva.lance_io.row_ranges import Offsets
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.lance_io.task_memory import BatchTooLarge, rows_at_once
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import is_local, join
@@ -72,13 +72,31 @@ class FileWriter:
 
 
 class DataFileWriter(FileWriter):
-    """Writes batches to a new data file; the file becomes part of the table when a commit names it."""
+    """Writes batches to a new data file; the file becomes part of the table when a commit names it.
+
+    Of blob columns it keeps which rows are NULL, because nothing can be read of them before the commit.
+    """
 
     def __init__(self, dataset: lance.LanceDataset, schema: pa.Schema) -> None:
+        self.rows = 0
+        self._nulls: dict[str, list[Offsets]] = {field.name: [] for field in schema if is_blob(field)}
         self.dataset = dataset
         self.schema = schema
         self.file = f"{uuid.uuid4().hex}.lance"
         super().__init__(f"a data file of {dataset.uri}", join(dataset.uri, "data", self.file), self._open)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for name, found in self._nulls.items():
+            if (column := batch.column(name)).null_count:
+                found.append(self.rows + np.flatnonzero(np.asarray(column.is_null())))
+        self.rows += batch.num_rows
+        super().write(batch)
+
+    @property
+    def nulls(self) -> tuple[tuple[str, Ranges], ...]:
+        """The positions of NULLs, by blob column."""
+        none = np.empty(0, np.int64)
+        return tuple((name, Ranges.from_offsets(np.concatenate([none, *found]))) for name, found in self._nulls.items())
 
     def finish(self) -> str:
         """Publish the file and return its name below ``data/``."""

@@ -12,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.checkpoint.records import StagedFragment, decode_runs
+from airflow_geneva.checkpoint.reuse import BrokenFile
 from airflow_geneva.errors import ExpectationFailed, mask_secrets
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.folder import CHECKED, JobFolder
 from airflow_geneva.job.result import MOST_EXAMPLES, Checked
+from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.lance_io.row_ranges import Offsets, RowIds
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
@@ -78,18 +80,26 @@ class ValueChecks:
     def _batches(
         self, staged: Iterable[StagedFragment], columns: Sequence[str]
     ) -> Iterator[tuple[RowIds, pa.RecordBatch]]:  # fmt: skip
+        plain = isinstance(self.work, RefreshSpec) and self.work.plain_blobs
+        blobs = [name for name in columns if is_blob(self.written.schema.field(name)) and not plain]
+        readable = [name for name in columns if name not in blobs]
         for fragment in staged:
             offsets, ids = decode_runs(fragment.runs)
             failed = fragment.failures.all.mask(offsets)
-            file, read = staged_file(self.written, fragment.file), list(columns)
+            nulls = {name: rows for name, rows in fragment.nulls if name in blobs}
+            if len(nulls) < len(blobs):
+                raise BrokenFile(fragment.file)  # written before its NULLs were kept
+            file, read = staged_file(self.written, fragment.file), readable
             positions = offsets[~failed]
             if fragment.dense:
                 # Of a view; an exploded row has several rows in it, or none.
-                read, positions = [*columns, SOURCE_ROW_ID], np.arange(fragment.physical_rows)
+                read, positions = [*readable, SOURCE_ROW_ID], np.arange(fragment.physical_rows)
             at, known = 0, ids[~failed]
             while at < len(positions):
                 window = positions[at : at + WINDOW_ROWS]
                 batch, rows = fit_rows(partial(_read, file, read, window, self.limit), len(window))
+                for name, there in nulls.items():
+                    batch = batch.append_column(name, pa.array(np.ones(rows, np.bool_), mask=there.mask(window[:rows])))
                 if fragment.dense:
                     of = batch.column(SOURCE_ROW_ID).to_numpy().view(np.uint64)
                     kept = ~np.isin(of, ids[failed])
@@ -100,6 +110,8 @@ class ValueChecks:
 
 
 def _read(file: LanceFile, columns: Sequence[str], positions: Offsets, room: float, rows: int) -> pa.RecordBatch:
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
     return file.read(columns, positions[:rows], room)
 
 

@@ -143,12 +143,12 @@ def satisfies(function: Callable[[Any], Any], *, whole: bool = False, level: str
 def check_expectations(given: Any, kind: pa.DataType) -> tuple[Expectation, ...]:
     """Check expectations against the type of their column, or of the output of their UDF."""
     found = (given,) if isinstance(given, Expectation) else tuple(given)
-    if found and is_blob_type(kind):
-        raise InvalidInput(
-            f"{found[0]} cannot be checked on blobs: a staged file says only where they lie. Check each value in the "
-            "function, and raise if it is not as expected."
-        )
     for one in found:
+        if isinstance(one, Expectation) and is_blob_type(kind) and one.kind not in ("not_null", _FRACTION):
+            raise InvalidInput(
+                f"{one} cannot be checked on blobs, only not_null() and max_null_fraction(): a staged file says only "
+                "where blobs lie. Check each value in the function, and raise if it is not as expected."
+            )
         if not isinstance(one, Expectation):
             raise InvalidInput(
                 f"{one!r:.80} is no expectation. Give a list of not_null(), max_null_fraction(), "

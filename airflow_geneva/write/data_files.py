@@ -66,6 +66,10 @@ class ColumnFileWriter:
         else:
             self._put_with_gaps(values, decode_runs(runs)[0], end)
 
+    @property
+    def nulls(self) -> tuple[tuple[str, Ranges], ...]:
+        return self._file.nulls
+
     def finish(self) -> str:
         self._put_with_gaps(pa.nulls(0, self.schema.field(0).type), np.empty(0, np.int64), self._physical_rows)
         return self._file.finish()
@@ -279,6 +283,10 @@ class ViewFileWriter:
         """Append rows that were computed up to the offset ``end`` of the source fragment."""
         if len(values):
             self.put(values, ids)
+
+    @property
+    def nulls(self) -> tuple[tuple[str, Ranges], ...]:
+        return self._file.nulls
 
 
 def own_values(rows: pa.RecordBatch) -> pa.StructArray:

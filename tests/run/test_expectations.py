@@ -195,11 +195,43 @@ def test_a_view_says_what_it_expects_of_columns_of_sql(make_table: MakeTable, tr
             view.expect(columns)
 
 
+def test_of_blobs_is_known_which_have_no_value(make_table: MakeTable, trace: Trace) -> None:
+    def drawn(*expected: Expectation) -> UDF:
+        def draw(x: int) -> bytes | None:
+            leave_trace([x])
+            if x == 30:
+                raise ValueError("too much")
+            return None if x in (3, 17) else b"a" * x
+
+        made = udf(data_type=lance.blob_field("b").type, version="1", expect=expected, on_error="skip", name="draw")
+        return made(draw)
+
+    table = make_table(40)
+    table.add_columns({"b": drawn(expect.not_null())})
+    table.lance.delete("id = 5")
+    with pytest.raises(
+        JobFailed, match=r"not_null\(\) of column 'b' \(fail\) not met: 2 of 38 rows, for example row 3"
+    ):
+        table.backfill("b", runner="inline")
+    result = table.backfill("b", udf=drawn(expect.max_null_fraction(0.1)), runner="inline")
+    assert [(one.rows, one.wrong) for one in result.checked] == [(38, 2)]
+    # The fragment of the failing row again: blobs cannot be read back from a staged file.
+    assert len(trace.rows()) == 39 + 15
+
+    database = connect(table.location.database_uri)
+    for name, query in (("v", table.query()), ("shuffled", table.query().shuffle(1))):
+        columns = {"id": "id", "b": drawn(expect.not_null(level="warn")), "copy": "b"}
+        view = query.select(columns).create_materialized_view(database, name)
+        view.expect({"copy": expect.max_null_fraction(0.1)})
+        found = view.refresh(runner="inline").checked
+        assert [(one.rows, one.wrong, one.passed) for one in found] == [(38, 2, False), (38, 2, True)]
+
+
 def test_a_rule_must_fit_the_type_and_is_no_part_of_the_version() -> None:
     with pytest.raises(InvalidInput, match="cannot be checked on values of type"):
         tens(expect.between("a", "b"))
-    with pytest.raises(InvalidInput, match=r"not_null\(\) cannot be checked on blobs"):
-        udf(data_type=lance.blob_field("b").type, expect=expect.not_null())(lambda x: b"")
+    with pytest.raises(InvalidInput, match=r"cannot be checked on blobs, only not_null\(\) and max_null_fraction"):
+        udf(data_type=lance.blob_field("b").type, expect=expect.in_set(["a"]))(lambda x: b"")
     with pytest.raises(InvalidInput, match="level"):
         expect.not_null(level="stop")
 
