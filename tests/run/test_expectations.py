@@ -82,7 +82,11 @@ def test_wrong_values_stay_invisible_and_a_repaired_expectation_computes_nothing
     assert (result.state, result.rows_reused, trace.rows()) == ("DONE", rows, [])
 
 
-def test_a_pandera_schema_is_a_function_and_names_the_rows(make_table: MakeTable, trace: Trace) -> None:
+def test_a_pandera_schema_is_a_function_and_names_the_rows(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It imports pyspark.pandas, which otherwise sets this for the whole process: pyarrow then ignores time zones.
+    monkeypatch.setenv("PYARROW_IGNORE_TIMEZONE", "1")
     pandera = pytest.importorskip("pandera.pandas", reason="make install")
     checked = pandera.Column(checks=pandera.Check.le(380), nullable=True, coerce=True)
     validate = pandera.DataFrameSchema({"y": checked}).validate
