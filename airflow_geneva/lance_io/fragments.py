@@ -233,12 +233,13 @@ def consecutive_row_ids(fragment: lance.LanceFragment) -> range | None:
 
     metadata: Any = fragment.metadata
     stored = None if metadata.row_id_meta is None else metadata.row_id_meta.asdict()
-    inline = stored.get("Inline", ()) if stored else ()
-    if not 0 < len(inline) <= _MOST_BYTES_OF_A_RANGE:
+    inline = stored.get("Inline", []) if stored else []
+    # One segment of one kind, a range, is two tags with lengths, and then its start, if that is not 0, and its end.
+    size = len(inline)
+    if not 4 < size <= _MOST_BYTES_OF_A_RANGE or inline[:4] != [10, size - 2, 10, size - 4]:
         return None
-    # Of one range these are four tags and lengths, then its start, if that is not 0, and its end, each after its tag.
-    numbers = packed_numbers(bytes(inline))
-    start = numbers[5] if len(numbers) == 8 else 0
+    numbers = packed_numbers(bytes(inline[4:]))
+    start = numbers[1] if len(numbers) == 4 else 0
     ids = range(start, start + metadata.physical_rows)
     one_range: Any = RowIdSequence(ids).to_inline_metadata()
     return ids if one_range.asdict() == stored else None

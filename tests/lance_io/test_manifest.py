@@ -122,6 +122,7 @@ def test_row_ids_are_those_that_a_scan_reads(stable: bool, tmp_path: Path) -> No
     dataset.delete("x = 130")
     dataset.optimize.compact_files(target_rows_per_fragment=60)
     dataset.delete("x = 150")
+    dataset.update({"x": "x + 1000"}, where="x IN (111, 113, 118)")
     dataset.insert(rows(200, 300))
     known = 0
     for fragment in dataset.get_fragments():
