@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,9 +27,14 @@ class _SentenceEmbeddings:
     def __init__(self) -> None:
         if self.model == WORDLLAMA:
             wordllama = library("wordllama", "airflow-geneva[embeddings]")
-            weights = os.path.dirname(wordllama.__file__)
-            self.loaded = wordllama.WordLlama.load(
-                cache_dir=weights, disable_download=True, trunc_dim=None if self.dimensions == 256 else self.dimensions
+            folder = Path(wordllama.__file__).parent
+            # Before 0.4, which needs numpy 2, it looks for the tokenizer in the user's cache only.
+            where = staticmethod(
+                lambda is_tokenizer_config=False: folder / "tokenizers" if is_tokenizer_config else folder
+            )
+            loader: Any = type("WordLlama", (wordllama.WordLlama,), {"get_cache_dir": where})
+            self.loaded = loader.load(
+                cache_dir=folder, disable_download=True, trunc_dim=None if self.dimensions == 256 else self.dimensions
             )
         else:
             loader = library("sentence_transformers", "sentence-transformers")
