@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -25,20 +28,42 @@ class OutputMismatch(TypeError):
 _DOES_NOT_FIT = (pa.ArrowException, OutputMismatch, TypeError, ValueError, OverflowError, AttributeError)
 
 
+_IGNORED = "PYARROW_IGNORE_TIMEZONE"
+_was_ignored, _one_at_a_time = threading.Event(), threading.RLock()
+
+
+@contextmanager
+def _time_zones() -> Iterator[None]:
+    """Let pyarrow heed time zones: `pyspark.pandas`, which pandera imports, makes it ignore them in the process."""
+    if _IGNORED in os.environ:
+        _was_ignored.set()
+    if not _was_ignored.is_set():
+        yield
+        return
+    with _one_at_a_time:
+        ignored = os.environ.pop(_IGNORED, None)
+        try:
+            yield
+        finally:
+            if ignored is not None:
+                os.environ[_IGNORED] = ignored
+
+
 def array_from_values(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
     """Convert one Python or NumPy value per row, or raise `OutputMismatch` at the first row whose value does not fit.
 
     None becomes NULL, and so does a struct field that a dict lacks.
     """
-    try:
-        return _convert(values, data_type)
-    except _DOES_NOT_FIT as error:
-        for row, value in enumerate(values):
-            try:
-                _convert([value], data_type)
-            except _DOES_NOT_FIT as alone:
-                raise OutputMismatch(str(alone), row) from alone
-        raise OutputMismatch(str(error)) from error
+    with _time_zones():
+        try:
+            return _convert(values, data_type)
+        except _DOES_NOT_FIT as error:
+            for row, value in enumerate(values):
+                try:
+                    _convert([value], data_type)
+                except _DOES_NOT_FIT as alone:
+                    raise OutputMismatch(str(alone), row) from alone
+            raise OutputMismatch(str(error)) from error
 
 
 def array_from_result(result: Any, data_type: pa.DataType) -> pa.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_geneva.apply.arrow_output import array_from_values
 from airflow_geneva.apply.udf_call import Mapper
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput, UdfError
@@ -391,3 +393,11 @@ def test_mapping_equals_a_plain_loop_for_every_type(typed: tuple[pa.DataType, li
 def test_numpy_vectors_give_what_lists_give(rows: list[Any], data_type: pa.DataType, dtype: str) -> None:
     vectors = [None if row is None else np.array(row, dtype) for row in rows]
     assert _returning(vectors, data_type).equals(_returning(rows, data_type))
+
+
+def test_times_keep_their_zone_where_pyspark_pandas_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYARROW_IGNORE_TIMEZONE", "1")
+    kind = pa.timestamp("s", tz="Asia/Tokyo")
+    given = pa.array([0, None, 86_400], kind)
+    assert array_from_values(given.to_pylist(), kind) == given
+    assert os.environ["PYARROW_IGNORE_TIMEZONE"] == "1"
