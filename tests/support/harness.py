@@ -49,9 +49,10 @@ class Job:
     """What is run and killed.
 
     Args:
-        kind: ``plain``, ``where``, ``skip`` (some rows fail), ``async`` (they do, of calls in flight), ``batch``
-            (they do, at a service that gets all rows before it answers), ``continue`` (the values of older code are
-            taken over) or ``indexed`` (an index over the column is updated).
+        kind: ``plain``, ``where``, ``skip`` (some rows fail, and calls have a limit), ``async`` (they do, of calls in
+            flight), ``batch`` (they do, at a service that gets all rows before it answers), ``dedup`` (values of equal
+            inputs are kept), ``continue`` (the values of older code are taken over) or ``indexed`` (an index over the
+            column is updated).
         as_tasks: as four tasks, each of which is tried again when it dies; else in one call, made again.
     """
 
@@ -577,7 +578,7 @@ def check(history: History, folder: Path) -> Figures:
 def random_history(seed: int) -> History:
     """Whatever may happen."""
     dice = random.Random(f"history-{seed}")
-    kind = dice.choices(["plain", "where", "skip", "async", "batch", "continue"], [4, 3, 1, 2, 2, 2])[0]
+    kind = dice.choices(["plain", "where", "skip", "async", "batch", "dedup", "continue"], [3, 3, 1, 2, 2, 2, 2])[0]
 
     # A job that died a year ago is collected with its record, and then nothing says what its version had computed.
     possible = [change for change in CHANGES if kind != "continue" or change is not collect_garbage_next_year]

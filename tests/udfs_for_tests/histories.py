@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from airflow_geneva import UDF, udf
+from airflow_geneva import UDF, RateLimit, udf
 from tests.support.counting import TRACE, leave_trace
 
 
@@ -36,7 +36,16 @@ def valued_anew(x: pa.Int64Array) -> pa.Int64Array:
     return pa.array([value_of(one, "2") for one in x.to_pylist()], pa.int64())
 
 
-@udf(data_type=pa.int64(), name="valued", version="1", on_error="skip")
+@udf(data_type=pa.int64(), name="valued", version="1", deterministic=True, dedup=True)
+def valued_once(x: pa.Int64Array) -> pa.Int64Array:
+    leave_trace(x)
+    return pa.array([value_of(one) for one in x.to_pylist()], pa.int64())
+
+
+MANY = RateLimit("histories", requests_per_minute=600_000)
+
+
+@udf(data_type=pa.int64(), name="valued", version="1", on_error="skip", limit=MANY)
 def picky(x: int) -> int:
     leave_trace([x])
     if is_bad(x):
@@ -93,6 +102,7 @@ BY_KIND: dict[str, UDF] = {
     "skip": picky,
     "async": picky_async,
     "batch": PickyLater,
+    "dedup": valued_once,
     "continue": valued_anew,
     "indexed": valued,
 }
