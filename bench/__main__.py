@@ -34,6 +34,7 @@ TOGETHER = (
     "limits",
     "indexes",
     "async",
+    "paid_once",
 )
 OTHERS = (*TOGETHER, "f", "f16m")
 COLD_CASES = ("a", "c", "a16m")
@@ -150,6 +151,11 @@ class BenchmarkRun:
     def _async(self) -> list[dict[str, Any]]:
         counts = [50] if self.quick else [1_000, 10_000]
         return list(self._measure("async", folder=str(self.scratch / "async"), counts=counts, runners=self.runners))
+
+    def _paid_once(self) -> dict[str, Any]:
+        size = {"rows": 200, "alone": 1_000} if self.quick else {"rows": 10_000, "alone": 1_000_000}
+        folder = self.scratch / "paid_once"
+        return dict(self._measure("paid_once", folder=str(folder), runners=self.runners, **size))
 
     def _time_left(self) -> dict[str, Any]:
         folder = self.scratch / "time_left"

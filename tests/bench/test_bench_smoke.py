@@ -67,6 +67,7 @@ def test_a_quick_run_measures_every_case_and_finds_the_rows_that_were_due(
     assert {about["files"] > 0 for about in (results["aging"]["ours"], results["aging"]["lances"])} == {True}
     assert {job["by"] for job in results["estimate"]} == {"history", "sample"}
     assert [run["calls"] for run in results["async"]] == [50]
+    assert {(job["job"], job["calls"]) for job in results["paid_once"]["jobs"]} == {("first", 120), ("later", 0)}
     indexed = results["indexes"]
     assert (indexed["unindexed"], indexed["segments"]) == (0, 8)
     assert indexed["recall"] >= indexed["rebuilt"] - 0.01
