@@ -119,7 +119,10 @@ def read_batch_api(func: Any, name: str) -> Signature:
         parameters = {method: names[1:] for method, names in parameters.items()}
     bad = [method for method, names in parameters.items() if not 1 <= len(names) <= 1 + (method == "submit")]
     bad += [method for method, function in methods.items() if inspect.iscoroutinefunction(inspect.unwrap(function))]
-    if _resolve_hints(methods["submit"]).get(next(iter(parameters["submit"]), "")) is not pa.RecordBatch:
+    if (
+        _resolve_hints(methods["submit"]).get(next(iter(parameters["submit"]), ""), pa.RecordBatch)
+        is not pa.RecordBatch
+    ):
         bad.append("submit")
     if bad:
         raise InvalidInput(

@@ -246,6 +246,12 @@ def test_a_class_that_does_not_fit_is_refused() -> None:
         def submit(self, x: int) -> str:  # type: ignore[override]
             return ""
 
+    class Plain(TenTimes):
+        def submit(self, batch):  # type: ignore[no-untyped-def, override]
+            return ""
+
+    assert not ten_times(Plain).signature.takes_key
+
     class Waits(TenTimes):
         async def poll(self, handle: str) -> bool:  # type: ignore[override]
             return True
