@@ -34,6 +34,8 @@ def grow(x: int) -> int:
 def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Any]]:
     """Deploys a module whose function adds a number, in place of the one before."""
     monkeypatch.syspath_prepend(tmp_path / "dags")
+    # The bytecode of a file of the same size, written in the same second, would be taken for that of the new one.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     file = tmp_path / "dags" / "growing_udfs.py"
     file.parent.mkdir()
 
