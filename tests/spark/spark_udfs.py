@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_geneva import RateLimit, report
 from airflow_geneva.udf import udf
 
 
@@ -28,6 +29,12 @@ def note(log: str, rows: list[int]) -> None:
 
 @udf
 def double(x: pa.Int64Array) -> pa.Int64Array:
+    return pc.multiply(x, 2)
+
+
+@udf(batch_size=100, limit=RateLimit("spark-tests", requests_per_minute=60_000))
+def limited(x: pa.Int64Array) -> pa.Int64Array:
+    report(cost=0.5)
     return pc.multiply(x, 2)
 
 

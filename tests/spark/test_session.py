@@ -197,6 +197,17 @@ def test_a_batch_api_gets_every_row_once_and_is_asked_until_it_has_answered(spar
     assert sorted(seen(log)) == list(range(2_700))
 
 
+def test_tasks_keep_a_limit_of_the_database_and_their_calls_are_counted(spark: object, tmp_path: Path) -> None:
+    table, _ = make_table(tmp_path, 1_200, 300)
+    table.add_columns({"y": spark_udfs.limited})
+    usage = table.backfill("y", runner="spark").usage
+    assert_doubled(table)
+    assert (usage.calls, usage.cost) == (12, 6.0)
+    (key,) = (tmp_path / "db" / "_geneva" / "limits").iterdir()
+    assert "spark-tests" in key.name
+    assert airflow_geneva.connect(tmp_path / "db").table_names() == ["numbers"]
+
+
 def test_progress_is_kept_in_a_file_and_ends_with_the_truth(spark: object, tmp_path: Path) -> None:
     table, _ = make_table(tmp_path, 2_000, 500)
     table.add_columns({"y": double})
