@@ -133,7 +133,9 @@ class Estimate:
         else:
             apart = _apart(size)
         many = f"{len(jobs)} earlier jobs" if len(jobs) > 1 else "an earlier job"
-        found = _estimate(size, slot_seconds, apart, f"by {many} of this version")
+        paid = [cost for job in jobs if (cost := job.cost_per_row(size.cost_per_row)) is not None]
+        per_row = Interval(min(paid), max(paid)) if paid else None
+        found = _estimate(size, slot_seconds, apart, f"by {many} of this version", per_row)
         return replace(found, start_seconds=sum(starts) / len(starts) if starts else None)
 
     @staticmethod
@@ -195,11 +197,13 @@ class Estimate:
         return {"rows": self.rows, **plain, "runner": self.runner, "basis": self.basis}
 
 
-def _estimate(size: Size, slot_seconds: Interval, apart: Interval, basis: str) -> Estimate:
+def _estimate(
+    size: Size, slot_seconds: Interval, apart: Interval, basis: str, per_row: Interval | None = None
+) -> Estimate:
     computing = slot_seconds.times(1 / max(min(size.slots, size.rows), 1))
     middle = sum(computing) / 2
     speed = size.rows / middle if middle else None
-    cost = _cost(size, slot_seconds)
+    cost = _cost(size, slot_seconds, per_row)
     return Estimate(size.rows, computing + apart, slot_seconds, cost, size.runner, basis, rows_per_second=speed)
 
 
@@ -209,11 +213,13 @@ def _apart(size: Size) -> Interval:
     return start + Interval(*_BESIDE_A_JOB)
 
 
-def _cost(size: Size, slot_seconds: Interval) -> Interval | None:
-    if size.price_per_slot_hour is None and size.cost_per_row is None:
+def _cost(size: Size, slot_seconds: Interval, per_row: Interval | None = None) -> Interval | None:
+    """Return the cost of slots and rows; `per_row` is what rows cost in earlier jobs."""
+    if size.price_per_slot_hour is None and size.cost_per_row is None and per_row is None:
         return None
-    own = (size.cost_per_row or 0.0) * size.rows
-    return slot_seconds.times((size.price_per_slot_hour or 0.0) / 3600) + Interval(own, own)
+    declared = size.cost_per_row or 0.0
+    own = (per_row or Interval(declared, declared)).times(size.rows)
+    return slot_seconds.times((size.price_per_slot_hour or 0.0) / 3600) + own
 
 
 def _short(row: dict[str, Any]) -> str:

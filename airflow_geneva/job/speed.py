@@ -11,6 +11,7 @@ from airflow_geneva.display import counted
 from airflow_geneva.job.folder import RECORD, JobFolder
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.job.status import job_ids
+from airflow_geneva.limits.rate_limit import Usage
 from airflow_geneva.storage.files import Storage
 
 MOST_JOBS = 5
@@ -138,12 +139,21 @@ class PastJob:
         seconds: from its plan to its end, without waiting.
         start_seconds: from the begin of a shard's task to that of its computation, mostly the start of Spark; None if
             it is not known.
+        reported: money that its calls said that they cost.
     """
 
     speed: UdfSpeed
     seconds: float
     runner: str | None = None
     start_seconds: float | None = None
+    reported: float = 0.0
+
+    def cost_per_row(self, declared: float | None) -> float | None:
+        """Return what a row cost: by what calls reported, or as the UDFs declare of rows that were called."""
+        if self.reported:
+            return self.reported / self.speed.rows
+        saved = self.speed.saved.deduplicated + self.speed.saved.cached
+        return None if declared is None else declared * (1 - min(saved / self.speed.rows, 1.0))
 
 
 def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int = MOST_JOBS) -> list[PastJob]:
@@ -162,7 +172,9 @@ def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int =
             if speed.rows:
                 start = ended.get("start_seconds")
                 started = float(start) if isinstance(start, (int, float)) else None
-                found.append(PastJob(speed, _seconds_of(ended.get("result")), ended.get("runner"), started))
+                result = ended.get("result")
+                paid = Usage.from_json(result.get("usage") if isinstance(result, Mapping) else None).cost
+                found.append(PastJob(speed, _seconds_of(result), ended.get("runner"), started, paid))
             if len(found) == most:
                 break
     return found

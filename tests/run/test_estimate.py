@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_geneva import udf
+from airflow_geneva import report, udf
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.estimate import Call, Estimate, Interval, Size
 from airflow_geneva.job.speed import PastJob, UdfSpeed
@@ -124,6 +124,22 @@ def test_money_is_slot_hours_and_the_udfs_own_cost() -> None:
     assert found.cost.covers(2.0 + 1.0)
     assert found.seconds.covers(3_600 / 8)
     assert found.to_json()["cost"] == pytest.approx(list(found.cost), abs=1e-4)
+
+
+def test_money_is_what_the_calls_of_earlier_jobs_cost(make_table: MakeTable) -> None:
+    def reporting(x: int) -> int:
+        report(cost=0.25)
+        return x
+
+    reported = udf(data_type=pa.int64(), version="1", cost=9.0)(reporting)
+    table = grown(make_table, reported)
+    assert table.plan_backfill("y", udf=reported).estimate().cost == (12.5, 12.5)
+    once = udf(data_type=pa.int64(), version="1", name="once", cost=1.0, deterministic=True, dedup=True)(lambda x: x)
+    table.add_columns({"z": (once, ["x"])})
+    found = table.backfill("z", udf=once, runner="inline")
+    assert (found.rows_computed, found.rows_deduplicated) == (70, 20)
+    table.add([{"x": row} for row in range(50)])
+    assert table.plan_backfill("z", udf=once).estimate().cost == pytest.approx((50 * 50 / 70, 50 * 50 / 70))
 
 
 def test_several_jobs_tell_how_far_they_differ_and_one_odd_one_does_not_count() -> None:
