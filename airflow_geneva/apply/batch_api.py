@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,11 +40,13 @@ class _Answers:
 
     Args:
         taken: values, and the rows that they are of.
+        places: where the rows were submitted.
         failures: by row, where it was submitted, and its error.
     """
 
     taken: list[tuple[pa.Array, list[int]]] = field(default_factory=list)
     failures: dict[int, tuple[Submission, int, Exception]] = field(default_factory=dict)
+    places: list[tuple[Submission, set[int]]] = field(default_factory=list)
 
 
 class BatchApiMapper(BatchMapper):
@@ -70,10 +72,14 @@ class BatchApiMapper(BatchMapper):
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         """Map a batch that also has the row ids; raise StillWaiting as `collect`."""
         answers, results = self.collect(batch), BatchResults(self.mapper, self._inputs(batch), self.rules)
+        for submission, positions in answers.places:
+            submission.collected |= positions
         return self._mapped(results, answers) if results.rows else results.mapped()
 
     def collect(self, batch: pa.RecordBatch) -> _Answers:
         """Submit the rows of a batch that are not submitted, and fetch the answers to the others.
+
+        A view asks all of its batch APIs before it calls one, so what is fetched here may not reach a checkpoint.
 
         Raises:
             StillWaiting: some of its rows are submitted, and not answered.
@@ -112,7 +118,7 @@ class BatchApiMapper(BatchMapper):
         if waiting:
             raise StillWaiting(waiting)
         for submission, its_rows in by_submission.items():
-            submission.collected.update(places[row][-1][1] for row in its_rows)
+            answers.places.append((submission, {places[row][-1][1] for row in its_rows}))
         return answers
 
     def state_of(self, submission: Submission) -> str:
@@ -122,7 +128,12 @@ class BatchApiMapper(BatchMapper):
         if not submission.sent and (state := self._state_without_handle(submission)) is not None:
             return state
         try:
-            ready = bool(self._ask("poll", submission.handle))
+            ready = self._ask("poll", submission.handle)
+            if not isinstance(ready, (bool, np.bool_)):
+                raise UdfError(
+                    f"UDF {self.name!r}: poll returned {ready!r:.200}. Return True if the service has answered, else "
+                    "False. The batch is kept."
+                )
         except BatchFailed as error:
             self._failed[submission.name] = error
             ready = True
@@ -168,7 +179,7 @@ class BatchApiMapper(BatchMapper):
             raise
         fault_point("batch.submitted")
         try:
-            json.dumps(handle)
+            handle = json.loads(json.dumps(handle))
         except (TypeError, ValueError) as error:
             raise UdfError(
                 f"UDF {self.name!r}: submit returned {handle!r:.200}, which is no handle: it must be a text, or what "
@@ -222,15 +233,16 @@ class BatchApiMapper(BatchMapper):
                 failed = error
         if failed is not None:
             return pa.nulls(rows, kind), dict.fromkeys(range(rows), failed)
-        if not hasattr(answers, "__len__") or len(answers) != rows:
-            got = counted(len(answers), "value") if hasattr(answers, "__len__") else repr(answers)[:200]
+        in_order = hasattr(answers, "__len__") and not isinstance(answers, (str, bytes, Mapping, Set))
+        if not in_order or len(answers) != rows:
+            got = counted(len(answers), "value") if in_order else repr(answers)[:200]
             raise UdfError(
                 f"UDF {self.name!r}: fetch returned {got} for a batch of {counted(rows, 'row')}. Return one for each "
                 "row, in the order in which they were submitted; for a row that failed, an exception."
             )
         errors: dict[int, Exception] = {}
         try:
-            if isinstance(answers, (pa.Array, pa.ChunkedArray)):
+            if isinstance(answers, (pa.Array, pa.ChunkedArray, pa.RecordBatch)):
                 values = array_from_result(answers, kind)
             else:
                 errors = {at: answer for at, answer in enumerate(answers) if isinstance(answer, Exception)}

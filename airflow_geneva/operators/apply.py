@@ -148,6 +148,7 @@ class ApplyOperator(SparkSubmitOperator):
             how = self._compute(job, shard, context, configured)
         if waiting.batches:
             # A triggerer has neither the code nor its credentials, so the task that it wakes asks the service.
+            waiting.count_wake()
             moment = TimeDeltaTrigger(timedelta(seconds=poll_interval(job.work)))
             self.defer(trigger=moment, method_name="execute_again")
         done = _applied(job, shard)
@@ -191,7 +192,7 @@ class ApplyOperator(SparkSubmitOperator):
             return "on Spark Connect"
         # Airflow keeps the id of a submitted application even when the task is cleared. A `durable` task would take an
         # old one that ended well for the current one.
-        scope_reconnection(self, job.saved.fingerprint)
+        scope_reconnection(self, _of_this_wake(job, shard, job.saved.fingerprint))
         if again:  # it ended well, and its staged files were removed
             self.durable = False
         self._scratch = Scratch.make(work.job_id, shard.index)
@@ -204,7 +205,7 @@ class ApplyOperator(SparkSubmitOperator):
     def _apply_on_server(self, job: PlannedJob, shard: Shard, spark_conn_id: str, try_number: int) -> None:
         check_demands(job.work)
         url = SparkConnectHook(spark_conn_id).get_connection_url()
-        task = f"{job.work.job_id}/{job.saved.fingerprint}/{shard.index}"
+        task = _of_this_wake(job, shard, f"{job.work.job_id}/{job.saved.fingerprint}/{shard.index}")
         with open_try(url, task, try_number) as self._session:
             send_archives(self._session, _planned_archives(job))
             job.apply_on(self._session, shard)
@@ -312,6 +313,12 @@ class ApplyOperator(SparkSubmitOperator):
 def _applied(job: PlannedJob, shard: Shard) -> dict[str, Any] | None:
     """Return the result of the last try that computed the shard; None if no try has."""
     return job.folder.read_shard(job.saved.fingerprint, shard.index).get(APPLIED)
+
+
+def _of_this_wake(job: PlannedJob, shard: Shard, name: str) -> str:
+    """Return a name that is another one after each deferral: what ran on Spark before it has ended well."""
+    wakes = job.waiting(shard).wakes
+    return f"{name}_{wakes}" if wakes else name
 
 
 def _planned_archives(job: PlannedJob) -> Mapping[str, bytes]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from airflow_geneva.apply.batch_api import BatchApiMapper, StillWaiting
 from airflow_geneva.apply.udf_call import Mapper
 from airflow_geneva.display import counted
-from airflow_geneva.job.folder import SUBMITTED, JobFolder
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.folder import SUBMITTED, WAKES, JobFolder
 from airflow_geneva.job.meter import measured
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.run.inline import Udfs, submissions_of
@@ -55,10 +56,23 @@ class Waiting:
         """What the shard waits for: rows by submission."""
         return self.folder.read_shard(self.plan, self.shard).get(SUBMITTED) or {}
 
+    @property
+    def wakes(self) -> int:
+        """How often an Airflow task was deferred for the shard."""
+        return int(self.folder.read_shard(self.plan, self.shard).get(WAKES) or 0)
+
+    def count_wake(self) -> None:
+        """Note that the task is deferred: what it starts on Spark next is none of what ended well before."""
+        self.folder.update_shard(self.plan, self.shard, wakes=self.wakes + 1)
+
     def look(self, udfs: Udfs) -> None:
         """Raise StillWaiting if the service has not answered every batch; go on if this process has other code."""
         names = self.batches
-        if not names or not udfs.have_planned_version():
+        try:
+            if not names or not udfs.have_planned_version():
+                return
+        except InvalidInput as missing:
+            logger.info("This process cannot ask the service, Spark does: %s", missing)
             return
         loaded = udfs.here()
         for column, found in submissions_of(self.location, self.work, loaded).items():

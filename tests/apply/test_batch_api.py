@@ -8,7 +8,7 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +38,8 @@ class Service:
         keys: the handle by key.
         broken: what is answered to a number instead of ten times the number.
         refuses: raised by `poll` until it is None.
+        given: what `fetch` returns of the values of a batch.
+        ready: what `poll` returns when it was asked so often.
     """
 
     batches: dict[str, list[int]] = field(default_factory=dict)
@@ -46,6 +48,8 @@ class Service:
     broken: dict[int, Any] = field(default_factory=dict)
     refuses: BaseException | None = None
     handle: Any = None
+    given: Callable[[list[Any]], Any] = list
+    ready: Callable[[int], Any] = (1).__lt__
 
     @property
     def paid(self) -> list[int]:
@@ -71,10 +75,10 @@ class TenTimes:
         if SERVICE.refuses is not None:
             raise SERVICE.refuses
         SERVICE.asked[handle] = SERVICE.asked.get(handle, 0) + 1
-        return SERVICE.asked[handle] > 1
+        return SERVICE.ready(SERVICE.asked[handle])
 
     def fetch(self, handle: str) -> Any:
-        return [SERVICE.broken.get(x, 10 * x) for x in SERVICE.batches[handle]]
+        return SERVICE.given([SERVICE.broken.get(x, 10 * x) for x in SERVICE.batches[handle]])
 
     def find(self, key: str) -> str | None:
         return SERVICE.keys.get(key)
@@ -199,6 +203,8 @@ def test_a_batch_that_the_service_gives_up_fails_its_rows(tmp_path: Path) -> Non
     [
         ({"handle": {1, 2}}, "submit returned .*, which is no handle"),
         ({"broken": {3: "three"}}, "fetch returned values that are no int64"),
+        ({"given": lambda found: dict(enumerate(found))}, r"fetch returned \{0: 0, .* for a batch of 40 rows"),
+        ({"ready": lambda asked: "in_progress"}, "poll returned 'in_progress'. Return True"),
     ],
 )
 def test_what_does_not_fit_is_said(tmp_path: Path, broken: dict[str, Any], text: str) -> None:
@@ -234,6 +240,20 @@ def test_a_view_asks_the_service_before_it_calls_other_functions(tmp_path: Path)
     rows = view.to_arrow().sort_by("x").to_pylist()
     assert [(row["y"], row["z"]) for row in rows] == [(10 * x, -x) for x in range(0, 100, 2)]
     assert sorted(called) == SERVICE.paid == list(range(0, 100, 2))
+
+
+def test_batch_apis_of_a_view_wait_for_each_other_and_are_paid_once(tmp_path: Path) -> None:
+    class Slower(TenTimes):
+        def poll(self, handle: str) -> bool:
+            return super().poll(handle) and SERVICE.asked[handle] > 4
+
+    table = connect(tmp_path).create_table("t", pa.table({"x": range(100)}))
+    query = table.query().select(["x"]).add_columns({"y": ten_times(), "z": ten_times(Slower)})
+    view = query.create_materialized_view(connect(tmp_path), "v")
+    assert view.refresh(runner="inline").rows_computed == 100
+    rows = view.to_arrow().sort_by("x").to_pylist()
+    assert [(row["y"], row["z"]) for row in rows] == [(10 * x, 10 * x) for x in range(100)]
+    assert SERVICE.paid == sorted([*range(100)] * 2)
 
 
 def test_a_sample_is_refused(tmp_path: Path) -> None:
