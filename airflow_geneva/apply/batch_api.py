@@ -46,7 +46,7 @@ class _Answers:
 
     taken: list[tuple[pa.Array, list[int]]] = field(default_factory=list)
     failures: dict[int, tuple[Submission, int, Exception]] = field(default_factory=dict)
-    places: list[tuple[Submission, set[int]]] = field(default_factory=list)
+    places: list[tuple[Submission, list[int]]] = field(default_factory=list)
 
 
 class BatchApiMapper(BatchMapper):
@@ -73,7 +73,7 @@ class BatchApiMapper(BatchMapper):
         """Map a batch that also has the row ids; raise StillWaiting as `collect`."""
         answers, results = self.collect(batch), BatchResults(self.mapper, self._inputs(batch), self.rules)
         for submission, positions in answers.places:
-            submission.collected |= positions
+            submission.collected[positions] = True
         return self._mapped(results, answers) if results.rows else results.mapped()
 
     def collect(self, batch: pa.RecordBatch) -> _Answers:
@@ -85,8 +85,9 @@ class BatchApiMapper(BatchMapper):
             StillWaiting: some of its rows are submitted, and not answered.
         """
         inputs = self._inputs(batch)
-        rows = row_keys(inputs.append_column(ROW_ID, batch.column(ROW_ID)))
-        places = self.submissions.find(rows)
+        row_ids = batch.column(ROW_ID)
+        rows = row_keys(inputs.append_column(ROW_ID, row_ids))
+        places = self.submissions.find(rows, row_ids)
         by_submission: dict[Submission, list[int]] = {}
         for row, found in enumerate(places):
             if found:
@@ -114,11 +115,12 @@ class BatchApiMapper(BatchMapper):
                     answers.failures[row] = (submission, at[row], error)
         if due:
             due.sort()
-            waiting |= self._submit(rows_at(inputs, pa.array(due)), [rows[row] for row in due])
+            taken = pa.array(due, pa.int64())
+            waiting |= self._submit(rows_at(inputs, taken), [rows[row] for row in due], row_ids.take(taken))
         if waiting:
             raise StillWaiting(waiting)
         for submission, its_rows in by_submission.items():
-            answers.places.append((submission, {places[row][-1][1] for row in its_rows}))
+            answers.places.append((submission, [places[row][-1][1] for row in its_rows]))
         return answers
 
     def state_of(self, submission: Submission) -> str:
@@ -146,13 +148,13 @@ class BatchApiMapper(BatchMapper):
         if handle is not None:
             self.submissions.keep_handle(submission, handle)
             return None
-        if submission.job_id != self.submissions.job_id and submission.may_be_underway():
+        if submission.may_be_underway():
             return "waiting"
         if hasattr(self.api, "find"):
             self.submissions.remove(submission)
             return "gone"
         raise UdfError(
-            f"UDF {self.name!r}: a process was killed while it submitted {counted(len(submission.rows), 'row')}, and "
+            f"UDF {self.name!r}: a process was killed while it submitted {counted(submission.rows, 'row')}, and "
             f"the class has no find(key) that asks the service whether it has batch {submission.name!r}. Look there. "
             f"If it has none, or may compute the rows again, remove {self.submissions.path(submission)} and run again."
         )
@@ -166,9 +168,13 @@ class BatchApiMapper(BatchMapper):
     def _inputs(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return self.mapper.inputs(batch.drop_columns([ROW_ID]))
 
-    def _submit(self, inputs: pa.RecordBatch, rows: Sequence[bytes]) -> dict[str, int]:
+    def _submit(self, inputs: pa.RecordBatch, keys: Sequence[bytes], row_ids: pa.Array) -> dict[str, int]:
         """Submit rows as one batch: they are noted before, and the handle after."""
-        submission = self.submissions.begin(rows)
+        with self.submissions.begin(keys, row_ids) as submission:
+            self._send(inputs, submission)
+        return {submission.name: submission.rows}
+
+    def _send(self, inputs: pa.RecordBatch, submission: Submission) -> None:
         fault_point("batch.submit")
         given = (inputs, submission.name) if self.mapper.udf.signature.takes_key else (inputs,)
         try:
@@ -187,7 +193,6 @@ class BatchApiMapper(BatchMapper):
             ) from error
         self.submissions.keep_handle(submission, handle)
         fault_point("batch.kept")
-        return {submission.name: len(rows)}
 
     def _ask(self, method: str, *given: Any, again: str | None = None) -> Any:
         """Call a method of the class, as often as a `Retry` rule allows.
@@ -223,7 +228,7 @@ class BatchApiMapper(BatchMapper):
         """Fetch the values of a batch, NULL for failed rows, and by position their errors."""
         if self._fetched is not None and self._fetched[0] == submission.name:
             return self._fetched[1:]
-        kind, rows = self.mapper.udf.data_type, len(submission.rows)
+        kind, rows = self.mapper.udf.data_type, submission.rows
         failed = self._failed.get(submission.name)
         answers: Any = ()
         if failed is None:

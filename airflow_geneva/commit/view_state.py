@@ -203,8 +203,8 @@ def write_advance_note(location: TableLocation, note: AdvanceNote) -> None:
 def read_advance_note(location: TableLocation) -> AdvanceNote | None:
     """Read the note beside a view, if there is one."""
     try:
-        return AdvanceNote(**location.checkpoints.read_json(_NOTE))
-    except (FileNotFoundError, ValueError, TypeError):
+        return AdvanceNote(**(location.checkpoints.read_document(_NOTE) or {}))
+    except TypeError:
         return None
 
 

@@ -133,11 +133,7 @@ class JobFolder:
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Read a document; None if it does not exist or is damaged."""
-        try:
-            document = self.storage.read_json(name)
-        except (FileNotFoundError, ValueError):
-            return None
-        return document if isinstance(document, dict) else None
+        return self.storage.read_document(name)
 
 
 def plan_name(fingerprint: str) -> str:

@@ -105,7 +105,7 @@ class ProgressReporter:
     """Logs progress, and keeps the newest in a document every few seconds, if it can `write` one.
 
     The pauses between two lines grow with the time that has passed, up to `longest` seconds, so that the log of a shard
-    of hours stays short.
+    of hours stays short. What calls use adds up with what those of earlier tries `used_before`.
     """
 
     rows: int
@@ -127,6 +127,7 @@ class ProgressReporter:
     skipped: Callable[[], Mapping[int, int]] = dict
     failed: Callable[[], int] = int
     usage: Callable[[], Usage] = Usage
+    used_before: Usage = field(default_factory=Usage)
     spark_ui: str | None = None
     _began: float = field(default_factory=time.monotonic)
     _last: float = 0.0
@@ -186,7 +187,7 @@ class ProgressReporter:
         progress = self.now()
         shown = {} if self.spark_ui is None else {"spark_ui": self.spark_ui}
         kept = {"at": time.time(), "skipped": self.skipped(), "rows_per_second": progress.rows_per_second}
-        if usage := self.usage():
+        if usage := self.used_before + self.usage():
             kept["usage"] = asdict(usage)
         return {**asdict(progress), **kept, **shown}
 

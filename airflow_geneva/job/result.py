@@ -148,7 +148,7 @@ class BackfillResult(Listed):
         seconds: time by stage; ``spark`` is the time to get a session.
         notes: notes for the user.
         checked: what checking the expectations of the columns found.
-        usage: calls, tokens and cost that calls of a service reported, without those of tries that were killed.
+        usage: calls, tokens and cost that calls of a service reported, but for the last seconds before a kill.
         unindexed_rows: rows that an index over what changed does not cover, at most; 0 also without an index.
         rows_deduplicated: rows that took the value of equal inputs in their task, by `@udf(dedup=True)`.
         rows_cached: rows that took the value that another task or job had computed for equal inputs.

@@ -56,7 +56,7 @@ class ShardStatus:
         seen: the same of its newest progress.
         start_seconds: seconds from the begin of the task to that of the computation; while it runs, to its first rows.
         spark_ui: address of the UI of the Spark driver that computed it last, or None; it ends with the driver.
-        usage: what its calls reported that they used, without those of tries that were killed.
+        usage: what its calls reported that they used, in all tries, but for the last seconds before a kill.
         samples: how many rows its last try had computed when, in seconds since the epoch; at most 60.
         rows_submitted: rows that the service of a batch API has and did not answer when it was asked last.
     """

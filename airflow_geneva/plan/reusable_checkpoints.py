@@ -150,11 +150,8 @@ def _jobs_of(checkpoints: Storage, column: str) -> Iterator[dict[str, Any]]:
     """Yield the job records of a column, newest first."""
     names, _ = checkpoints.list_folder("jobs")
     for name in reversed(names):
-        try:
-            job: dict[str, Any] = checkpoints.folder("jobs", name).read_json("job.json")
-        except (FileNotFoundError, ValueError):
-            continue
-        if job.get("column") == column:
+        job = checkpoints.folder("jobs", name).read_document("job.json")
+        if job is not None and job.get("column") == column:
             yield job
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_geneva.apply.applier import StopComputing
-from airflow_geneva.limits.rate_limit import Usage, used_so_far
+from airflow_geneva.job.shard_status import usage_of
+from airflow_geneva.limits.rate_limit import used_so_far
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.run.units import UnitReport
 
@@ -24,7 +25,8 @@ class Caps:
     """What a job may spend, and what it has spent.
 
     Args:
-        seconds, slot_seconds, rows, reported: what the other shards took until now.
+        seconds, slot_seconds, rows: what the other shards took until now.
+        reported: what calls of the other shards, and of earlier tries of this one, reported that they cost.
         computed, own_reported: rows that this shard has computed, and what its calls reported that they cost.
     """
 
@@ -39,17 +41,16 @@ class Caps:
     _began: float = field(default_factory=time.monotonic)
 
     @staticmethod
-    def after(work: JobSpec, others: Iterable[Mapping[str, Any]]) -> Caps:
-        """Return the caps for a shard, after what the status of the others says."""
-        caps = Caps(work)
-        for status in others:
+    def after(work: JobSpec, shard: int, statuses: Sequence[Mapping[str, Any]]) -> Caps:
+        """Return the caps for a shard, after what the status of each shard says; its own has earlier tries."""
+        caps = Caps(work, reported=usage_of(statuses).cost)
+        for status in (*statuses[:shard], *statuses[shard + 1 :]):
             applied, applying = status.get("applied") or {}, status.get("applying") or {}
             seconds = float(applied.get("seconds") or applying.get("seconds") or 0.0)
             seconds -= float(applied.get("start_seconds") or 0.0)
             caps.seconds += seconds
             caps.slot_seconds += float(applied.get("slot_seconds") or seconds)
             caps.rows += int(max(applied.get("rows_run") or 0, applying.get("rows_done") or 0))
-            caps.reported += Usage.from_json(applying.get("usage")).cost
         return caps
 
     def add(self, rows: int) -> None:

@@ -81,11 +81,7 @@ def _reduce(checkpoints: Storage, names: Sequence[str]) -> list[str]:
 
 
 def _read_state(checkpoints: Storage) -> dict[str, Any]:
-    try:
-        document = checkpoints.read_json(_DONE_UNTIL)
-    except (FileNotFoundError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
+    return checkpoints.read_document(_DONE_UNTIL) or {}
 
 
 def with_indexes(location: TableLocation, work: JobSpec, result: BackfillResult) -> BackfillResult:

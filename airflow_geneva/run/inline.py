@@ -29,6 +29,7 @@ from airflow_geneva.errors import InvalidInput, StorageError, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.meter import measured
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
+from airflow_geneva.job.shard_status import usage_of
 from airflow_geneva.job.speed import SavedCalls, UdfSpeed
 from airflow_geneva.lance_io.blobs import as_bytes
 from airflow_geneva.lance_io.task_memory import RowsPerBudget, return_large_buffers
@@ -124,23 +125,27 @@ class PreparedUnits:
 
 @contextmanager
 def prepare(
-    location: TableLocation, work: JobSpec, udfs: Udfs, before: Mapping[int, int], target: Target | None = None
-) -> Iterator[tuple[PreparedUnits, SkipCount, Meter]]:
-    """Give what runs the units of a task, the counter of rows that the job skips, and a meter of its calls.
+    location: TableLocation,
+    work: JobSpec,
+    udfs: Udfs,
+    before: Mapping[int, int],
+    meter: Meter,
+    target: Target | None = None,
+) -> Iterator[tuple[PreparedUnits, SkipCount]]:
+    """Give what runs the units of a task, and the counter of rows that the job skips; the meter counts what calls use.
 
     So many rows were skipped `before`. At the end the checkpoints of all finished fragments are written, and values for
     other tasks. After that the batches are forgotten of which all rows are there.
     """
     loaded = udfs.here()
-    # Batch and checkpoint sizes are those of the first UDF.
-    first = next(iter(loaded.values()), None)
+    # Batch and checkpoint sizes are those of the first batch API, whose calls cost most, or of the first UDF.
+    first = next(iter(sorted(loaded.values(), key=lambda udf: not udf.is_batch_api)), None)
     opened = ready_to_open(loaded)
     skipped = SkipCount(joint_policy(loaded), work.rows, before)
     target = target or open_target(location, work)
     delayed = DelayedCheckpoints(target.store, work.sizing.checkpoint_interval)
     target = replace(target, delayed=delayed)
     sizes = LearnedSizes(RowsPerBudget(work.sizing.batch_bytes, target.output_width))
-    meter = Meter()
     known = {
         name: KnownValues(_value_cache(location, work, udf), work.sizing.batch_bytes)
         for name, udf in loaded.items()
@@ -167,7 +172,7 @@ def prepare(
             values.flush()
 
     try:
-        yield PreparedUnits(run, known.values()), skipped, meter
+        yield PreparedUnits(run, known.values()), skipped
     except BaseException:
         try:
             keep()
@@ -296,13 +301,12 @@ def apply_inline(
     works = shard.to_apply
     if not works:
         return []
-    reporter = open_reporter(location, work, shard, plan)
+    reporter, meter = open_reporter(location, work, shard, plan), Meter()
+    reporter.usage = lambda: meter.usage
 
     def compute(units: Sequence[Unit]) -> list[UnitReport]:
-        with prepare(location, work, udfs, skipped_before(location, work), target) as (do, skipped, meter):
-            before = reporter.usage()
+        with prepare(location, work, udfs, skipped_before(location, work), meter, target) as (do, skipped):
             reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
-            reporter.usage = lambda: before + meter.usage
 
             def run(unit: Unit, report: Callable[[int], None]) -> UnitReport:
                 def both(rows: int) -> None:
@@ -339,6 +343,7 @@ def open_reporter(
     reporter = ProgressReporter(rows, len(works), every=every, rows_held=held)
     measured().reporters[shard.index] = reporter
     if plan:
+        reporter.used_before = usage_of([folder.read_shard(plan, shard.index)])
         reporter.write = lambda progress: folder.update_shard(plan, shard.index, applying=progress)
     reporter.keep()
     return reporter

@@ -249,8 +249,8 @@ class PlannedJob:
             return self.write_applied(shard, reports, time.monotonic() - began, caps, stopped)
 
     def _caps(self, shard: Shard) -> Caps:
-        others = set(range(len(self.saved.shards))) - {shard.index} if self.work.sizing.watched else ()
-        return Caps.after(self.work, (self.folder.read_shard(self.saved.fingerprint, index) for index in others))
+        shards = range(len(self.saved.shards)) if self.work.sizing.watched else ()
+        return Caps.after(self.work, shard.index, [self.folder.read_shard(self.saved.fingerprint, at) for at in shards])
 
     def is_at_cap(self, shard: Shard) -> bool:
         """Whether the job has reached a cap, so that the shard is not computed; its result says so then."""

@@ -38,10 +38,7 @@ class DriverSigns:
 
     def read(self) -> None:
         """Raise StopComputing if the driver stopped its tasks, `DriverLost` if it has given no sign for too long."""
-        try:
-            found = self.progress.read_json(_DRIVER)
-        except (FileNotFoundError, ValueError):
-            found = self._read
+        found = self.progress.read_document(_DRIVER) or self._read
         if found and found["stop"]:
             raise StopComputing
         if found != self._read:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from airflow_geneva.errors import GenevaError, StorageError, UdfCrashed, UdfErro
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.job.trend import rows_of_longest_line
-from airflow_geneva.limits.rate_limit import Usage
+from airflow_geneva.limits.rate_limit import Meter, Usage
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.plan.shard import Shard
@@ -53,8 +53,9 @@ _FAILURE = "failure"
 class TaskSpec:
     """All that a Spark task needs, credentials too; sent to executors inside the serialized task, never as a file.
 
-    ``attempt`` names the folder of the tasks' reports; ``slots`` is how many Spark tasks run at once; ``skipped``
-    counts rows skipped before the stage, by rule; ``services`` are environment variables of model services.
+    ``attempt`` names the folder of the tasks' reports, ``used`` is what calls reported before; ``slots`` is how many
+    Spark tasks run at once; ``skipped`` counts rows skipped before the stage, by rule; ``services`` are environment
+    variables of model services.
     """
 
     location: TableLocation
@@ -67,6 +68,7 @@ class TaskSpec:
     slots: int
     skipped: Mapping[int, int]
     services: Mapping[str, str] = field(default_factory=dict, repr=False)
+    used: Usage = field(default_factory=Usage)
 
     @property
     def progress(self) -> Storage:
@@ -95,10 +97,9 @@ def apply_on_spark(
         wait: called with the rows that a service has, before it is asked again; it may raise StillWaiting.
     """
     job = JobFolder.of(location.checkpoints, work.job_id)
-    attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
     slots, skipped = _slots(session, work), skipped_before(location, work)
     services = {name: os.environ[name] for name in SERVICE_VARIABLES if name in os.environ}
-    task_spec = TaskSpec(location, work, udfs, job, plan, shard.index, attempt, slots, skipped, services)
+    task_spec = TaskSpec(location, work, udfs, job, plan, shard.index, "", slots, skipped, services)
     reporter = open_reporter(location, work, shard, plan, every)
     if not is_connect(session) and (address := session.sparkContext.uiWebUrl):
         reporter.spark_ui = address
@@ -112,6 +113,9 @@ def apply_on_spark(
     sizes = [sum(unit.rows for unit in group) for group in groups]
     earlier = list[UnitReport]()
     while True:
+        # Each round has a folder of its own: what its tasks used adds up with what was used before.
+        attempt = f"{shard.index:04}-{int(time.time() * 1000)}"
+        task_spec = replace(task_spec, attempt=attempt, used=reporter.usage())
         reports = _run_stage(session, _GroupRunner(task_spec, 0, 0), len(groups), reporter, limits, caps, sizes)
         if not (waiting := sum(reports, UnitReport(True)).waiting):
             break
@@ -259,7 +263,8 @@ class _GroupRunner:
         task_spec, every = self.task_spec, _report_seconds(self.task_spec.work)
         units = self._groups()[group]
         rows = sum(unit.rows for unit in units)
-        write = partial(task_spec.progress.write_json, f"{_TASK}{self.first + group:06}.json")
+        name = f"{_TASK}{self.first + group:06}.json"
+        write = partial(task_spec.progress.write_json, name)
         signs, parent = DriverSigns(task_spec.progress), os.getppid()
 
         # Called in place of a log: tasks report progress only through files.
@@ -269,13 +274,16 @@ class _GroupRunner:
                 raise StopComputing
             signs.read()
 
-        reporter = ProgressReporter(rows, len(units), write, look_around, every=every, longest=every)
+        earlier = task_spec.progress.read_document(name) or {}
+        used = Usage.from_json(earlier.get("usage"))  # by a try of this task that was killed
+        reporter = ProgressReporter(rows, len(units), write, look_around, every=every, longest=every, used_before=used)
         try:
             signs.read()
             _limit_visible_gpus()
-            with prepare(task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped) as (do, skipped, meter):
+            meter = Meter()
+            reporter.usage = lambda: meter.usage
+            with prepare(task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped, meter) as (do, skipped):
                 reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
-                reporter.usage = lambda: meter.usage
                 reports = run_units(do, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
             reports.append(do.rest())
             reporter.tick(force=True)
@@ -336,6 +344,7 @@ class _ProgressCollector:
         self.count = count
         self.caps = caps
         self.done_before = done
+        self.used_before = task_spec.used
         self.failure: GenevaError | CapReached | None = None
         self._next = 0.0
 
@@ -347,13 +356,10 @@ class _ProgressCollector:
         rows = ready = rows_ready = failed = seconds = 0
         skipped: Counter[int] = Counter()
         begun: dict[int, int] = {}
-        usage = Usage()
+        usage = self.used_before
         for name in self.progress.list_files():
-            if not name.startswith(_TASK):
-                continue
-            try:
-                document = self.progress.read_json(name)
-            except (FileNotFoundError, ValueError):
+            document = self.progress.read_document(name) if name.startswith(_TASK) else None
+            if document is None:
                 continue
             rows += document["rows_done"]
             whole = document["ready"] >= document["fragments"]

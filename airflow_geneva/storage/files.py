@@ -154,6 +154,14 @@ class Storage:
     def read_json(self, name: str) -> Any:
         return json.loads(self.read_bytes(name))
 
+    def read_document(self, name: str) -> dict[str, Any] | None:
+        """Read a JSON object; None if it does not exist or is damaged."""
+        try:
+            document = self.read_json(name)
+        except (FileNotFoundError, ValueError):
+            return None
+        return document if isinstance(document, dict) else None
+
     def exists(self, name: str) -> bool:
         if self.local:
             return os.path.exists(self.path(name))

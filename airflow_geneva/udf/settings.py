@@ -97,6 +97,11 @@ def check_batch_api(signature: Signature, chosen: Mapping[str, Any], name: str) 
             f"UDF {name!r} is a batch API, which cannot have {', '.join(given)}: the service has its own limits for "
             "batches, and a client its own timeout."
         )
+    if poll_interval is not None and poll_interval > _LONGEST_POLL_INTERVAL:
+        raise InvalidInput(
+            f"poll_interval={poll_interval!r}: give at most {_LONGEST_POLL_INTERVAL:,.0f} seconds. A job that shows no "
+            "sign of life for a day counts as dead."
+        )
     return {
         "batch_size": batch_size or DEFAULT_SUBMITTED,
         "poll_interval": poll_interval or DEFAULT_POLL_INTERVAL,
@@ -104,6 +109,7 @@ def check_batch_api(signature: Signature, chosen: Mapping[str, Any], name: str) 
 
 
 _NOT_OF_BATCHES = ("timeout", "limit", "dedup")
+_LONGEST_POLL_INTERVAL = 12 * 3600.0
 
 
 def check_flag(setting: str, value: bool) -> bool:

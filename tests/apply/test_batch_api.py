@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_geneva import BatchFailed, Table, connect, udf
+from airflow_geneva import BatchFailed, Table, connect, report, udf
 from airflow_geneva.checkpoint import submissions
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.meter import measured
@@ -78,6 +78,7 @@ class TenTimes:
         return SERVICE.ready(SERVICE.asked[handle])
 
     def fetch(self, handle: str) -> Any:
+        report(cost=0.25)
         return SERVICE.given([SERVICE.broken.get(x, 10 * x) for x in SERVICE.batches[handle]])
 
     def find(self, key: str) -> str | None:
@@ -115,6 +116,7 @@ def test_every_row_is_submitted_once_in_batches_of_its_size(tmp_path: Path, monk
     assert len(shown) == 2
     assert all(re.fullmatch(r"waiting for a service, \d s, 0 of 100 rows", text) for text in shown)
     assert (result.state, result.rows_computed) == ("DONE", 100)
+    assert result.usage.cost == 4 * 0.25
     assert values(table) == {x: 10 * x for x in range(100)}
     assert sorted(map(len, SERVICE.batches.values())) == [10, 10, 40, 40]
     assert left_behind(table) == []
@@ -133,6 +135,42 @@ def test_all_batches_are_submitted_before_the_first_is_waited_for(tmp_path: Path
     assert table.backfill("y", runner="inline").rows_computed == 100
     assert SERVICE.paid == list(range(100))
     assert left_behind(table) == []
+
+
+def test_rows_of_many_batches_are_not_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submissions, "_MOST_OPEN_ROWS", 30)
+    table = numbers(tmp_path, rows=300)
+    SERVICE.ready = (3).__lt__
+    assert table.backfill("y", runner="inline", concurrency=2, intra_applier_concurrency=2).rows_computed == 300
+    assert values(table) == {x: 10 * x for x in range(300)}
+    assert SERVICE.paid == list(range(300))
+    assert left_behind(table) == []
+
+
+def test_a_batch_that_several_jobs_collect_is_forgotten_when_all_rows_are_taken(tmp_path: Path) -> None:
+    table = numbers(tmp_path, rows=40, fragments=1)
+    SERVICE.refuses = ConnectionError("down")
+    with pytest.raises(JobFailed):
+        table.backfill("y", runner="inline")
+    SERVICE.refuses = None
+    assert table.backfill("y", where="x < 30", runner="inline").rows_computed == 30
+    assert left_behind(table)
+    assert table.backfill("y", runner="inline").rows_computed == 10
+    assert SERVICE.paid == list(range(40))
+    assert left_behind(table) == []
+
+
+def test_a_damaged_note_of_a_submitted_batch_is_an_error(tmp_path: Path) -> None:
+    table = numbers(tmp_path, rows=40, fragments=1)
+    SERVICE.refuses = ConnectionError("down")
+    with pytest.raises(JobFailed):
+        table.backfill("y", runner="inline")
+    SERVICE.refuses = None
+    [rows] = [name for name in left_behind(table) if name.endswith(".lance")]
+    Path(rows).write_bytes(b"damaged")
+    with pytest.raises(JobFailed, match=rf"{re.escape(rows)} is damaged: .* remove it, and the rows are submitted"):
+        table.backfill("y", runner="inline")
+    assert SERVICE.paid == list(range(40))
 
 
 def test_rows_that_moved_while_they_waited_are_not_submitted_again(tmp_path: Path) -> None:
@@ -231,7 +269,7 @@ def test_a_view_asks_the_service_before_it_calls_other_functions(tmp_path: Path)
 
     table = connect(tmp_path).create_table("t", pa.table({"x": range(100)}))
     query = table.query().where("x % 2 = 0").select(["x"])
-    query = query.add_columns({"y": ten_times(), "z": udf(version="1")(own)})
+    query = query.add_columns({"z": udf(version="1")(own), "y": ten_times()})
     fed = query.add_columns({"w": (ten_times(input_columns=["z"]), ["z"])})
     with pytest.raises(InvalidInput, match=r"is a batch API, and takes \['z'\]"):
         fed.create_materialized_view(connect(tmp_path), "w")
@@ -240,6 +278,7 @@ def test_a_view_asks_the_service_before_it_calls_other_functions(tmp_path: Path)
     rows = view.to_arrow().sort_by("x").to_pylist()
     assert [(row["y"], row["z"]) for row in rows] == [(10 * x, -x) for x in range(0, 100, 2)]
     assert sorted(called) == SERVICE.paid == list(range(0, 100, 2))
+    assert sorted(map(len, SERVICE.batches.values())) == [10, 40]
 
 
 def test_batch_apis_of_a_view_wait_for_each_other_and_are_paid_once(tmp_path: Path) -> None:
@@ -283,6 +322,8 @@ def test_a_class_that_does_not_fit_is_refused() -> None:
         ten_times(timeout=3, dedup=True, deterministic=True)
     with pytest.raises(InvalidInput, match="is no batch API"):
         udf(data_type=pa.int64(), poll_interval=3)(lambda x: x)
+    with pytest.raises(InvalidInput, match=r"give at most 43,200 seconds"):
+        ten_times(poll_interval=50_000)
     with pytest.raises(InvalidInput, match="which a job calls"):
         ten_times()(pa.record_batch({"x": [1]}))
 

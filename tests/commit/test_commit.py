@@ -18,6 +18,7 @@ from airflow_geneva.errors import CommitConflict, StorageError
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.lance_io import table_versions
 from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.run.column import ColumnTarget
@@ -61,7 +62,7 @@ class Stations:
     def apply_without_staging(self) -> None:
         """As Spark does with a fragment that several tasks share: checkpoints only."""
         udfs = Udfs({self.plan.work.column: self.function})
-        with prepare(self.table.location, self.plan.work, udfs, {}) as (run, *_):
+        with prepare(self.table.location, self.plan.work, udfs, {}, Meter()) as (run, _):
             for work in self.plan.fragments:
                 run(Unit(work, work.due, False), lambda rows: None)
 

@@ -18,6 +18,7 @@ from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import Columns
 from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.plan.sizing import Sizing
@@ -63,7 +64,7 @@ class Column:
 
     def checkpoint(self) -> None:
         """Compute all rows, and stage none: what a task leaves that is killed at its end."""
-        with prepare(self.location, self.made.work, Udfs({self.made.work.column: label}), {}) as (run, *_):
+        with prepare(self.location, self.made.work, Udfs({self.made.work.column: label}), {}, Meter()) as (run, _):
             for work in self.fragments():
                 run(Unit(work, work.due, False), lambda rows: None)
 
@@ -113,7 +114,7 @@ class Refreshed:
     def checkpoint(self) -> None:
         work = self.made.work
         definition = self.view.view_definition
-        with prepare(self.location, work, Udfs(refreshing.load_udfs(definition)), {}) as (run, *_):
+        with prepare(self.location, work, Udfs(refreshing.load_udfs(definition)), {}, Meter()) as (run, _):
             for fragment in self.fragments():
                 run(Unit(fragment, fragment.due, False), lambda rows: None)
 

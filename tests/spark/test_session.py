@@ -179,7 +179,12 @@ def test_a_killed_python_worker_costs_at_most_its_own_interval(spark: object, tm
 def test_a_batch_api_gets_every_row_once_and_is_asked_until_it_has_answered(spark: object, tmp_path: Path) -> None:
     table, log = make_table(tmp_path, 2_000, 1_500)
     table.add_columns({"y": doubled_later})
-    assert table.backfill("y", runner="spark", task_size=800).rows_computed == 2_000
+    result = table.backfill("y", runner="spark", task_size=800)
+
+    def batches() -> int:
+        return len(list(Path(log).parent.glob(f"{Path(log).name}-*-asked")))
+
+    assert (result.rows_computed, result.usage.cost) == (2_000, paid := batches())
     table.add(pa.table({"x": range(2_000, 2_700), "log": [log] * 700}))
     plan = table.plan_backfill("y")
     job = PlannedJob(table.location, record_plan(plan, table.location, store_code=True))
@@ -192,7 +197,7 @@ def test_a_batch_api_gets_every_row_once_and_is_asked_until_it_has_answered(spar
         assert "700 rows with the service" in str(airflow_geneva.connect(tmp_path / "db").job(plan.work.job_id))
     assert job.apply_on(spark, shard)["rows_run"] == 700
     assert job.waiting(shard).batches == {}
-    job.finish([job.commit(shard)])
+    assert job.finish([job.commit(shard)]).usage.cost == batches() - paid
     assert_doubled(table)
     assert sorted(seen(log)) == list(range(2_700))
 
