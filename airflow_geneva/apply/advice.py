@@ -7,14 +7,25 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from airflow_geneva.errors import UdfError
+from airflow_geneva.limits.calls import must_pay
 
 _PASSING = ("timeout", "connection", "connect", "unavailable", "ratelimit", "toomanyrequests", "throttl", "temporary")
 _LASTING = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _PASSING_STATUS = (408, 425, 429)
+_ACCESS_STATUS = (401, 402, 403)
+
+
+def lacks_access(error: BaseException) -> bool:
+    """Whether a service refused the key or the account: all calls fail until a person corrects that."""
+    places = [place for found in (error, error.__cause__) for place in (found, getattr(found, "response", None))]
+    status = [getattr(place, name, None) for place in places for name in ("status_code", "status", "code")]
+    return any(code in status for code in _ACCESS_STATUS) or any(map(must_pay, places))
 
 
 def may_pass(error: BaseException) -> bool:
     """Whether a call with the same input may succeed later, as when a service did not answer."""
+    if lacks_access(error):
+        return False
     for name in ("status_code", "code", "status"):
         status = getattr(error, name, None)
         if isinstance(status, int) and 400 <= status < 600:
@@ -65,6 +76,13 @@ def _sentences(error: UdfError, version: str | None) -> Iterator[str]:
         yield (
             "This may pass: run it again (in Airflow, clear this task), and it goes on from its checkpoints. "
             f"@udf(on_error=[Retry({name}, attempts=3)]) calls again by itself."
+        )
+        return
+    if call is not None and call.lacks_access:
+        yield (
+            "The service refused the key or the account, which no row can pass: correct the key (in Airflow, the "
+            "connection) or the account, and run it again (in Airflow, clear this task); it goes on from its "
+            "checkpoints."
         )
         return
     if name == "MemoryError":

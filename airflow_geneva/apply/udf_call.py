@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva import limits
-from airflow_geneva.apply.advice import may_pass, null_inputs
+from airflow_geneva.apply.advice import lacks_access, may_pass, null_inputs
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput, UdfError, mask_secrets
@@ -79,6 +79,7 @@ class CallFailure:
         fits: positions of the matching rules of the policy.
         complete: the message says all, as for an output that does not fit its column.
         passing: a call with the same input may succeed later.
+        lacks_access: a service refused the key or the account.
         nulls: inputs of the failing row that are NULL.
     """
 
@@ -88,6 +89,7 @@ class CallFailure:
     fits: tuple[int, ...]
     complete: bool = False
     passing: bool = False
+    lacks_access: bool = False
     nulls: tuple[str, ...] = ()
 
     @staticmethod
@@ -103,6 +105,7 @@ class CallFailure:
             fits=fits,
             complete=complete,
             passing=may_pass(error),
+            lacks_access=lacks_access(error),
         )
 
     @property

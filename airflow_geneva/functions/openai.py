@@ -15,7 +15,7 @@ import pyarrow as pa
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.functions.made import check_whole, filled, library, make
 from airflow_geneva.functions.schema import check_answer, json_schema, misfit
-from airflow_geneva.limits.calls import retry_after
+from airflow_geneva.limits.calls import must_pay, retry_after
 from airflow_geneva.limits.rate_limit import RateLimited, report
 from airflow_geneva.udf import UDF, Retry
 
@@ -25,6 +25,7 @@ _RETRIES = {"on_error": [Retry(kind, attempts=4) for kind in _PASSING]}
 
 _CHECK_URL = "Check OPENAI_BASE_URL, in Airflow the host of the connection: most end in /v1."
 _SET_KEY = "Set OPENAI_API_KEY, in Airflow the password of the connection, to a key that may use the model."
+_PAY = "The account may use no more until it is paid for, or its budget is raised."
 _NO_MODEL = f"Check the model's name. {_CHECK_URL}"
 _REFUSALS: Mapping[int, tuple[type[Exception], str]] = {
     401: (PermissionError, _SET_KEY),
@@ -81,6 +82,8 @@ class _Service:
         try:
             yield
         except self.openai.RateLimitError as error:
+            if must_pay(error):
+                raise PermissionError(f"{asked} refused: {error.message:.1000} {_PAY}") from error
             raise RateLimited(str(error), retry_after=retry_after(error)) from error
         except (self.openai.APIConnectionError, self.openai.InternalServerError) as error:
             cause = f" ({error.__cause__})" if error.__cause__ else ""

@@ -26,6 +26,7 @@ _GIVE_UP_SECONDS = 600.0
 _MOST_SECONDS = 3_600.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _TOO_MANY_REQUESTS = 429
+_NO_MONEY = "insufficient_quota"
 
 _database: ContextVar[Storage | None] = ContextVar("geneva_limits", default=None)
 
@@ -159,18 +160,23 @@ class _Trial:
 def retry_after(error: BaseException) -> float | None:
     """Return the seconds that an exception asks to wait after too many requests, 0 if it does not say how many.
 
-    None: the exception is about something else. Exceptions of httpx, requests, openai, aiohttp and urllib are known by
-    what they have: a status 429, and the headers of the response.
+    None: the exception is about something else, such as an account without money. Exceptions of httpx, requests,
+    openai, aiohttp and urllib are known by what they have: a status 429, and the headers of the response.
     """
     if isinstance(error, RateLimited):
         return max(error.retry_after or 0.0, 0.0)
     response = getattr(error, "response", None)
     places = [place for place in (error, response) if place is not None]
     statuses = [getattr(place, name, None) for place in places for name in ("status_code", "status", "code")]
-    if _TOO_MANY_REQUESTS not in statuses:
+    if _TOO_MANY_REQUESTS not in statuses or must_pay(error):
         return None
     headers = (getattr(place, "headers", None) for place in reversed(places))
     return _seconds_of(next((found for found in headers if found is not None), {}))
+
+
+def must_pay(error: object) -> bool:
+    """Whether the service allows no request until a person pays, which OpenAI's API says with a 429 too."""
+    return _NO_MONEY in (getattr(error, "code", None), getattr(error, "type", None))
 
 
 def _seconds_of(headers: Mapping[str, str]) -> float:

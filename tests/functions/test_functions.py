@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva import Database, Skip, connect
+from airflow_geneva import Database, RateLimit, Skip, connect
 from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.functions import chat, embeddings, extraction, images, sentence_embeddings, text_chunks
 from tests.support.openai_server import OpenAIServer, embedding_of
@@ -144,7 +144,15 @@ def test_a_service_that_is_not_set_up_or_gives_other_vectors_fails_with_words(
     ) as told:
         table.backfill("wrong", runner="inline")
     assert "sk-wrong" not in str(told.value)
+    assert "correct the key (in Airflow, the connection)" in str(told.value)
+    assert "correct the function" not in str(told.value)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    server.change(fail_inputs={"a": ["quota", 1], "too long": ["400", 9]})
+    limit = RateLimit("unpaid", requests_per_minute=6_000)
+    with pytest.raises(GenevaError, match=r"refused: .*429.*until it is paid for") as told:
+        table.backfill("wrong", where="text = 'a'", udf=embeddings("other", 8, limit=limit), runner="inline")
+    assert "run it again (in Airflow, clear this task); it goes on from its checkpoints" in str(told.value)
+    assert "This may pass" not in str(told.value)
     for url, words in {
         server.base_url.replace("v1", "v2"): r"'other' at http://127.*v2/ refused: .*404.* Check the model's name",
         "api.openai.com/v1": "begins with neither https:// nor http://",

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-FAILURES = ("400", "429", "500", "hang", "cut")
+FAILURES = ("400", "429", "500", "quota", "hang", "cut")
 """How a request fails: with a status, with no answer until the client goes, or with half of a paid answer."""
 
 
@@ -296,12 +296,14 @@ class _Server:
         tokens = self.tokens_of(inputs, path)
         window = self.windows.setdefault(key, _Window())
         failure = self.failure_of(inputs)
-        if failure in ("400", "429", "500"):
+        if failure in ("400", "429", "500", "quota"):
             self.failed[failure] += 1
             if failure == "400":
                 raise _error(400, "context_length_exceeded", "This model takes at most 8192 tokens.")
             if failure == "500":
                 raise _error(500, "server_error", "The server had an error.")
+            if failure == "quota":
+                raise _error(429, "insufficient_quota", "You exceeded your current quota.")
             raise _error(429, "rate_limit_exceeded", "Slow down.", _retry_after(self.settings.retry_after))
         limits = self.admit(window, tokens)
         window.running += 1
