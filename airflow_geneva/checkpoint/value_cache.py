@@ -14,6 +14,7 @@ import pyarrow as pa
 from airflow_geneva.checkpoint.keys import key_part
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.errors import StorageError
+from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.arrays import convert_array, rows_at, to_storage
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.uri import md5
@@ -109,6 +110,7 @@ class ValueCache:
             name = f"{int(time.time() * 1_000):013}.{stored.nbytes}.{uuid.uuid4().hex}"
             columns = [pa.array([keys[at] for at in new], pa.binary()), stored]
             try:
+                fault_point("cache.write")
                 self.store[name] = pa.record_batch(columns, names=[_KEY, _VALUE])
                 self._files[name] = stored.nbytes
                 self._add(name, np.array([keys[at] for at in new], _DIGEST))
@@ -124,7 +126,10 @@ class ValueCache:
                 break
             size -= self._files.pop(name)
             going.append(name)
-        self.store.remove(going)
+        if going:
+            fault_point("cache.evict")
+            self.store.remove(going)
+            fault_point("cache.evicted")
 
 
 def _made_and_size(name: str) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from airflow_geneva.errors import StorageError
+from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.conflicts import is_conflict
 from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.limits.budget import LATENESS, Budget, own_seconds
@@ -70,6 +71,7 @@ class BudgetTable:
         operation = lance.LanceOperation.UpdateConfig(config_updates=update)
         with engine_errors(lambda error: StorageError(f"Cannot write the limit {self.key!r} at {self.uri}: {error}.")):
             try:
+                fault_point("limit.before")
                 dataset = lance.LanceDataset.commit(
                     self.uri, operation, read_version=found.version, storage_options=options, max_retries=0
                 )
@@ -77,6 +79,7 @@ class BudgetTable:
                 if is_conflict(error):
                     return False
                 raise
+            fault_point("limit.after")
             if dataset.version % _KEPT_VERSIONS == 0:
                 dataset.cleanup_old_versions(retain_versions=_KEPT_VERSIONS)
         return True

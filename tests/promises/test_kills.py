@@ -54,6 +54,11 @@ POINTS: dict[str, tuple[Job, int]] = {
     "note.written": (Job("continue"), 1),
     "index.before": (Job("indexed", True), 1),
     "index.after": (Job("indexed"), 1),
+    "cache.write": (Job("dedup", True), 2),
+    "cache.evict": (Job("dedup"), 1),
+    "cache.evicted": (Job("dedup", True), 1),
+    "limit.before": (Job("async"), 1),
+    "limit.after": (Job("async", True), 1),
 }
 # Garbage is collected among the changes of random histories; tidying up: see test_housekeeping; views: see
 # test_views_created and test_view_kills.

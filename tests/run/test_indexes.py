@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from airflow_geneva import connect, udf
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
+from tests.support.forge import forge
+from tests.support.harness import Fault
 from tests.support.tables import MakeTable
 
 WIDTH, NEAREST = 8, 5
@@ -48,6 +51,13 @@ def fill(table: Table, version: int = 0, **options: Any) -> None:
     for column, function in functions(version).items():
         result = table.backfill(column, udf=function, runner="inline", on_code_change="recompute", **options)
         assert (result.state, result.unindexed_rows) == ("DONE", 0)
+
+
+def fill_and_die(uri: str, name: str, version: int, fault: str) -> None:
+    """Called in a forked process."""
+    table = connect(uri).open_table(name)
+    Fault(fault).arm()
+    fill(table, version, indexes="update")
 
 
 def make_indexes(table: Table, of_numbers: str) -> None:
@@ -119,6 +129,10 @@ def test_a_search_after_a_backfill_finds_its_values_and_no_former_ones(
         for change in changes:
             change(table, dice)
         version += changes == [upsert_in_place, compact]
+        where = {"uri": table.location.database_uri, "name": table.name, "version": version}
+        fault = f"index.{dice.choice(['before', 'after'])}:{dice.randint(1, 3)}"
+        killed = forge().run("tests.run.test_indexes:fill_and_die", {**where, "fault": fault}, {})
+        assert killed == -signal.SIGKILL
         fill(table, version, indexes="update")
         assert_found_as_stored(table)
     before = table.version

@@ -63,7 +63,7 @@ IN_FLIGHT = 3
 """Calls that `picky_async` has in flight."""
 
 
-@udf(data_type=pa.int64(), name="valued", version="1", on_error="skip", max_in_flight=IN_FLIGHT)
+@udf(data_type=pa.int64(), name="valued", version="1", on_error="skip", max_in_flight=IN_FLIGHT, limit=MANY)
 async def picky_async(x: int) -> int:
     """As ``picky``; neighbours end in another order than they begin."""
     leave_trace([x])
