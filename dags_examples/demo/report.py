@@ -80,7 +80,7 @@ def nearest(table: Table, query: str, count: int) -> pa.Table:
     """Find the verses nearest to a sentence by cosine distance, nearest first."""
     from embedding_udfs import embed
 
-    [vector] = embed(pa.array([query]))
+    vector = embed(pa.array([query]))[0].as_py()
     search = {"column": COLUMN, "q": vector, "k": count, "metric": "cosine"}
     return table.lance.to_table(columns=["book", "chapter", "verse", "text", "_distance"], nearest=search)
 

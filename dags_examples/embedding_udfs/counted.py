@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
 import pyarrow as pa
 
 from airflow_geneva import udf
@@ -15,7 +14,7 @@ COUNTS = "GENEVA_DEMO_COUNTS"
 
 
 @udf(data_type=embed.data_type)
-def counted_embed(text: pa.StringArray) -> np.ndarray:
+def counted_embed(text: pa.StringArray) -> pa.FixedSizeListArray:
     """Embed texts like the example."""
     vectors = embed(text)
     _note("counted_embed", len(text))

@@ -93,9 +93,9 @@ def test_an_embedding_does_not_depend_on_the_batch_it_was_computed_in(books: lis
 
     text = books[-2]["text"].combine_chunks()
     whole = embed(text)
-    assert whole.shape == (len(text), embed.data_type.list_size)
+    assert (len(whole), whole.type) == (len(text), embed.data_type)
     for start in range(0, len(text), 7):
-        assert (embed(text[start : start + 7]) == whole[start : start + 7]).all()
+        assert embed(text[start : start + 7]) == whole[start : start + 7]
 
 
 @embeds
@@ -113,7 +113,7 @@ def test_the_counting_udfs_give_the_examples_values_and_count_across_processes(
     )
     assert (embedded.counted, worded.counted) == (0, 0)
     text = pa.array(["one", "two", "three"])
-    assert (counted_embed(text) == embed(text)).all()
+    assert counted_embed(text) == embed(text)
     assert counted_words(pa.array(["one", "", " two  three "])).to_pylist() == [1, 0, 2]
     program = (
         "import pyarrow as pa; from embedding_udfs.counted import counted_embed; counted_embed(pa.array(['four']))"
@@ -130,7 +130,7 @@ def test_a_change_of_the_example_is_a_change_of_the_counting_udf(tmp_path: Path)
     example = (DAGS / "embedding_udfs" / "__init__.py").read_text()
     program = "from embedding_udfs.counted import counted_embed; print(counted_embed.code_version)"
     versions = []
-    for text in (example, example.replace("text.to_pylist()", "text.to_pylist()[:]")):
+    for text in (example, example.replace("dimensions=256", "dimensions=128")):
         (package / "__init__.py").write_text(text)
         told = subprocess.run(
             [sys.executable, "-B", "-c", program],
@@ -231,8 +231,7 @@ def test_the_demo_computes_everything_then_nothing_then_what_is_new_and_its_view
 
     table = connect(home.database).open_table("verses")
     stored = table.to_arrow()
-    vectors = stored[COLUMN].combine_chunks().flatten().to_numpy().reshape(stored.num_rows, -1)
-    assert (vectors == embed(stored["text"].combine_chunks())).all()
+    assert stored[COLUMN].combine_chunks() == embed(stored["text"].combine_chunks())
     assert nearest(table, stored["text"][0].as_py(), 1)["_distance"][0].as_py() == pytest.approx(0, abs=1e-6)
     committed = [table.lance.read_transaction(version).operation for version in (4, 6)]
     assert table.version == 6
