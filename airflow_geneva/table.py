@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from airflow_geneva.query import Query
     from airflow_geneva.run.background import JobFuture
     from airflow_geneva.run.compare import Comparison
-    from airflow_geneva.run.inline import Udfs
+    from airflow_geneva.run.prepare import Udfs
 
 _HEADINGS = ("column", "type", "")
 
@@ -204,7 +204,7 @@ class Table(Summarized, Readable):
             ignore_checkpoints, run_after, sizing=sizing,
         )  # fmt: skip
         from airflow_geneva.run.estimate import estimator
-        from airflow_geneva.run.inline import Udfs
+        from airflow_geneva.run.prepare import Udfs
 
         plan, function = self._plan(request, udf)
         return replace(plan, estimator=estimator(self.location, lambda: Udfs({column: function})))
@@ -383,7 +383,7 @@ class Table(Summarized, Readable):
     ) -> tuple[Plan, Udfs, Stopwatch]:
         from airflow_geneva.job.meter import Stopwatch
         from airflow_geneva.run.choice import check_runner
-        from airflow_geneva.run.inline import Udfs
+        from airflow_geneva.run.prepare import Udfs
 
         check_runner(runner)
         watch = Stopwatch()

@@ -137,7 +137,7 @@ class View(Table):
             CodeChanged: the view holds another UDF version's values, and ``on_code_change`` is ``error``.
         """
         from airflow_geneva.run.estimate import estimator
-        from airflow_geneva.run.inline import Udfs
+        from airflow_geneva.run.prepare import Udfs
         from airflow_geneva.run.view import load_udfs, plan
 
         request = RefreshRequest(
@@ -178,8 +178,8 @@ class View(Table):
         from airflow_geneva.bar import progress_bar
         from airflow_geneva.job.meter import Stopwatch
         from airflow_geneva.run.choice import check_old_code, check_runner
-        from airflow_geneva.run.inline import Udfs
         from airflow_geneva.run.pipeline import run, start
+        from airflow_geneva.run.prepare import Udfs
         from airflow_geneva.run.view import load_udfs, plan
 
         check_runner(runner)

@@ -50,8 +50,8 @@ from airflow_geneva.operators._lance_task import (
 from airflow_geneva.operators.application import identity_arguments, shard_arguments
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.waiting import poll_interval
 from airflow_geneva.spark.code import planned_archives, send_archives
 from airflow_geneva.spark.connect import check_demands, open_try

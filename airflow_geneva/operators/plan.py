@@ -45,8 +45,8 @@ from airflow_geneva.plan.shard import Shard
 from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.run.choice import RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.run.estimate import estimate_by_history
-from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import PlannedJob, apply_and_commit
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table

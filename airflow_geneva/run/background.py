@@ -14,8 +14,8 @@ from airflow_geneva.job.meter import Meter, Stopwatch, measuring
 from airflow_geneva.job.result import BackfillResult
 from airflow_geneva.job.status import Job, read_job
 from airflow_geneva.plan.model import Plan
-from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import PlannedJob, run, start
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.storage.location import TableLocation
 
 logger = logging.getLogger("airflow_geneva.run")

@@ -12,7 +12,7 @@ from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.speed import read_history
 from airflow_geneva.plan.model import JobSpec, Plan
-from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.storage.files import Storage
 
 RUNNERS = ("auto", "inline", "spark")

@@ -8,7 +8,7 @@ from airflow_geneva.job.estimate import Estimate, Size
 from airflow_geneva.job.speed import read_history
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.run.choice import INLINE_BELOW_SECONDS, choose_runner
-from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.sample import check_rows, sample_plan
 from airflow_geneva.storage.location import TableLocation
 

@@ -35,7 +35,8 @@ from airflow_geneva.run.estimate import estimate_by_history
 from airflow_geneva.run.expectations import found_in_job
 from airflow_geneva.run.failure import failure_message, what_failed
 from airflow_geneva.run.housekeeping import run_maintenance, with_indexes
-from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.run.units import Target, UnitReport, is_shard_staged
 from airflow_geneva.run.view import ViewPublisher

@@ -21,7 +21,7 @@ from airflow_geneva.limits.calls import calling
 from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import Plan, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork
-from airflow_geneva.run.inline import Udfs, computing, open_target, ready_to_open
+from airflow_geneva.run.prepare import Udfs, computing, open_target, ready_to_open
 from airflow_geneva.run.units import Target
 from airflow_geneva.storage.location import TableLocation
 

@@ -14,7 +14,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import SUBMITTED, WAKES, JobFolder
 from airflow_geneva.job.meter import measured
 from airflow_geneva.plan.model import JobSpec
-from airflow_geneva.run.inline import Udfs, submissions_of
+from airflow_geneva.run.prepare import Udfs, submissions_of
 from airflow_geneva.storage.location import TableLocation
 
 logger = logging.getLogger("airflow_geneva.run")

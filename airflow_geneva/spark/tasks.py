@@ -26,7 +26,8 @@ from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.caps import CapReached, Caps
-from airflow_geneva.run.inline import Udfs, joint_policy, open_reporter, prepare, run_units
+from airflow_geneva.run.inline import open_reporter, run_units
+from airflow_geneva.run.prepare import Udfs, joint_policy, prepare
 from airflow_geneva.run.units import Unit, UnitReport, group_units
 from airflow_geneva.spark import local
 from airflow_geneva.spark.code import planned_archives, send_archives, send_code

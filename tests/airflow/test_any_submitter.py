@@ -45,8 +45,8 @@ def compute_here(arguments: list[str]) -> None:
     """Leave what the application leaves, without Spark."""
     from airflow_geneva.job.heartbeat import writing_heartbeats
     from airflow_geneva.plan.saved_plan import load_plan
-    from airflow_geneva.run.inline import Udfs
     from airflow_geneva.run.pipeline import PlannedJob
+    from airflow_geneva.run.prepare import Udfs
     from airflow_geneva.storage.files import Storage
     from airflow_geneva.storage.location import TableLocation
 

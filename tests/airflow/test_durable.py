@@ -19,8 +19,8 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from packaging.version import Version
 
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from tests.airflow.conftest import Desk

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva.plan.reusable_checkpoints import Mismatch
-from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.view import View

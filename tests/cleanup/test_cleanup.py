@@ -30,8 +30,9 @@ from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.outbox import OutboxEntry, read_outbox, write_outbox
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
-from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from tests.support.broken_off import DAY, age, brittle, sturdy

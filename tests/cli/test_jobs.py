@@ -21,7 +21,7 @@ from airflow_geneva.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.meter import Stopwatch
 from airflow_geneva.run.background import start_in_background
-from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.table import Table
 from tests.support.commands import run
 from tests.support.counting import triple

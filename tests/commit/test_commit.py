@@ -22,8 +22,9 @@ from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.run.column import ColumnTarget
-from airflow_geneva.run.inline import Udfs, apply_inline, prepare
+from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.prepare import Udfs, prepare
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.run.units import Unit, stage_computed
 from airflow_geneva.table import Table

@@ -25,7 +25,7 @@ from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT
 from airflow_geneva.job.meter import Stopwatch
 from airflow_geneva.job.status import Job, read_job
 from airflow_geneva.run.background import JobFuture, start_in_background
-from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
@@ -154,7 +154,7 @@ import sys, time
 import pyarrow as pa
 from airflow_geneva import connect, udf
 from airflow_geneva.run.background import start_in_background
-from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.job.meter import Stopwatch
 
 @udf(data_type=pa.int64(), version="1")

@@ -17,7 +17,8 @@ from lance.fragment import DataFile
 import airflow_geneva
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_engine_error, is_failure
-from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.watch.new_rows import committed_at
 from tests.support.counting import Trace, triple

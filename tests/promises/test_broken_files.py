@@ -24,8 +24,9 @@ from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.run import view as refreshing
 from airflow_geneva.run.column import ColumnTarget
-from airflow_geneva.run.inline import Udfs, apply_inline, prepare
+from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.prepare import Udfs, prepare
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.run.units import Unit
 from airflow_geneva.run.view import ViewTarget

@@ -22,8 +22,9 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import BackfillResult, ShardResult
 from airflow_geneva.lance_io import conflicts
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
-from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from tests.support.counting import TRACE, Trace

@@ -16,8 +16,8 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import ShardResult
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.storage.location import TableLocation
 from tests.support.counting import Trace

@@ -21,7 +21,8 @@ from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.plan.request import BackfillRequest
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.inline import apply_inline
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF

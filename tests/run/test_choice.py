@@ -17,7 +17,7 @@ from airflow_geneva.job.speed import UdfSpeed, read_history
 from airflow_geneva.job.status import job_ids
 from airflow_geneva.run import choice, pipeline
 from airflow_geneva.run.choice import Pace, RunnerChoice, TooSlow, choose_runner
-from airflow_geneva.run.inline import Udfs
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
 from tests.support.counting import Trace, leave_trace, triple, triple_row, tripled

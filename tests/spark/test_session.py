@@ -23,8 +23,8 @@ from airflow_geneva.apply.batch_api import StillWaiting
 from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run import choice, pipeline
-from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.spark import local, signs
 from airflow_geneva.spark import tasks as spark_session

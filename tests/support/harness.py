@@ -29,8 +29,9 @@ from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.request import BackfillRequest
 from airflow_geneva.plan.saved_plan import load_plan
-from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from tests.support.counting import TRACE, Trace

@@ -14,8 +14,9 @@ from airflow_geneva import connect
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.plan.request import RefreshRequest
 from airflow_geneva.run import view as run
-from airflow_geneva.run.inline import Udfs, apply_inline
+from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.view import View

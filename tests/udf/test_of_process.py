@@ -138,7 +138,7 @@ def test_they_travel_to_a_session_under_a_policy_too(
 
 
 def test_a_task_of_airflow_refuses_them(make_table: MakeTable, cell: Callable[[str], Any]) -> None:
-    from airflow_geneva.run.inline import Udfs
+    from airflow_geneva.run.prepare import Udfs
 
     table, main = make_table(3), cell(DEFINE.format(by=1))
     table.add_columns({"n": main.grow})

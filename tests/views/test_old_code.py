@@ -13,8 +13,8 @@ import pytest
 from airflow_geneva.errors import CodeChanged, InvalidInput
 from airflow_geneva.job.folder import new_job_id
 from airflow_geneva.plan.request import RefreshRequest
-from airflow_geneva.run.inline import Udfs
 from airflow_geneva.run.pipeline import PlannedJob, Stopwatch, run
+from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.run.view import plan
 from airflow_geneva.view import View

@@ -1,0 +1,271 @@
+"""The UDFs of a job, loaded and made ready to compute units; in the caller's process, and in Spark's tasks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from airflow_geneva.apply.applier import Applier
+from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
+from airflow_geneva.apply.dedup import KnownValues
+from airflow_geneva.apply.isolation.runner import open_batch_mapper
+from airflow_geneva.apply.query_columns import QueryComputer
+from airflow_geneva.apply.sizes import LearnedSizes
+from airflow_geneva.apply.skipped_rows import SkipCount
+from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
+from airflow_geneva.checkpoint.store import DelayedCheckpoints
+from airflow_geneva.checkpoint.submissions import Submissions
+from airflow_geneva.checkpoint.value_cache import ValueCache
+from airflow_geneva.errors import InvalidInput, StorageError, UdfError
+from airflow_geneva.job.speed import SavedCalls, UdfSpeed
+from airflow_geneva.lance_io.blobs import as_bytes
+from airflow_geneva.lance_io.task_memory import RowsPerBudget
+from airflow_geneva.limits.calls import calling
+from airflow_geneva.limits.rate_limit import Meter
+from airflow_geneva.plan.model import JobSpec, Plan, RefreshSpec
+from airflow_geneva.run.column import ColumnTarget
+from airflow_geneva.run.units import Target, Unit, UnitReport, run_unit
+from airflow_geneva.run.view import ViewTarget
+from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.udf import UDF, load_udf
+from airflow_geneva.udf.error_policy import Policy, rules_of
+from airflow_geneva.udf.of_process import kept_udf
+from airflow_geneva.udf.shipping import UdfReference
+
+logger = logging.getLogger("airflow_geneva.run")
+
+Computer: TypeAlias = tuple[BatchMapper, Sequence[str] | Mapping[str, str]]
+"""What computes batches, and the columns that a batch needs."""
+
+
+@dataclass(frozen=True)
+class Udfs:
+    """The UDFs of a job by the column that they compute: in this process, or as they are sent to the executors."""
+
+    by_column: Mapping[str, UDF | UdfReference]
+
+    @staticmethod
+    def planned(work: JobSpec) -> Udfs:
+        """Return the UDFs of a plan, in the planned versions; `InvalidInput` if one has no import path."""
+        for udf in work.udfs.values():
+            if udf.import_path is None:
+                raise InvalidInput(
+                    f"UDF {udf.name!r} has no import path, so no other process can load it. Move it to a module."
+                )
+        return Udfs({name: UdfReference(udf.import_path, udf.version) for name, udf in work.udfs.items()})
+
+    @staticmethod
+    def of_refresh(plan: Plan, now: Mapping[str, UDF]) -> Udfs:
+        """Return the UDFs of a refresh in their planned versions, of which some may be older than those of now."""
+        if plan.archives:
+            return Udfs.planned(plan.work)
+        versions = {name: udf.version for name, udf in plan.work.udfs.items()}
+        kept = {
+            name: kept_udf(udf.name, versions[name]) for name, udf in now.items() if udf.code_version != versions[name]
+        }
+        return Udfs({name: kept.get(name) or udf for name, udf in now.items()})
+
+    @property
+    def references(self) -> tuple[UdfReference, ...]:
+        udfs = self.by_column.values()
+        return tuple(udf if isinstance(udf, UdfReference) else UdfReference.of(udf) for udf in udfs)
+
+    def sent(self) -> Udfs:
+        return Udfs(dict(zip(self.by_column, self.references, strict=True)))
+
+    def here(self) -> dict[str, UDF]:
+        return {name: udf.open() if isinstance(udf, UdfReference) else udf for name, udf in self.by_column.items()}
+
+    def have_planned_version(self) -> bool:
+        """Whether this process has the planned code versions; InvalidInput if a UDF cannot be imported here."""
+        planned = [udf for udf in self.by_column.values() if isinstance(udf, UdfReference)]
+        return all(load_udf(str(udf.import_path)).code_version == udf.version for udf in planned)
+
+
+def joint_policy(udfs: Mapping[str, UDF]) -> Policy:
+    return tuple(rule for udf in udfs.values() for rule in rules_of(udf.on_error)) or "fail"
+
+
+def open_target(location: TableLocation, work: JobSpec) -> Target:
+    """Open the column or view of a job; the classes say what is raised if it was removed or created again."""
+    return ViewTarget.at(location, work) if isinstance(work, RefreshSpec) else ColumnTarget.at(location, work)
+
+
+class PreparedUnits:
+    """Runs the units of one task, each with the calls that equal inputs have saved."""
+
+    def __init__(self, run: Callable[[Unit, Callable[[int], None]], UnitReport], known: Iterable[KnownValues]) -> None:
+        self._run = run
+        self._known = tuple(known)
+
+    def __call__(self, unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
+        report, saved = self._run(unit, on_rows), self.rest()
+        return replace(report, speed=replace(report.speed, saved=saved.speed.saved))
+
+    def rest(self) -> UnitReport:
+        """Return the saved calls that no unit has reported, as of a unit that stages nothing."""
+        saved = sum((known.take_saved() for known in self._known), SavedCalls())
+        return UnitReport(False, speed=UdfSpeed(saved=saved))
+
+
+@contextmanager
+def prepare(
+    location: TableLocation,
+    work: JobSpec,
+    udfs: Udfs,
+    before: Mapping[int, int],
+    meter: Meter,
+    target: Target | None = None,
+) -> Iterator[tuple[PreparedUnits, SkipCount]]:
+    """Give what runs the units of a task, and the counter of rows that the job skips; the meter counts what calls use.
+
+    So many rows were skipped `before`. At the end the checkpoints of all finished fragments are written, and values for
+    other tasks. After that the batches are forgotten of which all rows are there.
+    """
+    loaded = udfs.here()
+    # Batch and checkpoint sizes are those of the first batch API, whose calls cost most, or of the first UDF.
+    first = next(iter(sorted(loaded.values(), key=lambda udf: not udf.is_batch_api)), None)
+    opened = ready_to_open(loaded)
+    skipped = SkipCount(joint_policy(loaded), work.rows, before)
+    target = target or open_target(location, work)
+    delayed = DelayedCheckpoints(target.store, work.sizing.checkpoint_interval)
+    target = replace(target, delayed=delayed)
+    sizes = LearnedSizes(RowsPerBudget(work.sizing.batch_bytes, target.output_width))
+    known = {
+        name: KnownValues(_value_cache(location, work, udf), work.sizing.batch_bytes)
+        for name, udf in loaded.items()
+        if udf.dedup
+    }
+    submissions = submissions_of(location, work, loaded)
+
+    def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
+        def on_step(rows: int) -> None:
+            delayed.write_if_due()
+            on_rows(rows)
+
+        with calling(location.limits, meter), computing(work, loaded, opened, known, submissions) as (compute, reads):
+            applier = Applier(
+                target.source, target.store, target.job, work, first, compute, reads, skipped, sizes, on_step
+            )
+            report = run_unit(target, unit, applier)
+            delayed.write_if_due(applier.sizer.most)
+            return report
+
+    def keep() -> None:
+        delayed.write()
+        for values in known.values():
+            values.flush()
+
+    try:
+        yield PreparedUnits(run, known.values()), skipped
+    except BaseException:
+        try:
+            keep()
+        except StorageError as unkept:
+            logger.warning("Cannot write the last checkpoints, so the rows of small fragments are lost: %s", unkept)
+        raise
+    keep()
+    for of_column in submissions.values():
+        of_column.remove_collected()
+
+
+def _value_cache(location: TableLocation, work: JobSpec, udf: UDF) -> ValueCache | None:
+    """Open the values of other tasks and jobs; a job that ignores checkpoints has only its own task's."""
+    if work.ignore_checkpoints:
+        return None
+    return ValueCache(location.checkpoints, udf.name, udf.code_version, udf.data_type, work.sizing.batch_bytes)
+
+
+def submissions_of(location: TableLocation, work: JobSpec, loaded: Mapping[str, UDF]) -> dict[str, Submissions]:
+    """Open what was submitted to batch APIs, by column."""
+    place, only_own = (location.checkpoints, work.job_id), work.ignore_checkpoints
+    return {
+        column: Submissions(*place, udf.name, udf.code_version, column, only_own)
+        for column, udf in loaded.items()
+        if udf.is_batch_api
+    }
+
+
+def ready_to_open(loaded: Mapping[str, UDF]) -> dict[str, UDF | UdfReference]:
+    """Return UDFs as they are opened for every unit: those that run in a process of their own are pickled once."""
+    return {name: UdfReference.of(udf) if udf.needs_process else udf for name, udf in loaded.items()}
+
+
+@contextmanager
+def computing(
+    work: JobSpec,
+    loaded: Mapping[str, UDF],
+    opened: Mapping[str, UDF | UdfReference],
+    known: Mapping[str, KnownValues] | None = None,
+    submissions: Mapping[str, Submissions] | None = None,
+) -> Iterator[Computer]:
+    """Open the UDFs of a job, to compute batches; with the values that are known already, and what was submitted."""
+    if isinstance(work, RefreshSpec):
+        with QueryComputer(work.definition.columns, opened, known, submissions) as computer:
+            yield _QueryRows(computer, loaded), computer.projection
+    else:
+        name = work.column
+        found, submitted = (known or {}).get(name), (submissions or {}).get(name)
+        with open_batch_mapper(opened[name], work.inputs, found, submitted) as mapper:
+            yield mapper, work.inputs
+
+
+class _QueryRows(BatchMapper):
+    """Computes the view's columns of a batch as one struct array, which checkpoints store like a column."""
+
+    def __init__(self, computer: QueryComputer, udfs: Mapping[str, UDF]) -> None:
+        self.computer = computer
+        self.calls_at_a_time = computer.calls_at_a_time
+        self.needs_row_ids = computer.needs_row_ids
+        rules = accumulate((len(rules_of(udf.on_error)) for udf in udfs.values()), initial=0)
+        self.first_rule = dict(zip(udfs, rules, strict=False))
+
+    def begin(self, batch: pa.RecordBatch) -> BegunBatch:
+        return _BegunRows(self, batch, self.computer.begin(batch))
+
+    def map_begun(self, batch: pa.RecordBatch, begun: Mapping[str, BegunBatch]) -> MappedBatch:
+        """Compute a batch of which some columns were begun."""
+        computed = self.computer(batch, keep_before=True, begun=begun)
+        rows = computed.rows
+        values = pa.StructArray.from_arrays([as_bytes(column) for column in rows.columns], rows.schema.names)
+        failures = tuple(sorted(self._failures(computed.mapped), key=lambda failure: failure.index))
+        if (error := computed.failure) is not None:
+            raise UdfError(str(error), error.row_index, values, failures, error.column) from error.__cause__
+        return MappedBatch(values, failures, batch.num_rows)
+
+    def _failures(self, mapped: Mapping[str, MappedBatch]) -> Iterator[RowFailure]:
+        seen: set[int] = set()
+        for name, outcome in mapped.items():
+            for failure in outcome.failures:
+                # A row is listed only for the first column that failed on it.
+                if failure.index not in seen:
+                    seen.add(failure.index)
+                    yield replace(failure, rule=failure.rule + self.first_rule[name], column=name)
+
+
+@dataclass(frozen=True, eq=False)
+class _BegunRows(BegunBatch):
+    """A batch of a query, of which the calls of some columns may be in flight."""
+
+    rows: _QueryRows
+    batch: pa.RecordBatch
+    columns: Mapping[str, BegunBatch]
+
+    @property
+    def unfinished(self) -> int:
+        return max((column.unfinished for column in self.columns.values()), default=0)
+
+    def result(self) -> MappedBatch:
+        return self.rows.map_begun(self.batch, self.columns)
+
+    def cancel(self) -> tuple[list[int], pa.Array | None]:
+        """Cancel; a row of a view has the values of all columns, so none is kept."""
+        for column in self.columns.values():
+            column.cancel()
+        return [], None
