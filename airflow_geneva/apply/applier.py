@@ -37,6 +37,7 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.arrays import rows_where, single_batch
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
+from airflow_geneva.limits.rate_limit import affordable_rows
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.plan.sizing import Sizing
@@ -158,24 +159,20 @@ class Applier:
         sizes: LearnedSizes,
         on_rows: Callable[[int], None] = lambda rows: None,
     ) -> None:
-        sizing = work.sizing
-        self.dataset = dataset
-        self.reads = reads
-        self.store = store
-        self.job = job
-        self.work = work
+        self.dataset, self.reads = dataset, reads
+        self.store, self.job, self.work = store, job, work
         self.on_rows = on_rows
         self.speed = UdfSpeed()
         self.mapper = mapper
         self.waiting: dict[str, int] = {}
         self.skipped = skipped
         self.row_by_row = udf is not None and udf.form == "scalar"
-        self.batch_size = sizing.batch_size or (udf.batch_size if udf else None)
-        self.interval = sizing.checkpoint_interval
+        self.batch_size = work.sizing.batch_size or (udf.batch_size if udf else None)
+        self.interval = work.sizing.checkpoint_interval
         self.fitting = sizes.outputs
         self.finished = 0.0
         self.sizes = sizes
-        self.sizer = sizes.sizer = sizes.sizer or self._make_sizer(sizing, udf)
+        self.sizer = sizes.sizer = sizes.sizer or self._make_sizer(work.sizing, udf)
 
     def _make_sizer(self, sizing: Sizing, udf: UDF | None) -> CheckpointSizer:
         sizer = CheckpointSizer.of(
@@ -278,15 +275,17 @@ class Applier:
 
     def _step_rows(self, waiting: int) -> int:
         """Return the rows of the next step, while so many wait for a checkpoint or are begun."""
-        size = self.sizer.rows
+        size: float = self.sizer.rows
         if self.row_by_row and self.mapper.calls_at_a_time:
             size = self.mapper.calls_at_a_time
         if self.batch_size is not None:
             size = min(size, self.batch_size) if self.row_by_row else self.batch_size
+        elif self.row_by_row:  # a job stops at its cap only between two steps
+            size = min(size, affordable_rows(self.sizes.computed, self.work.sizing.intra_applier_concurrency))
         size = min(size, self._fitting_rows)
         if self.sizer.most is not None:
             size = min(size, self.sizer.most - waiting % self.sizer.most)
-        return size
+        return int(size)
 
     def _begin_step(
         self, rows: RowBatch, part: slice, span: tuple[int, int], due: np.ndarray | None, chosen: np.ndarray | None
@@ -330,6 +329,7 @@ class Applier:
         # What a call takes sizes a step; calls at the same time share the time that their rows took.
         self.sizer.record(len(offsets), self.finished - begun.since if self.mapper.calls_at_a_time else seconds)
         self.fitting.record(len(offsets), size)
+        self.sizes.computed += len(offsets)
         loading = (0.0, 0) if self.speed.rows else (seconds, len(offsets))
         self.speed += UdfSpeed(len(offsets), seconds, *loading, size)
         failed = pending.errors.add(mapped.failures, offsets, ids)

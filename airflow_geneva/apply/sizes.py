@@ -48,8 +48,13 @@ class CheckpointSizer:
 
 @dataclass
 class LearnedSizes:
-    """What the units of one task learn about row widths and speed, so that not each begins with small steps."""
+    """What the units of one task learn about row widths and speed, so that not each begins with small steps.
+
+    Args:
+        computed: rows of the task so far.
+    """
 
     outputs: RowsPerBudget
+    computed: int = 0
     reads: ReadSize | None = None
     sizer: CheckpointSizer | None = None

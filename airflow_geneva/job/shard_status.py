@@ -148,7 +148,7 @@ def read_shards(folder: JobFolder, record: Mapping[str, Any]) -> tuple[ShardStat
 
 
 def usage_of(statuses: Iterable[Mapping[str, Any]]) -> Usage:
-    """Return what calls in the last try of each shard reported that they used, by the documents of its status."""
+    """Return what calls of each shard reported that they used, in all its tries, by the documents of its status."""
     return sum((Usage.from_json((found.get(APPLYING) or {}).get("usage")) for found in statuses), Usage())
 
 

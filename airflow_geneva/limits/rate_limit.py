@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -111,10 +111,15 @@ class Usage:
 
 
 class Meter:
-    """Adds up what calls used."""
+    """Adds up what calls used.
 
-    def __init__(self) -> None:
+    Args:
+        most_cost: returns what they may cost in all, as it is known now.
+    """
+
+    def __init__(self, most_cost: Callable[[], float] = lambda: math.inf) -> None:
         self.usage = Usage()
+        self.most_cost = most_cost
         self._lock = threading.Lock()
 
     def add(self, usage: Usage) -> None:
@@ -162,6 +167,17 @@ def used_so_far() -> Usage:
     """Return what the meter around the caller says."""
     meter = _meter.get()
     return Usage() if meter is None else meter.usage
+
+
+def affordable_rows(computed: int, threads: int) -> float:
+    """Return for how many more rows the meter allows the cost, if each costs what each `computed` row did; at least 1.
+
+    It is 1 if several threads share a meter with a cap: none knows what the calls of the others will cost.
+    """
+    meter = _meter.get()
+    if meter is None or not (cost := meter.usage.cost) or (left := meter.most_cost() - cost) == math.inf:
+        return math.inf
+    return max(left * computed / cost, 1) if threads == 1 else 1
 
 
 def count(usage: Usage) -> None:

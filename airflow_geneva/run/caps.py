@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from airflow_geneva.apply.applier import StopComputing
@@ -39,6 +41,7 @@ class Caps:
     own_reported: float = 0.0
     own_slot_seconds: float | None = None
     _began: float = field(default_factory=time.monotonic)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @staticmethod
     def after(work: JobSpec, shard: int, statuses: Sequence[Mapping[str, Any]]) -> Caps:
@@ -55,9 +58,10 @@ class Caps:
 
     def add(self, rows: int) -> None:
         """Count computed rows of this process, and stop if that is enough."""
-        self.computed += rows
-        self.own_reported = used_so_far().cost
-        self.check()
+        with self._lock:  # else a thread could put back what another has seen
+            self.computed += rows
+            self.own_reported = used_so_far().cost
+            self.check()
 
     def see(self, rows: int, slot_seconds: float, reported: float = 0.0) -> None:
         """Take over what all tasks of the shard report, and stop if that is enough."""
@@ -80,6 +84,23 @@ class Caps:
         slot_seconds = self.slot_seconds + self.shard_slot_seconds
         by_rows = (self.rows + self.computed) * self.work.cost_per_row
         return slot_seconds / 3600 * price + (self.reported + self.own_reported or by_rows)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the cap on them; None: there is none."""
+        most = self.work.sizing.max_seconds
+        return None if most is None else most - self.spent_seconds
+
+    @property
+    def cost_left(self) -> float | None:
+        """What may still be spent; None: there is no cap on it."""
+        most = self.work.sizing.max_cost
+        return None if most is None else most - self.cost
+
+    @property
+    def most_reported(self) -> float:
+        """What calls of this shard may report in all that they cost."""
+        return inf if self.cost_left is None else self.cost_left + self.own_reported
 
     def check(self) -> None:
         """Raise CapReached if the job has spent as much as it may."""

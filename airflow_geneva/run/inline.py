@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from airflow_geneva.apply.batch_api import StillWaiting
@@ -31,6 +32,7 @@ def apply_inline(
     plan: str = "",
     target: Target | None = None,
     wait: Callable[[Mapping[str, int]], None] = lambda waiting: None,
+    meter: Meter | None = None,
 ) -> list[UnitReport]:
     """Compute and stage a shard in this process; if a UDF fails, the rows computed before are checkpointed.
 
@@ -39,15 +41,16 @@ def apply_inline(
         plan: fingerprint of the plan; without it, progress is only logged.
         target: the column or view, if it is open.
         wait: called with the rows that a service has, before it is asked again; it may raise StillWaiting.
+        meter: counts what calls use.
     """
     works = shard.to_apply
     if not works:
         return []
-    reporter, meter = open_reporter(location, work, shard, plan), Meter()
-    reporter.usage = lambda: meter.usage
+    reporter, counting = open_reporter(location, work, shard, plan), meter or Meter()
+    reporter.usage = lambda: counting.usage
 
     def compute(units: Sequence[Unit]) -> list[UnitReport]:
-        with prepare(location, work, udfs, skipped_before(location, work), meter, target) as (do, skipped):
+        with prepare(location, work, udfs, skipped_before(location, work), counting, target) as (do, skipped):
             reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
 
             def run(unit: Unit, report: Callable[[int], None]) -> UnitReport:
@@ -114,23 +117,34 @@ def run_units(do: RunUnit, units: Sequence[Unit], reporter: ProgressReporter, th
         return report
 
     reports = list[UnitReport]()
-    if threads <= 1 or len(units) <= 1:
+    try:
+        for report in map(run, units) if threads <= 1 or len(units) <= 1 else _in_threads(run, units, threads):
+            reports.append(report)
+    except CapReached as reached:
+        reached.reports = reports
+        raise
+    return reports
+
+
+def _in_threads(run: Callable[[Unit], UnitReport], units: Sequence[Unit], threads: int) -> Iterator[UnitReport]:
+    """Run units in threads and yield their reports as they end; begin none after one has failed."""
+    left = deque(units)
+
+    def run_next() -> UnitReport | None:
         try:
-            for unit in units:
-                reports.append(run(unit))
-        except CapReached as reached:
-            reached.reports = reports
+            unit = left.popleft()
+        except IndexError:
+            return None
+        try:
+            return run(unit)
+        except BaseException:
+            left.clear()
             raise
-        return reports
+
     with ThreadPoolExecutor(threads) as pool:
-        futures = [pool.submit(run, unit) for unit in units]
         try:
-            for future in as_completed(futures):
-                reports.append(future.result())
-            return [future.result() for future in futures]
-        except BaseException as error:
-            if isinstance(error, CapReached):
-                error.reports = reports
-            for future in futures:
-                future.cancel()
-            raise
+            for future in as_completed([pool.submit(run_next) for _ in units]):
+                if (report := future.result()) is not None:
+                    yield report
+        finally:
+            left.clear()

@@ -25,6 +25,7 @@ from airflow_geneva.job.shard_status import usage_of
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.lance_io.table_versions import reporting_remade
+from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.plan.shard import Shard
@@ -212,8 +213,8 @@ class PlannedJob:
                 on_rows(rows)
                 caps.add(rows)
 
-            target = self.publisher.target
-            return apply_inline(self.location, self.work, shard, udfs, both, plan, target, self.waiting(shard))
+            more = (plan, self.publisher.target, self.waiting(shard), Meter(lambda: caps.most_reported))
+            return apply_inline(self.location, self.work, shard, udfs, both, *more)
 
         self._apply(shard, compute)
 

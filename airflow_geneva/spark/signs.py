@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,13 +29,32 @@ class DriverSigns:
     progress: Storage
     _written: float = float("-inf")
     _read: dict[str, Any] | None = None
-    _changed: float = field(default_factory=time.monotonic)
+    read_at: float = field(default_factory=time.monotonic)
 
-    def write(self, stop: bool = False) -> None:
-        """Write a sign if it is time; with `stop`, make all tasks checkpoint their rows and end."""
-        if stop or time.monotonic() - self._written >= _SIGN_SECONDS:
+    def write(
+        self, stop: bool = False, allowed: Mapping[int, float] | None = None, seconds_left: float | None = None
+    ) -> None:
+        """Write a sign if it is time, or if it says more; with `stop`, make all tasks checkpoint their rows and end.
+
+        Args:
+            allowed: what the calls of each task may cost in all, once they report what they cost.
+            seconds_left: for how long tasks may go on.
+        """
+        more = allowed or seconds_left is not None
+        if stop or more or time.monotonic() - self._written >= _SIGN_SECONDS:
             self._written = time.monotonic()
-            self.progress.write_json(_DRIVER, {"stop": stop, "at": time.time()})
+            said = {"stop": stop, "at": time.time(), "allowed": dict(allowed or {}), "seconds_left": seconds_left}
+            self.progress.write_json(_DRIVER, said)
+
+    @property
+    def allowed(self) -> Mapping[str, float]:
+        """By task, what its calls may cost in all; empty while no call has reported a cost."""
+        return (self._read or {}).get("allowed") or {}
+
+    @property
+    def seconds_left(self) -> float | None:
+        """For how long tasks may go on from `read_at`, or a moment less; None: the job has no such cap."""
+        return (self._read or {}).get("seconds_left")
 
     def read(self) -> None:
         """Raise StopComputing if the driver stopped its tasks, `DriverLost` if it has given no sign for too long."""
@@ -42,8 +62,8 @@ class DriverSigns:
         if found and found["stop"]:
             raise StopComputing
         if found != self._read:
-            self._read, self._changed = found, time.monotonic()
-        if time.monotonic() - self._changed > _DRIVER_LOST_SECONDS:
+            self._read, self.read_at = found, time.monotonic()
+        if time.monotonic() - self.read_at > _DRIVER_LOST_SECONDS:
             raise DriverLost(
                 f"The driver wrote no sign of life to {self.progress.path(_DRIVER)} for {_DRIVER_LOST_SECONDS:.0f} s: "
                 "it was killed or suspended, or the store did not take it. What was checkpointed is kept; run it again."

@@ -7,20 +7,17 @@ import os
 import pickle
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from airflow_geneva import errors
 from airflow_geneva.apply.applier import StopComputing
 from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
 from airflow_geneva.display import counted
-from airflow_geneva.errors import GenevaError, StorageError, UdfCrashed, UdfError
+from airflow_geneva.errors import GenevaError, StorageError, UdfCrashed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
-from airflow_geneva.job.trend import rows_of_longest_line
 from airflow_geneva.limits.rate_limit import Meter, Usage
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.saved_plan import load_plan
@@ -32,6 +29,7 @@ from airflow_geneva.run.units import Unit, UnitReport, group_units
 from airflow_geneva.spark import local
 from airflow_geneva.spark.code import planned_archives, send_archives, send_code
 from airflow_geneva.spark.connect import is_connect
+from airflow_geneva.spark.progress import FAILURE, TASK, Allowance, ProgressCollector, report_seconds
 from airflow_geneva.spark.signs import DriverLost, DriverSigns
 from airflow_geneva.spark.submit import BLAS_VARIABLES, SERVICE_VARIABLES
 from airflow_geneva.storage.files import Storage
@@ -43,11 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("airflow_geneva.spark")
 
-_TASK_REPORT_SECONDS = 2.0
-_WATCHED_SECONDS = 0.5
 _POLL_SECONDS = 0.05
-_TASK = "task-"
-_FAILURE = "failure"
 
 
 @dataclass(frozen=True)
@@ -153,10 +147,6 @@ def apply_in_session(
     return apply_on_spark(session, location, work, shard, udfs, plan, caps, wait)
 
 
-def _report_seconds(work: JobSpec) -> float:
-    return _WATCHED_SECONDS if work.sizing.watched else _TASK_REPORT_SECONDS
-
-
 def _slots(session: SparkSession, work: JobSpec) -> int:
     """Return how many Spark tasks shall run at once; a server does not say how many slots it has."""
     asked = work.sizing.concurrency
@@ -198,7 +188,7 @@ def _run_stage(
     thread = threading.Thread(target=collect, name="geneva-collect", daemon=True)
     thread.start()
     count = SkipCount(limits, task_spec.work.rows, task_spec.skipped)
-    watcher = _ProgressCollector(task_spec, signs, reporter, count, caps, done_before, sizes)
+    watcher = ProgressCollector(task_spec, signs, reporter, count, caps, done_before, sizes)
     try:
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
@@ -261,10 +251,11 @@ class _GroupRunner:
         return pickle.dumps(self._run(group))
 
     def _run(self, group: int) -> list[UnitReport]:
-        task_spec, every = self.task_spec, _report_seconds(self.task_spec.work)
+        task_spec, every = self.task_spec, report_seconds(self.task_spec.work)
         units = self._groups()[group]
         rows = sum(unit.rows for unit in units)
-        name = f"{_TASK}{self.first + group:06}.json"
+        number = self.first + group
+        name = f"{TASK}{number:06}.json"
         write = partial(task_spec.progress.write_json, name)
         signs, parent = DriverSigns(task_spec.progress), os.getppid()
 
@@ -281,20 +272,31 @@ class _GroupRunner:
         try:
             signs.read()
             _limit_visible_gpus()
-            meter = Meter()
+            meter = Meter(lambda: allowance.most_cost - used.cost)
             reporter.usage = lambda: meter.usage
+            capped = task_spec.work.sizing.max_cost is not None
+            allowance = Allowance(number, signs, capped, lambda: used.cost + meter.usage.cost, reporter.keep)
+            allowance.wait()
             with prepare(task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped, meter) as (do, skipped):
                 reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed
-                reports = run_units(do, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
+
+                def run(unit: Unit, on_rows: Callable[[int], None]) -> UnitReport:
+                    def step(rows: int) -> None:
+                        on_rows(rows)
+                        allowance.wait()
+
+                    return do(unit, step)
+
+                reports = run_units(run, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
             reports.append(do.rest())
             reporter.tick(force=True)
         except DriverLost as lost:
-            write({**reporter.document(), _FAILURE: [StorageError.__name__, str(lost)]})
+            write({**reporter.document(), FAILURE: [StorageError.__name__, str(lost)]})
             return []
         except StopComputing:
             return []
         except GenevaError as error:
-            write({**reporter.document(), _FAILURE: [type(error).__name__, str(error)]})
+            write({**reporter.document(), FAILURE: [type(error).__name__, str(error)]})
             return []
         return reports
 
@@ -322,77 +324,3 @@ def _limit_visible_gpus() -> None:
     given = task.resources().get("gpu") if task else None
     if given and _gpus_of_the_machine is None:
         os.environ[_GPUS] = ",".join(given.addresses)
-
-
-class _ProgressCollector:
-    """Adds up the tasks' progress files for the driver's reporter, and stops the tasks if they skip too many rows."""
-
-    def __init__(
-        self,
-        task_spec: TaskSpec,
-        signs: DriverSigns,
-        reporter: ProgressReporter,
-        count: SkipCount,
-        caps: Caps,
-        done: int,
-        sizes: Sequence[int],
-    ) -> None:
-        self.progress = task_spec.progress
-        self.slots = task_spec.slots
-        self.sizes = sizes
-        self.signs = signs
-        self.reporter = reporter
-        self.count = count
-        self.caps = caps
-        self.done_before = done
-        self.used_before = task_spec.used
-        self.failure: GenevaError | CapReached | None = None
-        self._next = 0.0
-
-    def look(self, now: bool = False) -> None:
-        if time.monotonic() < self._next and not now:
-            return
-        self._next = time.monotonic() + _report_seconds(self.caps.work)
-        self.signs.write()
-        rows = ready = rows_ready = failed = seconds = 0
-        skipped: Counter[int] = Counter()
-        begun: dict[int, int] = {}
-        usage = self.used_before
-        for name in self.progress.list_files():
-            document = self.progress.read_document(name) if name.startswith(_TASK) else None
-            if document is None:
-                continue
-            rows += document["rows_done"]
-            whole = document["ready"] >= document["fragments"]
-            begun[int(name[len(_TASK) :].partition(".")[0])] = 0 if whole else document["rows"] - document["rows_done"]
-            seconds += document["seconds"]
-            ready += document["ready"]
-            rows_ready += document["rows_ready"]
-            failed += document["rows_failed"]
-            usage += Usage.from_json(document.get("usage"))
-            skipped.update({int(rule): given_up for rule, given_up in document["skipped"].items()})
-            if failure := document.get(_FAILURE):
-                kind, message = failure
-                self._stop(getattr(errors, kind)(message))
-        self.reporter.rows_done = max(self.reporter.rows_done, self.done_before, rows)
-        self.reporter.ready = max(self.reporter.ready, ready)
-        self.reporter.rows_ready = max(self.reporter.rows_ready, rows_ready)
-        self.reporter.rows_failed = max(self.reporter.rows_failed, failed)
-        self.reporter.slot_seconds = max(self.reporter.slot_seconds or 0.0, seconds)
-        waiting = (size for task, size in enumerate(self.sizes) if task not in begun)
-        slots = max(self.slots, sum(left > 0 for left in begun.values()))
-        self.reporter.rows_ahead = rows_of_longest_line(begun.values(), waiting, slots)
-        self.reporter.usage = lambda: usage
-        if not now:  # the end of a stage is reported by its caller, which would say the same again
-            self.reporter.tick()
-        try:
-            self.count.check(skipped)
-            if not now:
-                self.caps.see(rows, seconds, usage.cost)
-        except (UdfError, CapReached) as stop:
-            self._stop(stop)
-
-    def _stop(self, failure: GenevaError | CapReached) -> None:
-        if self.failure is None:
-            self.failure = failure
-            self.signs.write(stop=True)

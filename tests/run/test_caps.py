@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_geneva import connect, udf
+from airflow_geneva import connect, report, udf
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.result import DONE, PARTIAL
 from airflow_geneva.table import Table
@@ -110,6 +110,23 @@ def test_a_job_stops_between_two_calls_and_shows_what_it_has(
         assert len(trace) == 5
     assert table.backfill("y", udf=function, runner="inline").state == DONE
     assert_exact(trace, range(60))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_calls_that_report_their_cost_are_no_more_than_the_cap_pays(
+    make_table: MakeTable, trace: Trace, threads: int
+) -> None:
+    def priced(x: int) -> int:
+        leave_trace([x])
+        report(cost=1.0)
+        return x
+
+    function = udf(data_type=pa.int64(), version="1", cost=0.001)(priced)
+    table = defined(make_table, function, rows=3_000, per_fragment=20)
+    capped: dict[str, Any] = {"max_cost": 50.0, "intra_applier_concurrency": threads}
+    result = table.backfill("y", udf=function, runner="inline", **capped)
+    assert (result.state, result.rows_computed, result.usage.cost) == (PARTIAL, len(trace), len(trace))
+    assert 50 <= len(trace) < 50 + threads, "one call of each thread is in flight"
 
 
 def test_a_view_stops_at_seconds_and_goes_on(make_table: MakeTable, trace: Trace) -> None:

@@ -76,6 +76,14 @@ def surroundings(x: int, log: str) -> dict[str, object]:
     return {"double": slow(x, log), "installed": installed, "gpus": gpus}
 
 
+@udf(data_type=pa.int64(), cost=0.001)
+def priced(x: int, log: str) -> int:
+    time.sleep(0.005)
+    note(log, [x])
+    report(cost=1.0)
+    return 2 * x
+
+
 @udf(data_type=pa.int64(), input_columns=["x", "log"], batch_size=500, poll_interval=0.1)
 class doubled_later:
     """A service that keeps batches in files beside the log, and answers what it was asked for twice."""

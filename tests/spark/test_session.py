@@ -26,7 +26,7 @@ from airflow_geneva.run import choice, pipeline
 from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
-from airflow_geneva.spark import local, signs
+from airflow_geneva.spark import local, progress, signs
 from airflow_geneva.spark import tasks as spark_session
 from tests.spark import spark_udfs
 from tests.spark.spark_udfs import dies_once_at_700, double, doubled_later, fails_at_700, logged, seen
@@ -74,6 +74,15 @@ def test_a_job_stops_at_its_cap_and_the_next_one_goes_on(spark: object, tmp_path
     assert table.backfill("y", runner="spark").state == "DONE"
     assert_doubled(table)
     assert sorted(seen(log)) == list(range(3_000))
+
+
+def test_tasks_call_no_more_than_the_cap_on_reported_cost_pays(spark: object, tmp_path: Path) -> None:
+    table, log = make_table(tmp_path, 3_000, 700)
+    table.add_columns({"y": spark_udfs.priced})
+    result = table.backfill("y", runner="spark", max_cost=300.0)
+    assert (result.state, result.usage.cost) == ("PARTIAL", len(seen(log)))
+    assert 300 <= len(seen(log)) <= 300 + 2, "a call is in flight in each of two slots"
+    assert result.rows_computed == table.count_rows("y IS NOT NULL") == len(seen(log))
 
 
 def test_waiting_for_spark_is_not_told_as_planning(
@@ -262,7 +271,7 @@ def test_workers_that_hold_older_code_do_not_pass_it_off_as_the_new(
 def test_tasks_that_are_left_alone_keep_their_rows_and_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str
 ) -> None:
-    monkeypatch.setattr(spark_session, "_TASK_REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(progress, "_TASK_REPORT_SECONDS", 0.1)
     if killed == "driver":
         monkeypatch.setattr(signs, "_DRIVER_LOST_SECONDS", 0.5)
     else:

@@ -1,0 +1,190 @@
+"""What the Spark tasks of a shard report to its driver, and what it allows them: they speak through files only."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
+
+from airflow_geneva import errors
+from airflow_geneva.apply.skipped_rows import SkipCount
+from airflow_geneva.errors import GenevaError, UdfError
+from airflow_geneva.job.progress import ProgressReporter
+from airflow_geneva.job.trend import rows_of_longest_line
+from airflow_geneva.limits.rate_limit import Usage
+from airflow_geneva.plan.model import JobSpec
+from airflow_geneva.run.caps import CapReached, Caps
+from airflow_geneva.spark.signs import DriverSigns
+
+if TYPE_CHECKING:
+    from airflow_geneva.spark.tasks import TaskSpec
+
+TASK = "task-"
+FAILURE = "failure"
+_TASK_REPORT_SECONDS = 2.0
+_WATCHED_SECONDS = 0.5
+_ASK_SECONDS = 0.1
+
+
+def report_seconds(work: JobSpec) -> float:
+    return _WATCHED_SECONDS if work.sizing.watched else _TASK_REPORT_SECONDS
+
+
+@dataclass
+class Allowances:
+    """What each task of a shard may spend in all, so that all together spend what is left of a cap.
+
+    An allowance never falls, and allowances that are not spent are never more than what is left. So the cap is exceeded
+    by what calls cost that were in flight when a task had spent its own.
+    """
+
+    given: dict[int, float] = field(default_factory=dict)
+
+    def share(self, left: float, spent: Mapping[int, float], running: Collection[int], tasks: int) -> None:
+        """Allow the running tasks more.
+
+        Args:
+            left: of the cap, after all that is known to be spent.
+            spent: by task, as far as it is known.
+            tasks: how many run at once.
+        """
+        free = left - sum(max(self.given.get(task, 0.0) - spent[task], 0.0) for task in running)
+        for task in running:
+            given = max(self.given.get(task, 0.0), spent[task])
+            more = min(spent[task] + left / max(tasks, len(running)) - given, free)
+            if more > 0:
+                free -= more
+                given += more
+            self.given[task] = given
+
+
+@dataclass
+class Allowance:
+    """What one task may spend, as its driver allows it; in the task.
+
+    Args:
+        capped: whether the job has a cap on its cost.
+        spent: what its calls reported that they cost.
+        report: tells the driver what the task has done.
+    """
+
+    task: int
+    signs: DriverSigns
+    capped: bool
+    spent: Callable[[], float]
+    report: Callable[[], None]
+    _until: float = float("inf")
+
+    @property
+    def most_cost(self) -> float:
+        """What calls may cost in all, as far as the driver has said."""
+        return float(self.signs.allowed.get(str(self.task), inf))
+
+    def wait(self) -> None:
+        """Return when the task may make its next calls; StopComputing if the job was stopped meanwhile."""
+        if not self._is_used_up():
+            return
+        self.report()
+        while self._is_used_up():
+            time.sleep(_ASK_SECONDS)
+            self.signs.read()
+
+    def _is_used_up(self) -> bool:
+        # The earliest end that was read counts: a sign says what is left when it is written, not when it is read.
+        if self.signs.seconds_left is not None:
+            self._until = min(self._until, self.signs.read_at + self.signs.seconds_left)
+        if time.monotonic() >= self._until:
+            return True
+        given, spent = self.signs.allowed.get(str(self.task)), self.spent()
+        # Until calls report a cost, nobody knows that they do.
+        if given is None:
+            return self.capped and (spent > 0 or bool(self.signs.allowed))
+        return spent >= given
+
+
+class ProgressCollector:
+    """Adds up the tasks' progress files for the driver's reporter, and stops the tasks if they skip too many rows."""
+
+    def __init__(
+        self,
+        task_spec: TaskSpec,
+        signs: DriverSigns,
+        reporter: ProgressReporter,
+        count: SkipCount,
+        caps: Caps,
+        done: int,
+        sizes: Sequence[int],
+    ) -> None:
+        self.progress = task_spec.progress
+        self.slots = task_spec.slots
+        self.sizes = sizes
+        self.signs = signs
+        self.reporter = reporter
+        self.count = count
+        self.caps = caps
+        self.done_before = done
+        self.used_before = task_spec.used
+        self.failure: GenevaError | CapReached | None = None
+        self.allowances = Allowances()
+        self._next = 0.0
+
+    def look(self, now: bool = False) -> None:
+        if time.monotonic() < self._next and not now:
+            return
+        self._next = time.monotonic() + report_seconds(self.caps.work)
+        rows = ready = rows_ready = failed = seconds = 0
+        skipped: Counter[int] = Counter()
+        begun: dict[int, int] = {}
+        spent: dict[int, float] = {}
+        usage = self.used_before
+        for name in self.progress.list_files():
+            document = self.progress.read_document(name) if name.startswith(TASK) else None
+            if document is None:
+                continue
+            rows += document["rows_done"]
+            whole = document["ready"] >= document["fragments"]
+            task = int(name[len(TASK) :].partition(".")[0])
+            begun[task] = 0 if whole else document["rows"] - document["rows_done"]
+            seconds += document["seconds"]
+            ready += document["ready"]
+            rows_ready += document["rows_ready"]
+            failed += document["rows_failed"]
+            used = Usage.from_json(document.get("usage"))
+            spent[task], usage = used.cost, usage + used
+            skipped.update({int(rule): given_up for rule, given_up in document["skipped"].items()})
+            if failure := document.get(FAILURE):
+                kind, message = failure
+                self._stop(getattr(errors, kind)(message))
+        self.reporter.rows_done = max(self.reporter.rows_done, self.done_before, rows)
+        self.reporter.ready = max(self.reporter.ready, ready)
+        self.reporter.rows_ready = max(self.reporter.rows_ready, rows_ready)
+        self.reporter.rows_failed = max(self.reporter.rows_failed, failed)
+        self.reporter.slot_seconds = max(self.reporter.slot_seconds or 0.0, seconds)
+        waiting = [size for task, size in enumerate(self.sizes) if task not in begun]
+        slots = max(self.slots, sum(left > 0 for left in begun.values()))
+        self.reporter.rows_ahead = rows_of_longest_line(begun.values(), waiting, slots)
+        self.reporter.usage = lambda: usage
+        if not now:  # the end of a stage is reported by its caller, which would say the same again
+            self.reporter.tick()
+        try:
+            self.count.check(skipped)
+            if not now:
+                self.caps.see(rows, seconds, usage.cost)
+                running = [task for task, left in begun.items() if left]
+                self._allow(spent, running, min(self.slots, len(running) + len(waiting)), usage.cost)
+        except (UdfError, CapReached) as stop:
+            self._stop(stop)
+
+    def _allow(self, spent: Mapping[int, float], running: Collection[int], tasks: int, reported: float) -> None:
+        """Tell the tasks how long they may go on, and what they may spend, once calls report what they cost."""
+        if reported and (left := self.caps.cost_left) is not None:
+            self.allowances.share(left, spent, running, tasks)
+        self.signs.write(allowed=self.allowances.given, seconds_left=self.caps.seconds_left)
+
+    def _stop(self, failure: GenevaError | CapReached) -> None:
+        if self.failure is None:
+            self.failure = failure
+            self.signs.write(stop=True)
