@@ -10,6 +10,7 @@ from dataclasses import fields
 from datetime import datetime, timezone
 from typing import Any
 
+from airflow.providers.common.compat.sdk import SkipMixin
 from airflow.sdk import Context
 
 from airflow_geneva.display import counted
@@ -60,7 +61,7 @@ SUMMARY = "summary"
 """XCom key of the plan's summary; the return value is the list of shards."""
 
 
-class PlanOperator(LanceOperator):
+class PlanOperator(LanceOperator, SkipMixin):
     """What the two plan operators share: the sizes, and what happens to a plan.
 
     Args:
@@ -87,6 +88,8 @@ class PlanOperator(LanceOperator):
         "sizing",
     )
     operator_extra_links = (JobLink(),)
+    shard_tasks: Sequence[str] = ()
+    """The tasks that need a shard; a group sets it."""
 
     def __init__(
         self,
@@ -178,13 +181,24 @@ class PlanOperator(LanceOperator):
                 )
                 with at_once, cause_first(self.log), retries:
                     self._compute_small_job(PlannedJob(table.location, saved, plan.swap, choice), plan.shards, udfs)
-                return []
+                return self._no_shards(context)
             except TooSlow as slow:
                 choice = RunnerChoice("spark", str(slow))
                 self.log.info("The rest of %s is computed %s.", work.target, choice)
                 job.update_record(**choice.describe())
                 context["ti"].xcom_push(SUMMARY, {**summary, **choice.describe()})
-        return shard_summaries(plan, saved, job.storage)
+        return shard_summaries(plan, saved, job.storage) or self._no_shards(context)
+
+    def _no_shards(self, context: Context) -> list[dict[str, Any]]:
+        """Return no shards, and skip the tasks that need one: the scheduler takes up to a second for each.
+
+        After an earlier try they may be mapped already. Then the scheduler removes them, or skips them.
+        """
+        ti = context["ti"]
+        if self.shard_tasks and ti.try_number == 1:
+            ti.xcom_push("return_value", [])
+            self.skip(ti, [self.dag.get_task(task_id) for task_id in self.shard_tasks])
+        return []
 
     def _limits(self) -> dict[str, float]:
         given = ((name, optional_float(f"approve_above {name}", limit)) for name, limit in self.approve_above.items())

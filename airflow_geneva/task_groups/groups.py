@@ -155,6 +155,7 @@ class _ShardGroup(TaskGroup):
                     apply.max_active_tis_per_dagrun = apply.max_active_tis_per_dagrun or most
                     apply.map_index_template = apply.map_index_template or title
                 apply >> commit
+                planned.shard_tasks = [task.task_id for task in (approve, apply, commit) if task is not None]
 
             compute.expand(shard=shards.output) >> finish
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.models.taskmap import TaskMap
 from airflow.sdk import DAG, Param, task
 
 from airflow_geneva.assets import lance_asset
@@ -41,15 +42,28 @@ def test_every_shard_is_computed_and_committed_and_the_run_is_announced_once(des
     assert desk.database.open_table(desk.table.name).version == planned_on + len(letters)
 
 
-def test_nothing_to_do_writes_no_version_and_no_event_and_what_is_downstream_still_runs(desk: Desk) -> None:
+@pytest.mark.parametrize("arguments", [{}, {"approve_above": {"rows": 100}}])
+def test_nothing_to_do_writes_no_version_and_no_event_and_what_is_downstream_still_runs(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any]
+) -> None:
     desk.append("ab")
     desk.define(n="length")
-    dag = make_dag(desk)
+    dag = make_dag(desk, **arguments)
     Driver.trigger(dag).go()
     desk.calls()
     version = desk.table.version
+    expand, expanded = TaskMap.expand_mapped_task, list[str]()
+
+    def watched(task: Any, *given: Any, **named: Any) -> Any:
+        found = expand(task, *given, **named)  # raises NotMapped for the others
+        expanded.append(task.task_id)
+        return found
+
+    monkeypatch.setattr(TaskMap, "expand_mapped_task", watched)
     run = Driver.trigger(dag).go()
+    assert expanded == [], "the plan task skips what needs a shard; the scheduler takes a second for each such task"
     assert run.state == "success", run.errors
+    assert run.xcom("backfill.plan") == []
     assert run.states()["backfill.finish"] == "success"
     assert run.states()["after"] == "success"
     assert run.states()["backfill.shards.apply"] == "skipped"
@@ -58,6 +72,13 @@ def test_nothing_to_do_writes_no_version_and_no_event_and_what_is_downstream_sti
     assert len(events(desk.asset)) == 1
     assert run.xcom("backfill.finish")["event"] is None
     assert run.xcom("backfill.finish")["rows_skipped"] == 2 * ROWS
+
+    run.clear("backfill.shards.commit").go()
+    assert (run.state, run.states()["backfill.shards.apply"]) == ("success", "skipped")
+    desk.append("c")
+    run.clear("backfill.plan").go()
+    assert (run.state, run.states()["backfill.shards.commit"]) == ("success", ["success"])
+    assert desk.calls() == texts("c")
 
 
 def test_an_event_begins_where_the_last_one_ended_and_an_index_update_is_none(desk: Desk) -> None:
