@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +19,7 @@ from airflow import __version__ as airflow_version
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from packaging.version import Version
 
+from airflow_geneva.apply.batch_api import StillWaiting
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.run.prepare import Udfs
@@ -69,7 +71,10 @@ class Yarn:
         storage, index = Storage(job), int(shard)
         saved = load_plan(storage, fingerprint)
         location = TableLocation(saved.work.table, saved.work.table_name, storage.options)
-        PlannedJob(location, saved).apply(saved.load_shard(storage, index), Udfs.planned(saved.work))
+        job = PlannedJob(location, saved)
+        job.waits = "--leave-waiting" not in argv
+        with suppress(StillWaiting):
+            job.apply(saved.load_shard(storage, index), Udfs.planned(saved.work))
 
 
 @pytest.fixture
@@ -106,9 +111,9 @@ def yarn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Yarn]:
     server.shutdown()
 
 
-def begin(desk: Desk, kill: str | None = None, **settings: Any) -> Driver:
+def begin(desk: Desk, kill: str | None = None, function: str = "length", **settings: Any) -> Driver:
     desk.append("a")
-    desk.define(n="length")
+    desk.define(n=function)
     given = {"spark_submit": {"yarn_track_via_rm_api": True}, "inline_below_rows": 0, **settings}
     return Driver.trigger(make_dag(desk, **given)).go(kill)
 
@@ -133,6 +138,22 @@ def test_a_new_plan_gets_an_application_of_its_own(desk: Desk, yarn: Yarn) -> No
     assert run.state == "success", run.errors
     assert len(yarn.submitted()) == 2
     assert desk.values() == dict.fromkeys(texts("ab"), 3)
+
+
+@remembers
+@pytest.mark.parametrize("has_code", [True, False], ids=["the worker asks", "spark asks"])
+def test_what_is_started_when_a_batch_api_has_answered_is_an_application_of_its_own(
+    desk: Desk, yarn: Yarn, monkeypatch: pytest.MonkeyPatch, has_code: bool
+) -> None:
+    if not has_code:
+        monkeypatch.setattr(Udfs, "have_planned_version", lambda udfs: False)
+    yarn.answers = [DONE]
+    run = begin(desk, function="Later")
+    assert (run.state, run.tries("backfill.shards.apply", 0)) == ("success", 1), run.errors
+    # One submits, and one fetches. If the worker has no code, two look in between, and find nothing.
+    assert len(yarn.submitted()) == (2 if has_code else 4)
+    assert desk.values() == dict.fromkeys(texts("a"), 3)
+    assert desk.calls() == texts("a")
 
 
 @remembers
