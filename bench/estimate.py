@@ -14,9 +14,13 @@ import pyarrow as pa
 import airflow_geneva
 from airflow_geneva import udf
 from airflow_geneva.job.estimate import Interval
+from airflow_geneva.run.estimate import estimate_by_history
 from airflow_geneva.udf import UDF
+from bench.udfs import waits
 
 SEED = 20_261_123
+SLOTS = 2
+ON_SPARK = "history, on Spark"
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,9 @@ class Shape:
         return made
 
 
-def shapes(count: int, quick: bool) -> Iterator[Shape]:
+def shapes(count: int, quick: bool, seed: object = SEED) -> Iterator[Shape]:
     """Draw jobs; half of the estimates are by history, half by a sample."""
-    draw = random.Random(SEED)  # reproducible, and no secret
+    draw = random.Random(seed)  # reproducible, and no secret
     for at in range(count):
         per_row = 10 ** draw.uniform(-4.3, -2)
         most = min(20_000, int((0.05 if quick else 2.5) / per_row) + 20)
@@ -90,7 +94,9 @@ def shapes(count: int, quick: bool) -> Iterator[Shape]:
 def measure(folder: str, jobs: int, quick: bool = False) -> list[dict[str, Any]]:
     """Run the jobs; return for each what was stated, and what it took."""
     database = airflow_geneva.connect(Path(folder) / "db")
-    found = []
+    found = [
+        _on_spark(database, f"s{at}", shape) for at, shape in enumerate(shapes(0 if quick else 10, quick, ON_SPARK))
+    ]
     for at, shape in enumerate(shapes(jobs, quick)):
         function = shape.make(f"f{at}")
         first = 0 if shape.sampled else shape.before
@@ -116,6 +122,34 @@ def measure(folder: str, jobs: int, quick: bool = False) -> list[dict[str, Any]]
             }
         )
     return found
+
+
+def _on_spark(database: airflow_geneva.Database, name: str, shape: Shape) -> dict[str, Any]:
+    """Run a job after another one on a warm session; what a row takes is in the table."""
+    per_row = max(shape.per_row, 0.001)
+
+    def some(begin: int, rows: int) -> pa.Table:
+        skew = [10 if shape.kind == "skewed" and x % 10 == 0 else 1 for x in range(begin, begin + rows)]
+        seconds = [per_row * times / (1.9 if shape.kind == "skewed" else 1) for times in skew]
+        return pa.table({"cost": pa.array(seconds, pa.float64())})
+
+    before, rows = min(shape.before, 2_000), min(shape.rows, 2_000)
+    table = database.create_table(name, some(0, before), max_rows_per_file=-(-before // 2))
+    table.add_columns({"y": waits})
+    table.backfill("y", runner="spark", concurrency=SLOTS)
+    size = -(-rows // shape.fragments)
+    for begin in range(0, rows, size):
+        table.add(some(before + begin, min(size, rows - begin)))
+    plan = table.plan_backfill("y", concurrency=SLOTS)
+    estimate = estimate_by_history(plan, table.location, "spark")
+    result = table.backfill("y", runner="spark", concurrency=SLOTS)
+    return {
+        "by": ON_SPARK,
+        "kind": shape.kind,
+        "rows": rows,
+        "seconds": _judge(estimate.seconds, sum(result.seconds.values())),
+        "slot_seconds": _judge(estimate.slot_seconds, _slot_seconds(table, result.job_id)),
+    }
 
 
 def _judge(stated: Interval | None, took: float) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import psutil  # type: ignore[import-untyped]
 
 from bench import planning
 from bench.cases import CASES
+from bench.estimate import ON_SPARK
 from bench.plot import plot_lines
 
 HOURLY_PLOT = "images/hourly.svg"
@@ -291,18 +292,23 @@ def _estimate(jobs: Sequence[Mapping[str, Any]]) -> str:
     head = ("what", "by", "jobs", "inside", "upper end at most three times the lower", "median upper / lower")
     rows = []
     for what, words in (("seconds", "seconds"), ("slot_seconds", "slot-seconds")):
-        for by in ("history", "sample", "both"):
-            found = [job[what] for job in jobs if by in (job["by"], "both")]
+        for by in ("history", "sample", "both", ON_SPARK):
+            found = [job[what] for job in jobs if by == job["by"] or (by == "both" and job["by"] != ON_SPARK)]
+            if not found:
+                continue
             inside = sum(one["inside"] for one in found)
             narrow = sum(one["high"] <= 3 * one["low"] for one in found)
             middle = statistics.median(one["high"] / max(one["low"], 1e-9) for one in found)
             rows.append((words, by, str(len(found)), str(inside), str(narrow), f"{middle:.1f}"))
-    least, most = (end(job["rows"] for job in jobs) for end in (min, max))
+    inline = [job for job in jobs if job["by"] != ON_SPARK]
+    least, most = (end(job["rows"] for job in inline) for end in (min, max))
     about = (
-        f"{len(jobs)} backfills inline of {least:,} to {most:,} rows at 0.05 to 10 ms, in 1 to 12 fragments; functions "
-        "of a row, of an array, and with rows that take ten times as long; some load for 0.3 s. How many cost what "
-        "their plan stated: half by one earlier job of another size, half by a sample of 20 rows. The margins were "
-        "chosen by other jobs, of other seeds."
+        f"{len(inline)} backfills inline of {least:,} to {most:,} rows at 0.05 to 10 ms, in 1 to 12 fragments; "
+        "functions of a row, of an array, and with rows that take ten times as long; some load for 0.3 s. "
+        "How many cost what their plan stated: half by one earlier job of another size, half by a sample of 20 rows. "
+        "The margins were chosen by other jobs, of other seeds. "
+        f"{len(jobs) - len(inline)} more on a warm Spark session with two "
+        "tasks at a time, of up to 2,000 rows at 1 to 10 ms, after an earlier job there."
     )
     return f"{about}\n\n{_table(head, rows)}"
 

@@ -20,6 +20,7 @@ LIMITS = ("rows", "seconds", "slot_seconds", "cost")
 
 _ONE_JOB, _SEVERAL_JOBS = 1.7, 1.5
 _BESIDE_A_JOB = 0.05, 0.22
+_BESIDE_ON_SPARK = 0.45, 1.3
 _BESIDE_A_FRAGMENT = 0.002, 0.008
 _CALL_SECONDS = 0.0001
 _MORE_IN_A_JOB = 1.25
@@ -129,7 +130,7 @@ class Estimate:
             apart = Interval(min(beside), max(beside)).times(1 / margin, margin)
         elif starts:
             apart = Interval(min(starts), max(starts)).times(size.shards / margin, size.shards * margin)
-            apart += Interval(*_BESIDE_A_JOB)
+            apart += Interval(*_BESIDE_ON_SPARK).times(size.shards) + Interval(*_BESIDE_A_JOB)
         else:
             apart = _apart(size)
         many = f"{len(jobs)} earlier jobs" if len(jobs) > 1 else "an earlier job"

@@ -170,20 +170,21 @@ def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int =
             ended = folder.read_end(record) or {}
             speed = UdfSpeed.from_json(ended.get("speed"))
             if speed.rows:
-                start = ended.get("start_seconds")
-                started = float(start) if isinstance(start, (int, float)) else None
                 result = ended.get("result")
+                stages = _stages_of(result)
+                start = ended.get("start_seconds", stages.get("spark"))
+                started = float(start) if isinstance(start, (int, float)) else None
                 paid = Usage.from_json(result.get("usage") if isinstance(result, Mapping) else None).cost
-                found.append(PastJob(speed, _seconds_of(result), ended.get("runner"), started, paid))
+                found.append(PastJob(speed, sum(stages.values()), ended.get("runner"), started, paid))
             if len(found) == most:
                 break
     return found
 
 
-def _seconds_of(result: object) -> float:
-    """Return the seconds of all stages that a job's result names; 0 if it is damaged."""
+def _stages_of(result: object) -> dict[str, float]:
+    """Return the seconds by stage of a job's result; nothing if it is damaged."""
     stages = result.get("seconds") if isinstance(result, Mapping) else None
     try:
-        return sum(float(seconds) for seconds in stages.values()) if isinstance(stages, Mapping) else 0.0
+        return {stage: float(seconds) for stage, seconds in stages.items()} if isinstance(stages, Mapping) else {}
     except (TypeError, ValueError):
-        return 0.0
+        return {}

@@ -23,6 +23,7 @@ from airflow_geneva.apply.batch_api import StillWaiting
 from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run import choice, pipeline
+from airflow_geneva.run.estimate import estimate_by_history
 from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
@@ -106,6 +107,9 @@ def test_waiting_for_spark_is_not_told_as_planning(
         assert re.search(r"plan \d\.\d s, spark \d\.\d s, apply", str(database.job(result.job_id)))
     assert "spark" not in table.backfill("y", runner="spark").seconds
     assert "spark" not in view.refresh(ignore_checkpoints=True, runner="inline").seconds
+    table.add(pa.table({"x": [1], "log": [""]}))
+    expected = estimate_by_history(view.plan_refresh(), view.location, "spark")
+    assert expected.start_seconds == result.seconds["spark"]
 
 
 def test_a_job_that_turns_out_slow_goes_on_on_spark(
