@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 from airflow_geneva.apply.applier import StopComputing
+from airflow_geneva.job.folder import APPLIED, APPLYING
 from airflow_geneva.job.shard_status import usage_of
 from airflow_geneva.limits.rate_limit import used_so_far
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.run.units import UnitReport
+
+LOOK_SECONDS = 1.0
+"""How often shards with a cap that run at the same time see what the others spend."""
 
 
 class CapReached(StopComputing):
@@ -27,12 +31,17 @@ class Caps:
     """What a job may spend, and what it has spent.
 
     Args:
+        others: returns the status of the other shards. It is called again while this shard is computed: they may be
+            computed at the same time.
+        reported_before: what calls in earlier tries of this shard reported that they cost.
         seconds, slot_seconds, rows: what the other shards took until now.
         reported: what calls of the other shards, and of earlier tries of this one, reported that they cost.
         computed, own_reported: rows that this shard has computed, and what its calls reported that they cost.
     """
 
     work: JobSpec
+    others: Callable[[], Sequence[Mapping[str, Any]]] = tuple
+    reported_before: float = 0.0
     seconds: float = 0.0
     slot_seconds: float = 0.0
     rows: int = 0
@@ -41,20 +50,42 @@ class Caps:
     own_reported: float = 0.0
     own_slot_seconds: float | None = None
     _began: float = field(default_factory=time.monotonic)
+    _look_at: float = -inf
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @staticmethod
-    def after(work: JobSpec, shard: int, statuses: Sequence[Mapping[str, Any]]) -> Caps:
-        """Return the caps for a shard, after what the status of each shard says; its own has earlier tries."""
-        caps = Caps(work, reported=usage_of(statuses).cost)
-        for status in (*statuses[:shard], *statuses[shard + 1 :]):
-            applied, applying = status.get("applied") or {}, status.get("applying") or {}
+    def of(work: JobSpec, read: Callable[[int], Mapping[str, Any]], shards: int, shard: int) -> Caps:
+        """Return the caps for a shard of a job.
+
+        Args:
+            read: returns the status of a shard.
+        """
+        if not work.sizing.watched:
+            return Caps(work)
+        done: dict[int, Mapping[str, Any]] = {}
+
+        def others() -> Sequence[Mapping[str, Any]]:
+            found = {at: done.get(at) or read(at) for at in range(shards) if at != shard}
+            done.update({at: status for at, status in found.items() if APPLIED in status})
+            return list(found.values())
+
+        return Caps(work, others, usage_of([read(shard)]).cost)
+
+    def _look(self) -> None:
+        """Add up what the other shards took, if it is time."""
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        statuses = self.others()
+        self.seconds, self.slot_seconds, self.rows = 0.0, 0.0, 0
+        self.reported = self.reported_before + usage_of(statuses).cost
+        for status in statuses:
+            applied, applying = status.get(APPLIED) or {}, status.get(APPLYING) or {}
             seconds = float(applied.get("seconds") or applying.get("seconds") or 0.0)
             seconds -= float(applied.get("start_seconds") or 0.0)
-            caps.seconds += seconds
-            caps.slot_seconds += float(applied.get("slot_seconds") or seconds)
-            caps.rows += int(max(applied.get("rows_run") or 0, applying.get("rows_done") or 0))
-        return caps
+            self.seconds += seconds
+            self.slot_seconds += float(applied.get("slot_seconds") or seconds)
+            self.rows += int(max(applied.get("rows_run") or 0, applying.get("rows_done") or 0))
 
     def add(self, rows: int) -> None:
         """Count computed rows of this process, and stop if that is enough."""
@@ -105,6 +136,7 @@ class Caps:
     def check(self) -> None:
         """Raise CapReached if the job has spent as much as it may."""
         sizing = self.work.sizing
+        self._look()
         if sizing.max_seconds is not None and self.spent_seconds >= sizing.max_seconds:
             raise CapReached(f"stopped at its cap of {sizing.max_seconds:g} seconds (max_seconds)")
         priced = sizing.price_per_slot_hour or self.reported or self.own_reported

@@ -17,6 +17,7 @@ from airflow_geneva.lance_io.task_memory import return_large_buffers
 from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import JobSpec
 from airflow_geneva.plan.shard import Shard
+from airflow_geneva.run import caps
 from airflow_geneva.run.caps import CapReached
 from airflow_geneva.run.prepare import Udfs, prepare
 from airflow_geneva.run.units import RunUnit, Target, Unit, UnitReport, whole_unit
@@ -85,6 +86,7 @@ def open_reporter(
     folder = JobFolder.of(location.checkpoints, work.job_id)
     rows, works = shard.rows_to_run, shard.to_apply
     held = sum(item.rows for item in works) - rows
+    every = min(every, caps.LOOK_SECONDS) if work.sizing.watched else every
     reporter = ProgressReporter(rows, len(works), every=every, rows_held=held)
     measured().reporters[shard.index] = reporter
     if plan:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 from airflow_geneva.display import counted
@@ -251,8 +251,8 @@ class PlannedJob:
             return self.write_applied(shard, reports, time.monotonic() - began, caps, stopped)
 
     def _caps(self, shard: Shard) -> Caps:
-        shards = range(len(self.saved.shards)) if self.work.sizing.watched else ()
-        return Caps.after(self.work, shard.index, [self.folder.read_shard(self.saved.fingerprint, at) for at in shards])
+        read = partial(self.folder.read_shard, self.saved.fingerprint)
+        return Caps.of(self.work, read, len(self.saved.shards), shard.index)
 
     def is_at_cap(self, shard: Shard) -> bool:
         """Whether the job has reached a cap, so that the shard is not computed; its result says so then."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,10 @@ import pytest
 from airflow_geneva import connect, report, udf
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.result import DONE, PARTIAL
+from airflow_geneva.run import caps
+from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.run.prepare import Udfs
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from tests.support.counting import Trace, leave_trace, triple, triple_row
@@ -127,6 +132,27 @@ def test_calls_that_report_their_cost_are_no_more_than_the_cap_pays(
     result = table.backfill("y", udf=function, runner="inline", **capped)
     assert (result.state, result.rows_computed, result.usage.cost) == (PARTIAL, len(trace), len(trace))
     assert 50 <= len(trace) < 50 + threads, "one call of each thread is in flight"
+
+
+def test_shards_that_run_at_the_same_time_keep_a_cap_together(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caps, "LOOK_SECONDS", 0.05)
+
+    def priced(x: int) -> int:
+        leave_trace([x])
+        time.sleep(0.005)
+        report(cost=1.0)
+        return x
+
+    function = udf(data_type=pa.int64(), version="1", cost=0.001)(priced)
+    table = defined(make_table, function, rows=2_000, per_fragment=1_000)
+    plan = table.plan_backfill("y", udf=function, shard_size=1, max_cost=200.0)
+    job = PlannedJob(table.location, record_plan(plan, table.location))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda shard: job.apply(shard, Udfs({"y": function})), plan.shards))
+    # In 0.1 s until each has written and read what both spend, each makes 20 calls.
+    assert 200 <= len(trace) < 300
 
 
 def test_a_view_stops_at_seconds_and_goes_on(make_table: MakeTable, trace: Trace) -> None:
