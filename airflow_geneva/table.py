@@ -13,7 +13,7 @@ from airflow_geneva.display import Summarized, Summary, counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.current_errors import ErrorGroup, failing_now, group_errors
 from airflow_geneva.job.error_records import ErrorRecord, read_errors
-from airflow_geneva.job.result import BackfillResult
+from airflow_geneva.job.result import BackfillResult, BackfillResults
 from airflow_geneva.lance_io.reading import Readable
 from airflow_geneva.lance_io.rows import RowData, as_rows, write_rows
 from airflow_geneva.plan.freshness import addresses_of_rows, failed_rows_of_column, ids_of_rows
@@ -217,7 +217,7 @@ class Table(Summarized, Readable):
     @overload
     def backfill(
         self, column: list[str] | tuple[str, ...], udf: None = None, **options: Unpack[BackfillOptions]
-    ) -> list[BackfillResult]: ...
+    ) -> BackfillResults: ...
 
     def backfill(
         self,
@@ -235,7 +235,7 @@ class Table(Summarized, Readable):
         max_failed: int | float | None = None,
         indexes: str | None = None,
         **sizing: Unpack[SizingOptions],
-    ) -> BackfillResult | list[BackfillResult]:
+    ) -> BackfillResult | BackfillResults:
         """Compute the missing values of a column, and commit them.
 
         Args:
@@ -261,7 +261,7 @@ class Table(Summarized, Readable):
             raise InvalidInput(f"udf={udf!r:.80} computes one column, and {columns} are several. Leave it out.")
         for name in columns if several else ():
             self.definition(name)  # before the first one runs
-        results = []
+        results = {}
         for name in columns:
             request = BackfillRequest(
                 name, where, read_version, on_code_change, continue_from, errors_only, recompute_mixed,
@@ -269,8 +269,8 @@ class Table(Summarized, Readable):
             )  # fmt: skip
             with progress_bar(f"{self.name}.{name}"):
                 plan, udfs, watch = self._plan_to_run(request, udf, runner)
-                results.append(run(start(plan, self.location, udfs, runner, watch), plan.shards, udfs, watch))
-        return results if several else results[0]
+                results[name] = run(start(plan, self.location, udfs, runner, watch), plan.shards, udfs, watch)
+        return BackfillResults(results) if several else results[columns[0]]
 
     def compare(self, column: str, udf: UDF | str | None = None, sample: int = 100) -> Comparison:
         """Compute a sample of rows with other code, and show their values beside the stored ones; keep nothing.

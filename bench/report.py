@@ -288,27 +288,35 @@ def _paid_once(found: Mapping[str, Any]) -> str:
     return f"{about}\n\n{_table(head, rows)}"
 
 
+def _groups(job: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the rows of the table of estimates that a job counts in."""
+    if job["by"] == ON_SPARK:
+        return (ON_SPARK,)
+    return (job["by"], "both", "of these, on Spark" if job["runner"] == "spark" else "")
+
+
 def _estimate(jobs: Sequence[Mapping[str, Any]]) -> str:
     head = ("what", "by", "jobs", "inside", "upper end at most three times the lower", "median upper / lower")
     rows = []
     for what, words in (("seconds", "seconds"), ("slot_seconds", "slot-seconds")):
-        for by in ("history", "sample", "both", ON_SPARK):
-            found = [job[what] for job in jobs if by == job["by"] or (by == "both" and job["by"] != ON_SPARK)]
+        for by in ("history", "sample", "both", "of these, on Spark", ON_SPARK):
+            found = [job[what] for job in jobs if by in _groups(job)]
             if not found:
                 continue
             inside = sum(one["inside"] for one in found)
             narrow = sum(one["high"] <= 3 * one["low"] for one in found)
             middle = statistics.median(one["high"] / max(one["low"], 1e-9) for one in found)
             rows.append((words, by, str(len(found)), str(inside), str(narrow), f"{middle:.1f}"))
-    inline = [job for job in jobs if job["by"] != ON_SPARK]
-    least, most = (end(job["rows"] for job in inline) for end in (min, max))
+    drawn = [job for job in jobs if job["by"] != ON_SPARK]
+    least, most = (end(job["rows"] for job in drawn) for end in (min, max))
+    spark = sum(job["runner"] == "spark" for job in drawn)
     about = (
-        f"{len(inline)} backfills inline of {least:,} to {most:,} rows at 0.05 to 10 ms, in 1 to 12 fragments; "
-        "functions of a row, of an array, and with rows that take ten times as long; some load for 0.3 s. "
-        "How many cost what their plan stated: half by one earlier job of another size, half by a sample of 20 rows. "
-        "The margins were chosen by other jobs, of other seeds. "
-        f"{len(jobs) - len(inline)} more on a warm Spark session with two "
-        "tasks at a time, of up to 2,000 rows at 1 to 10 ms, after an earlier job there."
+        f"{len(drawn)} backfills of {least:,} to {most:,} rows at 0.05 to 10 ms, in 1 to 12 fragments, {spark} of them "
+        "on a local Spark with two slots, which is started for each, and the others inline; functions of a row, of an "
+        "array, and with rows that take ten times as long; some load for 0.3 s. How many cost what their plan stated: "
+        "half by one earlier job of another size, half by a sample of 20 rows. The margins were chosen by other jobs, "
+        f"of other seeds. {len(jobs) - len(drawn)} more on a Spark session that was up, of up to 2,000 rows at 1 to 10 "
+        "ms, after an earlier job there."
     )
     return f"{about}\n\n{_table(head, rows)}"
 

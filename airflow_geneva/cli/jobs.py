@@ -173,4 +173,6 @@ def _bar(done: int, failed: int, rows: int) -> Text:
 
 
 def _state(job: Job) -> Text:
-    return Text(f"{job.state}{' (dead)' if job.dead else ''}", "red" if job.dead else _COLORS.get(job.state, "cyan"))
+    waits = job.time_left is not None and job.time_left.waits
+    about = " (dead)" if job.dead else " (waiting)" if waits else ""
+    return Text(f"{job.state}{about}", "red" if job.dead else _COLORS.get(job.state, "cyan"))

@@ -12,7 +12,7 @@ from airflow_geneva.job.speed import PastJob
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SPARK_START = 4.0, 20.0
+SPARK_START = 6.0, 20.0
 """Seconds to start Spark for one shard, if no earlier job tells."""
 
 LIMITS = ("rows", "seconds", "slot_seconds", "cost")
@@ -20,7 +20,6 @@ LIMITS = ("rows", "seconds", "slot_seconds", "cost")
 
 _ONE_JOB, _SEVERAL_JOBS = 1.7, 1.5
 _BESIDE_A_JOB = 0.05, 0.22
-_BESIDE_ON_SPARK = 0.45, 1.3
 _BESIDE_A_FRAGMENT = 0.002, 0.008
 _CALL_SECONDS = 0.0001
 _MORE_IN_A_JOB = 1.25
@@ -124,15 +123,11 @@ class Estimate:
             ordered = sorted(guesses)
             middle = Interval(ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4])
         slot_seconds = middle.times(1 / margin, margin)
-        beside = [max(job.seconds - job.speed.seconds, 0.0) for job in jobs if job.runner == size.runner]
-        starts = [job.start_seconds for job in jobs if job.start_seconds is not None and job.runner == size.runner]
-        if beside and size.runner == "inline":
+        alike = [job for job in jobs if job.runner == size.runner]
+        starts = [job.start_seconds for job in alike if job.start_seconds is not None]
+        apart = _apart(size)
+        if beside := [job.seconds_beside * size.shards for job in alike if job.slots and job.seconds]:
             apart = Interval(min(beside), max(beside)).times(1 / margin, margin)
-        elif starts:
-            apart = Interval(min(starts), max(starts)).times(size.shards / margin, size.shards * margin)
-            apart += Interval(*_BESIDE_ON_SPARK).times(size.shards) + Interval(*_BESIDE_A_JOB)
-        else:
-            apart = _apart(size)
         many = f"{len(jobs)} earlier jobs" if len(jobs) > 1 else "an earlier job"
         paid = [cost for job in jobs if (cost := job.cost_per_row(size.cost_per_row)) is not None]
         per_row = Interval(min(paid), max(paid)) if paid else None

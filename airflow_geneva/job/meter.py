@@ -106,6 +106,14 @@ class Stopwatch:
         self.seconds: dict[str, float] = {}
         self._since = time.monotonic()
 
+    @contextmanager
+    def timing(self, stage: str) -> Iterator[None]:
+        """Take what the body takes for a stage, also if it fails."""
+        try:
+            yield
+        finally:
+            self.lap(stage)
+
     def lap(self, stage: str) -> None:
         now = time.monotonic()
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._since

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from airflow_geneva.display import Listed, counted, duration
+from airflow_geneva.display import Described, Listed, counted, duration
 from airflow_geneva.job.folder import JobFolder, shard_name
 from airflow_geneva.limits.rate_limit import Usage
 
@@ -226,3 +226,15 @@ class BackfillResult(Listed):
             lines.append(f"  not in an index yet: {counted(self.unindexed_rows, 'row')}")
         lines.extend(f"  Note: {note}" for note in self.notes)
         return "\n".join(lines)
+
+
+class BackfillResults(Described, list[BackfillResult]):
+    """The results of the backfills of several columns, in the order of these."""
+
+    def __init__(self, results: Mapping[str, BackfillResult]) -> None:
+        super().__init__(results.values())
+        self.columns = tuple(results)
+
+    def __str__(self) -> str:
+        parts = (f"{column}: {result}" for column, result in zip(self.columns, self, strict=True))
+        return "\n".join([f"Backfills of {counted(len(self), 'column')}", *parts])

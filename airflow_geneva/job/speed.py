@@ -100,14 +100,19 @@ class UdfSpeed:
 
     def seconds_for(self, rows: int, fragments: int = 0) -> float:
         """Estimate the seconds of one thread for so many rows, with the time to load a model."""
+        return sum(self.parts_for(rows, fragments))
+
+    def parts_for(self, rows: int, fragments: int = 0) -> tuple[float, float]:
+        """Estimate the seconds to load a model, and those of the rows; the latter are at most so many."""
         apart = max(self.seconds - self.called, 0.0) if self.fragments else 0.0  # to read and stage
         each = min(apart / max(self.fragments, 1), _FRAGMENT_SECONDS)
         beside = each * fragments + (apart - each * self.fragments) * rows / max(self.rows, 1)
         if self.rows <= self.first_rows:  # one call: it cannot be known what of it was the loading
-            return self.first_seconds * max(rows / max(self.first_rows, 1), 1.0) + beside
+            part = rows / max(self.first_rows, 1)
+            return self.first_seconds * max(1.0 - part, 0.0), self.first_seconds * part + beside
         per_row = max(self.seconds - apart - self.first_seconds, 0.0) / (self.rows - self.first_rows)
         loading = max(self.first_seconds - self.first_rows * per_row, 0.0)
-        return loading + rows * per_row + beside
+        return loading, rows * per_row + beside
 
     def bytes_for(self, rows: int) -> float:
         """Estimate the size of so many computed values."""
@@ -140,6 +145,8 @@ class PastJob:
         start_seconds: from the begin of a shard's task to that of its computation, mostly the start of Spark; None if
             it is not known.
         reported: money that its calls said that they cost.
+        shards: how many it had.
+        slots: how many threads or Spark tasks ran at once; 0 if it is not known.
     """
 
     speed: UdfSpeed
@@ -147,6 +154,13 @@ class PastJob:
     runner: str | None = None
     start_seconds: float | None = None
     reported: float = 0.0
+    shards: int = 1
+    slots: int = 0
+
+    @property
+    def seconds_beside(self) -> float:
+        """The seconds for each shard in which no slot computed, mostly the start of Spark."""
+        return max(self.seconds - self.speed.seconds / min(self.slots, self.speed.rows), 0.0) / self.shards
 
     def cost_per_row(self, declared: float | None) -> float | None:
         """Return what a row cost: by what calls reported, or as the UDFs declare of rows that were called."""
@@ -175,7 +189,9 @@ def read_history(checkpoints: Storage, described: Mapping[str, Any], most: int =
                 start = ended.get("start_seconds", stages.get("spark"))
                 started = float(start) if isinstance(start, (int, float)) else None
                 paid = Usage.from_json(result.get("usage") if isinstance(result, Mapping) else None).cost
-                found.append(PastJob(speed, sum(stages.values()), ended.get("runner"), started, paid))
+                runner, shards = ended.get("runner"), max(int(record.get("shards", 1)), 1)
+                slots = int(ended.get("slots", runner == "inline"))  # records of before are without
+                found.append(PastJob(speed, sum(stages.values()), runner, started, paid, shards, slots))
             if len(found) == most:
                 break
     return found

@@ -325,7 +325,7 @@ def _job(
     if job.open:
         left = estimate_time_left(shards, chosen.get("expected") or {}, job.runner != "inline", now)
         if asked is not None:
-            left = TimeLeft(0.0, f"waits until it is approved and its first task starts: {asked}")
+            left = TimeLeft(0.0, f"waits until it is approved and its first task starts: {asked}", waits=True)
         elif heartbeat is not None and (silent := heartbeat.silent_for(now)):
             left = TimeLeft(0.0, f"no process has given a sign of life for {format_duration(silent)}")
         job = replace(job, time_left=left)

@@ -24,10 +24,12 @@ class TimeLeft:
     Args:
         seconds: with all that is known; at least so many if something is `unknown`.
         unknown: what is not known, as the end of a sentence; "" if nothing.
+        waits: whether nothing computes until a person approves it, or a service answers.
     """
 
     seconds: float
     unknown: str = ""
+    waits: bool = False
 
     def __str__(self) -> str:
         if not self.unknown:
@@ -82,7 +84,9 @@ def estimate_time_left(
     unknown = f"{counted(unmeasured, 'row')}, and how long one takes is not known yet" if unmeasured else ""
     if submitted := sum(shard.rows_submitted for shard in shards):
         unknown = f"{counted(submitted, 'row')} with the service, which says when it answers"
-    return TimeLeft(max(max(at_work), (sum(at_work) + queued) / width), unknown)
+    works = [shard for shard in shards if shard.stage in (STARTING, "applying", "committing")]
+    waits = bool(submitted) and all(shard.rows_submitted for shard in works)
+    return TimeLeft(max(max(at_work), (sum(at_work) + queued) / width), unknown, waits)
 
 
 def _slower(shard: ShardStatus, before: float) -> float:

@@ -20,8 +20,8 @@ from airflow_geneva.pages.jobs import JobsPage, list_jobs
 from airflow_geneva.pages.tables import ColumnRow, CountCache, describe_table, freshness
 from airflow_geneva.plan.freshness import NEVER, STALE, UP_TO_DATE
 
-COUNTING, UNKNOWN, RUNNING, PLAIN = "counting", "unknown", "running", "table"
-_WORST_FIRST = (UNKNOWN, RUNNING, STALE, NEVER, UP_TO_DATE)
+COUNTING, UNKNOWN, RUNNING, WAITING, PLAIN = "counting", "unknown", "running", "waiting", "table"
+_WORST_FIRST = (UNKNOWN, RUNNING, WAITING, STALE, NEVER, UP_TO_DATE)
 _KEPT_SECONDS = 60.0
 _CARDS = CountCache(kept_seconds=_KEPT_SECONDS)
 
@@ -46,7 +46,7 @@ class TableCard:
     def state_of(self, item: ColumnRow) -> str:
         job = (self.jobs or {}).get(item.name)
         if job is not None and job.open:
-            return RUNNING
+            return WAITING if job.time_left is not None and job.time_left.waits else RUNNING
         return item.standing.state if item.standing else UNKNOWN
 
     @property

@@ -138,7 +138,7 @@ class _JobSpec(ABC):
     def most_rows(self) -> int | None:
         """Most rows that the UDF may run on, by `max_rows` and by what `max_cost` pays for; None: any number."""
         paid = self.sizing.max_cost is not None and self.cost_per_row > 0
-        by_cost = [max(int((self.sizing.max_cost or 0.0) / self.cost_per_row + 1e-9), 1)] if paid else []
+        by_cost = [int((self.sizing.max_cost or 0.0) / self.cost_per_row + 1e-9)] if paid else []
         return min([*by_cost, *([self.sizing.max_rows] if self.sizing.max_rows is not None else [])], default=None)
 
     def with_source_paths(self, text: str) -> str:

@@ -255,7 +255,7 @@ def cap_rows(plan: Plan) -> Plan:
     """Cut a plan to ``max_rows`` rows that the UDF runs on, or to what ``max_cost`` pays for; checkpoints do not count.
 
     Raises:
-        InvalidInput: there is a ``max_cost``, and no price.
+        InvalidInput: there is a ``max_cost``, and no price, or it does not pay for one row.
     """
     work = plan.work
     if work.sizing.max_cost is not None and not (work.sizing.price_per_slot_hour or work.cost_per_row):
@@ -265,6 +265,11 @@ def cap_rows(plan: Plan) -> Plan:
     most = work.most_rows
     if most is None or plan.rows_to_run <= most:
         return plan
+    if not most:
+        raise InvalidInput(
+            f"max_cost={work.sizing.max_cost:g} does not pay for one row of {work.target}, which costs "
+            f"{work.cost_per_row:g} by @udf(cost=...). Give at least that."
+        )
     kept, of_view = list[Shard](), isinstance(work, RefreshSpec)
     for shard in plan.shards:
         rows = shard.rows_to_run

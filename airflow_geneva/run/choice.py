@@ -97,6 +97,8 @@ def choose_runner(
 ) -> RunnerChoice:
     """Choose by the seconds that the same UDF versions took for a row in earlier jobs.
 
+    The time to load a model does not count, because each task on Spark loads it too.
+
     Args:
         below_seconds: compute jobs of fewer estimated seconds in this process; 0: none.
         try_new_code: begin in this process with UDF versions that never ran.
@@ -120,8 +122,9 @@ def choose_runner(
         why = f"no earlier job tells how long UDF version {work.describe()['udf_version']} takes"
         return RunnerChoice("inline" if try_new_code else "spark", why, below_seconds if try_new_code else None)
     speed = history[0].speed
-    seconds, size = speed.seconds_for(rows, plan.fragments_to_run), speed.bytes_for(rows)
-    estimate = f"about {seconds:,.1f} s for {counted(rows, 'row')}, by an earlier job"
+    (loading, seconds), size = speed.parts_for(rows, plan.fragments_to_run), speed.bytes_for(rows)
+    besides = f" besides {loading:,.1f} s of loading" if loading >= _LEAST_SECONDS else ""
+    estimate = f"about {seconds:,.1f} s for {counted(rows, 'row')}{besides}, by an earlier job"
     if size > work.sizing.task_memory_bytes:
         return RunnerChoice("spark", f"{estimate}, and {size / 2**20:,.0f} MiB of values are more than one task holds")
     if seconds >= below_seconds:

@@ -16,7 +16,7 @@ from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.commit.column import Candidate, ShardCommitter
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.job.folder import JobFolder
+from airflow_geneva.job.folder import APPLIED, COMMITTING, JobFolder
 from airflow_geneva.job.outbox import JOB_PROPERTY, find_commits
 from airflow_geneva.job.progress import ProgressReporter
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, Checked, ShardResult
@@ -220,9 +220,8 @@ class ColumnPublisher:
     def result(self, committed: Iterable[ShardResult]) -> BackfillResult:
         work, saved = self.work, self.saved
         there = {result.shard: result for result in committed}
-        results = there.values()
+        results = [there.get(index) or self._begun(index) for index in range(len(saved.shards))]
         left = sum(result.rows_left for result in results)
-        missing = sum(shard["rows"] for index, shard in enumerate(saved.shards) if index not in there)
         reasons = sorted({reason for result in results for _, reason in result.left_reasons})
         capped = (work.cap_note,) if work.rows_beyond else ()
         commits = tuple(find_commits(self.location.open(), work.version, [work.job_id]))
@@ -233,11 +232,21 @@ class ColumnPublisher:
             rows_reused=sum(result.rows_reused for result in results),
             rows_skipped=saved.rows_skipped,
             rows_failed=sum(result.rows_failed for result in results),
-            rows_left=left + missing + work.rows_beyond,
+            rows_left=left + work.rows_beyond,
             version=max(commits, default=work.version),
             from_version=work.version,
             commits=commits,
             notes=(*saved.notes, *capped, *(f"left for the next run: {reason}" for reason in reasons)),
+        )
+
+    def _begun(self, shard: int) -> ShardResult:
+        """Return what a shard has made visible whose commit did not end."""
+        status = JobFolder.of(self.location.checkpoints, self.work.job_id).read_shard(self.saved.fingerprint, shard)
+        visible = int((status.get(COMMITTING) or {}).get("rows_committed", 0))
+        computed = min(visible, int((status.get(APPLIED) or {}).get("rows_run", 0)))
+        rows = int(self.saved.shards[shard]["rows"])
+        return ShardResult(
+            shard, self.saved.fingerprint, computed, visible - computed, rows_left=max(rows - visible, 0)
         )
 
 

@@ -152,13 +152,10 @@ def apply_and_commit(
     """Apply and commit one shard; what ``on_rows`` raises ends an inline computation."""
     folder = job.folder
     with folder.recording_failure(job.saved.fingerprint, shard.index):
-        with writing_heartbeats(folder.storage, "apply"):
+        with watch.timing("apply"), writing_heartbeats(folder.storage, "apply"):
             job.apply(shard, udfs, on_rows)
-        watch.lap("apply")
-        with writing_heartbeats(folder.storage, "commit"):
-            result = job.commit(shard)
-        watch.lap("commit")
-    return result
+        with watch.timing("commit"), writing_heartbeats(folder.storage, "commit"):
+            return job.commit(shard)
 
 
 class PlannedJob:
@@ -375,7 +372,9 @@ class PlannedJob:
         result = result.with_failures(errors) if result.state == FAILED else result
         about: dict[str, Any] = {} if self.choice is None else self.choice.describe()
         if speed.rows:
-            about["speed"] = speed.to_json()
+            sizing = self.work.sizing
+            tasks = 1 if about.get("runner") == "inline" else sizing.concurrency
+            about |= {"speed": speed.to_json(), "slots": tasks * sizing.intra_applier_concurrency}
         starts = [document["start_seconds"] for document in self.applied if document.get("start_seconds")]
         if starts:
             about["start_seconds"] = round(sum(starts) / len(starts), 3)

@@ -150,7 +150,10 @@ def _call(compute: Callable[[pa.RecordBatch], MappedBatch], batch: pa.RecordBatc
         try:
             mapped = compute(batch)
             values, rows = mapped.values, batch.num_rows
-            errors = {failure.index: f"{failure.exception}: {failure.message}" for failure in mapped.failures}
+            errors = {
+                failure.index: f"{failure.exception.removeprefix('builtins.')}: {failure.message}"
+                for failure in mapped.failures
+            }
         except UdfError as error:
             at, message = error.row_index, str(error).partition("\n")[0]
             rows = batch.num_rows if at is None else at + 1

@@ -419,6 +419,11 @@ def test_a_database_tells_how_its_tables_stand_and_what_is_computed_from_what(re
     assert states_of(page)["docs"] == "running"
     assert re.search(r"40 rows/s, about \d s left", text_of(page))
     assert job_id in page
+    folder = JobFolder.of(table.location.checkpoints, job_id)
+    for shard in (0, 1):
+        folder.update_shard(PRINT, shard, applying=None, committing=None, submitted={"batch": 500})
+    page = whole(reader, f"{path}/live")
+    assert (states_of(page)["docs"], "<h2>Running" in page, "<h2>Waiting" in page) == ("waiting", False, True)
 
 
 def whole(reader: Get, path: str) -> str:

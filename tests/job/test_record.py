@@ -185,11 +185,21 @@ def test_a_job_that_waits_for_a_person_says_so_and_is_not_dead_after_a_weekend(f
     beat(folder, started, "plan", over=True)
     waiting = read(folder, now=started + 3 * WAITING_TIMEOUT)
     assert (waiting.open, waiting.state, waiting.seconds_left) == (True, "PENDING", None)
+    assert waiting.time_left is not None
+    assert waiting.time_left.waits
     assert "  waits until it is approved and its first task starts: rows 180 is above 100" in waiting.lines()
     assert read(folder, now=started + APPROVAL_TIMEOUT + 25).dead
     folder.update_shard(PRINT, 0, started={"at": started + 10})
     approved = read(folder, now=started + 13)
     assert (approved.state, approved.seconds_left) == ("RUNNING", 41.0)
+    folder.update_shard(PRINT, 0, submitted={"batch": 30})
+    asked = read(folder, now=started + 13).time_left
+    assert asked is not None
+    assert (asked.waits, asked.unknown) == (True, "30 rows with the service, which says when it answers")
+    folder.update_shard(PRINT, 1, started={"at": started + 10})
+    asked = read(folder, now=started + 13).time_left
+    assert asked is not None
+    assert not asked.waits
     assert read(folder, now=started + WAITING_TIMEOUT + 25).dead
 
 

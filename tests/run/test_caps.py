@@ -173,5 +173,8 @@ def test_a_cost_without_a_price_and_a_wrong_cap_are_refused(make_table: MakeTabl
     table = defined(make_table, triple)
     with pytest.raises(InvalidInput, match="max_cost needs a price"):
         table.backfill("y", udf=triple, max_cost=1.0)
+    table.alter_columns({"y": slow})
+    with pytest.raises(InvalidInput, match=r"max_cost=1.9 does not pay for one row of docs.y, which costs 2 "):
+        table.plan_backfill("y", max_cost=1.9)
     with pytest.raises(InvalidInput, match="max_rows=0"):
         table.backfill("y", udf=triple, max_rows=0)

@@ -69,8 +69,8 @@ def test_the_estimate_has_the_first_call_once_which_loads_a_model_and_the_other_
 
 def test_of_a_single_call_all_may_be_the_loading_or_the_rows() -> None:
     speed = UdfSpeed(10, 3.1, 3.0, 10, 80)
-    assert speed.seconds_for(5) == 3.0
-    assert speed.seconds_for(100) == 30.0
+    assert (speed.seconds_for(5), speed.parts_for(5)) == (3.0, (1.5, 1.5))
+    assert (speed.seconds_for(100), speed.parts_for(100)) == (30.0, (0.0, 30.0))
 
 
 @pytest.mark.parametrize("document", [None, "fast", {}, {"rows": "many"}, {"rows": 1, "seconds": None}])
@@ -81,8 +81,10 @@ def test_a_damaged_record_is_no_history(document: object) -> None:
 @pytest.mark.parametrize(
     ("speed", "runner", "why"),
     [
-        (UdfSpeed(110, 1.5, 0.5, 10, 800), "inline", "about 0.9 s for 50 rows"),
-        (UdfSpeed(110, 12.0, 11.0, 10, 800), "spark", "inline_below_seconds is 10"),
+        (UdfSpeed(110, 1.5, 0.5, 10, 800), "inline", "about 0.5 s for 50 rows, by"),
+        (UdfSpeed(110, 31.0, 30.0, 10, 800), "inline", "about 0.5 s for 50 rows besides 29.9 s of loading"),
+        (UdfSpeed(500, 90.0, 90.0, 500, 800), "inline", "about 9.0 s for 50 rows besides 81.0 s of loading"),
+        (UdfSpeed(110, 40.0, 10.0, 10, 800), "spark", "inline_below_seconds is 10"),
         (UdfSpeed(110, 101.0, 1.0, 10, 800), "spark", "about 50.0 s for 50 rows"),
         (UdfSpeed(100, 1.0, 0.5, 10, 100 * 2**22), "spark", "200 MiB of values"),
     ],

@@ -138,9 +138,11 @@ def test_a_rule_about_rows_stops_the_commit_group_and_one_about_the_column_stops
     table = make_table(40, per_fragment=10)
     table.add_columns({"y": tens(expect.between(0, 250))})
     with pytest.raises(JobFailed) as stopped:
-        table.backfill("y", runner="inline", commit_granularity=1, shard_size=2)
-    assert stopped.value.result is not None
-    assert len(stopped.value.result.commits) == 2
+        table.backfill("y", runner="inline", commit_granularity=1, shard_size=3)
+    result = stopped.value.result
+    assert result is not None
+    assert (result.rows_computed, result.rows_left, len(result.commits)) == (20, 20, 2)
+    assert {"plan", "apply", "commit"} == set(result.seconds)
     assert newest_job(table).rows_committed == 20
 
     table.alter_columns({"y": tens(expect.between(0, 250), expect.max_null_fraction(0.5))})

@@ -163,7 +163,10 @@ def test_a_table_is_read_in_part(make_table: MakeTable) -> None:
 def test_one_column_feeds_another_and_both_are_filled_in_one_call(make_table: MakeTable) -> None:
     table = make_table(5)
     table.add_columns({"n": plus, "m": (plus, ["n"])})
-    first, second = table.backfill(["n", "m"], runner="inline")
+    results = table.backfill(["n", "m"], runner="inline")
+    first, second = results
+    assert f"\nn: {first}\nm: {second}" in repr(results)
+    assert "n: DONE: 5 rows computed" in results._repr_html_()
     assert (first.rows_computed, second.rows_computed) == (5, 5)
     assert table.to_arrow()["m"].to_pylist() == [2, 3, 4, 5, 6]
     with pytest.raises(InvalidInput, match="'typo' is not defined"):
