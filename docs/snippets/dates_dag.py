@@ -19,6 +19,7 @@ with DAG(
     start_date=datetime(2026, 1, 1, tzinfo=timezone.utc),
     catchup=False,
     max_active_runs=1,
+    default_args={"retries": 2},
 ) as dag:
     BackfillTaskGroup(table="events", column="embedding", where=where)
 # --8<-- [end:example]
