@@ -424,6 +424,7 @@ def test_a_database_tells_how_its_tables_stand_and_what_is_computed_from_what(re
         folder.update_shard(PRINT, shard, applying=None, committing=None, submitted={"batch": 500})
     page = whole(reader, f"{path}/live")
     assert (states_of(page)["docs"], "<h2>Running" in page, "<h2>Waiting" in page) == ("waiting", False, True)
+    assert "RUNNING 1,000 rows with the service, which says when it answers" in " ".join(text_of(page).split())
 
 
 def whole(reader: Get, path: str) -> str:
