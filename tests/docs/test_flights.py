@@ -89,7 +89,7 @@ def test_the_values_are_those_of_pandas_and_the_counts_are_true(tmp_path: Path, 
     table, plan, several, of_view, head, again, database = (data for cell in results for data in cell)
     assert f"{count:,} rows, version 1" in table["text/html"]
     assert f"{count:,} pending, 0 with nothing to do" in plan["text/html"]
-    assert several["text/plain"].count(f"<DONE: {count:,} rows computed") == len(main.columns) - 1
+    assert several["text/plain"].count(f": DONE: {count:,} rows computed") == len(main.columns) - 1
     assert "computed by AirlineName(carrier)" in of_view["text/html"]
     assert head["text/html"].count("<tr") == 1 + 5
     assert (
