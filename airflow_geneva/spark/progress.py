@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, nextafter
 from typing import TYPE_CHECKING
 
 from airflow_geneva import errors
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airflow_geneva.spark.tasks import TaskSpec
 
 TASK = "task-"
-FAILURE = "failure"
+FAILURE, ENDED = "failure", "ended"
 _TASK_REPORT_SECONDS = 2.0
 _WATCHED_SECONDS = 0.5
 _ASK_SECONDS = 0.1
@@ -57,7 +57,7 @@ class Allowances:
             more = min(spent[task] + left / max(tasks, len(running)) - given, free)
             if more > 0:
                 free -= more
-                given += more
+                given = max(given + more, nextafter(given, inf))
             self.given[task] = given
 
 
@@ -139,6 +139,7 @@ class ProgressCollector:
         skipped: Counter[int] = Counter()
         begun: dict[int, int] = {}
         spent: dict[int, float] = {}
+        running: list[int] = []
         usage = self.used_before
         for name in self.progress.list_files():
             document = self.progress.read_document(name) if name.startswith(TASK) else None
@@ -154,6 +155,8 @@ class ProgressCollector:
             failed += document["rows_failed"]
             used = Usage.from_json(document.get("usage"))
             spent[task], usage = used.cost, usage + used
+            if not document.get(ENDED):
+                running.append(task)
             skipped.update({int(rule): given_up for rule, given_up in document["skipped"].items()})
             if failure := document.get(FAILURE):
                 kind, message = failure
@@ -173,7 +176,6 @@ class ProgressCollector:
             self.count.check(skipped)
             if not now:
                 self.caps.see(rows, seconds, usage.cost)
-                running = [task for task, left in begun.items() if left]
                 self._allow(spent, running, min(self.slots, len(running) + len(waiting)), usage.cost)
         except (UdfError, CapReached) as stop:
             self._stop(stop)

@@ -29,7 +29,7 @@ from airflow_geneva.run.units import Unit, UnitReport, group_units
 from airflow_geneva.spark import local
 from airflow_geneva.spark.code import planned_archives, send_archives, send_code
 from airflow_geneva.spark.connect import is_connect
-from airflow_geneva.spark.progress import FAILURE, TASK, Allowance, ProgressCollector, report_seconds
+from airflow_geneva.spark.progress import ENDED, FAILURE, TASK, Allowance, ProgressCollector, report_seconds
 from airflow_geneva.spark.signs import DriverLost, DriverSigns
 from airflow_geneva.spark.submit import BLAS_VARIABLES, SERVICE_VARIABLES
 from airflow_geneva.storage.files import Storage
@@ -289,7 +289,7 @@ class _GroupRunner:
 
                 reports = run_units(run, units, reporter, task_spec.work.sizing.intra_applier_concurrency)
             reports.append(do.rest())
-            reporter.tick(force=True)
+            write({**reporter.document(), ENDED: True})
         except DriverLost as lost:
             write({**reporter.document(), FAILURE: [StorageError.__name__, str(lost)]})
             return []

@@ -84,6 +84,9 @@ def test_tasks_call_no_more_than_the_cap_on_reported_cost_pays(spark: object, tm
     assert (result.state, result.usage.cost) == ("PARTIAL", len(seen(log)))
     assert 300 <= len(seen(log)) <= 300 + 2, "a call is in flight in each of two slots"
     assert result.rows_computed == table.count_rows("y IS NOT NULL") == len(seen(log))
+    assert table.backfill("y", runner="spark", max_cost=5_000.0, task_size=500).state == "DONE"
+    table.add(pa.table({"x": [1], "log": [log]}))
+    assert table.backfill("y", runner="spark", max_cost=5_000.0).state == "DONE", "a task waits after its last row"
 
 
 def test_waiting_for_spark_is_not_told_as_planning(
