@@ -47,7 +47,8 @@ class _SentenceEmbeddings:
         if not given:
             return filled([], at, len(texts), self.dimensions)
         if self.model == WORDLLAMA:
-            found = self.loaded.embed(given, norm=self.normalize)
+            # It pads each batch to its longest text, so its default of 64 computes more padding than this.
+            found = self.loaded.embed(given, norm=self.normalize, batch_size=32)
         else:
             found = self.loaded.encode(given, normalize_embeddings=self.normalize, show_progress_bar=False)
         return filled(found, at, len(texts), self.dimensions)
