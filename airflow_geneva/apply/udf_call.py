@@ -9,13 +9,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva import limits
 from airflow_geneva.apply.advice import lacks_access, may_pass, null_inputs
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.display import counted
@@ -31,9 +29,7 @@ if TYPE_CHECKING:
     from airflow_geneva.udf import UDF
 
 _MESSAGE_CHARS = 2_000
-_NOT_USERS = tuple(
-    str(folder) for folder in (Path(__file__).parent, Path(limits.__file__).parent, Path(asyncio.__file__).parent)
-)
+_NOT_USERS = ("airflow_geneva.apply.", "airflow_geneva.limits.", "asyncio.")
 _TRACEBACK_CHARS = 8_000
 
 
@@ -298,7 +294,7 @@ def call_failure_of(error: UdfError, rules: Rules) -> CallFailure:
 def users_frames(error: Exception) -> TracebackType | None:
     """Return the frames of an exception from the UDF's first one."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_NOT_USERS):
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(_NOT_USERS):
         trace = trace.tb_next
     return trace
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -233,5 +234,28 @@ def test_a_temporary_folder_with_a_space_does_not_break_the_launcher(tmp_path: P
 
 def test_what_travels_to_workers_is_the_package_and_nothing_else() -> None:
     names = zipfile.ZipFile(io.BytesIO(package_zip())).namelist()
-    assert "airflow_geneva/spark/tasks.py" in names
-    assert [name for name in names if not name.endswith(".py")] == []
+    assert {"airflow_geneva/spark/tasks.py", "airflow_geneva/spark/tasks.pyc"} <= set(names)
+    assert [name for name in names if not name.endswith((".py", ".pyc"))] == []
+
+
+@pytest.mark.parametrize("same_python", [True, False])
+def test_workers_import_compiled_modules_and_read_the_source_under_another_python(
+    tmp_path: Path, same_python: bool
+) -> None:
+    data = package_zip()
+    if not same_python:
+        with zipfile.ZipFile(io.BytesIO(data)) as given, zipfile.ZipFile(tmp_path / "code.zip", "w") as other:
+            for name in given.namelist():
+                other.writestr(name, (b"????" if name.endswith("c") else b"") + given.read(name))
+    else:
+        (tmp_path / "code.zip").write_bytes(data)
+    script = "import airflow_geneva.errors as a; print(a.__file__, a.InvalidInput.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'code.zip')!r}); {script}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    file, name = done.stdout.split()
+    assert name == "InvalidInput"
+    assert file == str(tmp_path / "code.zip/airflow_geneva" / ("errors.pyc" if same_python else "errors.py"))
