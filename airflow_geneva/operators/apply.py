@@ -58,9 +58,9 @@ from airflow_geneva.spark.connect import check_demands, open_try
 from airflow_geneva.spark.installation import java_environment
 from airflow_geneva.spark.submit import (
     APPLICATION,
-    BLAS_VARIABLES,
     CREDENTIALS,
     HOW_TO_CONNECT,
+    THREAD_VARIABLES,
     Resources,
     Scratch,
     SparkMaster,
@@ -289,7 +289,7 @@ class ApplyOperator(SparkSubmitOperator):
         scratch: Scratch,
         binary: str,
     ) -> dict[str, str]:
-        threads = {**dict.fromkeys(BLAS_VARIABLES, "1"), **given}
+        threads = {**dict.fromkeys(THREAD_VARIABLES, "1"), **given}
         environment = driver_environment(os.environ, master, options, threads)
         environment = find_spark_submit(binary, scratch.environment(environment))
         if "JAVA_HOME" not in given:

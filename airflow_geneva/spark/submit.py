@@ -22,7 +22,14 @@ APPLICATION = Path(__file__).parent / "application" / "main.py"
 CREDENTIALS = "AIRFLOW_GENEVA_STORAGE_OPTIONS"
 """The environment variable that passes the storage options to the driver, as JSON."""
 
-BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+THREAD_VARIABLES = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "RAYON_NUM_THREADS",  # of tokenizers and other libraries in Rust
+)
+"""How many threads a library starts: one for each task, because the tasks share the cores."""
 
 SERVICE_VARIABLES = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
 """Environment variables of a model service, which the driver gets, and each task of it on an executor."""
@@ -217,7 +224,7 @@ class Scratch:
 
 
 def session_settings(driver_here: bool = False) -> dict[str, str]:
-    """Spark settings of a session: quiet, one BLAS thread per task, to share the cores, and a UI that stops nothing.
+    """Spark settings of a session: quiet, one thread of a library per task, and a UI that stops nothing.
 
     Args:
         driver_here: the driver runs on this machine, maybe beside many, so its UI takes any free port.
@@ -225,6 +232,6 @@ def session_settings(driver_here: bool = False) -> dict[str, str]:
     settings = {"spark.log.level": "WARN", "spark.ui.showConsoleProgress": "false", "spark.ui.killEnabled": "false"}
     if driver_here:
         settings["spark.ui.port"] = "0"
-    for name in BLAS_VARIABLES:
+    for name in THREAD_VARIABLES:
         settings[f"spark.executorEnv.{name}"] = "1"
     return settings

@@ -31,7 +31,7 @@ from airflow_geneva.spark.code import planned_archives, send_archives, send_code
 from airflow_geneva.spark.connect import is_connect
 from airflow_geneva.spark.progress import ENDED, FAILURE, TASK, Allowance, ProgressCollector, report_seconds
 from airflow_geneva.spark.signs import DriverLost, DriverSigns
-from airflow_geneva.spark.submit import BLAS_VARIABLES, SERVICE_VARIABLES
+from airflow_geneva.spark.submit import SERVICE_VARIABLES, THREAD_VARIABLES
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.error_policy import Policy
@@ -245,7 +245,7 @@ class _GroupRunner:
 
     def __call__(self, group: int) -> bytes:
         # Of a server nothing else could set them; it is early enough for what the UDF imports.
-        for name in BLAS_VARIABLES:
+        for name in THREAD_VARIABLES:
             os.environ.setdefault(name, "1")
         os.environ.update(self.task_spec.services)
         return pickle.dumps(self._run(group))
