@@ -212,6 +212,9 @@ def start_stack(
         # How soon Airflow notices that the process of a task has ended, also when an orphan still holds its pipes.
         "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
         "AIRFLOW__WORKERS__SOCKET_CLEANUP_TIMEOUT": "1",
+        # A worker sends a request again that is not answered in time (5 s), and Airflow carries out both, even when the
+        # first comes last: a task that has succeeded becomes a running one again, and fails.
+        "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
         **extra,
     }
     stack = Stack(home, database, url, environment)
