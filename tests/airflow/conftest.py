@@ -35,6 +35,7 @@ UDFS = '''
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -108,8 +109,8 @@ class Later:
 
     def poll(self, handle: str) -> bool:
         with (FOLDER / "polls").open("a") as polls:
-            polls.write(handle + "\\n")
-        return (FOLDER / "polls").read_text().split().count(handle) > 2
+            polls.write(" ".join([handle, os.environ.get("OPENAI_API_KEY", "none")]) + "\\n")
+        return (FOLDER / "polls").read_text().count(handle) > 2
 
     def fetch(self, handle: str) -> list[int]:
         return [len(text) for text in (FOLDER / handle).read_text().split()]

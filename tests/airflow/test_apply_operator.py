@@ -333,12 +333,15 @@ def test_the_wait_for_a_batch_api_is_in_the_triggerer(desk: Desk, monkeypatch: p
         return TimeDeltaTrigger(delta)
 
     monkeypatch.setattr("airflow_geneva.operators.apply.TimeDeltaTrigger", trigger)
+    monkeypatch.setenv("AIRFLOW_CONN_SERVICE", '{"conn_type": "openai", "password": "planted"}')
     desk.append("ab")
     desk.define(n="Later")
-    run = Driver.trigger(make_dag(desk)).go()
+    run = Driver.trigger(make_dag(desk, openai_conn_id="service")).go()
     assert run.state == "success", run.errors
     assert desk.values() == dict.fromkeys(desk.values(), 3)
     assert desk.calls() == sorted(desk.values())
     assert [run.tries("backfill.shards.apply", shard) for shard in (0, 1)] == [1, 1]
     # After the submission, and after two looks.
     assert waits == [0.2] * 6
+    # A task that is woken has the key, as the one that submitted had.
+    assert {line.split()[1] for line in (desk.folder / "polls").read_text().splitlines()} == {"planted"}
