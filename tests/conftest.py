@@ -8,6 +8,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.airflow_databases import connection_to, database_named, migrate
+from tests.support.java_classes import JAVA_OPTIONS, archive_classes
 from tests.support.scratch import SCRATCH
 
 if TYPE_CHECKING:
@@ -36,14 +38,8 @@ def pytest_collection_finish() -> None:
 
 DATABASE = database_named("airflow")
 
-# No JVM of a test lives long enough for its second compiler and its parallel collector to be worth their time, and
-# Spark's classes need no verification.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-SPARK_CONF = SCRATCH / "spark-conf"
-SPARK_CONF.mkdir()
-(SPARK_CONF / "spark-defaults.conf").write_text(
-    "".join(f"spark.{side}.defaultJavaOptions {JAVA_OPTIONS}\n" for side in ("driver", "executor"))
-)
+# The processes of a test run share what is here, the processes of its tests too.
+CLASSES = Path(os.environ.setdefault("GENEVA_TESTS_CLASSES", str(SCRATCH / "spark.jsa")))
 
 # Airflow reads these while it is imported, so they are set before any test can import it. Nothing of the user's own
 # Airflow, Spark or Python path reaches a test.
@@ -67,7 +63,7 @@ os.environ.update(
         "MKL_NUM_THREADS": "1",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_CONF_DIR": str(SPARK_CONF),
+        "SPARK_SUBMIT_OPTS": f"{JAVA_OPTIONS} -XX:SharedArchiveFile={CLASSES}",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     }
 )
@@ -119,12 +115,13 @@ def make_table(tmp_path: Path) -> MakeTable:
 
 
 @pytest.fixture(scope="session")
-def java_home() -> str:
+def java_home() -> Iterator[str]:
     """Java for Spark in this process's environment, whatever the machine has."""
     from airflow_geneva.spark.installation import java_environment
 
     os.environ.update(java_environment(SCRATCH / "java"))
-    return os.environ["JAVA_HOME"]
+    with archive_classes(CLASSES) if "PYTEST_XDIST_WORKER" in os.environ else nullcontext():
+        yield os.environ["JAVA_HOME"]
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,6 @@ def master(java_home: str, bare_python: str, tmp_path_factory: pytest.TempPathFa
         "JAVA_HOME": java_home,
         "SPARK_HOME": str(SPARK),
         "PYSPARK_PYTHON": bare_python,
-        "SPARK_CONF_DIR": os.environ["SPARK_CONF_DIR"],
         "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
@@ -112,7 +111,7 @@ def submit(master: str, python: str, folder: Path, saved: object, job: str, code
         command += ["--conf", f"{name}={value}"]
     command += [str(APPLICATION), "--job", job, "--fingerprint", saved.fingerprint, "--shard", "0"]  # type: ignore[attr-defined]
     command += ["--progress-seconds", "0.5"]
-    kept = ("PATH", "JAVA_HOME", "SPARK_CONF_DIR")
+    kept = ("PATH", "JAVA_HOME", "SPARK_SUBMIT_OPTS")
     environment = {**{name: os.environ[name] for name in kept}, "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=300)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4_000:]

@@ -180,10 +180,9 @@ def server_process(
     program = Path(sys.executable).with_name("airflow-geneva")
     command = [program, "spark-server", "--port", str(port), "--master", "local[2]"]
     log = tmp_path_factory.mktemp("connect") / "log"
-    usual = Path(os.environ["SPARK_CONF_DIR"], "spark-defaults.conf").read_text()
     settings = {"enabled": "true", "dir": events.as_uri(), "compress": "false", "rolling.enabled": "false"}
     (log.parent / "spark-defaults.conf").write_text(
-        usual + "".join(f"spark.eventLog.{name} {value}\n" for name, value in settings.items())
+        "".join(f"spark.eventLog.{name} {value}\n" for name, value in settings.items())
     )
     environment = {**os.environ, "SPARK_CONF_DIR": str(log.parent)}
     with (
