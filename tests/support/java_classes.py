@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 # No JVM of a test lives long enough for its second compiler and its parallel collector to be worth their time, and
-# Spark's classes need no verification.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+# Spark's classes need no verification. A Java that cannot use the archive is not to print so.
+JAVA_OPTIONS = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
+    "-Xlog:disable"
+)
 
 _PROGRAM = """
 import os, subprocess, sys
@@ -35,7 +38,8 @@ session.stop()
 def archive_classes(archive: Path) -> Iterator[None]:
     """Have Java write the classes of a Spark session and a Connect server meanwhile, unless another process does.
 
-    A JVM ignores an archive that is not there yet, or that was made for another Java or Spark.
+    A JVM ignores an archive that is not there yet, or that was made for another class path: with a folder of Spark
+    settings, for example.
     """
     program = archive.with_suffix(".py")
     try:
