@@ -149,6 +149,7 @@ def test_the_driver_gets_an_allow_list_and_what_the_author_gives() -> None:
         "JAVA_HOME": "/java",
         "OPENAI_API_KEY": "model",
         "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1",
         "MODEL": "small",
     }
 
@@ -164,6 +165,7 @@ def test_a_local_master_runs_its_workers_on_the_python_of_the_task() -> None:
     assert driver_environment(WORKER, LOCAL, {}, {})["PYSPARK_PYTHON"] == sys.executable
     assert driver_environment(WORKER, LOCAL, {}, {})["SPARK_LOCAL_IP"] == "127.0.0.1"
     assert "PYSPARK_PYTHON" not in driver_environment(WORKER, YARN, {}, {})
+    assert driver_environment({**WORKER, "SPARK_SUBMIT_OPTS": "-Da=b"}, YARN, {}, {})["SPARK_SUBMIT_OPTS"] == "-Da=b"
     chosen = driver_environment({**WORKER, "PYSPARK_PYTHON": "/other"}, LOCAL, {}, {})
     assert chosen["PYSPARK_DRIVER_PYTHON"] == "/other"
 
