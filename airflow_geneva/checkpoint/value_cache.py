@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,21 +33,16 @@ class ValueCache:
     """The files of one code version, one for each flush of a task; the oldest go when they take too much.
 
     A file that is damaged or was removed counts as absent. What cannot be written is only logged.
-
-    Args:
-        room: bytes of values to keep in memory.
     """
 
-    def __init__(self, checkpoints: Storage, udf: str, version: str, kind: pa.DataType, room: int) -> None:
+    def __init__(self, checkpoints: Storage, udf: str, version: str, kind: pa.DataType) -> None:
         folder = f"{key_part(udf)}_ver-{key_part(version)}_type-{md5(str(kind))[:8]}"
         self.store = CheckpointStore(checkpoints.folder(FOLDER, folder))
         self.kind = kind
-        self.room = room
         self._files: dict[str, int] = {}
         self._keys = np.empty(0, _DIGEST)
         self._places = np.empty((0, 2), np.int64)
         self._names: list[str] = []
-        self._loaded: OrderedDict[int, pa.Array] = OrderedDict()
 
     def look(self) -> None:
         """Learn what other tasks have written since."""
@@ -77,29 +71,25 @@ class ValueCache:
 
     def find(self, keys: Sequence[bytes]) -> list[tuple[pa.Array, int] | None]:
         """Return for each key an array of values and the position in it, or None."""
+        found: list[tuple[pa.Array, int] | None] = [None] * len(keys)
         if not len(self._keys):
-            return [None] * len(keys)
+            return found
         wanted = np.array(keys, _DIGEST)
         at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
-        there = self._keys[at] == wanted
-        found: list[tuple[pa.Array, int] | None] = []
-        for place, known in zip(self._places[at].tolist(), there.tolist(), strict=True):
-            values = self._values(place[0]) if known else None
-            found.append(None if values is None else (values, place[1]))
+        there = np.flatnonzero(self._keys[at] == wanted)
+        files, rows = self._places[at[there]].T
+        for file in np.unique(files).tolist():
+            mine = np.flatnonzero(files == file)
+            try:
+                values = self.store.read(self._names[file], [_VALUE], rows[mine]).column(_VALUE)
+            except KeyError:
+                kept = self._places[:, 0] != file
+                self._keys, self._places = self._keys[kept], self._places[kept]
+                continue
+            values = convert_array(values, self.kind)
+            for number, place in enumerate(there[mine].tolist()):
+                found[place] = (values, number)
         return found
-
-    def _values(self, file: int) -> pa.Array | None:
-        if file in self._loaded:
-            self._loaded.move_to_end(file)
-            return self._loaded[file]
-        try:
-            values = convert_array(self.store[self._names[file]].column(_VALUE), self.kind)
-        except KeyError:
-            return None
-        self._loaded[file] = values
-        while len(self._loaded) > 1 and sum(part.nbytes for part in self._loaded.values()) > self.room:
-            self._loaded.popitem(last=False)
-        return values
 
     def write(self, keys: Sequence[bytes], values: pa.Array) -> int:
         """Write what others have not written yet; return how many of the values they have."""

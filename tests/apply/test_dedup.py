@@ -20,6 +20,7 @@ from airflow_geneva.apply.dedup import KnownValues
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.row_keys import row_keys
 from airflow_geneva.apply.udf_call import MappedBatch
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.checkpoint.value_cache import ValueCache
 from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import VALUES
@@ -208,7 +209,7 @@ def test_old_values_are_not_used_and_go_with_the_cleanup(
 
 def test_the_cache_keeps_to_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_geneva.checkpoint.value_cache.MOST_BYTES", 2_000)
-    writer, reader = (ValueCache(Storage.at(str(tmp_path)), "f", "1", pa.int64(), 1 << 20) for _ in range(2))
+    writer, reader = (ValueCache(Storage.at(str(tmp_path)), "f", "1", pa.int64()) for _ in range(2))
     for start in range(0, 1_000, 100):
         keys = [f"{number:016}".encode() for number in range(start, start + 100)]
         assert writer.write(keys, pa.array(range(start, start + 100))) == 0
@@ -219,6 +220,27 @@ def test_the_cache_keeps_to_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert newest[0][newest[1]].as_py() == 907
     assert reader.find([f"{7:016}".encode()]) == [None]
     assert sum(reader._files.values()) <= 2_000
+
+
+def test_a_file_of_the_cache_is_read_once_for_all_of_its_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ValueCache(Storage.at(str(tmp_path)), "f", "1", pa.int64())
+    every = [f"{number:016}".encode() for number in range(100)]
+    for start in range(0, 100, 10):
+        cache.write(every[start : start + 10], pa.array(range(start, start + 10)))
+    reads: list[str] = []
+    read = CheckpointStore.read
+    monkeypatch.setattr(CheckpointStore, "read", lambda self, key, *rest: reads.append(key) or read(self, key, *rest))
+    mixed = [every[7 * place % 100] for place in range(100)]
+    found = cache.find([*mixed, b"another one here"])
+    assert [None if one is None else one[0][one[1]].as_py() for one in found] == [*map(int, mixed), None]
+    assert len(reads) == 10
+    assert sum(one[0].nbytes for one in {id(one[0]): one for one in found if one}.values()) == 100 * 8
+    gone = cache.store.list_keys()[3]
+    cache.store.remove([gone])
+    assert sum(one is None for one in cache.find(every)) == 10
+    assert cache.write(every, pa.array(range(100))) == 90, "what is gone is stored again"
 
 
 def test_dedup_needs_a_deterministic_function() -> None:
