@@ -207,3 +207,36 @@ def test_credentials_are_never_shown(tmp_path: Path) -> None:
         str(db.location("t").checkpoints),
     ]
     assert not any("s3cr3t" in text for text in shown)
+
+
+@pytest.mark.parametrize("listed", [lambda folder: folder.list_files(), lambda folder: folder.list_folder("jobs")])
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: Callable[[Storage], Any]
+) -> None:
+    folder = Storage.at(str(tmp_path))
+    folder.write_json("jobs/a.json", {})
+    found = listed(folder)
+    assert "a.json" in str(found)
+    (tmp_path / "jobs").rename(tmp_path / "gone")
+    assert "jobs" not in str(listed(folder))
+    (tmp_path / "gone").rename(tmp_path / "jobs")
+    scan = os.scandir
+
+    def out_of_reach(path: str) -> Any:
+        if str(path).endswith("jobs"):
+            raise OSError(24, "Too many open files", path)
+        return scan(path)
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match=r"Cannot list .*Too many open files"):
+        patch.setattr(os, "scandir", out_of_reach)
+        listed(folder)
+    assert listed(folder) == found
+
+
+def test_a_document_can_be_read_by_those_who_can_read_the_table(tmp_path: Path) -> None:
+    former = os.umask(0o022)
+    try:
+        Storage.at(str(tmp_path)).write_json("plan.json", {})
+    finally:
+        os.umask(former)
+    assert (tmp_path / "plan.json").stat().st_mode & 0o777 == 0o644
