@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_unavailable
 from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, fragment_files, open_fragment, row_ids
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.table_versions import read_transaction
@@ -43,7 +43,9 @@ def read_commit(dataset: lance.LanceDataset, version: int) -> Commit:
     try:
         with engine_errors():
             transaction = read_transaction(dataset, version)
-    except EngineError:
+    except EngineError as error:
+        if is_unavailable(error):
+            raise
         return Commit(version, gone=True)
     if transaction is None:
         return Commit(version)

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, cast
 
 from airflow_geneva.errors import InvalidInput, StorageError, TableRemade
 from airflow_geneva.faults import fault_point
-from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_engine_error, is_failure
+from airflow_geneva.lance_io.engine_errors import (
+    EngineError,
+    engine_errors,
+    is_engine_error,
+    is_failure,
+    is_unavailable,
+)
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 
@@ -93,7 +99,9 @@ def open_version_or_none(dataset: lance.LanceDataset, version: int) -> lance.Lan
     try:
         with engine_errors():
             return dataset.checkout_version(version)
-    except EngineError:
+    except EngineError as error:
+        if is_unavailable(error):
+            raise
         return None
 
 
