@@ -110,7 +110,7 @@ class Packs:
     def drop(self, keys: Collection[str]) -> None:
         """Rewrite packs without some of their documents."""
         self.look()
-        for name in self.names:
+        for name in list(self.names):
             if not set(keys_of_pack(self.storage, name)).isdisjoint(keys):
                 values = self.values(name)
                 rest = {key: value for key, value in values.items() if key not in keys}

@@ -84,8 +84,8 @@ def _type_of(annotation: Any) -> pa.DataType | None:
     if len(members) != 1:
         return None
     annotation = members[0]
-    if typing.get_origin(annotation) is list:
-        item = _type_of(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) is list and (items := typing.get_args(annotation)):
+        item = _type_of(items[0])
         return None if item is None else pa.list_(item)
     if isinstance(annotation, type):
         if issubclass(annotation, np.generic):

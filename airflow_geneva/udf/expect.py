@@ -157,7 +157,7 @@ def check_expectations(given: Any, kind: pa.DataType) -> tuple[Expectation, ...]
         try:
             if not one.needs_function:
                 one.judge(pa.table({"value": pa.array([], kind)}))
-        except (pa.ArrowException, TypeError) as error:
+        except (pa.ArrowException, TypeError, OverflowError) as error:
             raise InvalidInput(f"{one} cannot be checked on values of type {kind}: {error}") from error
     return tuple(_told_apart(found))
 

@@ -236,6 +236,8 @@ def test_of_blobs_is_known_which_have_no_value(make_table: MakeTable, trace: Tra
 def test_a_rule_must_fit_the_type_and_is_no_part_of_the_version() -> None:
     with pytest.raises(InvalidInput, match="cannot be checked on values of type"):
         tens(expect.between("a", "b"))
+    with pytest.raises(InvalidInput, match="cannot be checked on values of type"):
+        tens(expect.between(0, 2**70))
     with pytest.raises(InvalidInput, match=r"cannot be checked on blobs, only not_null\(\) and max_null_fraction"):
         udf(data_type=lance.blob_field("b").type, expect=expect.in_set(["a"]))(lambda x: b"")
     with pytest.raises(InvalidInput, match="level"):

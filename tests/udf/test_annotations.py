@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import functools
+import typing
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TypeVar, Union
 
@@ -237,6 +238,7 @@ def test_the_result_annotation_determines_the_output_type(annotation: Any, data_
     [
         (decimal.Decimal, "annotated as Decimal"),
         (dict, "annotated as dict"),
+        (typing.List, "annotated as"),  # noqa: UP006
         (int | str, "does not determine one"),
         (pa.ListArray, "annotated as ListArray"),
         (pa.Array, "Cannot validate generic pa.Array type"),
