@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,8 +29,8 @@ from airflow_geneva.lance_io.row_ranges import Ranges, to_lists
 from airflow_geneva.storage.files import Storage
 
 _FOLD_AFTER = 16
-_FOLDS = ("ledger._fold-", "fold.")
-"""What the keys of folds begin with: now, and in databases of before."""
+_FOLD = "ledger._fold-"
+"""What the keys of folds begin with; no job id begins with an underscore."""
 _SEEN_KEPT = 8
 _WORTH_IT = 0.25
 Present = Callable[[set[str]], Collection[str] | None]
@@ -214,11 +214,6 @@ class ColumnState:
                 found = found | (Ranges.of(0, physical_rows) if fact.rows is None else fact.rows)
         return found
 
-    def is_complete(self, signature: str, deletion: str, version: str) -> bool:
-        """Whether every live row is computed by a version, or failed in the maximum number of runs, by facts alone."""
-        wanted = Provenance(version).what
-        return any(fact.what == wanted and fact.covers(deletion) for fact in self.facts.get(signature, ()))
-
     def failed_too_often(self, version: str) -> pa.ChunkedArray:
         """Return the signatures of fragments with rows that failed in the maximum number of runs."""
         said = pc.equal(self.facts.table["what"], Provenance(version, failures=MOST_RUNS).what)
@@ -243,7 +238,7 @@ def load_state(checkpoints: Storage, field_id: int) -> ColumnState:
         read: dict[str, pa.Table] = {}
         covered: set[str] = set()
         missed: set[str] = set()
-        for key in _by_age(sorted(keys)):
+        for key in _by_age(keys):
             if key in covered:
                 continue
             try:
@@ -303,19 +298,18 @@ def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
 
 def new_fold_key() -> str:
     """Make a key that sorts by time: readers start with the newest fold and skip the documents that it covers."""
-    return f"{_FOLDS[0]}{time.time_ns():020}.{uuid.uuid4().hex[:12]}"
+    return f"{_FOLD}{time.time_ns():020}.{uuid.uuid4().hex[:12]}"
 
 
 def is_fold(key: str) -> bool:
-    """Whether a ledger covers others. No job id begins with an underscore."""
-    return key.startswith(_FOLDS)
+    """Whether a ledger covers others."""
+    return key.startswith(_FOLD)
 
 
-def _by_age(keys: Iterable[str]) -> list[str]:
+def _by_age(keys: Collection[str]) -> list[str]:
     """Sort keys: folds, newest first, then the other ledgers."""
-    found = list(keys)
-    folds = {key.removeprefix(_FOLDS[0]).removeprefix(_FOLDS[1]): key for key in found if is_fold(key)}
-    return [folds[time] for time in sorted(folds, reverse=True)] + [key for key in found if not is_fold(key)]
+    folds = sorted(filter(is_fold, keys), reverse=True)
+    return [*folds, *sorted(set(keys).difference(folds))]
 
 
 def _not_folded(store: CheckpointStore) -> list[str]:

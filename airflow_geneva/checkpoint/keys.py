@@ -10,7 +10,8 @@ from airflow_geneva.storage.uri import md5
 # "-" is unsafe because every marker of a key ends in one: a name must not look like a marker.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.]")
 _SUFFIX = re.compile(
-    r"^(?P<prefix>.*)_srcfiles-(?P<srcfiles>[0-9a-f]{32})_frag-(?P<fragment>\d+)(?P<range>_range-\d+-\d+)?$"
+    r"^(?P<prefix>.*)_srcfiles-(?P<srcfiles>[0-9a-f]{32})_frag-(?P<fragment>\d+)"
+    r"(?:_range-(?P<start>\d+)-(?P<end>\d+))?$"
 )
 _NAME_LENGTH = 60
 
@@ -66,13 +67,10 @@ class ParsedKey:
 
 def parse_key(key: str) -> ParsedKey | None:
     """Parse a fragment or range key; None for any other text."""
-    match = _SUFFIX.match(key)
-    if match is None:
+    if (match := _SUFFIX.match(key)) is None:
         return None
-    span = match["range"]
-    bounds = tuple(int(part) for part in span.rsplit("-", 2)[1:]) if span else None
-    found = FragmentKey(match["prefix"], match["srcfiles"], int(match["fragment"]))
-    return ParsedKey(found, (bounds[0], bounds[1]) if bounds else None)
+    span = None if match["start"] is None else (int(match["start"]), int(match["end"]))
+    return ParsedKey(FragmentKey(match["prefix"], match["srcfiles"], int(match["fragment"])), span)
 
 
 _FOLDERS = ("_where-", "_srcfiles-", "_frag-", "_range-")

@@ -208,11 +208,8 @@ def encode_runs(offsets: Offsets, ids: RowIds) -> RowRuns:
 
 def decode_runs(runs: RowRuns) -> tuple[Offsets, RowIds]:
     """Decode runs to offsets and row ids."""
-    lengths = runs[:, 2]
-    before = np.cumsum(lengths) - lengths
-    within = np.arange(int(lengths.sum()), dtype=np.int64)
-    offsets = within + np.repeat(runs[:, 0] - before, lengths)
-    return offsets, (within + np.repeat(runs[:, 1] - before, lengths)).view(np.uint64)
+    offsets, ids = (Ranges(runs[:, at], runs[:, at] + runs[:, 2]).offsets() for at in (0, 1))
+    return offsets, ids.view(np.uint64)
 
 
 def merge_runs(groups: Sequence[RowRuns]) -> RowRuns:
@@ -249,10 +246,7 @@ def pack_runs(runs: RowRuns) -> tuple[RowRuns, bytes]:
     if places > _PLACES_A_RUN * (len(runs) - len(firsts)):
         return runs, b""
     before = np.repeat(stretches[:, 0] - _before(stretches), lasts - firsts + 1)
-    edges = np.zeros(places + 1, np.int8)
-    edges[starts - before] += 1
-    edges[ends - before] -= 1
-    return stretches, np.packbits(np.cumsum(edges[:-1], dtype=np.int8).view(np.bool_)).tobytes()
+    return stretches, np.packbits(Ranges.from_bounds(starts - before, ends - before).bitmap(0, places)).tobytes()
 
 
 def unpack_runs(stretches: RowRuns, bits: bytes) -> RowRuns:

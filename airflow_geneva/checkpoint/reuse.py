@@ -174,23 +174,15 @@ class CheckpointIndex:
         self.written = written or {}
         self.reuse_rules = reuse_rules
         self._keys: dict[tuple[str, int], list[str]] = {}
-        self._staged_places: set[tuple[str, int]] = set()
         self._last: tuple[str, StagedFragment | None] = ("", None)
-        sources = None if places is None else {source for source, _ in places}
+        starts = {""} if places is None else {f"{source}_frag-" for source, _ in places}
         for prefix, _ in reuse_rules.prefixes:
-            # These prefixes end at a folder boundary, so the store lists no other folder.
-            wanted = (
-                [f"{prefix}_srcfiles-"]
-                if sources is None
-                else [f"{prefix}_srcfiles-{source}_frag-" for source in sources]
-            )
-            for key in (key for start in wanted for key in store.list_keys(start)):
-                parsed = parse_key(key)
-                if parsed is not None and parsed.fragment.prefix == prefix:
-                    place = (parsed.fragment.srcfiles, parsed.fragment.fragment)
-                    self._keys.setdefault(place, []).append(key)
-                    if parsed.range is None and prefix == reuse_rules.prefix:
-                        self._staged_places.add(place)
+            for start in starts:
+                # The prefix ends at a folder boundary, so the store lists no other folder.
+                for key in store.list_keys(f"{prefix}_srcfiles-{start}"):
+                    parsed = parse_key(key)
+                    if parsed is not None and parsed.fragment.prefix == prefix:
+                        self._keys.setdefault((parsed.fragment.srcfiles, parsed.fragment.fragment), []).append(key)
 
     def __contains__(self, place: tuple[str, int]) -> bool:
         return place in self._keys
@@ -201,7 +193,7 @@ class CheckpointIndex:
 
     def is_staged(self, place: tuple[str, int]) -> bool:
         """Whether a place has a fragment checkpoint of the job's own UDF version."""
-        return place in self._staged_places
+        return str(FragmentKey(self.reuse_rules.prefix, *place)) in self._keys.get(place, ())
 
     def staged_at(self, place: tuple[str, int]) -> StagedFragment | None:
         """Read the fragment checkpoint of a place; None if there is none that is readable."""

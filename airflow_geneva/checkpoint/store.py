@@ -6,7 +6,7 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 
@@ -166,11 +166,6 @@ class CheckpointStore:
                 size = 0
         if values:
             write()
-
-    def keep_only(self, kept: Collection[str]) -> None:
-        """Remove all but the given documents from the packs of the store's own folder."""
-        packs = Packs(self.storage)
-        packs.drop(packs.keys() - set(kept))
 
     def _packs_at(self, path: str) -> Packs:
         top = _top(path)

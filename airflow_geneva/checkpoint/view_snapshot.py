@@ -67,10 +67,8 @@ class Snapshot:
         return ColumnState(Facts.of(facts), seen=[self.source_version])
 
     def to_batch(self) -> pa.RecordBatch:
-        rows = list(self._rows())
-        columns = [[row[at] for row in rows] for at in range(3)]
-        arrays: list[pa.Array] = [pa.array(values, pa.string()) for values in columns]
-        arrays.append(to_lists([row[3] for row in rows], _SCHEMA.field("bounds").type))
+        *texts, bounds = zip(*self._rows(), strict=True)
+        arrays = [*(pa.array(values, pa.string()) for values in texts), to_lists(bounds, _SCHEMA.field("bounds").type)]
         metadata = {"source_version": str(self.source_version), "code": json.dumps(self.code)}
         metadata["older"] = json.dumps(self.older)
         return pa.record_batch(arrays, schema=_SCHEMA.with_metadata(metadata))
@@ -93,8 +91,7 @@ class Snapshot:
         fragments: list[SourceFragment] = []
         matching = live = Ranges.empty()
         deletion_of_live = ""
-        for signature, what, deletion, found in zip(*texts, from_lists(batch.column("bounds")), strict=True):
-            rows = found or Ranges.empty()
+        for signature, what, deletion, rows in zip(*texts, from_lists(batch.column("bounds")), strict=True):
             if what == "matching":
                 matching = rows
             elif what == "live":
@@ -155,7 +152,8 @@ def packed_snapshots(checkpoints: Storage) -> set[str]:
 
 def prune_packed_snapshots(checkpoints: Storage, named: Collection[str]) -> None:
     """Remove packed snapshots that nothing names."""
-    _store(checkpoints).keep_only(named)
+    packs = Packs(checkpoints.folder(_FOLDER))
+    packs.drop(packs.keys() - set(named))
 
 
 def remove_snapshot(checkpoints: Storage, key: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -238,8 +239,8 @@ def to_lists(sets: Iterable[Ranges | None], data_type: pa.ListType) -> pa.Array:
     return pa.array([None if s is None else np.stack([s.starts, s.ends], 1).ravel() for s in sets], data_type)
 
 
-def from_lists(lists: pa.ListArray) -> Iterator[Ranges | None]:
+def from_lists(lists: pa.ListArray) -> Iterator[Ranges]:
+    """Read sets of which none is NULL."""
     bounds, cuts = lists.values.to_numpy().astype(np.int64), lists.offsets.to_pylist()
-    for at, there in enumerate(lists.is_valid().to_pylist()):
-        flat = bounds[cuts[at] : cuts[at + 1]]
-        yield Ranges.from_bounds(flat[0::2], flat[1::2]) if there else None
+    for low, high in itertools.pairwise(cuts):
+        yield Ranges.from_bounds(bounds[low:high:2], bounds[low + 1 : high : 2])

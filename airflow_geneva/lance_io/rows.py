@@ -43,8 +43,9 @@ def as_rows(
         raise InvalidInput(
             f"The rows cannot be converted to Arrow: {error}. Give a schema, or correct them."
         ) from error
-    cut = _cut_stream if isinstance(rows, pa.RecordBatchReader) else cut_for_files
-    return cut(rows, rows_per_file)
+    stream = rows if isinstance(rows, pa.RecordBatchReader) else rows.to_reader()
+    cut = _cut_for_files(stream, rows_per_file)
+    return cut if stream is rows else cut.read_all()
 
 
 def fit_schema(rows: pa.Table | pa.RecordBatchReader, schema: pa.Schema) -> pa.Table | pa.RecordBatchReader:
@@ -155,8 +156,8 @@ def _column(values: Any, field: pa.Field | None) -> pa.Array | pa.ChunkedArray:
     return values if field is None or values.type == field.type else values.cast(field.type)
 
 
-def _cut_stream(rows: pa.RecordBatchReader, rows_per_file: int | None) -> pa.RecordBatchReader:
-    """Split the batches of a stream where pylance starts a new file, as `cut_for_files`."""
+def _cut_for_files(rows: pa.RecordBatchReader, rows_per_file: int | None) -> pa.RecordBatchReader:
+    """Split batches where pylance starts a new file: it cannot write a batch that it has to slice itself."""
     size = rows_per_file or _ROWS_PER_FILE
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -169,11 +170,3 @@ def _cut_stream(rows: pa.RecordBatchReader, rows_per_file: int | None) -> pa.Rec
             yield copy_sliced_columns(batch)
 
     return pa.RecordBatchReader.from_batches(rows.schema, batches())
-
-
-def cut_for_files(table: pa.Table, rows_per_file: int | None) -> pa.Table:
-    """Split a table where pylance starts a new file: it cannot write a batch that it has to slice itself."""
-    size = rows_per_file or _ROWS_PER_FILE
-    parts = (table.slice(start, size) for start in range(0, len(table), size))
-    batches = [copy_sliced_columns(batch) for part in parts for batch in part.to_batches()]
-    return pa.Table.from_batches(batches, schema=table.schema)

@@ -147,7 +147,7 @@ class ComputedRows:
         """Find the fragments with checkpoints that fragments were compacted from; skip those that are complete."""
 
         def computed(parent: FragmentFiles) -> bool:
-            return self.state.is_complete(parent.signature, parent.deletion, version)
+            return Provenance(version) in self.state.of_all_rows(parent.signature, parent.deletion)
 
         found: dict[int, tuple[Ancestor, ...]] = {}
         stray = index.places() - {(files.srcfiles, files.id) for files in fragments}

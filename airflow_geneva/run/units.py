@@ -213,7 +213,7 @@ class Target(Reusable):
             by_job=tuple(sorted(by_job.items())),
             failures=Failures.next(self.work.job_id, failed, self.work.tried(fragment)),
             agreement=self.work.agreement,
-            nulls=writer.nulls,
+            nulls=writer.file.nulls,
             **layout,
         )
         key = str(self.work.key(fragment))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -48,9 +48,6 @@ from airflow_geneva.write.data_files import (
     own_values,
     reorder_rows,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from airflow_geneva.code_hash.values import cells_of
 from airflow_geneva.errors import InvalidInput
 
 Form = Literal["scalar", "array", "record_batch"]
@@ -158,10 +159,7 @@ def _written_hints(function: Any) -> dict[str, Any]:
     plain = inspect.unwrap(getattr(function, "__func__", getattr(function, "func", function)))
     if not isinstance(plain, types.FunctionType):
         return {}
-    enclosing = {}
-    for name, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
-        with suppress(ValueError):
-            enclosing[name] = cell.cell_contents
+    enclosing = cells_of([plain])
     with suppress(Exception):
         return typing.get_type_hints(plain, localns={**plain.__globals__, **enclosing})
     signature = _signature(plain)

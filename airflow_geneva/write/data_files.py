@@ -50,14 +50,14 @@ class ColumnFileWriter:
         self.rows = 0
         self._physical_rows = physical_rows
         self._most = RowsPerBudget(limit, fixed_width(self.schema.field(0).type) or _OFFSET_BYTES).rows
-        self._file = DataFileWriter(dataset, self.schema)
+        self.file = DataFileWriter(dataset, self.schema)
 
     def put(self, values: pa.Array) -> None:
         """Append values, one for each offset."""
         self.rows += len(values)
         field = self.schema.field(0)
         values = as_blobs(values) if is_blob(field) and values.type != field.type else convert_array(values, field.type)
-        self._file.write(pa.record_batch([values], schema=self.schema))
+        self.file.write(pa.record_batch([values], schema=self.schema))
 
     def put_step(self, values: pa.Array, runs: RowRuns, ids: RowIds, end: int) -> None:
         """Append the values of these rows, and NULL at the other offsets up to ``end``."""
@@ -66,13 +66,9 @@ class ColumnFileWriter:
         else:
             self._put_with_gaps(values, decode_runs(runs)[0], end)
 
-    @property
-    def nulls(self) -> tuple[tuple[str, Ranges], ...]:
-        return self._file.nulls
-
     def finish(self) -> str:
         self._put_with_gaps(pa.nulls(0, self.schema.field(0).type), np.empty(0, np.int64), self._physical_rows)
-        return self._file.finish()
+        return self.file.finish()
 
     def _put_with_gaps(self, values: pa.Array, offsets: Offsets, end: int) -> None:
         for low in range(self.rows, end, self._most):
@@ -165,19 +161,19 @@ class FileWidths:
     def __init__(self, count: int, limit: int) -> None:
         self.limit = limit
         # Rows of an unread file are assumed to be as wide as the widest rows of the other files.
-        self._files: list[RowsPerBudget | None] = [None] * count
+        self.files: list[RowsPerBudget | None] = [None] * count
 
     def rows(self, files: npt.NDArray[np.int64], *more: float) -> int:
         """Return how many of the first rows, each of one of the `files`, fit; ``more`` has widths of others."""
         widest = max(
-            (found.bytes_a_row for found in self._files if found), default=RowsPerBudget(self.limit).bytes_a_row
+            (found.bytes_a_row for found in self.files if found), default=RowsPerBudget(self.limit).bytes_a_row
         )
-        widths = np.array([*(found.bytes_a_row if found else widest for found in self._files), *more])
+        widths = np.array([*(found.bytes_a_row if found else widest for found in self.files), *more])
         return max(1, int(np.searchsorted(np.cumsum(widths[files]), self.limit, side="right")))
 
     def read(self, number: int, read: Callable[[float], pa.Array], byte_limit: float) -> pa.Array:
         """Read rows of a file and record their width; `BatchTooLarge` if they take more bytes than the limit."""
-        found = self._files[number] = self._files[number] or RowsPerBudget(self.limit)
+        found = self.files[number] = self.files[number] or RowsPerBudget(self.limit)
         try:
             values = read(byte_limit)
         except BatchTooLarge as wide:
@@ -264,8 +260,8 @@ class ViewFileWriter:
             fields = (pa.field(field.name, pa.large_binary()) if is_blob(field) else field for field in self.schema)
             self.schema = pa.schema(fields)
         self.rows = 0
-        self._file = DataFileWriter(view, self.schema)
-        self.finish = self._file.finish
+        self.file = DataFileWriter(view, self.schema)
+        self.finish = self.file.finish
 
     def put(self, values: pa.StructArray, ids: RowIds) -> None:
         """Append rows: the view's own columns as one struct per row, and the row ids of the source rows."""
@@ -277,16 +273,12 @@ class ViewFileWriter:
             columns.append(as_blobs(column) if is_blob(field) else convert_array(column, field.type))
         batch = pa.record_batch(columns, schema=self.schema)
         self.rows += rows.num_rows
-        self._file.write(batch)
+        self.file.write(batch)
 
     def put_step(self, values: pa.StructArray, runs: RowRuns, ids: RowIds, end: int) -> None:
         """Append rows that were computed up to the offset ``end`` of the source fragment."""
         if len(values):
             self.put(values, ids)
-
-    @property
-    def nulls(self) -> tuple[tuple[str, Ranges], ...]:
-        return self._file.nulls
 
 
 def own_values(rows: pa.RecordBatch) -> pa.StructArray:

@@ -74,17 +74,17 @@ def test_facts_are_read_back_as_they_were_written(tmp_path: Path) -> None:
 
 def test_a_whole_fragment_is_known_without_its_rows() -> None:
     state = ColumnState(Facts.of([Fact("s", Provenance("v1").what, None, 1)]))
-    assert state.is_complete("s", "", "v1")
-    assert not state.is_complete("s", "", "v2")
-    assert not state.is_complete("other", "", "v1")
+    assert Provenance("v1") in state.of_all_rows("s", "")
+    assert Provenance("v2") not in state.of_all_rows("s", "")
+    assert Provenance("v1") not in state.of_all_rows("other", "")
     assert state.known("s", 10) == {Provenance("v1"): Ranges.of(0, 10)}
 
 
 def test_rows_that_were_all_alive_under_one_deletion_file_are_not_all_under_another() -> None:
     state = ColumnState(Facts.of([Fact("s", Provenance("v1").what, Ranges.of(0, 9), 1, "deletion-1")]))
-    assert state.is_complete("s", "deletion-1", "v1")
-    assert not state.is_complete("s", "deletion-2", "v1")
-    assert not state.is_complete("s", "", "v1")
+    assert Provenance("v1") in state.of_all_rows("s", "deletion-1")
+    assert Provenance("v1") not in state.of_all_rows("s", "deletion-2")
+    assert Provenance("v1") not in state.of_all_rows("s", "")
 
 
 def test_rows_looked_at_count_for_their_filter_and_version_only() -> None:

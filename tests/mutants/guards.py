@@ -364,7 +364,7 @@ GUARDS = [
     ),
     Guard(
         "A reader would find half of a document that is being written.",
-        "os.replace(temporary, target)",
+        "os.replace(file.name, target)",
         "Path(target).write_bytes(data)",
         ("storage/test_storage.py::test_a_document_that_is_being_read_is_not_written_over",),
     ),

@@ -227,9 +227,10 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
             raise OSError(24, "Too many open files", path)
         return scan(path)
 
-    with monkeypatch.context() as patch, pytest.raises(StorageError, match=r"Cannot list .*Too many open files"):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", out_of_reach)
-        listed(folder)
+        with pytest.raises(StorageError, match=r"Cannot list .*Too many open files"):
+            listed(folder)
     assert listed(folder) == found
 
 
