@@ -88,7 +88,7 @@ class Packs:
     def _rows(self, name: str, rows: Offsets | None) -> list[tuple[str, bytes]]:
         """Read keys and documents of a pack; empty if it cannot be read."""
         try:
-            batch = _file(self.storage, name).read(rows=rows)
+            batch = LanceFile(self.storage, name).read(rows=rows)
         except EngineError:
             return []
         return list(zip(batch.column(_KEY).to_pylist(), batch.column(_VALUE).to_pylist(), strict=True))
@@ -130,12 +130,8 @@ def keys_of_pack(checkpoints: Storage, path: str) -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def _read_keys(storage: Storage, path: str) -> list[str]:
-    keys: list[str] = _file(storage, path).read([_KEY]).column(0).to_pylist()
+    keys: list[str] = LanceFile(storage, path).read([_KEY]).column(0).to_pylist()
     return keys
-
-
-def _file(storage: Storage, path: str) -> LanceFile:
-    return LanceFile(lambda columns: storage.session.open_reader(path, columns=columns))
 
 
 def to_bytes(batch: pa.RecordBatch, compression: str | None = None) -> bytes:

@@ -98,10 +98,7 @@ class CheckpointStore:
         self.storage.delete_all([self._path(key) for key in keys])
 
     def _file(self, key: str) -> LanceFile:
-        path = self._path(key)
-        return LanceFile(
-            lambda columns: self.storage.session.open_reader(path, columns=columns), lambda error: KeyError(key)
-        )
+        return LanceFile(self.storage, self._path(key), lambda error: KeyError(key))
 
     def __contains__(self, key: str) -> bool:
         return self._file(key).count_rows() is not None or key in self._packs_at(self._path(key)).keys(key)

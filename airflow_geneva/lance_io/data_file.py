@@ -153,12 +153,13 @@ def check_complete(path: str) -> None:
 
 @dataclass(frozen=True)
 class LanceFile:
-    """Reads a finished Lance file; values have the same form as in a table.
+    """Reads a finished Lance file of a folder; values have the same form as in a table.
 
     ``broken`` converts pylance's error about a damaged or missing file; an unavailable store raises a `StorageError`.
     """
 
-    open_reader: Callable[[list[str] | None], LanceFileReader]
+    folder: Storage
+    name: str
     broken: Callable[[BaseException], Exception] = to_engine_error
 
     @staticmethod
@@ -166,8 +167,7 @@ class LanceFile:
         dataset: lance.LanceDataset, name: str, broken: Callable[[BaseException], Exception] = to_engine_error
     ) -> LanceFile:
         """Open a committed or staged data file by its name below ``data/``."""
-        session = _data_files(dataset).session
-        return LanceFile(lambda columns: session.open_reader(name, columns=columns), broken)
+        return LanceFile(_data_files(dataset), name, broken)
 
     def read(
         self, columns: Sequence[str] | None = None, rows: Offsets | None = None, room: float = inf
@@ -180,7 +180,7 @@ class LanceFile:
             return _unavailable(error) or self.broken(error)
 
         with engine_errors(convert):
-            reader = self.open_reader(None if columns is None else list(columns))
+            reader = self.folder.session.open_reader(self.name, None if columns is None else list(columns))
             if rows is None:
                 return _decoded(reader, reader.read_all(batch_size=1 << 24).to_table())
             return _at_positions(reader, rows, room)
@@ -189,7 +189,7 @@ class LanceFile:
         """Count the rows; None if the file is damaged or missing."""
         try:
             with engine_errors(lambda error: _unavailable(error) or to_engine_error(error)):
-                return int(self.open_reader(None).num_rows())
+                return int(self.folder.session.open_reader(self.name).num_rows())
         except EngineError:
             return None
 

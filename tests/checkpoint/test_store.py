@@ -19,7 +19,6 @@ from airflow_geneva.checkpoint.keys import FragmentKey, WorkIdentity
 from airflow_geneva.checkpoint.packs import Packs
 from airflow_geneva.checkpoint.store import CheckpointStore, DelayedCheckpoints
 from airflow_geneva.errors import InvalidInput, StorageError
-from airflow_geneva.lance_io.data_file import LanceFile
 from airflow_geneva.storage.uri import md5
 
 BATCH = pa.record_batch({"value": [1, 2, None], "_offset": pa.array([0, 1, 2], pa.uint32())})
@@ -243,10 +242,10 @@ def test_a_pack_that_is_merely_out_of_reach_is_not_absent(tmp_path: Path, monkey
     store.pack(["swap.job.0"])
     assert store["swap.job.0"] == values(1)
 
-    def refused(columns: object) -> Any:
+    def refused(*arguments: object, **more: object) -> Any:
         raise OSError("Too many open files (os error 24)")
 
-    monkeypatch.setattr("airflow_geneva.checkpoint.packs._file", lambda storage, path: LanceFile(refused))
+    monkeypatch.setattr("lance.file.LanceFileSession.open_reader", refused)
     with pytest.raises(StorageError, match="run again"):
         store["swap.job.0"]
 
