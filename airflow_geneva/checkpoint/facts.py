@@ -285,15 +285,19 @@ def fold_ledgers(checkpoints: Storage, field_id: int) -> bool:
     if len(_not_folded(store)) < _FOLD_AFTER:
         return False
     state = load_state(checkpoints, field_id)
-    marks = _batch([seen(version) for version in sorted(set(state.seen))[-_SEEN_KEPT:]], {})
-    facts = pa.concat_tables([state.facts.table, pa.Table.from_batches([marks])])
-    if facts.num_rows:
-        # Also name what earlier folds cover, so that a reader of this fold skips them.
-        covers = json.dumps(sorted(state.folded.union(state.ledgers)))
-        store[new_fold_key()] = single_batch(facts.replace_schema_metadata({"covers": covers}))
+    if len(state.facts.table) or state.seen:
+        _write_fold(store, state, state.facts.table)
         fault_point("fold.written")
         store.remove(state.folded)
     return True
+
+
+def _write_fold(store: CheckpointStore, state: ColumnState, facts: pa.Table) -> None:
+    marks = _batch([seen(version) for version in sorted(set(state.seen))[-_SEEN_KEPT:]], {})
+    # Also name what earlier folds cover, so that a reader of this fold skips them.
+    covers = json.dumps(sorted(state.folded.union(state.ledgers)))
+    whole = pa.concat_tables([facts, pa.Table.from_batches([marks])])
+    store[new_fold_key()] = single_batch(whole.replace_schema_metadata({"covers": covers}))
 
 
 def new_fold_key() -> str:
@@ -355,17 +359,8 @@ def prune_state(checkpoints: Storage, field_id: int, existing: Collection[int], 
     Args:
         present: called at most once, and only if there may be something to drop.
     """
-    store = state_store(checkpoints, field_id)
     state = load_state(checkpoints, field_id)
-    batches = []
-    for key in state.ledgers:
-        try:
-            batches.append(store[key].replace_schema_metadata(None))
-        except KeyError:
-            return 0
-    if not batches or any(batch.schema != batches[0].schema for batch in batches):
-        return 0
-    facts = pa.Table.from_batches(batches)
+    facts = state.facts.table
     recent = pc.is_in(facts["at"], pa.array(sorted(existing), pa.int64()))
     # A dropped fact about a filter costs one more evaluation of the filter, and no UDF call.
     values, filters = _about_values(facts), pc.starts_with(facts["what"], "where:")
@@ -379,10 +374,9 @@ def prune_state(checkpoints: Storage, field_id: int, existing: Collection[int], 
     keep = pc.or_(keep, pc.and_(values, pc.is_in(facts["signature"], pa.array(sorted(signatures), pa.string()))))
     kept = facts.filter(keep)
     dropped = len(facts) - len(kept)
-    if dropped < _WORTH_IT * pc.sum(about_rows).as_py() or not len(kept):
+    if dropped < _WORTH_IT * pc.sum(about_rows).as_py() or not (len(kept) or state.seen):
         return 0
-    covers = json.dumps(sorted(state.folded.union(state.ledgers)))
-    store[new_fold_key()] = single_batch(kept.replace_schema_metadata({"covers": covers}))
+    _write_fold(state_store(checkpoints, field_id), state, kept)
     return dropped
 
 

@@ -163,24 +163,16 @@ def test_nothing_is_dropped_when_the_history_cannot_be_read_or_little_is_gained(
     assert len(facts_of(checkpoints)) == 11
 
 
-def test_nothing_is_dropped_when_a_ledger_cannot_be_read_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_ledger_says_that_cannot_be_read_now_is_not_dropped(tmp_path: Path) -> None:
     checkpoints = Storage.at(str(tmp_path))
     append_ledger(checkpoints, 7, "a", [value("recent", 8), value("gone", 1)])
     append_ledger(checkpoints, 7, "b", [value("there", 1)])
     (ledger,) = tmp_path.rglob("ledger.b.*")
     whole = ledger.read_bytes()
-
-    def read_for_the_last_time(*arguments: Any) -> Any:
-        state = load_state(*arguments)
-        ledger.write_bytes(b"")
-        return state
-
-    monkeypatch.setattr("airflow_geneva.checkpoint.facts.load_state", read_for_the_last_time)
-    assert prune_state(checkpoints, 7, [8], lambda inputs: {"there"}) == 0
+    ledger.write_bytes(b"")
+    assert prune_state(checkpoints, 7, [8], lambda inputs: set()) == 1
     ledger.write_bytes(whole)
-    assert {signature for signature, _ in facts_of(checkpoints)} == {"recent", "gone", "there"}
+    assert {signature for signature, _ in facts_of(checkpoints)} == {"recent", "there"}
 
 
 def test_every_fact_of_a_fragment_that_exists_is_read_back_as_it_was(tmp_path: Path) -> None:
