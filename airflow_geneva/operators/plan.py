@@ -313,7 +313,7 @@ class PlanBackfillOperator(PlanOperator):
         definition = table.definition(column)
         path = optional_text(self.udf)
         udf = load_udf(path) if path else table.column_udf(column, definition)
-        own_inputs = definition.input_columns if udf.name == definition.name else None
+        own_inputs = definition.input_columns if not path or udf.name == definition.name else None
         request = BackfillRequest(
             column=column,
             where=optional_text(self.where),

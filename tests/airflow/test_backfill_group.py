@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from airflow.models.taskmap import TaskMap
 from airflow.sdk import DAG, Param, task
 
+from airflow_geneva import udf
 from airflow_geneva.assets import lance_asset
 from airflow_geneva.job.status import job_ids, read_jobs
+from airflow_geneva.operators import PlanBackfillOperator
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.desk import ROWS, make_dag, texts
@@ -123,6 +127,19 @@ def test_an_empty_table_is_nothing_to_do(desk: Desk) -> None:
     run = Driver.trigger(make_dag(desk)).go()
     assert run.state == "success", run.errors
     assert events(desk.asset) == []
+
+
+def test_a_column_keeps_its_inputs_when_its_function_has_another_name(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    udfs = importlib.import_module("geneva_dag_udfs")
+    desk.append("a")
+    desk.table.add_columns({"n": (udfs.length, ["text"])})
+    renamed = udf(data_type=pa.int64(), version="1", name="renamed")(lambda words: len(words))
+    monkeypatch.setattr(udfs, "length", renamed)
+    operator = PlanBackfillOperator(task_id="plan", table=desk.table.name, column="n")
+    plan, _ = operator._plan(desk.table, {"dag_run": None}, {})  # type: ignore[typeddict-item]
+    assert plan.work.definition.input_columns == ("text",)
 
 
 def test_two_groups_of_one_dag_do_not_mix(desk: Desk) -> None:
