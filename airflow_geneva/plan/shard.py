@@ -69,7 +69,7 @@ class FragmentWork:
     @property
     def rows_to_run(self) -> int:
         """Most rows that the UDF will run on: due rows that no checkpoint holds."""
-        return min(self.rows, len(self.missing))
+        return min(self.rows, len(self.missing_selected))
 
     @property
     def missing_selected(self) -> Ranges:

@@ -67,6 +67,15 @@ def test_appended_deleted_and_updated_rows_have_their_reasons(table: Table) -> N
     assert "2 pending, 74 with nothing to do" in str(plan)
 
 
+def test_rows_that_a_filter_selects_and_a_checkpoint_holds_are_not_to_run(table: Table) -> None:
+    where = "x % 5 = 0"
+    with pytest.raises(JobFailed):
+        table.backfill("y", udf=broken_at(70), where=where, runner="inline", checkpoint_size=2)
+    plan = table.plan_backfill("y", udf=broken_at(-1), where=where)
+    assert plan.rows_to_run == 1 + 5
+    assert table.backfill("y", udf=broken_at(-1), where=where, runner="inline", max_rows=3).rows_computed == 3
+
+
 @pytest.mark.parametrize("deleted", ["id = 3", "id = 55"])
 def test_fragments_with_checkpoints_are_partly_done_or_staged(table: Table, deleted: str) -> None:
     function = broken_at(60)
