@@ -50,7 +50,11 @@ if TYPE_CHECKING:
     from airflow_geneva.udf.settings import UdfDefinition
 
 
-CHANGED, REFLECTED, FILTERED = "new or changed in the source", "in the view already", "not selected by the query"
+CHANGED, REFLECTED, FILTERED = (
+    "new or changed in the source",
+    "unchanged since the last refresh",
+    "not selected by the query",
+)
 
 
 VIEW_VERSION = "view"
@@ -271,6 +275,9 @@ def choose_rows(
         return [item for item in chosen if item.rows], changes.gone, Ranges.empty()
     fresh = Ranges.union(item.ids_of(item.rows) for item in chosen)
     matching = ((base.matching if base else Ranges.empty()) - changes.gone) | fresh
+    stop = len(matching) if definition.limit is None else min(definition.offset + definition.limit, len(matching))
+    if not (fresh or changes.gone) and len(view_state.shown) == max(stop - definition.offset, 0):
+        return [], changes.gone, matching
     ordered = order_row_ids(matching.offsets(), definition.shuffle_seed, definition.limit, definition.offset)
     wanted = Ranges.from_offsets(np.sort(ordered))
     gone = changes.gone | (view_state.shown - wanted)
@@ -279,7 +286,7 @@ def choose_rows(
     names = tuple(column.name for column in definition.reads)
     found = [
         replace(fragment, tried=tried.get(fragment.files.id, ()))
-        for fragment in _fragments_of_rows(dataset, names, missing)
+        for fragment in (_fragments_of_rows(dataset, names, missing) if missing else ())
     ]
     return found, gone, matching
 

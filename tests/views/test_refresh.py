@@ -414,3 +414,23 @@ def test_only_lists_are_exploded_and_cuts_are_refused(make_table: MakeTable) -> 
         table.query().select({"part": udfs.digits}).explode("part").limit(3).output_schema()
     parts = table.query().select({"id": "id", "part": udfs.digits}).explode("part").to_arrow()
     assert list(zip(*parts.to_pydict().values(), strict=True)) == exploded(table)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_view_with_a_limit_reads_no_row_ids_when_nothing_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int | None
+) -> None:
+    database = connect(tmp_path)
+    table = database.create_table("docs", pa.table({"x": pa.array(range(100))}), max_rows_per_file=25)
+    query = table.query().select(["x"]).offset(3).limit(10)
+    view = (query if seed is None else query.shuffle(seed)).create_materialized_view(database, "few")
+    view.refresh(runner="inline")
+    shown = view.to_arrow().column("x").to_pylist()
+    assert len(shown) == 10
+    with monkeypatch.context() as patch:
+        for name in ("order_row_ids", "row_ids"):
+            patch.setattr(f"airflow_geneva.plan.refresh.{name}", lambda *given: pytest.fail(f"{given} was read"))
+        assert view.refresh(runner="inline").rows_computed == 0
+    table.lance.delete(f"x = {shown[4]}")
+    assert view.refresh(runner="inline").rows_computed == 1
+    assert len(set(view.to_arrow().column("x").to_pylist()) - {shown[4]}) == 10
