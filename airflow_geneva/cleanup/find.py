@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from airflow_geneva.checkpoint.facts import covered_documents, is_fold
-from airflow_geneva.checkpoint.keys import ParsedKey, parse_key, path_to_key
+from airflow_geneva.checkpoint.keys import parse_key, path_to_key
 from airflow_geneva.checkpoint.packs import keys_of_pack
 from airflow_geneva.checkpoint.submissions import FOLDER as BATCHES
 from airflow_geneva.checkpoint.value_cache import FOLDER as VALUE_CACHE
@@ -138,26 +138,24 @@ class _Search:
 
     def _old_jobs(self, untouched: list[str]) -> list[str]:
         """Return the job folders to remove."""
-        ended = {name for name in untouched if name in self.jobs.ended}
-        bare = {
+        settled = self.now - _SETTLE_SECONDS
+        return sorted(
             name
             for name in untouched
-            if name in self.jobs.bare and _newest(self.folders[name]) < self.now - _SETTLE_SECONDS
-        }
-        return sorted(ended | bare)
+            if name in self.jobs.ended or (name in self.jobs.bare and _newest(self.folders[name]) < settled)
+        )
 
     def _checkpoints(self) -> list[FileEntry]:
         """Return checkpoints of fragments that no job wrote, planned or used within the TTL."""
         groups: dict[str, list[FileEntry]] = {}
-        places: dict[str, CheckpointPlace | None] = {}
         for parts, file in self._below("_checkpoints").items():
             if parts[0].startswith("udf-") and len(parts) > 1 and not self.jobs.use(parts[0]):
                 key = parse_key(path_to_key("/".join(parts)))
                 group = str(key.fragment) if key else file.name
                 groups.setdefault(group, []).append(file)
-                places[group] = _place(key)
         old = {group for group, files in groups.items() if _newest(files) < self.cutoff}
-        prefixes = {place[0] for group in old if (place := places[group]) is not None}
+        places = {group: self._places(groups[group][0]) for group in old}
+        prefixes = {place[0] for found in places.values() for place in found}
         planned: set[CheckpointPlace] = set()
         unclear: set[str] = set()
         for name, job in self.jobs.ended.items() if old else ():
@@ -172,7 +170,13 @@ class _Search:
                 planned |= found
         if unclear:
             self.notes.append(f"the plan of job {min(unclear)!r} cannot be read, so its column's checkpoints are kept.")
-        return [file for group in old if places[group] not in planned for file in groups[group]]
+        return [file for group in old if planned.isdisjoint(places[group]) for file in groups[group]]
+
+    def _places(self, file: FileEntry) -> set[CheckpointPlace]:
+        """Return what a checkpoint is of; a file that packs several is of several fragments."""
+        path = file.name.removeprefix("_checkpoints/")
+        keys = [parse_key(key) for key in keys_of_pack(self.checkpoints, path) or [path_to_key(path)]]
+        return {(key.fragment.prefix, key.fragment.srcfiles, key.fragment.fragment) for key in keys if key}
 
     def _staged(self, going: set[str]) -> list[FileEntry]:
         """Return unreferenced staged data files, with their external blobs."""
@@ -297,10 +301,6 @@ def _list_with_clock(storage: Storage) -> tuple[list[FileEntry], float]:
 
 def _newest(files: Iterable[FileEntry]) -> float:
     return max(file.modified for file in files)
-
-
-def _place(key: ParsedKey | None) -> CheckpointPlace | None:
-    return None if key is None else (key.fragment.prefix, key.fragment.srcfiles, key.fragment.fragment)
 
 
 def _folder(files: list[FileEntry]) -> str:

@@ -23,6 +23,7 @@ from lance.fragment import DataFile
 
 from airflow_geneva import connect, udf
 from airflow_geneva.checkpoint.facts import load_state
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import CHECKPOINTS, JOBS, LEDGERS, MARKS, STAGED, TEMPORARY, Garbage
 from airflow_geneva.database import Database
@@ -235,7 +236,11 @@ def test_checkpoints_that_a_recent_job_only_used_are_kept_and_unused_ones_are_no
     assert "frag-4" in left
 
 
-def test_old_checkpoints_that_the_plan_of_a_recent_job_names_stay(failed: Table, trace: Trace) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_old_checkpoints_that_the_plan_of_a_recent_job_names_stay(failed: Table, trace: Trace, packed: bool) -> None:
+    if packed:
+        store = CheckpointStore(failed.location.checkpoints)
+        store.pack(key for key in store.list_keys() if key.startswith("udf-"))
     age(failed)
     with pytest.raises(JobFailed, match="told to"):
         failed.backfill("y", udf=brittle, runner="inline", checkpoint_size=5)
