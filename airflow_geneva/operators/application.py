@@ -110,7 +110,8 @@ def spark_application(
     def store(job: PlannedJob, files: Mapping[str, bytes]) -> list[str]:
         folder, place = job.folder.storage, job.location.database_uri
         for name, data in files.items():
-            folder.write_bytes(name, data)
+            if not folder.exists(name):  # its contents are in its name
+                folder.write_bytes(name, data)
         return [(spark_uri or place).rstrip("/") + folder.path(name).removeprefix(place) for name in files]
 
     def part(name: str, compute: Callable[[PlannedJob, int], Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import importlib.util
 import io
@@ -29,6 +30,7 @@ _sent: set[tuple[str, str]] = set()
 _sent_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
+@functools.cache
 def package_zip() -> bytes:
     """Zip this package, for workers that do not have it installed.
 
