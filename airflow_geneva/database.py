@@ -245,7 +245,7 @@ def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
 def _similar_folder(path: str) -> str | None:
     """Return the database for whose name a name of a folder that does not exist may be a mistake."""
     place, name = os.path.split(path)
-    if os.path.isdir(path) or not os.path.isdir(place):
+    if os.path.isdir(path) or not (os.path.isdir(place) and os.access(place, os.R_OK)):
         return None
     # A number tells apart what is named alike on purpose.
     plain = re.sub(r"\d", "", name)
