@@ -79,9 +79,11 @@ settings.load_profile("soak" if os.environ.get("GENEVA_SOAK") == "1" else "quick
 
 # The files that take longest, in this order, so that none of them begins when the other workers are done.
 LONGEST = (
-    "test_operating.py", "test_views_on_a_scheduler.py", "test_demo.py", "test_kill.py", "test_connect.py",
-    "test_refresh_group.py", "test_bench_smoke.py", "test_standalone.py", "test_any_submitter.py",
-    "test_backfill_group.py", "test_cleanup.py", "test_view_state_machine.py",
+    "test_operating.py", "test_views_on_a_scheduler.py", "test_kill.py", "test_demo.py", "test_connect.py",
+    "test_isolation.py", "test_any_submitter.py", "test_session.py", "test_bench_smoke.py", "test_kills.py",
+    "test_refresh_group.py", "test_backfill_group.py", "test_cleanup.py", "test_skipped_rows.py",
+    "test_object_store.py", "test_memory.py", "test_standalone.py", "test_view_kills.py", "test_commit.py",
+    "test_error_policies.py", "test_apply_operator.py", "test_value_paths.py", "test_logs.py",
 )  # fmt: skip
 
 

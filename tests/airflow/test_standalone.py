@@ -61,7 +61,7 @@ def master(java_home: str, bare_python: str, tmp_path_factory: pytest.TempPathFa
         "JAVA_HOME": java_home,
         "SPARK_HOME": str(SPARK),
         "PYSPARK_PYTHON": bare_python,
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "SPARK_DAEMON_JAVA_OPTS": os.environ["SPARK_SUBMIT_OPTS"],
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 
@@ -100,6 +100,7 @@ def submit(master: str, python: str, folder: Path, saved: object, job: str, code
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
         "spark.executor.resource.gpu.amount": "1",
         "spark.task.resource.gpu.amount": "1",
         "spark.pyspark.python": python,

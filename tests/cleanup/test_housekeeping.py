@@ -29,6 +29,7 @@ from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
+from tests.support import broken_off
 from tests.support.counting import Trace, double, triple, tripled
 from tests.support.invariants import assert_exact, assert_nothing_to_do_is_free, assert_right
 
@@ -205,7 +206,10 @@ def test_garbage_is_found_where_checkpoints_are_packed(table: Table, trace: Trac
     assert find_garbage(table.location, "7d").count == 0
     age(table)
     collect(table.location, find_garbage(table.location, "7d"))
-    # What the plans of recent jobs name stays.
+    packed = [name for name in ours(table) if "/packed/" in name]
+    assert len(packed) == 1  # what the plan of a recent job names stays
+    broken_off.age(table)
+    collect(table.location, find_garbage(table.location, "7d"))
     assert not [name for name in ours(table) if "/packed/" in name]
     trace.clear()
     assert_right(table, "y", tripled)

@@ -390,7 +390,7 @@ GUARDS = [
     ),
     Guard(
         "Checkpoints that the plan of a recent job uses would be removed.",
-        "if places[group] not in planned for file",
+        "if planned.isdisjoint(places[group]) for file",
         "for file",
         (CLEANUP + "test_old_checkpoints_that_the_plan_of_a_recent_job_names_stay",),
     ),

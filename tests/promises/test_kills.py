@@ -31,7 +31,7 @@ from tests.support.queries import POINTS as OF_A_REFRESH
 
 pytestmark = pytest.mark.crash
 
-HISTORIES = int(os.environ.get("GENEVA_KILL_HISTORIES", "12"))
+HISTORIES = int(os.environ.get("GENEVA_KILL_HISTORIES", "8"))
 SOAK_SECONDS = float(os.environ.get("GENEVA_SOAK_SECONDS", "1800"))
 
 # Every fault point with the job in which it is passed, and one of its passages.

@@ -24,7 +24,7 @@ from tests.support.tables import MakeTable
 
 pytestmark = pytest.mark.crash
 
-HISTORIES = 300 if os.environ.get("GENEVA_SOAK") == "1" else 12
+HISTORIES = 300 if os.environ.get("GENEVA_SOAK") == "1" else 8
 SIZES = {"checkpoint_size": 5, "batch_size": 5}
 SLACK = 5
 QUERIES = [Asked(), Asked(NOT_THIRD), Asked(NOT_THIRD, seed=3), Asked(limit=20, offset=5)]

@@ -35,6 +35,13 @@ def start(database: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def command_line(process: psutil.Process) -> str:
+    """The command line of a process; of one that has ended, nothing."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
+
+
 def victims(process: subprocess.Popen[str], what: str) -> list[psutil.Process]:
     """The driver itself, the JVM it started, or the Python workers below the JVM."""
     driver = psutil.Process(process.pid)
@@ -43,7 +50,9 @@ def victims(process: subprocess.Popen[str], what: str) -> list[psutil.Process]:
     below = driver.children(recursive=True)
     if what == "jvm":
         return [child for child in below if "java" in child.name()]
-    return [child for child in below if "python" in child.name() and "pyspark.daemon" not in " ".join(child.cmdline())]
+    # A daemon starts the workers, and they keep its command line.
+    daemons = {child.pid for child in below if "pyspark.daemon" in command_line(child)}
+    return [child for child in below if child.ppid() in daemons]
 
 
 def end(process: subprocess.Popen[str]) -> None:
@@ -76,7 +85,8 @@ def test_whatever_is_killed_whenever_the_result_is_right_and_little_runs_twice(t
         what = targets[attempt % len(targets)]
         hit = [victim for victim in victims(process, what) if victim.is_running()] if process.poll() is None else []
         for victim in hit:
-            victim.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
         killed += bool(hit)
         if what == "worker" and hit:
             # Spark starts another worker and the job goes on by itself.

@@ -27,7 +27,7 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of its own process on a free port; it ends with its standard input."""
     server = subprocess.Popen(
