@@ -54,6 +54,7 @@ def _script(_folder: Path, count: int) -> float:
 
 def _job(folder: Path, count: int, runner: str) -> float:
     waiting = _waiting(_IN_FLIGHT if runner == "inline" else _IN_FLIGHT // _SLOTS)
+    folder.mkdir(parents=True)
     rows = pa.table({"x": pa.array(range(count), pa.int64())})
     table = airflow_geneva.connect(folder).create_table("docs", rows, max_rows_per_file=-(-count // _FRAGMENTS))
     table.add_columns({"y": waiting})

@@ -366,7 +366,7 @@ def prune_state(checkpoints: Storage, field_id: int, existing: Collection[int], 
     values, filters = _about_values(facts), pc.starts_with(facts["what"], "where:")
     about_rows = pc.or_(values, filters)
     keep = pc.or_(recent, pc.invert(about_rows))
-    if pc.all(keep).as_py():
+    if pc.all(keep, min_count=0).as_py():
         return 0
     signatures = present(set(facts.filter(pc.and_(values, pc.invert(keep)))["inputs"].to_pylist()))
     if signatures is None:

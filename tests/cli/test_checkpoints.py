@@ -159,6 +159,7 @@ def test_nothing_is_dropped_when_the_history_cannot_be_read_or_little_is_gained(
     old = [value(f"there {at}", 1) for at in range(9)]
     append_ledger(checkpoints, 7, "a", [*old, value("gone", 1), value("recent", 8)])
     assert prune_state(checkpoints, 7, [8], lambda inputs: None) == 0
+    assert prune_state(checkpoints, 8, [8], lambda inputs: set()) == 0  # a column of which there is no fact
     assert prune_state(checkpoints, 7, [8], lambda inputs: {f"there {at}" for at in range(9)}) == 0
     assert len(facts_of(checkpoints)) == 11
 

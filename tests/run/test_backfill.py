@@ -751,9 +751,10 @@ def test_a_group_that_others_disturb_is_committed_in_smaller_ones(
     commit = lance.LanceDataset.commit
 
     def conflicting(uri: str, transaction: Any, **options: Any) -> Any:
-        sizes.append(len(transaction.operation.replacements))
-        if sizes[-1] > 64:
-            raise OSError("Retryable commit conflict for version 3")
+        if uri == table.uri:  # a limit of an earlier test still commits
+            sizes.append(len(transaction.operation.replacements))
+            if sizes[-1] > 64:
+                raise OSError("Retryable commit conflict for version 3")
         return commit(uri, transaction, **options)
 
     monkeypatch.setattr(lance.LanceDataset, "commit", staticmethod(conflicting))
