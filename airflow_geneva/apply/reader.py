@@ -1,4 +1,4 @@
-"""Read the inputs of row ranges of one fragment, in physical order and in batches of bounded bytes."""
+"""Read the inputs of row ranges of one fragment, in bounded batches; adapt the rows of a step to their time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from airflow_geneva.lance_io.task_memory import BatchTooLarge, RowsPerBudget
 if TYPE_CHECKING:
     import lance
 
+
 SELECTED = "__geneva_backfill_selected"
 _READ_ROWS = 16_384
 _NARROW_ROWS, _NARROW_BYTES = 65_536, 64
 """So many rows are read at once of columns that are so narrow: then a batch costs more than its rows."""
 _SMALL_GAP = 1_024
 _READ_AHEAD = 2
+FIRST_ROWS = 100
+_GROWTH = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,3 +218,52 @@ def joint_width(types: list[pa.DataType]) -> float | None:
     """Return the bytes that one value of each type takes in total; None if values differ."""
     widths = [fixed_width(data_type) for data_type in types]
     return None if None in widths else sum(width for width in widths if width is not None)
+
+
+@dataclass
+class CheckpointSizer:
+    """Adapts the number of rows per step, which shall take so many seconds, to the measured speed.
+
+    Equal bounds turn adaptation off.
+    """
+
+    seconds: float
+    least: int = 1
+    most: int | None = None
+    rows: int = FIRST_ROWS
+
+    def __post_init__(self) -> None:
+        self.rows = self._clamp(self.rows)
+
+    @staticmethod
+    def of(checkpoint_size: int | None, least: int | None, most: int | None, interval: float) -> CheckpointSizer:
+        """Make the sizer of a task; ``checkpoint_size`` also caps a larger ``most``."""
+        caps = [size for size in (checkpoint_size, most) if size is not None]
+        cap = min(caps) if caps else None
+        floor = least or 1
+        # A step is a fraction of the interval, so that a checkpoint is only a little late.
+        return CheckpointSizer(interval / 4, floor if cap is None else min(floor, cap), cap)
+
+    def record(self, rows: int, seconds: float) -> None:
+        if rows <= 0 or self.least == self.most:
+            return
+        fitting = int(rows * self.seconds / seconds) if seconds > 0 else rows * _GROWTH
+        self.rows = self._clamp(min(fitting, max(rows * _GROWTH, self.rows)))
+
+    def _clamp(self, rows: int) -> int:
+        rows = max(rows, self.least, 1)
+        return rows if self.most is None else min(rows, self.most)
+
+
+@dataclass
+class LearnedSizes:
+    """What the units of one task learn about row widths and speed, so that not each begins with small steps.
+
+    Args:
+        computed: rows of the task so far.
+    """
+
+    outputs: RowsPerBudget
+    computed: int = 0
+    reads: ReadSize | None = None
+    sizer: CheckpointSizer | None = None

@@ -17,8 +17,8 @@ from airflow_geneva.lance_io.table_versions import open_version
 from airflow_geneva.plan.model import BackfillSpec, Plan
 from airflow_geneva.plan.refresh import plan_refresh
 from airflow_geneva.plan.request import BackfillRequest, RefreshRequest
+from airflow_geneva.run.estimate import ERROR, Sample, check_rows, sample_plan
 from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.sample import ERROR, Sample, check_rows, sample_plan
 from airflow_geneva.run.view import definitions_now, find_column_udf
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF

@@ -1,16 +1,173 @@
-"""Estimate what a plan will cost."""
+"""Estimate what a plan will cost: by earlier jobs, or by some rows that the UDFs run on here, timed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from airflow_geneva.job.estimate import Estimate, Size
+import pyarrow as pa
+
+from airflow_geneva.apply.reader import ReadSize, read_rows
+from airflow_geneva.apply.udf_call import MappedBatch
+from airflow_geneva.errors import InvalidInput, UdfError
+from airflow_geneva.job.estimate import Call, Estimate, Size
 from airflow_geneva.job.speed import read_history
-from airflow_geneva.plan.model import Plan
+from airflow_geneva.lance_io.arrays import single_batch
+from airflow_geneva.lance_io.blobs import as_bytes
+from airflow_geneva.lance_io.fragments import live_offsets
+from airflow_geneva.lance_io.row_ranges import Ranges, RowIds
+from airflow_geneva.limits.calls import calling
+from airflow_geneva.limits.rate_limit import Meter
+from airflow_geneva.plan.model import Plan, RefreshSpec
+from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.run.choice import INLINE_BELOW_SECONDS, choose_runner
-from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.sample import check_rows, sample_plan
+from airflow_geneva.run.prepare import Udfs, computing, open_target, ready_to_open
+from airflow_geneva.run.units import Target
 from airflow_geneva.storage.location import TableLocation
+
+ERROR = "error"
+_CALLS = 3
+_FRAGMENTS = 4
+
+
+@dataclass
+class Sample:
+    """Rows that were computed: their inputs, values and errors, and the time of the calls.
+
+    Args:
+        names: the source's columns, by the names that they have in `inputs`.
+    """
+
+    column: str
+    inputs: list[pa.RecordBatch] = field(default_factory=list)
+    names: Mapping[str, str] = field(default_factory=dict)
+    row_ids: list[int] = field(default_factory=list)
+    values: list[pa.Array] = field(default_factory=list)
+    errors: list[str | None] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+    def table(self) -> pa.Table:
+        """Return a table of inputs, values and errors; of a view, each of its columns is one."""
+        if not self.inputs:
+            return pa.table({ERROR: pa.array([], pa.string())})
+        kind = next((part.type for part in self.values if not pa.types.is_null(part.type)), pa.null())
+        parts = [part if part.type == kind else pa.nulls(len(part), kind) for part in self.values]
+        values = pa.Table.from_arrays([pa.chunked_array(parts, kind)], [self.column or "value"])
+        if not self.column and pa.types.is_struct(kind):
+            values = values.flatten().rename_columns([part.name for part in kind])
+        inputs = pa.Table.from_batches(self.inputs)
+        inputs = inputs.select(list(self.names)).rename_columns(list(self.names.values()))
+        inputs = inputs.select([name for name in inputs.schema.names if name not in values.schema.names])
+        for name in values.schema.names:
+            inputs = inputs.append_column(values.schema.field(name), values.column(name))
+        return inputs.append_column(ERROR, pa.array(self.errors, pa.string()))
+
+
+def check_rows(name: str, rows: Any) -> int:
+    if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+        raise InvalidInput(f"{name}={rows!r} is not valid: give a number of rows of at least 1.")
+    return rows
+
+
+def sample_plan(plan: Plan, location: TableLocation, udfs: Udfs, rows: int, also: Sequence[str] = ()) -> Sample:
+    """Compute some of a plan's due rows, taken from several fragments.
+
+    Args:
+        also: columns to read besides the inputs of a column.
+
+    Raises:
+        InvalidInput: a UDF cannot be loaded here.
+    """
+    works = [work for shard in plan.shards for work in shard.to_apply[:_FRAGMENTS] if work.missing][:_FRAGMENTS]
+    work, target, loaded = plan.work, open_target(location, plan.work), udfs.here()
+    sample = Sample("" if isinstance(work, RefreshSpec) else work.column)
+    with (
+        calling(location.limits, Meter()),
+        computing(work, loaded, ready_to_open(loaded)) as (compute, inputs),
+    ):
+        reads = [*inputs, *also] if also else inputs
+        named = inputs if isinstance(inputs, Mapping) else {name: f"`{name}`" for name in reads}
+        # A view's columns of SQL are values.
+        sample.names = {name: text.strip("`") for name, text in named.items() if text.startswith("`")}
+
+        def call(batch: pa.RecordBatch) -> MappedBatch:
+            return compute(batch.select(list(inputs)) if also else batch)
+
+        left = rows
+        # The smallest fragments first, so that larger ones make up for what they lack.
+        for at, fragment in enumerate(sorted(works, key=lambda fragment: len(fragment.missing))):
+            share = -(-left // (len(works) - at))
+            for batch, ids in _read(target, fragment, reads, share, at / len(works)):
+                left -= batch.num_rows
+                sample.row_ids += ids.tolist()
+                # The first row has a call of its own, which may load a model.
+                step = -(-rows // _CALLS)
+                cuts = [] if sample.calls else [1, *range(1 + step, batch.num_rows, step)]
+                for start, end in zip([0, *cuts], [*cuts, batch.num_rows], strict=True):
+                    if start < end:
+                        _call(call, batch[start:end], sample)
+    return sample
+
+
+def _read(
+    target: Target, fragment: FragmentWork, reads: Sequence[str] | Mapping[str, str], rows: int, begin: float
+) -> Iterator[tuple[pa.RecordBatch, RowIds]]:
+    """Read so many rows of a fragment, and their ids, from a relative position on; if it has too few, before it."""
+    work, live = target.work, live_offsets(target.source, fragment.files)
+    size = ReadSize.of(target.source, reads, work.sizing.batch_bytes, 1)
+    due = fragment.missing & live
+    if not due:
+        return
+    cut = int(due.offsets()[min(int(begin * len(due)), max(len(due) - rows, 0))])
+    for part in (due.within(cut, fragment.files.physical_rows), due.within(0, cut)):
+        for run in _pieces(part):
+            window = (int(run.starts[0]), int(run.ends[-1]))
+            for found in read_rows(target.source, fragment.files, live, window, reads, work.where, size):
+                mask = found.mask(run)
+                chosen = mask if found.selected is None else found.selected if mask is None else mask & found.selected
+                batch, ids = found.columns, found.row_ids
+                if chosen is not None:
+                    batch = single_batch(pa.Table.from_batches([batch]).filter(pa.array(chosen)))
+                    ids = ids[chosen]
+                if batch.num_rows:
+                    yield batch[:rows], ids[:rows]
+                    rows -= min(rows, batch.num_rows)
+                if not rows:
+                    return
+
+
+def _pieces(rows: Ranges) -> Iterator[Ranges]:
+    for start, end in rows:
+        for at in range(start, end, 1_024):
+            yield Ranges.of(at, min(at + 1_024, end))
+
+
+def _call(compute: Callable[[pa.RecordBatch], MappedBatch], batch: pa.RecordBatch, sample: Sample) -> None:
+    """Call the UDF; a row that fails gets its error and NULL, and the rows after it a call of their own."""
+    while batch.num_rows:
+        began = time.monotonic()
+        errors: dict[int, str]
+        try:
+            mapped = compute(batch)
+            values, rows = mapped.values, batch.num_rows
+            errors = {
+                failure.index: f"{failure.exception.removeprefix('builtins.')}: {failure.message}"
+                for failure in mapped.failures
+            }
+        except UdfError as error:
+            at, message = error.row_index, str(error).partition("\n")[0]
+            rows = batch.num_rows if at is None else at + 1
+            values = pa.nulls(rows)
+            if at is not None and error.computed is not None:
+                values = pa.concat_arrays([error.computed, pa.nulls(1, error.computed.type)])
+            errors = dict.fromkeys(range(rows) if at is None else [at], message)
+        sample.calls.append(Call(rows, time.monotonic() - began))
+        sample.inputs.append(batch[:rows])
+        sample.values.append(as_bytes(values))
+        sample.errors.extend(errors.get(row) for row in range(rows))
+        batch = batch[rows:]
 
 
 def estimator(location: TableLocation, udfs: Callable[[], Udfs]) -> Callable[[Plan, int | None], Estimate]:

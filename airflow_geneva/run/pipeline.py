@@ -34,11 +34,10 @@ from airflow_geneva.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, 
 from airflow_geneva.run.column import ColumnPublisher
 from airflow_geneva.run.estimate import estimate_by_history
 from airflow_geneva.run.expectations import found_in_job
-from airflow_geneva.run.failure import failure_message, what_failed
 from airflow_geneva.run.housekeeping import run_maintenance, with_indexes
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.prepare import Udfs
-from airflow_geneva.run.record import record_plan
+from airflow_geneva.run.record import failure_message, record_plan, what_failed
 from airflow_geneva.run.units import Target, UnitReport, is_shard_staged
 from airflow_geneva.run.view import ViewPublisher
 from airflow_geneva.run.waiting import Waiting

@@ -16,7 +16,7 @@ from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.apply.dedup import KnownValues
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.query_columns import QueryComputer
-from airflow_geneva.apply.sizes import LearnedSizes
+from airflow_geneva.apply.reader import LearnedSizes
 from airflow_geneva.apply.skipped_rows import SkipCount
 from airflow_geneva.apply.udf_call import MappedBatch, RowFailure
 from airflow_geneva.checkpoint.store import DelayedCheckpoints

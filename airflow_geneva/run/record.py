@@ -10,12 +10,13 @@ from typing import Any
 
 from airflow_geneva.checkpoint.facts import append_ledger
 from airflow_geneva.display import counted
+from airflow_geneva.errors import ExpectationFailed, TableRemade, UdfError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.result import PENDING
 from airflow_geneva.lance_io.table_versions import reporting_remade
-from airflow_geneva.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan
+from airflow_geneva.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan, save_plan
 from airflow_geneva.run.choice import RunnerChoice
 from airflow_geneva.storage.files import Storage
@@ -104,3 +105,21 @@ def _log_reused_checkpoints(plan: Plan) -> None:
     if plan.mismatches.more:
         more = counted(plan.mismatches.more, "more fragment")
         logger.warning("Checkpoint data files mismatch for %s in %s.", target, more)
+
+
+def failure_message(work: JobSpec, error: BaseException) -> str:
+    kept = "\nComputed rows are kept in checkpoints"
+    if isinstance(error, TableRemade):
+        kept = ""  # of a table that was created again, no checkpoint is left
+    elif isinstance(error, ExpectationFailed):
+        kept = ""  # the error says so
+    elif isinstance(error, UdfError) and (error.row_index is not None or error.call is not None):
+        kept += "."  # the error says when to run it again
+    else:
+        kept += "; run it again to continue from there."
+    return f"{what_failed(work)}: {error}{kept}"
+
+
+def what_failed(work: JobSpec) -> str:
+    what = f"Refresh of view {work.target!r}" if isinstance(work, RefreshSpec) else f"Backfill of {work.target}"
+    return f"{what} failed (job {work.job_id})"

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_geneva.apply.reader import fixed_width
-from airflow_geneva.apply.sizes import FIRST_ROWS, CheckpointSizer
+from airflow_geneva.apply.reader import FIRST_ROWS, CheckpointSizer, fixed_width
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.task_memory import RowsPerBudget
 from airflow_geneva.plan.request import check_sizing
