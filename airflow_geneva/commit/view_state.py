@@ -217,16 +217,6 @@ class CommittedViewState:
         self.newest = newest_swap(location, dataset)
 
     @property
-    def swap(self) -> str:
-        """Identify what the view shows; a refresh or any other change of rows changes it."""
-        return self.newest.identity
-
-    @property
-    def changed(self) -> str:
-        """What other writers did to the view's rows since its newest swap; "" for nothing."""
-        return self.newest.changed
-
-    @property
     def source_version(self) -> int | None:
         """The source version that the view reflects; None as for `snapshot`."""
         if self.newest.changed or not self.newest.job_id:

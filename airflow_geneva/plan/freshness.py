@@ -101,7 +101,7 @@ def view_freshness(
 ) -> Freshness:
     definition.check_source(dataset)
     snapshot = view_state.snapshot
-    computed = bool(view_state.swap or view_state.changed)
+    computed = bool(view_state.newest.identity)
     rows = dataset.count_rows()
     names = tuple(column.name for column in definition.reads)
     with garbage_collector_off():

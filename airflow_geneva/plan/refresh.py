@@ -140,9 +140,9 @@ def plan_refresh(
                 f"given up after {MOST_RUNS} runs: {counted(changes.given_up, 'row')}. view.get_errors() says why; "
                 'after a repair of the function, refresh(on_code_change="recompute") computes all rows.'
             )
-        if view_state.changed:
+        if view_state.newest.changed:
             changes.notes.append(
-                f"other writers changed the view's rows ({view_state.changed}): all are written again."
+                f"other writers changed the view's rows ({view_state.newest.changed}): all are written again."
             )
         total, looked = dataset.count_rows(), sum(len(item.rows) for item in changes.changed)
         rows = sum(item.rows for item in works)
@@ -151,7 +151,7 @@ def plan_refresh(
             reason_counts.append(ReasonCount(FILTERED, len(changes.changed), looked - rows))
         reason_counts.append(ReasonCount(REFLECTED, 0, total - sum(tally.rows for tally in reason_counts)))
         swap = SwapPlan(
-            based_on=view_state.swap,
+            based_on=view_state.newest.identity,
             gone=gone,
             snapshot=Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, older),
             advances=base is None or (base.source_version, base.code, base.older) != (dataset.version, code, older),

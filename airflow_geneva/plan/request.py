@@ -113,9 +113,7 @@ class RefreshRequest:
     indexes: str | None = None
 
     def check(self) -> None:
-        _check_on_code_change(self.on_code_change, (*ON_CODE_CHANGE, OLD_CODE))
-        _check_max_failed(self.max_failed)
-        _check_indexes(self.indexes)
+        _check_shared(self, (*ON_CODE_CHANGE, OLD_CODE))
         if not isinstance(self.ignore_checkpoints, bool):
             raise InvalidInput(f"ignore_checkpoints={self.ignore_checkpoints!r} is not valid: give True or False.")
         for name in ("src_version", "max_rows_per_fragment"):
@@ -185,30 +183,24 @@ def _versions(given: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(version.strip() for version in named if version.strip()))
 
 
-def _check_on_code_change(value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise InvalidInput(f"on_code_change={value!r} is unknown. Use one of {known}.")
-
-
-def _check_max_failed(value: object) -> None:
-    rows = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    part = isinstance(value, float) and 0 <= value <= 1
-    if not (value is None or rows or part):
+def _check_shared(request: BackfillRequest | RefreshRequest, on_code_change: tuple[str, ...]) -> None:
+    """Check what a backfill and a refresh have in common."""
+    if request.on_code_change not in on_code_change:
+        raise InvalidInput(f"on_code_change={request.on_code_change!r} is unknown. Use one of {on_code_change}.")
+    failed = request.max_failed
+    rows = isinstance(failed, int) and not isinstance(failed, bool) and failed >= 0
+    part = isinstance(failed, float) and 0 <= failed <= 1
+    if not (failed is None or rows or part):
         raise InvalidInput(
-            f"max_failed={value!r} is not valid: give a number of rows, as 100, or a part of the rows that are due, as "
-            "0.01."
+            f"max_failed={failed!r} is not valid: give a number of rows, as 100, or a part of the rows that are due, "
+            "as 0.01."
         )
-
-
-def _check_indexes(value: object) -> None:
-    if value not in (None, "update"):
-        raise InvalidInput(f'indexes={value!r} is unknown. Use "update", or leave it out.')
+    if request.indexes not in (None, "update"):
+        raise InvalidInput(f'indexes={request.indexes!r} is unknown. Use "update", or leave it out.')
 
 
 def _check_types(request: BackfillRequest) -> None:
-    _check_on_code_change(request.on_code_change, ON_CODE_CHANGE)
-    _check_max_failed(request.max_failed)
-    _check_indexes(request.indexes)
+    _check_shared(request, ON_CODE_CHANGE)
     versions = request.continue_from
     listed = isinstance(versions, Sequence) and all(isinstance(version, str) for version in versions)
     if versions is not None and not listed:
