@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -64,6 +65,7 @@ def backfill(database: str) -> dict[str, Any]:
 def backfill_with_small_files(database: str, out: str, most: int) -> None:
     """No file may grow beyond some bytes: what a full disk looks like to whoever writes."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    sys.dont_write_bytecode = True  # Python keeps the part of a .pyc that it could write
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, unlimited[1]))
     told = backfill(database)
