@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +19,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.shard_status import in_parallel
 from airflow_geneva.job.status import DAMAGED, Job, job_ids, read_job
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.fragments import Columns, fields_present
+from airflow_geneva.lance_io.fragments import Columns, fields_present, fragment_files
 from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.table_versions import read_transaction
 from airflow_geneva.plan.model import job_spec_from_json
@@ -219,45 +219,51 @@ class ExistingVersions:
         return ExistingVersions(dataset, frozenset(int(ref["version"]) for ref in dataset.version_refs()))
 
     def signatures(self, field_id: int, inputs: Iterable[str]) -> set[str] | None:
-        """Return the signatures of existing fragments whose facts may be older than every existing version.
+        """Return the signatures of fragments, existing or compacted, whose facts may be older than all versions.
 
         A fragment keeps its files until it is removed. So it is in the oldest version of each unbroken series, or in a
         version that brought it back: a restore, or a commit based on a removed version. Only these versions are read.
+        If such a version is a compaction, plans find the fragments that it replaced by its transaction.
         None if one cannot be read, or if there are too many.
 
         Args:
             inputs: field ids of the inputs, in the form of facts.
         """
+        import lance
+
         found: set[str] = set()
         try:
             with engine_errors():
                 versions = self._to_look_at()
                 if len(versions) > _MOST_LOOKED_AT:
                     return None
-                for version in versions:
+                for version, operation in versions.items():
                     dataset = self.dataset.checkout_version(version)
                     output = fields_present(dataset, (field_id,))
+                    groups = operation.groups if isinstance(operation, lance.LanceOperation.Rewrite) else ()
+                    replaced = [fragment for group in groups for fragment in group.old_fragments]
                     for text in inputs if output else ():
                         fields = tuple(fields_present(dataset, (int(part),)) for part in text.split(","))
-                        manifest = read_manifest(dataset, Columns(fields, (), output))
-                        found.update(manifest.signatures.to_pylist())
+                        columns = Columns(fields, (), output)
+                        found.update(read_manifest(dataset, columns).signatures.to_pylist())
+                        found.update(fragment_files(fragment, columns).signature for fragment in replaced)
         except EngineError:
             return None
         return found
 
-    def _to_look_at(self) -> list[int]:
+    def _to_look_at(self) -> dict[int, Any]:
+        """Return the versions to read, each with the operation that made it."""
         import lance
 
-        found = {max(self.numbers)}
-        for version in self.numbers:
-            if version - 1 not in self.numbers:
-                found.add(version)
-                continue
+        found = {}
+        for version in sorted(self.numbers):
             transaction = read_transaction(self.dataset, version)
+            operation = None if transaction is None else transaction.operation
             if (
                 transaction is None
-                or isinstance(transaction.operation, lance.LanceOperation.Restore)
-                or transaction.read_version not in self.numbers
+                or isinstance(operation, lance.LanceOperation.Restore)
+                or not {version - 1, transaction.read_version} <= self.numbers
+                or version == max(self.numbers)
             ):
-                found.add(version)
-        return sorted(found)
+                found[version] = operation
+        return found

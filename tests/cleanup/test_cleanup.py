@@ -451,6 +451,21 @@ def test_facts_about_fragments_that_no_version_has_any_more_are_dropped(table: T
     assert_right(table, "y", tripled)
 
 
+def test_facts_about_the_fragments_that_the_oldest_version_compacted_stay(table: Table, trace: Trace) -> None:
+    """The transaction of a version names the fragments that it replaced, also where no version has them any more."""
+    for _ in range(4):
+        table.lance.update({"x": "x + 1"}, "id < 50")
+        table.backfill("y", runner="inline")
+    table.lance.optimize.compact_files()
+    table.lance.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+    assert len(table.lance.version_refs()) == 1
+    many = count_facts(table)
+    clean(table)
+    assert count_facts(table) < many
+    assert_nothing_to_do_is_free(table, "y", trace)
+    assert_right(table, "y", tripled)
+
+
 def test_a_restore_after_facts_were_dropped_costs_nothing(table: Table, trace: Trace) -> None:
     """A fact may be older than every version, and its fragment be gone from the newest and yet in one in between."""
     for _ in range(4):
