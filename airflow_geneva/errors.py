@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 # pylance's messages end with places in its own source.
-_RUST_SOURCE = re.compile(r",? ?(?:at )?/[^\s,:]+\.rs:\d+:\d+")
+_RUST_SOURCE = re.compile(r",? ?(?:at )?/[^\s,:]{1,200}\.rs:\d+:\d+")
 # A user without a password is masked only in http(s) URLs: in abfss://container@account it is a container.
-_USER = re.compile(r"\b(https?://(?=[^\s/]+@)|[a-z][a-z0-9+.-]*://(?=[^\s/@:]*:[^\s/]*@))[^\s/]+@", re.IGNORECASE)
+_USER = re.compile(r"\b(https?://(?=[^\s/]+@)|[a-z][a-z0-9+.-]{0,30}://(?=[^\s/@:]*:[^\s/]*@))[^\s/]+@", re.IGNORECASE)
 _SIGNATURE = re.compile(
     r"([?&;](?:sig|signature|token|access_token|x-[a-z]+-(?:signature|credential|security-token))=|\bAccountKey=)[^\s&);]+",
     re.IGNORECASE,
 )
 # As name=value, or as in the repr of a dict; "token = next(...)" is a line of code.
 _NAMED = re.compile(
-    r"(?<![a-z0-9])((?:[a-z0-9]+[_-])*(?:password|passwd|pwd|secret|token|(?:api|secret|account)[_-]?key|access[_-]key)"
+    r"(?<![a-z0-9])((?:password|passwd|pwd|secret|token|(?:api|secret|account)[_-]?key|access[_-]key)"
     r"(?:=['\"]?|['\"]: ?['\"]))[^\s&;,'\")}]+|(\bbearer\s+)[a-z0-9._~+/=-]{8,}",
     re.IGNORECASE,
 )

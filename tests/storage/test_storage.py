@@ -85,6 +85,13 @@ def test_urls_are_shown_without_users_passwords_and_signatures(text: str, shown:
     assert str(StorageError(text)) == str(InvalidInput(text)) == str(UdfError(text)) == shown
 
 
+@pytest.mark.parametrize("part", ["AC-", "a_", "a.", "/a", "://", "x-a-", "'", "a:"])
+def test_a_long_text_is_masked_like_a_short_one(part: str) -> None:
+    """An exception may repeat a whole document; no expression looks at all that follows from each of its places."""
+    text = part * 30_000
+    assert str(UdfError(f"{text} my_password=x s3://a:b@c {text}")) == f"{text} my_password=*** s3://***@c {text}"
+
+
 def test_the_key_of_a_model_service_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "my-Key+1234")
     assert str(UdfError("Error 401: my-Key+1234 is no key here")) == "Error 401: *** is no key here"
