@@ -81,7 +81,7 @@ def images(
             `"stretch"` changes its shape.
         settings: for the decorator `udf`, such as `on_error`.
     """
-    if len(size) != 2:
+    if not isinstance(size, Sequence) or len(size) != 2:
         raise InvalidInput(f"size={size!r}: give width and height.")
     for setting, value in zip(("width", "height"), size, strict=True):
         check_whole(setting, value)

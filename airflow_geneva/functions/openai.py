@@ -205,6 +205,8 @@ def embeddings(
             again after a `ConnectionError`, `TimeoutError` or `RateLimited`.
     """
     check_whole("dimensions", dimensions)
+    if not isinstance(price_per_million_tokens, (int, float)) or price_per_million_tokens < 0:
+        raise InvalidInput(f"price_per_million_tokens={price_per_million_tokens!r}: give a number of at least 0.")
     given = {"model": model, "dimensions": dimensions, "shorten": bool(shorten)}
     chosen = {"batch_size": batch_size, **_RETRIES, **settings}
     return make(_Embeddings, pa.list_(pa.float32(), dimensions), given, chosen, price=price_per_million_tokens)
@@ -231,7 +233,7 @@ def chat(
         settings: for the decorator `udf`, as of :func:`embeddings`.
     """
     given = {"model": model, "instructions": instructions, "options": dict(options or {})}
-    return make(_Chat, pa.string(), given, {**_RETRIES, **settings}, prices=tuple(prices_per_million_tokens))
+    return make(_Chat, pa.string(), given, {**_RETRIES, **settings}, prices=_prices(prices_per_million_tokens))
 
 
 def extraction(
@@ -265,5 +267,16 @@ def extraction(
         "options": dict(options or {}),
         "schema": json_schema(schema),
     }
-    prices = tuple(prices_per_million_tokens)
+    prices = _prices(prices_per_million_tokens)
     return make(_Extraction, schema, given, {**_RETRIES, **settings}, kind=schema, prices=prices)
+
+
+def _prices(given: object) -> tuple[float, float]:
+    """Check the prices of a prompt and an answer."""
+    match given:
+        case (int() | float() as prompt, int() | float() as answer) if prompt >= 0 and answer >= 0:
+            return prompt, answer
+    raise InvalidInput(
+        f"prices_per_million_tokens={given!r}: give the price of the prompt's and that of the answer's tokens, as "
+        "(2.5, 10.0)."
+    )

@@ -219,4 +219,5 @@ def _cost(size: Size, slot_seconds: Interval, per_row: Interval | None = None) -
 
 
 def _short(row: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r:.60}" for name, value in row.items() if name != "error" or value)
+    *shown, error = row.items()
+    return ", ".join(f"{name}={value!r:.60}" for name, value in (*shown, *([error] if error[1] else [])))

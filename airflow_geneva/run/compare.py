@@ -17,7 +17,7 @@ from airflow_geneva.lance_io.table_versions import open_version
 from airflow_geneva.plan.model import BackfillSpec, Plan
 from airflow_geneva.plan.refresh import plan_refresh
 from airflow_geneva.plan.request import BackfillRequest, RefreshRequest
-from airflow_geneva.run.estimate import ERROR, Sample, check_rows, sample_plan
+from airflow_geneva.run.estimate import Sample, check_rows, sample_plan
 from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.view import definitions_now, find_column_udf
 from airflow_geneva.storage.location import TableLocation
@@ -37,7 +37,8 @@ class Comparison:
     Args:
         target: the column.
         version: the UDF version of the new values.
-        table: the inputs, ``<column>.old``, ``<column>.new``, and ``error`` for rows on which the new code fails.
+        table: the inputs, ``<column>.old``, ``<column>.new``, and ``error`` for rows on which the new code fails; it is
+            ``error.raised`` if another column is called ``error``.
         differing: positions of the rows whose values differ, or that fail.
     """
 
@@ -52,7 +53,7 @@ class Comparison:
 
     @property
     def failed(self) -> int:
-        return self.rows - int(self.table.column(ERROR).null_count)
+        return self.rows - int(self.table.column(self.table.num_columns - 1).null_count)
 
     def to_arrow(self) -> pa.Table:
         """Return the sampled rows."""
@@ -191,9 +192,10 @@ def _comparison(
     if before is None or not found.inputs:
         return Comparison(target, version, computed, ())
     computed = computed if shown is None else computed.filter(pa.array(shown, pa.bool_()))
-    parts = {name: computed.column(name) for name in computed.column_names if name not in (column, ERROR)}
-    parts |= {f"{column}.old": before, f"{column}.new": computed.column(column), ERROR: computed.column(ERROR)}
-    after, errors = (computed.column(name).to_pylist() for name in (column, ERROR))
+    *names, raised = computed.column_names
+    parts = {name: computed.column(name) for name in names if name != column}
+    parts |= {f"{column}.old": before, f"{column}.new": computed.column(column), raised: computed.column(raised)}
+    after, errors = (computed.column(name).to_pylist() for name in (column, raised))
     pairs = zip(before.to_pylist(), after, errors, strict=True)
     # A float that is not a number equals no other one, but is written as it.
     differing = tuple(at for at, (old, new, error) in enumerate(pairs) if error or repr(old) != repr(new))

@@ -49,7 +49,7 @@ class Sample:
     calls: list[Call] = field(default_factory=list)
 
     def table(self) -> pa.Table:
-        """Return a table of inputs, values and errors; of a view, each of its columns is one."""
+        """Return a table of inputs, values and, last, errors; of a view, each of its columns is one."""
         if not self.inputs:
             return pa.table({ERROR: pa.array([], pa.string())})
         kind = next((part.type for part in self.values if not pa.types.is_null(part.type)), pa.null())
@@ -62,7 +62,8 @@ class Sample:
         inputs = inputs.select([name for name in inputs.schema.names if name not in values.schema.names])
         for name in values.schema.names:
             inputs = inputs.append_column(values.schema.field(name), values.column(name))
-        return inputs.append_column(ERROR, pa.array(self.errors, pa.string()))
+        raised = ERROR if ERROR not in inputs.schema.names else f"{ERROR}.raised"
+        return inputs.append_column(raised, pa.array(self.errors, pa.string()))
 
 
 def check_rows(name: str, rows: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -254,6 +255,23 @@ def test_an_answer_that_does_not_fit_its_schema_is_a_failed_row_that_says_what_w
     assert table.to_arrow()["said"].to_pylist() == [*answers.values(), None]
     with pytest.raises(InvalidInput, match="cannot answer with date32"):
         extraction("small", "When?", pa.struct([("day", pa.date32())]))
+
+
+@pytest.mark.parametrize(
+    ("make", "setting"),
+    [
+        (lambda: chat("m", "i", prices_per_million_tokens=0.5), "prices_per_million_tokens=0.5"),  # type: ignore[arg-type]
+        (lambda: chat("m", "i", prices_per_million_tokens=(1.0,)), "prices_per_million_tokens="),  # type: ignore[arg-type]
+        (lambda: extraction("m", "i", PERSON, prices_per_million_tokens=(1, "a")), "prices_per_million_tokens="),  # type: ignore[arg-type]
+        (lambda: embeddings("m", 3, price_per_million_tokens="1"), "price_per_million_tokens='1'"),  # type: ignore[arg-type]
+        (lambda: embeddings("m", 0), "dimensions=0"),
+        (lambda: images(224), "size=224"),  # type: ignore[arg-type]
+        (lambda: images((224, 0)), "height=0"),
+    ],
+)
+def test_a_parameter_that_is_not_valid_is_named(make: Any, setting: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(setting)):
+        make()
 
 
 @pytest.mark.parametrize(("fit", "corner"), [("pad", 0), ("fit", 200), ("stretch", 200)])

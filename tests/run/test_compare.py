@@ -53,6 +53,20 @@ def test_old_and_new_values_stand_side_by_side_and_nothing_is_kept(make_table: M
         table.backfill("y", udf=NEW)
 
 
+@pytest.mark.parametrize(("given", "column"), [("error", "y"), ("x", "error")])
+def test_a_column_may_be_called_error(make_table: MakeTable, given: str, column: str) -> None:
+    table = make_table(40)
+    table.lance.alter_columns({"path": "x", "name": given})
+    table.add_columns({column: (triple, [given])})
+    (row, *_) = table.plan_backfill(column).estimate(sample=20).sample.to_pylist()
+    assert row[column] == 3 * row[given] + 1
+    assert row["error.raised"] is None
+    table.backfill(column, runner="inline")
+    found = table.compare(column, NEW, sample=40)
+    assert (found.rows, found.failed, len(found.differing)) == (40, 1, 10)
+    assert "error.raised=" in repr(found)
+
+
 def test_a_sample_is_taken_from_several_fragments(make_table: MakeTable) -> None:
     found = computed(make_table, rows=100).compare("y", NEW, sample=8).to_arrow()
     assert found.num_rows == 8
