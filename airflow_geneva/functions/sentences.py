@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.errors import InvalidInput
@@ -48,7 +49,10 @@ class _SentenceEmbeddings:
             return filled([], at, len(texts), self.dimensions)
         if self.model == WORDLLAMA:
             # It pads each batch to its longest text, so its default of 64 computes more padding than this.
-            found = self.loaded.embed(given, norm=self.normalize, batch_size=32)
+            found = self.loaded.embed(given, batch_size=32)
+            if self.normalize:  # a text without words has the vector 0, of which wordllama would make NaN
+                lengths = np.linalg.norm(found, axis=1, keepdims=True)
+                found = found / np.where(lengths > 0, lengths, 1)
         else:
             found = self.loaded.encode(given, normalize_embeddings=self.normalize, show_progress_bar=False)
         return filled(found, at, len(texts), self.dimensions)
@@ -64,7 +68,7 @@ def sentence_embeddings(
             or the name or folder of a model that `sentence-transformers` loads, which you install yourself. Pin what
             you load: new weights under an old name are no new version of the function.
         dimensions: length of the vectors: of wordllama 64, 128 or 256. Others are cut to it.
-        normalize: give vectors of length 1.
+        normalize: give vectors of length 1; that of an empty text stays 0.
         settings: for the decorator `udf`, such as `batch_size`, `num_gpus` and `memory`.
     """
     check_whole("dimensions", dimensions)

@@ -33,9 +33,8 @@ class JobFuture:
     nothing is half-written then, and the next backfill continues from the checkpoints.
     """
 
-    def __init__(self, job: PlannedJob, run: Callable[[], BackfillResult], meter: Meter, show: ShowBar) -> None:
+    def __init__(self, job: PlannedJob, meter: Meter, show: ShowBar) -> None:
         self._job = job
-        self._run = run
         self._meter = meter
         self._show = show
         self._outcome: concurrent.futures.Future[BackfillResult] = concurrent.futures.Future()
@@ -84,11 +83,11 @@ class JobFuture:
         state = "running" if not self.done() else "failed" if self._outcome.exception() else self.result().state
         return f"JobFuture({self._job.work.target}, job_id={self.job_id!r}, {state})"
 
-    def run(self) -> None:
-        """Run the job in the calling thread."""
+    def run(self, job: Callable[[], BackfillResult]) -> None:
+        """Run the job in the calling thread; only the call holds its plan, which may be large."""
         try:
             with measuring(self._meter):
-                result = self._run()
+                result = job()
             self._outcome.set_result(result)
         except BaseException as error:
             self._outcome.set_exception(error)
@@ -103,12 +102,13 @@ def start_in_background(
     meter = Meter(plan.work.target)
     with measuring(meter):
         job = start(plan, location, udfs, runner, watch)
-    future = JobFuture(job, partial(run, job, plan.shards, udfs, watch), meter, show)
+    future = JobFuture(job, meter, show)
+    compute = partial(run, job, plan.shards, udfs, watch)
     # Not a daemon: the process must not exit while native code writes, and a job that is started at the end of a script
     # should finish.
-    worker = threading.Thread(target=future.run, name=f"geneva-{future.job_id}", daemon=False)
+    worker = threading.Thread(target=future.run, args=(compute,), name=f"geneva-{future.job_id}", daemon=False)
     worker.start()
-    _running.append((worker, future))
+    _running[:] = [(worker, future), *(one for one in _running if one[0].is_alive())]
     return future
 
 

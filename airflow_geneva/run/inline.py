@@ -84,14 +84,14 @@ def open_reporter(
     location: TableLocation, work: JobSpec, shard: Shard, plan: str, every: float = EVERY_SECONDS
 ) -> ProgressReporter:
     folder = JobFolder.of(location.checkpoints, work.job_id)
-    rows, works = shard.rows_to_run, shard.to_apply
+    index, rows, works = shard.index, shard.rows_to_run, shard.to_apply
     held = sum(item.rows for item in works) - rows
     every = min(every, caps.LOOK_SECONDS) if work.sizing.watched else every
     reporter = ProgressReporter(rows, len(works), every=every, rows_held=held)
-    measured().reporters[shard.index] = reporter
+    measured().reporters[index] = reporter
     if plan:
-        reporter.used_before = usage_of([folder.read_shard(plan, shard.index)])
-        reporter.write = lambda progress: folder.update_shard(plan, shard.index, applying=progress)
+        reporter.used_before = usage_of([folder.read_shard(plan, index)])
+        reporter.write = lambda progress: folder.update_shard(plan, index, applying=progress)
     reporter.keep()
     return reporter
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import RUNNING_TIMEOUT
 from airflow_geneva.job.meter import Stopwatch
 from airflow_geneva.job.status import Job, read_job
+from airflow_geneva.plan.shard import Shard
 from airflow_geneva.run.background import JobFuture, start_in_background
 from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.storage.files import Storage
@@ -91,6 +93,22 @@ def test_a_job_can_be_watched_while_it_runs(make_table: MakeTable, tmp_path: Pat
     assert job.commits == result.commits
     assert set(job.seconds) == {"plan", "apply", "commit", "finish"}
     assert repr(future).endswith("DONE)")
+
+
+def test_background_jobs_that_ended_keep_no_plan_in_memory(make_table: MakeTable) -> None:
+    table = make_table(100, per_fragment=25)
+    table.add_columns({"y": triple})
+    gc.collect()
+    shards = {id(found) for found in gc.get_objects() if isinstance(found, Shard)}
+    futures = []
+    for rest in range(3):
+        futures.append(table.backfill_async("y", where=f"id % 3 = {rest}", runner="inline"))
+        assert futures[-1].result().rows_left == 0
+    for thread in threading.enumerate():
+        if thread.name in {f"geneva-{future.job_id}" for future in futures}:
+            thread.join()
+    gc.collect()
+    assert {id(found) for found in gc.get_objects() if isinstance(found, Shard)} <= shards
 
 
 def test_a_background_job_that_fails_raises_from_its_result(make_table: MakeTable) -> None:
