@@ -119,7 +119,10 @@ def _wait_for_jobs() -> None:
     """At the end of the program, wait for running jobs, and log why the process seems to hang."""
     for worker, future in _running:
         while worker.is_alive():
-            logger.warning("The program has ended, and this process waits for job %s. Ctrl-C ends it.", future.job_id)
+            if not future.done():  # else the thread only ends
+                logger.warning(
+                    "The program has ended, and this process waits for job %s. Ctrl-C ends it.", future.job_id
+                )
             worker.join(_REMIND_SECONDS)
 
 

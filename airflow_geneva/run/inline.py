@@ -59,18 +59,23 @@ def apply_inline(
                     report(rows)
                     on_rows(rows)
 
-                return do(unit, both)
+                try:
+                    return do(unit, both)
+                except StillWaiting:
+                    waiting.append(unit)
+                    raise
 
             reports = run_units(run, units, reporter, work.sizing.intra_applier_concurrency)
         return [*reports, do.rest()]
 
-    units, done = [whole_unit(item) for item in works], list[UnitReport]()
+    units, waiting, done = [whole_unit(item) for item in works], list[Unit](), list[UnitReport]()
     try:
         while units:
+            waiting.clear()
             reports = compute(units)
             done += [report for report in reports if not report.waiting]
             # Batches are asked for until the last one is there.
-            units = [unit for unit, report in zip(units, reports, strict=False) if report.waiting]
+            units = list(waiting)
             if units:
                 reporter.keep()
                 wait(sum(reports, UnitReport(True)).waiting)

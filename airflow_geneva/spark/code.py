@@ -9,6 +9,7 @@ import io
 import marshal
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _sent: set[tuple[str, str]] = set()
 # Spark serves sent files from these folders, so they stay until this process ends.
 _sent_folders: list[tempfile.TemporaryDirectory[str]] = []
+_sending = threading.Lock()
 
 
 @functools.cache
@@ -75,18 +77,6 @@ def planned_archives(work: JobSpec, job: Storage) -> dict[str, bytes]:
     return archives
 
 
-def add_archives(session: SparkSession, paths: Iterable[str]) -> None:
-    """Send zipped code to the workers of a session."""
-    path_before = list(sys.path)
-    for path in paths:
-        if is_connect(session):
-            session.addArtifacts(path, pyfile=True)
-        else:
-            session.sparkContext.addPyFile(path)
-    # The zips are for the workers; on this path they would shadow the modules that the user edits.
-    sys.path[:] = path_before
-
-
 def send_code(session: SparkSession, udf_references: Iterable[UdfReference]) -> None:
     """Send this package and the UDFs' modules to the workers."""
     paths = [udf_reference.import_path for udf_reference in udf_references if udf_reference.import_path is not None]
@@ -97,18 +87,25 @@ def send_code(session: SparkSession, udf_references: Iterable[UdfReference]) -> 
 
 def send_archives(session: SparkSession, archives: Mapping[str, bytes]) -> None:
     """Send zipped code to the workers, each once a session."""
-    place = str(session.session_id if is_connect(session) else session.sparkContext.applicationId)  # type: ignore[attr-defined]
-    for name, data in archives.items():
-        if (place, name) not in _sent:
+    connect = is_connect(session)
+    place = str(session.session_id if connect else session.sparkContext.applicationId)  # type: ignore[attr-defined]
+    with _sending:  # jobs in the background may send the same code to the same session
+        path_before = list(sys.path)
+        for name, data in archives.items():
+            if (place, name) in _sent:
+                continue
             folder = tempfile.TemporaryDirectory(prefix="geneva-code-")
             target = Path(folder.name) / name
             target.write_bytes(data)
-            add_archives(session, [str(target)])
-            _sent.add((place, name))
-            if is_connect(session):  # the server has a copy
-                folder.cleanup()
+            if connect:
+                session.addArtifacts(str(target), pyfile=True)
+                folder.cleanup()  # the server has a copy
             else:
+                session.sparkContext.addPyFile(str(target))
                 _sent_folders.append(folder)
+            _sent.add((place, name))
+        # The zips are for the workers; on this path they would shadow the modules that the user edits.
+        sys.path[:] = path_before
 
 
 def _named(name: str, data: bytes) -> tuple[str, bytes]:

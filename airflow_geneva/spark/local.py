@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("airflow_geneva.spark")
 
 _java_folders: list[tempfile.TemporaryDirectory[str]] = []
+_starting = threading.Lock()
 
 
 def open_session(concurrency: int) -> SparkSession:
@@ -28,9 +29,16 @@ def open_session(concurrency: int) -> SparkSession:
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    # A background thread has no active session of its own; this returns the process's.
-    with suppress(PySparkRuntimeError):
-        return SparkSession.active()
+    with _starting:  # of jobs in the background, one starts a session, and the others get it
+        # A background thread has no active session of its own; this returns the process's.
+        with suppress(PySparkRuntimeError):
+            return SparkSession.active()
+        return _start_session(concurrency)
+
+
+def _start_session(concurrency: int) -> SparkSession:
+    from pyspark.sql import SparkSession
+
     java = tempfile.TemporaryDirectory(prefix="geneva-java-")
     _java_folders.append(java)
     os.environ.update(java_environment(java.name))

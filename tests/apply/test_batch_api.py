@@ -8,6 +8,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,6 +136,21 @@ def test_all_batches_are_submitted_before_the_first_is_waited_for(tmp_path: Path
     assert table.backfill("y", runner="inline").rows_computed == 100
     assert SERVICE.paid == list(range(100))
     assert left_behind(table) == []
+
+
+class FirstIsLast(TenTimes):
+    def poll(self, handle: str) -> bool:
+        first = handle == "batch-0"
+        time.sleep(0.2 * first)
+        return super().poll(handle) and not (first and SERVICE.asked[handle] == 2)
+
+
+def test_threads_wait_for_the_batches_that_are_not_answered(tmp_path: Path) -> None:
+    """Fragments end in another order than they begin."""
+    table = numbers(tmp_path, ten_times(FirstIsLast), rows=80, fragments=8)
+    result = table.backfill("y", runner="inline", intra_applier_concurrency=4)
+    assert (result.state, result.rows_computed, len(SERVICE.batches)) == ("DONE", 80, 8)
+    assert values(table) == {x: 10 * x for x in range(80)}
 
 
 def test_rows_of_many_batches_are_not_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

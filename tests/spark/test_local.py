@@ -24,9 +24,11 @@ def grow(x: int) -> int:
         print("said by the function", file=sys.stderr, flush=True)
     return x + 1
 
-table = connect(sys.argv[1]).create_table("docs", {"x": [1, 2]})
-table.add_columns({"n": grow})
-print(table.backfill("n", runner="spark").rows_computed)
+tables = [connect(sys.argv[1]).create_table(name, {"x": [2, first]}) for name, first in (("one", 1), ("two", 3))]
+for table in tables:
+    table.add_columns({"n": grow})
+futures = [table.backfill_async("n", runner="spark") for table in tables]
+print([future.result().rows_computed for future in futures])
 """
 
 
@@ -63,11 +65,11 @@ def test_all_lines_are_printed_where_it_does_not_start(capsys: pytest.CaptureFix
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_script_prints_what_it_prints(tmp_path: Path) -> None:
+def test_a_script_with_two_jobs_at_once_prints_what_it_prints(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "db")]
     # The workers' standard error stays open a moment longer than the program.
     with (tmp_path / "told").open("w+") as told:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=told, text=True, check=True)
         told.seek(0)
-        assert (done.stdout, told.read()) == ("2\n", "said by the function\n")
+        assert (done.stdout, told.read()) == ("[2, 2]\n", "said by the function\n")
