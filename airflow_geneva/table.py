@@ -31,7 +31,7 @@ from airflow_geneva.udf.definition import (
     read_definition,
     stored_definition,
 )
-from airflow_geneva.udf.of_process import find_udf
+from airflow_geneva.udf.of_process import find_udf, keep_udf
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -371,9 +371,7 @@ class Table(Summarized, Readable):
         definition = self.definition(request.column, dataset)
         udf = load_udf(udf) if isinstance(udf, str) else udf
         if udf is not None and not isinstance(udf, UDF):
-            raise InvalidInput(
-                f"udf={udf!r} is not a UDF. Give a function decorated with @udf(...), or its import path."
-            )
+            raise InvalidInput(f"udf={udf!r} is not a UDF. Give a function made with @udf(...), or its import path.")
         function = udf or self.column_udf(request.column, definition)
         own_inputs = definition.input_columns if udf is None or udf.name == definition.name else None
         return plan_request(self.location, request, function, own_inputs, dataset), function
@@ -388,6 +386,7 @@ class Table(Summarized, Readable):
         check_runner(runner)
         watch = Stopwatch()
         plan, function = self._plan(request, udf)
+        keep_udf(function)
         return plan, Udfs({request.column: function}), watch
 
     def column_udf(self, column: str, definition: UdfDefinition | None = None) -> UDF:

@@ -12,7 +12,7 @@ from airflow_geneva.apply.reader import fixed_width
 from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, seen
 from airflow_geneva.checkpoint.provenance import version_label
 from airflow_geneva.checkpoint.records import StagedFragment, encode_runs, merge_runs
-from airflow_geneva.checkpoint.reuse import CheckpointIndex, ReusableRows
+from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.commit.column import Candidate, ShardCommitter
 from airflow_geneva.errors import InvalidInput
@@ -28,7 +28,7 @@ from airflow_geneva.plan.reusable_checkpoints import ReusableColumn
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard, Works
 from airflow_geneva.run.expectations import ValueChecks, stop_if_not_met, total
-from airflow_geneva.run.units import Target, staged_or_restaged, stopped_at_cap
+from airflow_geneva.run.units import Target, remove_broken, staged_or_restaged, stopped_at_cap
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.definition import MIXED_VERSIONS_KEY
 from airflow_geneva.write.data_files import ColumnFileWriter, assemble
@@ -107,8 +107,8 @@ class ColumnPublisher:
         return replace(ColumnTarget.at(self.location, self.work), written={})
 
     def commit(self, shard: Shard) -> ShardResult:
-        candidates, missing = self._staged(shard)
         if self.work.at_once:
+            candidates, missing = self._staged(shard)
             due = sum(len(candidate.staged.computed & candidate.work.due) for candidate in candidates)
             failed = sum(len(candidate.failed) for candidate in candidates)
             jobs = [pair for candidate in candidates for pair in candidate.staged.by_job]
@@ -124,7 +124,19 @@ class ColumnPublisher:
                 left_reasons=tuple((fragment, why) for fragment, _, why in missing),
                 visible=False,
             )
-        return self._commit(shard, candidates, missing)
+        return self._commit(shard, [shard])
+
+    def _commit(self, whole: Shard, parts: Sequence[Shard]) -> ShardResult:
+        """Check and commit what is staged of the parts of a shard; rows in a damaged file count as missing."""
+        staged = [self._staged(part) for part in parts]
+        candidates = [candidate for found, _ in staged for candidate in found]
+        missing = [left for _, found in staged for left in found]
+        try:
+            return self._commit_staged(whole, candidates, missing)
+        except BrokenFile as broken:
+            damaged = [one.work for one in candidates if one.staged.file == broken.source]
+            remove_broken(self.target.store, broken, (str(self.work.key(fragment)) for fragment in damaged))
+            return self._commit(whole, parts)
 
     def _staged(self, shard: Shard) -> tuple[list[Candidate], list[tuple[int, int, str]]]:
         """Return the staged fragments of a shard, and why others are not."""
@@ -148,7 +160,7 @@ class ColumnPublisher:
                 missing.append((fragment.id, fragment.rows, "not all of its rows are computed"))
         return candidates, missing
 
-    def _commit(
+    def _commit_staged(
         self, shard: Shard, candidates: Sequence[Candidate], missing: Sequence[tuple[int, int, str]]
     ) -> ShardResult:
         work, target = self.work, self.target
@@ -182,12 +194,9 @@ class ColumnPublisher:
         """Check and commit all shards; the first result has the rows of all of them."""
         job, count = self.target.job, len(self.saved.shards)
         shards = [self.saved.load_shard(job, index) for index in range(count)]
-        staged = [self._staged(shard) for shard in shards]
-        candidates = [candidate for found, _ in staged for candidate in found]
-        missing = [left for _, found in staged for left in found]
         whole = Shard(0, Works(work for shard in shards for work in shard.fragments))
         others = [ShardResult(index, self.saved.fingerprint) for index in range(1, count)]
-        return [self._commit(whole, candidates, missing), *others]
+        return [self._commit(whole, shards), *others]
 
     def _computed_part(self, fragment: FragmentWork, index: CheckpointIndex) -> list[Candidate]:
         """Stage what was computed of a fragment before the job stopped at its cap."""

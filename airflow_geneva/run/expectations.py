@@ -88,7 +88,7 @@ class ValueChecks:
             failed = fragment.failures.all.mask(offsets)
             nulls = {name: rows for name, rows in fragment.nulls if name in blobs}
             if len(nulls) < len(blobs):
-                raise BrokenFile(fragment.file)  # written before its NULLs were kept
+                raise BrokenFile(fragment.file) from ValueError("It was written before its NULLs were kept.")
             file, read = staged_file(self.written, fragment.file), readable
             positions = offsets[~failed]
             if fragment.dense:

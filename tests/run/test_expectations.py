@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lance
@@ -231,6 +233,34 @@ def test_of_blobs_is_known_which_have_no_value(make_table: MakeTable, trace: Tra
         view.expect({"copy": expect.max_null_fraction(0.1)})
         found = view.refresh(runner="inline").checked
         assert [(one.rows, one.wrong, one.passed) for one in found] == [(38, 2, False), (38, 2, True)]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_staged_file_that_turns_out_to_be_damaged_is_computed_again(make_table: MakeTable, whole: bool) -> None:
+    """Its footer is whole, so that only reading its values shows it."""
+
+    @udf(data_type=pa.list_(pa.string()), version="1", name="texts")
+    def texts(x: int) -> list[str]:
+        return [f"value {x} {'y' * (x % 50)}" for _ in range(x % 5)]
+
+    def expecting(one: Expectation) -> UDF:
+        return replace(texts, expect=(one,))
+
+    table = make_table(2000, per_fragment=500)
+    table.add_columns({"y": expecting(expect.satisfies(lambda values: [False] * len(values)))})
+    committed = set(Path(table.uri, "data").iterdir())
+    with pytest.raises(JobFailed, match="invisible"):
+        table.backfill("y", runner="inline")
+    staged = sorted(set(Path(table.uri, "data").iterdir()) - committed)
+    content = staged[0].read_bytes()
+    staged[0].write_bytes(b"\xff" * (len(content) // 2) + content[len(content) // 2 :])
+
+    good = expecting(expect.satisfies(lambda values: [True] * len(values), whole=whole))
+    result = table.backfill("y", udf=good, runner="inline")
+    assert (result.state, result.rows_reused, result.rows_left) == ("PARTIAL", 1500, 500)
+    again = table.backfill("y", udf=good, runner="inline")
+    assert (again.state, again.rows_computed, again.rows_left) == ("DONE", 500, 0)
+    assert table.to_arrow().column("y").null_count == 0
 
 
 def test_a_rule_must_fit_the_type_and_is_no_part_of_the_version() -> None:
