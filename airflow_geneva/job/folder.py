@@ -18,11 +18,11 @@ from airflow_geneva.storage.files import Storage
 RECORD, HEARTBEAT = "job.json", "heartbeat.json"
 _ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,120}$")
 
-STARTED, APPLYING, SUBMITTED, WAKES, APPLIED = "started", "applying", "submitted", "wakes", "applied"
+STARTED, APPLYING, SUBMITTED, WAKES, SPENT, APPLIED = "started", "applying", "submitted", "wakes", "spent", "applied"
 COMMITTING, CHECKED, FAILURE = "committing", "checked", "failure"
 """Parts of a shard's status: when the last try began, progress of apply, rows that a service has by submission, how
-often the task was deferred, result of apply, progress of the commit, what its checks of values found, and why the last
-try failed."""
+often the task was deferred, what all tries have spent of a cap, result of apply, progress of the commit, what its
+checks of values found, and why the last try failed."""
 
 
 def new_job_id() -> str:

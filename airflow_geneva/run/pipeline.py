@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol
 
 from airflow_geneva.display import counted
@@ -29,7 +29,7 @@ from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.plan.shard import Shard
-from airflow_geneva.run.caps import CapReached, Caps
+from airflow_geneva.run.caps import CapReached, Caps, Spent
 from airflow_geneva.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.run.column import ColumnPublisher
 from airflow_geneva.run.estimate import estimate_by_history
@@ -180,6 +180,7 @@ class PlannedJob:
         self.work = work = saved.work
         self.waits = True
         self.unmet = ""
+        self._ended: dict[int, Spent] = {}
         self.folder = JobFolder.of(location.checkpoints, work.job_id)
         self.publisher: Publisher = (
             ViewPublisher(location, saved, work, swap)
@@ -199,17 +200,17 @@ class PlannedJob:
         """
 
         def compute(caps: Caps) -> list[UnitReport]:
-            plan = self.saved.fingerprint
+            plan, wait = self.saved.fingerprint, caps.around(self.waiting(shard))
             if self.choice is not None and self.choice.runner == "spark" and shard.to_apply:
                 from airflow_geneva.spark.tasks import apply_in_session
 
-                return apply_in_session(self.location, self.work, shard, udfs, plan, caps, self.waiting(shard))
+                return apply_in_session(self.location, self.work, shard, udfs, plan, caps, wait)
 
             def both(rows: int) -> None:
                 on_rows(rows)
                 caps.add(rows)
 
-            more = (plan, self.publisher.target, self.waiting(shard), Meter(lambda: caps.most_reported))
+            more = (plan, self.publisher.target, wait, Meter(lambda: caps.most_reported))
             return apply_inline(self.location, self.work, shard, udfs, both, *more)
 
         self._apply(shard, compute)
@@ -220,7 +221,7 @@ class PlannedJob:
 
         def compute(caps: Caps) -> list[UnitReport]:
             udfs, plan = Udfs.planned(self.work), self.saved.fingerprint
-            wait = self.waiting(shard)
+            wait = caps.around(self.waiting(shard))
             return apply_on_spark(session, self.location, self.work, shard, udfs, plan, caps, wait, **every)
 
         return self._apply(shard, compute)
@@ -236,6 +237,7 @@ class PlannedJob:
     def _apply(self, shard: Shard, compute: Callable[[Caps], Sequence[UnitReport]]) -> dict[str, Any]:
         """Compute a shard until the job reaches a cap, and write the result."""
         began, stopped, caps = time.monotonic(), None, self._caps(shard)
+
         with reporting_remade(self.work.tables, self.location.options):
             try:
                 if shard.to_apply:
@@ -244,11 +246,13 @@ class PlannedJob:
             except CapReached as reached:
                 reports, stopped = reached.reports, str(reached)
                 logger.warning("%s %s.", self.work.target, stopped)
+            finally:
+                caps.keep(caps.own)
             return self.write_applied(shard, reports, time.monotonic() - began, caps, stopped)
 
     def _caps(self, shard: Shard) -> Caps:
-        read = partial(self.folder.read_shard, self.saved.fingerprint)
-        return Caps.of(self.work, read, len(self.saved.shards), shard.index)
+        plan, shards = self.saved.fingerprint, len(self.saved.shards)
+        return Caps.of(self.work, self.folder, plan, shard.index, shards, self._ended)
 
     def is_at_cap(self, shard: Shard) -> bool:
         """Whether the job has reached a cap, so that the shard is not computed; its result says so then."""
@@ -281,8 +285,6 @@ class PlannedJob:
             "seconds": round(seconds + waited, 3),
             "start_seconds": round(waited, 3),
         }
-        if caps is not None and self.work.sizing.watched:
-            document |= {"slot_seconds": round(caps.shard_slot_seconds, 3)}
         if stopped:
             document |= {"stopped": stopped, "rows_run": max(done.speed.rows, caps.computed if caps else 0)}
         self.folder.update_shard(self.saved.fingerprint, shard.index, applied=document, submitted=None)

@@ -153,6 +153,12 @@ def test_threads_wait_for_the_batches_that_are_not_answered(tmp_path: Path) -> N
     assert values(table) == {x: 10 * x for x in range(80)}
 
 
+@pytest.mark.parametrize("cap", [{"max_seconds": 1.0}, {"max_cost": 1.5, "price_per_slot_hour": 3600.0}])
+def test_waiting_for_the_service_does_not_count_for_a_cap(tmp_path: Path, cap: dict[str, float]) -> None:
+    table = numbers(tmp_path, ten_times(poll_interval=1.0), rows=80, fragments=2)
+    assert table.backfill("y", runner="inline", **cap).state == "DONE"
+
+
 def test_rows_of_many_batches_are_not_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submissions, "_MOST_OPEN_ROWS", 30)
     table = numbers(tmp_path, rows=300)

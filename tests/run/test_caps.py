@@ -12,6 +12,7 @@ import pytest
 
 from airflow_geneva import connect, report, udf
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import DONE, PARTIAL
 from airflow_geneva.run import caps
 from airflow_geneva.run.pipeline import PlannedJob
@@ -153,6 +154,46 @@ def test_shards_that_run_at_the_same_time_keep_a_cap_together(
         list(pool.map(lambda shard: job.apply(shard, Udfs({"y": function})), plan.shards))
     # In 0.1 s until each has written and read what both spend, each makes 20 calls.
     assert 200 <= len(trace) < 300
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_what_earlier_tries_spent_counts(make_table: MakeTable, trace: Trace) -> None:
+    free = udf(data_type=pa.int64(), version="1", name="slow")(slow.func)
+    table = defined(make_table, free, rows=100, per_fragment=100)
+    plan = table.plan_backfill("y", udf=free, max_seconds=0.6, checkpoint_interval=0.05)
+    job = PlannedJob(table.location, record_plan(plan, table.location))
+
+    def kill(_rows: int) -> None:
+        if len(trace) >= 18:
+            raise Killed
+
+    with pytest.raises(Killed):
+        job.apply(plan.shards[0], Udfs({"y": free}), kill)
+    # Each row takes 0.02 s; a second try that forgot the first would compute 30 more.
+    job.apply(plan.shards[0], Udfs({"y": free}))
+    (applied,) = job.applied
+    assert "stopped at its cap of 0.6 seconds" in applied["stopped"]
+    assert len(trace) <= 40
+
+
+def test_status_of_shards_that_are_computed_is_read_once(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, reads, read = defined(make_table, per_fragment=1), list[int](), JobFolder.read_shard
+    table.add_columns({"z": triple_row})
+
+    def counted(folder: JobFolder, plan: str, shard: int) -> dict[str, Any]:
+        reads.append(shard)
+        return read(folder, plan, shard)
+
+    monkeypatch.setattr(JobFolder, "read_shard", counted)
+    table.backfill("y", udf=triple_row, runner="inline", shard_size=1)
+    without = len(reads)
+    table.backfill("z", udf=triple_row, runner="inline", shard_size=1, max_seconds=1_000.0)
+    assert len(reads) - without < without + 40 * 5
 
 
 def test_a_view_stops_at_seconds_and_goes_on(make_table: MakeTable, trace: Trace) -> None:
