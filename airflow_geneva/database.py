@@ -163,7 +163,8 @@ class Database(Summarized):
             data: rows: an Arrow table, batch or stream of batches, a data frame of pandas or polars, a dict of columns,
                 or dicts; None for an empty table of ``schema``. A stream is not read into memory as a whole.
             schema: Arrow schema of the table, to which the data are converted; needed without data.
-            storage_options: ``{"new_table_enable_stable_row_ids": "false"}`` creates a table without stable row ids.
+            storage_options: ``{"new_table_enable_stable_row_ids": "false"}`` creates a table without stable row ids. A
+                table that is overwritten keeps the row ids it has.
             mode: ``create``, or ``overwrite`` to replace all rows and columns of a table that exists, in a new version
                 of it.
             exist_ok: open a table that exists, as it is, if it has the columns of the data or the schema, with their
@@ -207,6 +208,11 @@ class Database(Summarized):
                 f"create_table takes {_STABLE[0]!r} as a storage option, not {unknown}. Give credentials to connect()."
             )
         stable = all(str(value).lower() != "false" for value in given.values())
+        if found is not None and given and found.lance.has_stable_row_ids != stable:
+            raise InvalidInput(
+                f"Table {name!r} was created with{'out' * stable} stable row ids, which overwriting its rows does not "
+                f"change. Leave out {_STABLE[0]!r}, or drop the table first: db.drop_table({name!r})."
+            )
         options = {"enable_stable_row_ids": stable, "mode": "create" if found is None else "overwrite", **write_options}
         write_rows(rows, name, location.uri, storage_options=location.storage_options, **options)
         return Table(location)

@@ -15,6 +15,8 @@ from airflow_geneva.database import Database
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.arrays import check_storable, single_batch
 from airflow_geneva.lance_io.filters import check_where, freeze_where, volatile_functions, where_columns
+from airflow_geneva.limits.calls import calling
+from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, load_udf
@@ -166,7 +168,7 @@ class Query:
         outputs = self._outputs(dataset)
         size = min([udf.batch_size or _READ_ROWS for udf in outputs.udfs.values()], default=_READ_ROWS)
         batches: list[pa.RecordBatch] = []
-        with QueryComputer(outputs.columns, outputs.udfs) as compute:
+        with calling(self.table.location.limits, Meter()), QueryComputer(outputs.columns, outputs.udfs) as compute:
             for part in select_row_ids(dataset, where, self.shuffle_seed, self.max_rows, self.skipped_rows):
                 for start in range(0, len(part), size):
                     batches.append(compute(take_rows(dataset, part[start : start + size], compute.projection)).rows)

@@ -39,7 +39,14 @@ class _Images:
             raise ValueError(
                 f"{len(image):,} bytes that begin with {image[:8]!r} are no image that Pillow knows."
             ) from error
-        except (OSError, EOFError, SyntaxError, self.pillow.DecompressionBombError) as error:
+        except (
+            OSError,
+            EOFError,
+            SyntaxError,
+            RuntimeError,
+            AttributeError,
+            self.pillow.DecompressionBombError,
+        ) as error:
             raise ValueError(f"The image of {len(image):,} bytes cannot be decoded: {error}") from error
         how = self.pillow.Resampling.BICUBIC
         if self.fit == "stretch":

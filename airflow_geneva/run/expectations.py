@@ -55,21 +55,20 @@ class ValueChecks:
         """Read computed values batch by batch; rows on which a UDF failed are not checked."""
         columns = list(dict.fromkeys(column for column, _ in self.expected))
         found: list[Checked | None] = [None] * len(self.expected)
-        held: dict[str, list[tuple[RowIds, pa.Table]]] = {c: [] for c, one in self.expected if one.needs_table}
+        whole = {at: list[tuple[RowIds, pa.Table]]() for at, (_, one) in enumerate(self.expected) if one.needs_table}
         for ids, batch in self._batches(staged, columns) if columns else ():
             fault_point("values.check")
             for at, (column, one) in enumerate(self.expected):
                 values = pa.table({column: batch.column(column)})
-                if one.needs_table:
-                    continue
-                new = _checked(column, one, ids, values)
-                found[at] = new if (old := found[at]) is None else old + new
-            for column, parts in held.items():
-                parts.append((ids, pa.table({column: batch.column(column)})))
-        for at, (column, one) in enumerate(self.expected):
-            if one.needs_table and (parts := held[column]):
-                ids = np.concatenate([ids for ids, _ in parts])
-                found[at] = _checked(column, one, ids, pa.concat_tables(values for _, values in parts))
+                if at in whole:
+                    whole[at].append((ids, values))
+                else:
+                    new = _checked(column, one, ids, values)
+                    found[at] = new if (old := found[at]) is None else old + new
+        for at, parts in whole.items():
+            if parts:
+                ids, values = np.concatenate([ids for ids, _ in parts]), pa.concat_tables(part for _, part in parts)
+                found[at] = _checked(*self.expected[at], ids, values)
         fault_point("values.checked")
         return [
             replace(checked, passed=one.allows(checked.wrong, checked.rows))

@@ -109,10 +109,8 @@ def _log_reused_checkpoints(plan: Plan) -> None:
 
 def failure_message(work: JobSpec, error: BaseException) -> str:
     kept = "\nComputed rows are kept in checkpoints"
-    if isinstance(error, TableRemade):
-        kept = ""  # of a table that was created again, no checkpoint is left
-    elif isinstance(error, ExpectationFailed):
-        kept = ""  # the error says so
+    if isinstance(error, (TableRemade, ExpectationFailed)):
+        kept = ""  # of a table that was created again, none is left; the other error says that they are kept
     elif isinstance(error, UdfError) and (error.row_index is not None or error.call is not None):
         kept += "."  # the error says when to run it again
     else:

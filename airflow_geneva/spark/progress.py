@@ -105,31 +105,20 @@ class Allowance:
         return spent >= given
 
 
+@dataclass
 class ProgressCollector:
     """Adds up the tasks' progress files for the driver's reporter, and stops the tasks if they skip too many rows."""
 
-    def __init__(
-        self,
-        task_spec: TaskSpec,
-        signs: DriverSigns,
-        reporter: ProgressReporter,
-        count: SkipCount,
-        caps: Caps,
-        done: int,
-        sizes: Sequence[int],
-    ) -> None:
-        self.progress = task_spec.progress
-        self.slots = task_spec.slots
-        self.sizes = sizes
-        self.signs = signs
-        self.reporter = reporter
-        self.count = count
-        self.caps = caps
-        self.done_before = done
-        self.used_before = task_spec.used
-        self.failure: GenevaError | CapReached | None = None
-        self.allowances = Allowances()
-        self._next = 0.0
+    task_spec: TaskSpec
+    signs: DriverSigns
+    reporter: ProgressReporter
+    count: SkipCount
+    caps: Caps
+    done_before: int
+    sizes: Sequence[int]
+    failure: GenevaError | CapReached | None = None
+    allowances: Allowances = field(default_factory=Allowances)
+    _next: float = 0.0
 
     def look(self, now: bool = False) -> None:
         if time.monotonic() < self._next and not now:
@@ -140,9 +129,9 @@ class ProgressCollector:
         begun: dict[int, int] = {}
         spent: dict[int, float] = {}
         running: list[int] = []
-        usage = self.used_before
-        for name in self.progress.list_files():
-            document = self.progress.read_document(name) if name.startswith(TASK) else None
+        progress, slots, usage = self.task_spec.progress, self.task_spec.slots, self.task_spec.used
+        for name in progress.list_files():
+            document = progress.read_document(name) if name.startswith(TASK) else None
             if document is None:
                 continue
             rows += document["rows_done"]
@@ -160,15 +149,15 @@ class ProgressCollector:
             skipped.update({int(rule): given_up for rule, given_up in document["skipped"].items()})
             if failure := document.get(FAILURE):
                 kind, message = failure
-                self._stop(getattr(errors, kind)(message))
+                self._stop(getattr(errors, kind, GenevaError)(message))
         self.reporter.rows_done = max(self.reporter.rows_done, self.done_before, rows)
         self.reporter.ready = max(self.reporter.ready, ready)
         self.reporter.rows_ready = max(self.reporter.rows_ready, rows_ready)
         self.reporter.rows_failed = max(self.reporter.rows_failed, failed)
         self.reporter.slot_seconds = max(self.reporter.slot_seconds or 0.0, seconds)
         waiting = [size for task, size in enumerate(self.sizes) if task not in begun]
-        slots = max(self.slots, sum(left > 0 for left in begun.values()))
-        self.reporter.rows_ahead = rows_of_longest_line(begun.values(), waiting, slots)
+        busy = max(slots, sum(left > 0 for left in begun.values()))
+        self.reporter.rows_ahead = rows_of_longest_line(begun.values(), waiting, busy)
         self.reporter.usage = lambda: usage
         if not now:  # the end of a stage is reported by its caller, which would say the same again
             self.reporter.tick()
@@ -176,7 +165,7 @@ class ProgressCollector:
             self.count.check(skipped)
             if not now:
                 self.caps.see(rows, seconds, usage.cost)
-                self._allow(spent, running, min(self.slots, len(running) + len(waiting)), usage.cost)
+                self._allow(spent, running, min(slots, len(running) + len(waiting)), usage.cost)
         except (UdfError, CapReached) as stop:
             self._stop(stop)
 

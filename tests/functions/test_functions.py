@@ -307,11 +307,13 @@ def test_all_kinds_of_pictures_keep_their_color_and_what_is_none_is_a_failure_wi
     assert color(written(red, "gif", save_all=True, append_images=[Image.new("RGB", (9, 9))])) == [250, 0, 0]
     assert color(written(Image.new("LA", (9, 9), (128, 0)), "png")) == [128] * 3
     whole = written(Image.fromarray(np.random.default_rng(1).integers(0, 255, (99, 99, 3), np.uint8)), "png")
+    unknown = written(red, "dds")
     for data, words in {
         b"no image": "8 bytes that begin with b'no image' are no image",
         b"": "0 bytes",
         whole[:900]: "image of 900 bytes cannot be decoded",
         written(Image.new("F", (9, 9), 0.5), "tiff"): "pixels of 32 bits",
+        unknown[:80] + b"\4\0\0\0ABCD" + unknown[88:]: "cannot be decoded: Unimplemented pixel format",
     }.items():
         with pytest.raises(ValueError, match=words):
             color(data)

@@ -156,6 +156,21 @@ def test_calls_that_are_refused_for_too_long_fail(
         table.backfill("v", runner="inline")
 
 
+def test_a_query_that_is_evaluated_here_keeps_limits(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    @udf(data_type=pa.string(), limit=MANY)
+    def echo(text: str) -> str:
+        if not refused:
+            refused.append(text)
+            raise RateLimited(retry_after=0.01)
+        return text
+
+    table = texts_table(tmp_path)
+    assert table.query().select({"v": echo}).to_arrow()["v"].to_pylist() == table.to_arrow()["text"].to_pylist()
+    assert refused == ["text 0 of many"]
+
+
 def test_a_429_is_known_by_what_exceptions_of_clients_have() -> None:
     def raised(**parts: object) -> Exception:
         error = ValueError("429")

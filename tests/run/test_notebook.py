@@ -132,6 +132,8 @@ def test_a_table_that_exists_is_opened_or_overwritten_if_asked(make_table: MakeT
     with pytest.raises(InvalidInput, match="'append'"):
         db.create_table("docs", {"id": [0]}, mode="append")
     assert db.create_table("new", {"id": [0]}, mode="overwrite").version == 1
+    with pytest.raises(InvalidInput, match="was created with stable row ids, which overwriting"):
+        db.create_table("new", {"id": [0]}, None, {"new_table_enable_stable_row_ids": "false"}, "overwrite")
     again = db.create_table("docs", {"id": [0, 1, 2], "x": [10, 1, 2]}, mode="overwrite")
     assert again.to_arrow().to_pydict() == {"id": [0, 1, 2], "x": [10, 1, 2]}
     again.add_columns({"n": plus})
