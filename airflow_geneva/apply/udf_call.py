@@ -109,6 +109,9 @@ class CallFailure:
         return self.exception.rpartition(".")[2]
 
 
+_NO_FIT = CallFailure("UdfError", "", "", (), complete=True)
+
+
 class Mapper:
     """A UDF and the input columns that it is called on; a record-batch UDF without any gets all columns."""
 
@@ -184,7 +187,7 @@ class Mapper:
                 f"UDF {self.udf.name!r} returned {counted(len(output), 'value')} for a batch of "
                 f"{counted(inputs.num_rows, 'row')}. Expected length: {inputs.num_rows}. Got: {len(output)}. "
                 f"{self._schemas(inputs)}",
-                call=CallFailure("UdfError", "", "", (), complete=True),
+                call=_NO_FIT,
             )
         return output
 
@@ -257,7 +260,9 @@ class Mapper:
 
     def _mismatch(self, problem: str, got: str, inputs: pa.RecordBatch, row: int | None = None) -> UdfError:
         return UdfError(
-            f"UDF {self.udf.name!r} failed with type error: {problem}. {self._schemas(inputs)} Got: {got}.", row
+            f"UDF {self.udf.name!r} failed with type error: {problem}. {self._schemas(inputs)} Got: {got}.",
+            row,
+            call=_NO_FIT if row is None else None,
         )
 
     def _raised(self, error: Exception, inputs: pa.RecordBatch, row: int | None, computed: pa.Array | None) -> UdfError:

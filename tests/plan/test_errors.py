@@ -311,14 +311,19 @@ def test_credentials_in_an_exception_are_kept_nowhere(table: Table) -> None:
         assert secret.encode() not in files
 
 
-def test_an_output_of_the_wrong_length_names_the_rows_and_both_lengths(table: Table) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "said"), [(lambda x: x[1:], "Expected length: 25. Got: 24"), (lambda x: 3, "Got: int.")]
+)
+def test_an_output_of_a_batch_that_does_not_fit_names_the_rows_and_both(
+    table: Table, wrong: Callable[[Any], Any], said: str
+) -> None:
     def broken(x: pa.Int64Array) -> pa.Int64Array:
-        return x[1:]
+        return wrong(x)
 
     message = str(run_broken(table, broken))
     assert "The same input fails again: correct the function" in message
     assert "run it again" not in message
-    for part in ("rows 0 to 25 of fragment 0", "'broken'", "Expected length: 25", "Got: 24", "x: int64"):
+    for part in ("rows 0 to 25 of fragment 0", "'broken'", said, "x: int64"):
         assert part in message
 
 
