@@ -63,6 +63,7 @@ class ComputedRows:
         self._history = History(dataset)
         self._tracer = Tracer(self._history, columns)
         self._stable = bool(dataset.has_stable_row_ids)
+        self._references: dict[int, ReferenceVersion | None] = {}
         if state.facts and dataset.version not in state.seen:
             self.learned.append(seen(dataset.version))
 
@@ -110,18 +111,26 @@ class ComputedRows:
         found: dict[Provenance, Ranges] = {}
         if not self._stable or not all(self.names):
             return found
-        for reference in self._references:
+        compared = Ranges.empty()
+        for at, version in enumerate(self._reference_versions):
+            if at >= _MOST_REFERENCES:
+                # What is left was deleted in all of them, and a restore of an older version brought it back.
+                unknown = unknown - compared
             if not unknown:
                 break
+            if (reference := self._reference(version)) is None:
+                continue
             try:
                 with engine_errors():
-                    known, existed = computed_by_value(reference, self.state, self.dataset, files, self.names, unknown)
+                    known, existed, there = computed_by_value(
+                        reference, self.state, self.dataset, files, self.names, unknown
+                    )
             except EngineError:
-                if version_exists(self.dataset, reference.dataset.version):
+                if version_exists(self.dataset, version):
                     raise
                 self._note_gap()
                 continue
-            unknown = unknown & existed
+            unknown, compared = unknown & existed, compared | there
             add_rows(found, known.items())
             for rows in known.values():
                 unknown = unknown - rows
@@ -188,7 +197,7 @@ class ComputedRows:
         return lineage
 
     @cached_property
-    def _references(self) -> list[ReferenceVersion]:
+    def _reference_versions(self) -> list[int]:
         """Table versions at which the facts were complete, newest first."""
         if not self.state.facts:
             return []
@@ -198,14 +207,16 @@ class ComputedRows:
         since = max(since, self.dataset.version - _MOST_VERSIONS, 0)
         if self.state.open_jobs:
             versions |= set(find_commits(self.dataset, since, self.state.open_jobs))
-        found: list[ReferenceVersion] = []
-        for version in sorted((v for v in versions if v <= self.dataset.version), reverse=True)[:_MOST_REFERENCES]:
+        return sorted((version for version in versions if version <= self.dataset.version), reverse=True)
+
+    def _reference(self, version: int) -> ReferenceVersion | None:
+        """Open a version for comparison, once; None if it is gone, or cannot be compared."""
+        if version not in self._references:
             then = open_version_or_none(self.dataset, version)
+            self._references[version] = None if then is None else ReferenceVersion.at(then, self.columns)
             if then is None:
                 self._note_gap()
-            elif reference := ReferenceVersion.at(then, self.columns):
-                found.append(reference)
-        return found
+        return self._references[version]
 
     def _before_compaction(self, files: FragmentFiles, compaction: Compaction) -> dict[Provenance, Ranges]:
         """Derive the provenance of a compacted fragment's rows from the fragments that it was made of.

@@ -55,13 +55,14 @@ def computed_by_value(
     files: FragmentFiles,
     names: tuple[str, ...],
     unknown: Ranges,
-) -> tuple[dict[Provenance, Ranges], Ranges]:
+) -> tuple[dict[Provenance, Ranges], Ranges, Ranges]:
     """Find rows of a fragment that were computed at the reference version and whose inputs and output are unchanged.
 
     The result is right for any history between the two versions, because only values are compared. Return offsets by
-    provenance, and the offsets of all rows that existed at the reference version.
+    provenance, the offsets of all rows that were created by then, and of those that the version has.
     """
     found: dict[Provenance, list[Offsets]] = {}
+    there = list[Offsets]()
     offsets, ids = row_ids(dataset, files.id, created_by=reference.dataset.version)
     wanted = unknown.mask(offsets)
     fitting = RowsPerBudget(batch_bytes(task_memory_bytes()))
@@ -72,15 +73,18 @@ def computed_by_value(
         rows = single_batch(dataset._take_rows(ahead[:size].tolist(), columns=columns))
         fitting.record(rows.num_rows, rows.nbytes)
         ahead = ahead[size:]
-        for provenance, part in _compare(reference, state, rows, names).items():
+        compared, alike = _compare(reference, state, rows, names)
+        there.append(compared)
+        for provenance, part in alike.items():
             found.setdefault(provenance, []).append(part)
     known = {provenance: Ranges.from_offsets(np.concatenate(parts)) for provenance, parts in found.items()}
-    return known, Ranges.from_offsets(offsets[wanted])
+    return known, Ranges.from_offsets(offsets[wanted]), Ranges.union(map(Ranges.from_offsets, there))
 
 
 def _compare(
     reference: ReferenceVersion, state: ColumnState, now: pa.RecordBatch, names: tuple[str, ...]
-) -> dict[Provenance, Offsets]:  # fmt: skip
+) -> tuple[Offsets, dict[Provenance, Offsets]]:
+    """Return the offsets of the rows that the reference version has, and of those that are unchanged."""
     ids = now.column("_rowid")
     columns = [*dict.fromkeys(reference.names), "_rowid", "_rowaddr"]
     # Lance silently leaves out ids that the version does not have, so align the rows by the returned ids.
@@ -88,7 +92,7 @@ def _compare(
     order = np.argsort(then.column("_rowid").to_numpy())
     then_ids = then.column("_rowid").to_numpy()[order]
     if len(then_ids) == 0:
-        return {}
+        return then_ids[:0].astype(np.int64), {}
     at = np.minimum(np.searchsorted(then_ids, ids.to_numpy()), len(then_ids) - 1)
     alive = then_ids[at] == ids.to_numpy()
     mine, theirs = np.flatnonzero(alive), order[at[alive]]
@@ -98,7 +102,7 @@ def _compare(
         alike &= same_values(old, new)
     addresses = then.column("_rowaddr").to_numpy()[theirs].astype(np.int64)
     offsets = offsets_of(now)[mine]
-    return _by_provenance(reference, state, addresses[alike], offsets[alike])
+    return offsets, _by_provenance(reference, state, addresses[alike], offsets[alike])
 
 
 def _by_provenance(

@@ -110,6 +110,17 @@ def test_everything_at_once(table: airflow_geneva.Table) -> None:
     backfill(table, 0)
 
 
+def test_deleted_rows_that_a_restore_brings_back_and_an_update_moves_are_known(table: airflow_geneva.Table) -> None:
+    computed = table.version
+    table.lance.delete("id < 10")
+    for number in range(4):  # no version of the table that a job looked at lately has them
+        table.add([{"id": -number, "x": -number, "u": 0}])
+        backfill(table, 1)
+    table.lance.checkout_version(computed).restore()
+    table.lance.update({"x": "x"}, "id < 10")
+    backfill(table, 0)
+
+
 def test_a_recomputed_input_column_makes_only_its_changed_rows_due(table: airflow_geneva.Table) -> None:
     @udf(data_type=pa.int64(), version="1")
     def negative(y: pa.Int64Array) -> pa.Int64Array:
