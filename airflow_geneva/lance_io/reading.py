@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.filters import check_where
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,8 +37,13 @@ class Readable(ABC):
         return schema.names, None
 
     def count_rows(self, where: str | None = None) -> int:
-        """Count the rows, or the rows for which an SQL condition holds; of a view, those of the last refresh."""
+        """Count the rows, or the rows for which an SQL condition holds; of a view, those of the last refresh.
+
+        Raises:
+            InvalidInput: the condition is not valid for the columns.
+        """
         dataset = self.lance
+        check_where(dataset, where)
         always = self._visible(dataset.schema)[1]
         both = f"{always} AND ({where})" if where is not None and always is not None else where or always
         return int(dataset.count_rows(both))

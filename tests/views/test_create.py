@@ -128,6 +128,8 @@ def test_a_view_is_read_without_what_is_not_computed(make_table: MakeTable) -> N
     assert view.to_arrow().to_pylist() == [{"id": 8, "x": 1}, {"id": 9, "x": 1}]
     assert view.schema.names == ["id", "x"]
     assert (view.count_rows(), view.count_rows("id > 8"), view.count_rows("id = 8 OR id = 9")) == (2, 1, 2)
+    with pytest.raises(InvalidInput, match="The filter 'nope > 8' is not valid"):
+        view.count_rows("nope > 8")
     assert view.query().where("id > 8 OR id < 0").to_arrow().to_pylist() == [{"id": 9, "x": 1}]
     assert view.source() == table
 
