@@ -114,11 +114,13 @@ class ComputedRows:
         compared = Ranges.empty()
         for at, version in enumerate(self._reference_versions):
             if at >= _MOST_REFERENCES:
-                # What is left was deleted in all of them, and a restore of an older version brought it back.
+                # What is left was deleted in all that are there, and a restore of an older version brought it back.
                 unknown = unknown - compared
             if not unknown:
                 break
             if (reference := self._reference(version)) is None:
+                if at >= _MOST_REFERENCES:
+                    break  # older ones are gone, too
                 continue
             try:
                 with engine_errors():
