@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _STABLE = ("new_table_enable_stable_row_ids", "enable_move_stable_row_ids", "enable_stable_row_ids")
 
 
+_OF_VIEW = b"geneva::view::"
 _MODES = ("create", "overwrite")
 _SHOWN_TABLES = 20
 
@@ -200,6 +201,10 @@ class Database(Summarized):
                     'another name, or mode="overwrite" to replace its rows and columns.'
                 )
             return found
+        # Rows that were read from a view come with its definition.
+        kept = {key: value for key, value in (rows.schema.metadata or {}).items() if not key.startswith(_OF_VIEW)}
+        if kept != (rows.schema.metadata or {}):
+            rows = fit_schema(rows, rows.schema.with_metadata(kept))
         if not rows.schema.names:
             raise InvalidInput(f"Table {name!r} would have no columns: the data have none. Give rows, or a schema.")
         given = storage_options or {}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from airflow_geneva.spark.installation import (
     NEWEST_SPARK,
@@ -35,7 +36,7 @@ def print_findings(findings: list[CheckResult]) -> None:
     for heading in ("", "check", "found"):
         table.add_column(heading, overflow="fold")
     for finding in findings:
-        table.add_row("[green]ok[/]" if finding.ok else "[red]no[/]", finding.check, finding.found)
+        table.add_row("[green]ok[/]" if finding.ok else "[red]no[/]", finding.check, Text(finding.found))
     console.print(table)
     for finding in findings:
         if finding.mend is not None:

@@ -199,7 +199,7 @@ def _open_view(db: Database, name: str) -> View:
 
 def _number(text: str | None) -> int | float | None:
     try:
-        return None if text is None else float(text) if "." in text else int(text)
+        return None if text is None else float(text) if set(text) & set(".e") else int(text)
     except ValueError:
         raise InvalidInput(f"--max-failed {text} is no number: give rows, as 100, or a part, as 0.01.") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import URLError
 from urllib.parse import urlsplit
@@ -74,7 +75,7 @@ def check_port() -> Finding:
     try:
         with urlopen(f"http://127.0.0.1:{port}/api/v2/version", timeout=_SECONDS) as answer:  # http only
             return f"{port}: Airflow {json.load(answer)['version']} answers", None
-    except (URLError, OSError, ValueError, LookupError, TypeError):
+    except (URLError, OSError, HTTPException, ValueError, LookupError, TypeError):
         free = next((other for other in range(port + 1, port + 100) if not _listens("127.0.0.1", other)), port + 1)
         return f"{port} is used by another program", _use_port(free)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.arrays import convert_array, copy_sliced_columns
@@ -152,8 +154,23 @@ def _named_columns(columns: Mapping[str, Any], schema: pa.Schema | None) -> pa.T
 
 def _column(values: Any, field: pa.Field | None) -> pa.Array | pa.ChunkedArray:
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
-        return pa.array(values, field and field.type)
+        return _converted(values, field.type) if field is not None else pa.array(values)
     return values if field is None or values.type == field.type else values.cast(field.type)
+
+
+def _converted(values: Any, kind: pa.DataType) -> pa.Array:
+    """Convert Python values to a type; refuse to cut off a fraction or a time, as Arrow does in its own arrays."""
+    is_cut = pt.is_floating if pt.is_integer(kind) else pt.is_timestamp
+    if pt.is_integer(kind) or pt.is_date(kind) or (pt.is_timestamp(kind) and kind.unit in ("s", "ms")):
+        found = None
+        with suppress(pa.ArrowException, TypeError, OverflowError):
+            found = pa.array(values)
+        if found is not None and is_cut(found.type):
+            made = found.cast(kind)
+            if pt.is_date(kind) and made.cast(found.type) != found:
+                raise pa.ArrowInvalid(f"A date and time was given where {kind} has no time")
+            return made
+    return pa.array(values, kind)
 
 
 def _cut_for_files(rows: pa.RecordBatchReader, rows_per_file: int | None) -> pa.RecordBatchReader:

@@ -62,7 +62,7 @@ def optional_float(name: str, value: Any) -> float | None:
 
 def optional_rows(name: str, value: Any) -> int | float | None:
     """Return a number of rows, or of a text with a decimal point a part of them; None for empty text."""
-    of = optional_float if "." in (optional_text(value) or "") else optional_int
+    of = optional_float if set(optional_text(value) or "") & set(".e") else optional_int
     return of(name, value)
 
 

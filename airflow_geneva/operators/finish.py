@@ -73,7 +73,7 @@ class FinishOperator(LanceOperator):
         self.outlets = [*self.outlets, self._alias or lance_asset(table, self.lance_conn_id)]
 
     def execute(self, context: Context) -> dict[str, Any]:
-        summary = self._summary(context)
+        summary, plan_failed = self._summary(context)
         retries = conflict_retries(Configuration.read().version_conflict_max_retries)
         with failing_at_once(InvalidInput):
             job = load_job(self.open_database(), summary)
@@ -99,6 +99,11 @@ class FinishOperator(LanceOperator):
             )
         if why := job.unmet or job.too_many_failed(there):
             raise AirflowFailException(why)
+        if plan_failed:
+            raise AirflowFailException(
+                f"Task {self.plan_task_id!r} failed, so rows may be due that no plan has. Clear it with its downstream "
+                "tasks."
+            )
         if result.state == PARTIAL:
             message = _LEFT_OF_VIEW if of_view else _LEFT_OF_COLUMN
             notes = "".join(f"; {note}" for note in result.notes)
@@ -112,29 +117,27 @@ class FinishOperator(LanceOperator):
         """Return lineage for OpenLineage, if its provider is installed."""
         return None if self._finished is None else lineage_of(*self._finished)
 
-    def _summary(self, context: Context) -> Mapping[str, Any]:
-        """Return the summary of the plan task's last plan.
+    def _summary(self, context: Context) -> tuple[Mapping[str, Any], bool]:
+        """Return the summary of the plan task's last plan, and whether the task failed; an XCom outlives a clear.
 
         Raises:
             AirflowSkipException: the plan task was skipped.
             AirflowFailException: there is no plan.
         """
-        ti = context["ti"]
-        states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[self.plan_task_id], run_ids=[ti.run_id])
-        state = states.get(ti.run_id, {}).get(self.plan_task_id)
+        state = _state_of(self.plan_task_id, context)
         if state == "skipped":
             raise AirflowSkipException(f"Task {self.plan_task_id!r} was skipped: there is nothing to finish.")
-        summary = ti.xcom_pull(task_ids=self.plan_task_id, key=SUMMARY)
-        if not isinstance(summary, Mapping):
+        summary = context["ti"].xcom_pull(task_ids=self.plan_task_id, key=SUMMARY)
+        if not isinstance(summary, Mapping) or state == "upstream_failed":
             raise AirflowFailException(
                 f"There is no plan: task {self.plan_task_id!r} is {state or 'not there'}. "
                 "Clear it with its downstream tasks."
             )
-        return summary
+        return summary, state == "failed"
 
     def _rejected(self, context: Context) -> str | None:
         """Return who rejected the plan, or None."""
-        if self.approve_task_id is None:
+        if self.approve_task_id is None or _state_of(self.approve_task_id, context) in ("failed", "upstream_failed"):
             return None
         found = context["ti"].xcom_pull(task_ids=self.approve_task_id, key=REJECTED)
         return None if found is None else str(found)
@@ -202,6 +205,12 @@ def _record_rejection(job: PlannedJob, by: str) -> None:
 def _stamp(job: PlannedJob, version: int) -> VersionStamp | None:
     location = job.location
     return stamp_of(Storage(location.database_uri, location.options), location.name, version)
+
+
+def _state_of(task_id: str, context: Context) -> str | None:
+    ti = context["ti"]
+    states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[task_id], run_ids=[ti.run_id])
+    return states.get(ti.run_id, {}).get(task_id)  # type: ignore[no-any-return]
 
 
 def _seconds(job: PlannedJob, summary: Mapping[str, Any], committed: Sequence[ShardResult]) -> dict[str, float]:

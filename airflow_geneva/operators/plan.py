@@ -8,9 +8,10 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timezone
+from math import inf
 from typing import Any
 
-from airflow.providers.common.compat.sdk import SkipMixin
+from airflow.providers.common.compat.sdk import AirflowFailException, SkipMixin
 from airflow.sdk import Context
 
 from airflow_geneva.display import counted
@@ -202,7 +203,10 @@ class PlanOperator(LanceOperator, SkipMixin):
 
     def _limits(self) -> dict[str, float]:
         given = ((name, optional_float(f"approve_above {name}", limit)) for name, limit in self.approve_above.items())
-        return {name: limit for name, limit in given if limit is not None}
+        limits = {name: limit for name, limit in given if limit is not None}
+        if bad := {name: limit for name, limit in limits.items() if not 0 <= limit < inf}:
+            raise AirflowFailException(f"approve_above={bad} is not valid: give numbers of at least 0.")
+        return limits
 
     def _compute_small_job(self, job: PlannedJob, shards: Sequence[Shard], udfs: Udfs) -> None:
         """Apply and commit all shards in this task, as their own tasks do."""

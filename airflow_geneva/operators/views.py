@@ -113,6 +113,10 @@ class CreateMaterializedViewOperator(LanceOperator):
 
     def _create(self, database: Database, name: str) -> dict[str, Any]:
         query = self._query(database)
+        rows = optional_int("max_rows_per_fragment", self.max_rows_per_fragment)
+        rows = ROWS_PER_FRAGMENT if rows is None else rows
+        if rows < 1:
+            raise InvalidInput(f"max_rows_per_fragment={rows} is not valid: give a whole number of at least 1.")
         differences: list[str] = []
         if database.location(name).exists():
             differences = self._compare(database, name, query)
@@ -125,10 +129,11 @@ class CreateMaterializedViewOperator(LanceOperator):
                     "Change the task back, give the view another name, or give recreate=True to drop it and compute it "
                     "again."
                 )
+            self._check_expect(query, name)
             self.log.warning("View %s is dropped and created again: %s.", name, "; ".join(differences))
             database.drop_table(name)
-        rows = optional_int("max_rows_per_fragment", self.max_rows_per_fragment)
-        rows = ROWS_PER_FRAGMENT if rows is None else rows
+        else:
+            self._check_expect(query, name)
         try:
             view = query.create_materialized_view(database, name, max_rows_per_fragment=rows)
         except (InvalidInput, OSError):
@@ -138,6 +143,11 @@ class CreateMaterializedViewOperator(LanceOperator):
             return {"view": name, "created": False, "differences": differences}
         self.log.info("View %s was created, with %s to compute.", name, counted(view.lance.count_rows(), "row"))
         return {"view": name, "created": True, "differences": differences}
+
+    def _check_expect(self, query: Query, name: str) -> None:
+        """Refuse expectations that do not fit before a view is dropped or created."""
+        if self.expect is not None:
+            query.definition().expecting(self.expect, query.output_schema(), name)
 
     def _query(self, database: Database) -> Query:
         place = optional_text(self.source_database)

@@ -224,8 +224,14 @@ def count_freshness(opened: VisibleDatabase, location: TableLocation, seconds: f
     computed = [replace(item, job=newest.get(item.name)) for item in described.computed]
     shown = [_with_count(location, described.version, item, until) for item in computed]
     views = _views_of(opened, location, described.version, until)
+    if opened.place is None:  # an error may name the place
+        shown, views = _without_errors(shown), views and _without_errors(views)
     whole = views is not None and not any(item.counting for item in (*shown, *views))
     return FreshnessView(tuple(shown), tuple(views or ()), not whole)
+
+
+def _without_errors(items: list[ColumnRow]) -> list[ColumnRow]:
+    return [replace(item, error="It cannot be read.") if item.error else item for item in items]
 
 
 def _with_count(location: TableLocation, version: int, item: ColumnRow, until: float) -> ColumnRow:

@@ -68,7 +68,15 @@ def freeze_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], 
 def _session(root: str, options: tuple[tuple[str, str], ...], pid: int) -> LanceFileSession:
     from lance.file import LanceFileSession
 
-    return LanceFileSession(root, storage_options=dict(options) or None)
+    try:
+        return LanceFileSession(root, storage_options=dict(options) or None)
+    except ValueError as error:
+        if "No object store provider" not in str(error):
+            raise
+        scheme = root.partition("://")[0]
+        raise InvalidInput(
+            f"Lance has no storage for {scheme}://. Give a path, or a URI such as s3://bucket/db, gs:// or az://."
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -121,8 +121,14 @@ def check_type(table: str, column: str, found: pa.DataType, udf: UDF) -> None:
 
 def check_column_name(name: object) -> None:
     """Reject names that Lance uses for its own columns, or reads as paths into structs."""
-    if not isinstance(name, str) or not name.strip() or name.startswith("_row") or name in _RESERVED or "." in name:
+    if (
+        not isinstance(name, str)
+        or not name.strip()
+        or name.startswith("_row")
+        or name in _RESERVED
+        or set(name) & set(".`")
+    ):
         raise InvalidInput(
             f"{name!r} cannot be the name of a computed column: it is empty, one of Lance's own (_row..., _distance, "
-            "_score), or has a dot in it, which Lance reads as a path into a struct. Choose another."
+            "_score), or has a dot in it, which Lance reads as a path into a struct, or a backtick. Choose another."
         )

@@ -71,6 +71,17 @@ def test_after_a_rejection_the_run_is_green_and_skipped_and_says_so(due: Desk, o
     [job] = read_jobs(location.checkpoints, job_ids(location.checkpoints)[:1])
     assert (job.state, job.rows_left, job.rows_computed) == ("PARTIAL", 2 * ROWS, 0)
     assert job.notes[-1] == "not approved, by Ada"
+    if not of_view:  # the rejection outlives a clear
+        run.clear("backfill.plan").go(kill="backfill.approve")
+        assert (run.state, run.states()["backfill.finish"]) == ("failed", "failed")
+
+
+@waiting
+@pytest.mark.parametrize("limit", ["nan", "inf", "-1"])
+def test_a_threshold_that_is_no_number_lets_no_plan_pass(due: Desk, limit: str) -> None:
+    run = Driver.trigger(make_dag(due, approve_above={"rows": f"{{{{ '{limit}' }}}}"})).go()
+    assert "is not valid: give numbers of at least 0" in run.error("backfill.plan")
+    assert due.calls() == []
 
 
 def test_a_plan_below_the_threshold_does_not_wait(due: Desk) -> None:

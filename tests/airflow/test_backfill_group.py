@@ -265,6 +265,37 @@ def test_clearing_the_plan_alone_does_not_let_an_incomplete_run_go_green(desk: D
     assert len(events(desk.asset)) == 2
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_cleared_plan_that_did_not_run_lets_no_run_go_green(desk: Desk, killed: bool) -> None:
+    """The summary of the plan before outlives the clear."""
+    desk.append("a")
+    desk.define(n="length")
+    refuses: list[str] = []
+    with DAG(f"dag_{desk.table.name}", schedule=None) as dag:
+
+        @task
+        def before() -> None:
+            if refuses:
+                raise ValueError(refuses[0])
+
+        before() >> BackfillTaskGroup(table=desk.table.name, column="n", inline_below_rows=10**9)
+    run = Driver.trigger(dag).go()
+    assert run.state == "success", run.errors
+    desk.append("b")
+    if killed:
+        run.clear("backfill.plan").go(kill="backfill.plan")
+    else:
+        refuses.append("no rows today")
+        run.clear("before").go()
+    assert run.states()["backfill.plan"] == ("failed" if killed else "upstream_failed")
+    assert run.state == "failed"
+    assert "Clear it with its downstream tasks" in run.error("backfill.finish")
+    refuses.clear()
+    run.clear("backfill.plan" if killed else "before").go()
+    assert run.state == "success", run.errors
+    assert desk.values() == dict.fromkeys(texts("ab"), 3)
+
+
 def test_clearing_the_plan_alone_and_then_one_shard_is_incomplete_too(desk: Desk) -> None:
     desk.append("ab")
     desk.define(n="length")

@@ -65,6 +65,9 @@ def test_a_changed_definition_is_made_anew_when_told(desk: Desk) -> None:
     view = desk.database.open_table("v")
     assert isinstance(view, View)
     assert (view.view_definition.where, view.lance.count_rows()) == ("text < 'a05'", 5)
+    for wrong in ({"max_rows_per_fragment": "0"}, {"expect": {"nope": []}}):
+        assert make(desk, where="text < 'a09'", recreate=True, **wrong).state == "failed"
+    assert view.lance.count_rows() == 5, "what is wrong is found before the view is dropped"
     unchanged = make(desk, where="text < 'a05'", recreate=True)
     assert unchanged.xcom("make")["created"] is False
 

@@ -396,7 +396,7 @@ def test_every_udf_form_reports_the_same_way(make_table: MakeTable, trace: Trace
     assert [(r.state, r.rows_computed, r.rows_skipped) for r in results] == [("DONE", 10, 0)] * 2
 
 
-@pytest.mark.parametrize("name", ["", " ", "_rowid", "_row_anything", "_distance", "a.b"])
+@pytest.mark.parametrize("name", ["", " ", "_rowid", "_row_anything", "_distance", "a.b", "a`b"])
 def test_a_column_name_that_would_break_the_table_is_refused(tmp_path: Path, name: str) -> None:
     table = connect(tmp_path / "db").create_table("docs", pa.table({"x": [1]}))
     with pytest.raises(InvalidInput, match="cannot be the name of a computed column"):

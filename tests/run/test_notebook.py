@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
+from datetime import datetime
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,13 @@ def test_a_table_that_exists_is_opened_or_overwritten_if_asked(make_table: MakeT
     with pytest.raises(InvalidInput, match="'append'"):
         db.create_table("docs", {"id": [0]}, mode="append")
     assert db.create_table("new", {"id": [0]}, mode="overwrite").version == 1
+    assert db.create_table("copy", view.to_arrow()).add({"id": [99]}) is None
+    assert len(db.open_table("copy")) == 11
+    day = pa.schema({"n": pa.int64(), "d": pa.date32()})
+    db.create_table("days", [{"n": 2.0, "d": datetime(2026, 1, 1)}], day)
+    for n, moment in ((2.9, datetime(2026, 1, 1)), (2, datetime(2026, 1, 1, 5))):
+        with pytest.raises(InvalidInput, match="cannot be converted to Arrow"):
+            db.open_table("days").add([{"n": n, "d": moment}])
     with pytest.raises(InvalidInput, match="was created with stable row ids, which overwriting"):
         db.create_table("new", {"id": [0]}, None, {"new_table_enable_stable_row_ids": "false"}, "overwrite")
     again = db.create_table("docs", {"id": [0, 1, 2], "x": [10, 1, 2]}, mode="overwrite")
