@@ -106,6 +106,8 @@ class Database(Summarized):
         Raises:
             InvalidInput: there is no such table.
         """
+        if newest is not None and newest < 0:
+            raise InvalidInput(f"newest={newest} is not valid: give the maximum number of jobs, or None for all.")
         names = self.table_names() if table is None else [self.open_table(table).name]
         places = {name: self.location(name).checkpoints for name in names}
         # Ids sort by time, so the newest jobs of all tables are known before any job is read.

@@ -14,7 +14,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.current_errors import ErrorGroup, failing_now, group_errors
 from airflow_geneva.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.job.result import BackfillResult, BackfillResults
-from airflow_geneva.lance_io.reading import Readable
+from airflow_geneva.lance_io.reading import Readable, check_columns
 from airflow_geneva.lance_io.rows import RowData, as_rows, write_rows
 from airflow_geneva.plan.freshness import addresses_of_rows, failed_rows_of_column, ids_of_rows
 from airflow_geneva.plan.model import Plan
@@ -25,6 +25,7 @@ from airflow_geneva.udf import UDF, UdfDefinition, load_udf
 from airflow_geneva.udf.definition import (
     UDF_KEY,
     ColumnSpec,
+    by_name,
     check_type,
     define_column,
     define_columns,
@@ -117,9 +118,7 @@ class Table(Summarized, Readable):
         """
         schema = self.schema
         rows = as_rows(data, schema)
-        unknown = [name for name in rows.schema.names if name not in schema.names]
-        if unknown:
-            raise InvalidInput(f"Table {self.name!r} has no columns {unknown}. It has: {', '.join(schema.names)}.")
+        check_columns(self.name, schema.names, rows.schema.names)
         write_rows(rows, self.name, self.uri, mode="append", storage_options=self.location.storage_options)
 
     def add_columns(self, columns: Mapping[str, ColumnSpec]) -> None:
@@ -148,7 +147,7 @@ class Table(Summarized, Readable):
         """
         dataset = self.lance
         changes: dict[str, dict[str, str | None]] = {}
-        for name, spec in columns.items():
+        for name, spec in by_name(columns).items():
             self.definition(name, dataset)
             definition, udf = define_column(self.name, dataset.schema, name, spec)
             check_type(self.name, name, dataset.schema.field(name).type, udf)
@@ -319,13 +318,14 @@ class Table(Summarized, Readable):
             history: all records of all jobs, also of rows that have a value now.
 
         Raises:
-            InvalidInput: ``job_id`` is not a job id.
+            InvalidInput: ``job_id`` is not a job id, or there is no such column and no record of one.
         """
-        checkpoints = self.location.checkpoints
-        records = read_errors(checkpoints, job_id, column_name)
+        records = read_errors(self.location.checkpoints, job_id, column_name)
+        if not records and column_name is not None:
+            check_columns(self.name, self.schema.names, [column_name])
         if job_id is not None or history or not records:
             return records
-        return failing_now(checkpoints, records, self._failed_ids)
+        return failing_now(self.location.checkpoints, records, self._failed_ids)
 
     def group_errors(
         self, job_id: str | None = None, column_name: str | None = None, history: bool = False

@@ -24,6 +24,7 @@ from airflow_geneva.cli.database import (
 )
 from airflow_geneva.database import Database
 from airflow_geneva.display import counted, duration, format_time
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.current_errors import group_errors
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL
 from airflow_geneva.job.shard_status import ShardStatus
@@ -107,6 +108,10 @@ def errors(
     if job is not None and table is None:
         table = db.job(job).table
     tables = [db.open_table(name) for name in (db.table_names() if table is None else [table])]
+    if table is None and column is not None:
+        tables = [each for each in tables if column in each.schema.names]
+        if not tables:
+            raise InvalidInput(f"No table of {db.uri} has a column {column!r}.")
     found = {each.name: each.get_errors(job, column, history) for each in tables}
     records = sorted(((name, row) for name, listed in found.items() for row in listed), key=lambda item: -item[1].time)
     if as_json:

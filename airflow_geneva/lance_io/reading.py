@@ -97,6 +97,11 @@ class Readable(ABC):
         dataset = self.lance
         visible, where = self._visible(dataset.schema)
         chosen = visible if columns is None else [columns] if isinstance(columns, str) else list(columns)
-        if unknown := [name for name in chosen if name not in visible]:
-            raise InvalidInput(f"Table {self.name!r} has no columns {unknown}. It has: {', '.join(visible)}.")
+        check_columns(self.name, visible, chosen)
         return dataset.scanner(columns=chosen, filter=where, **options)
+
+
+def check_columns(table: str, existing: Sequence[str], wanted: Sequence[str]) -> None:
+    """Reject columns that a table does not have."""
+    if unknown := [name for name in wanted if name not in existing]:
+        raise InvalidInput(f"Table {table!r} has no columns {unknown}. It has: {', '.join(existing)}.")

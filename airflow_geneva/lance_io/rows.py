@@ -39,6 +39,10 @@ def as_rows(
     Raises:
         InvalidInput: the data are no rows, or do not fit the types.
     """
+    if schema is not None and not isinstance(schema, pa.Schema):
+        raise InvalidInput(
+            f"schema={schema!r:.200} is no Arrow schema. Give one, such as pa.schema({{'n': pa.int64()}})."
+        )
     try:
         rows = _rows_of(data, schema)
     except (pa.ArrowException, TypeError) as error:
@@ -175,7 +179,9 @@ def _converted(values: Any, kind: pa.DataType) -> pa.Array:
 
 def _cut_for_files(rows: pa.RecordBatchReader, rows_per_file: int | None) -> pa.RecordBatchReader:
     """Split batches where pylance starts a new file: it cannot write a batch that it has to slice itself."""
-    size = rows_per_file or _ROWS_PER_FILE
+    size = _ROWS_PER_FILE if rows_per_file is None else rows_per_file
+    if not isinstance(size, int) or size < 1:
+        raise InvalidInput(f"max_rows_per_file={size!r} is not valid: give a number of rows, at least 1.")
 
     def batches() -> Iterator[pa.RecordBatch]:
         room = size

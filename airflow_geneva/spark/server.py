@@ -87,7 +87,7 @@ def _check_free(port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise InvalidInput(f"Port {port} on {HOST} cannot be used ({error}). Give another one: --port") from error
 
 

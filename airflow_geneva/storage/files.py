@@ -61,6 +61,13 @@ def _is_half_written(name: str) -> bool:
 
 
 def freeze_options(options: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """Return storage options as a value; InvalidInput, which shows no value, if they are not text by name."""
+    if isinstance(options, Mapping) and (wrong := [k for k, v in options.items() if not isinstance(v, str)]):
+        raise InvalidInput(f"The values of storage options are text, which those of {wrong} are not: quote them.")
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidInput(
+            f'Storage options are given by name, {{"region": "..."}}, not as a {type(options).__name__}.'
+        )
     return tuple(sorted((options or {}).items()))
 
 

@@ -31,6 +31,8 @@ _RESERVED = {"_distance", "_score"}
 
 def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) -> tuple[UdfDefinition, UDF]:
     """Return the definition of a column that a UDF computes, checked against the table, and the UDF."""
+    if isinstance(spec, tuple) and (len(spec) != 2 or not isinstance(spec[1], Sequence | None)):
+        raise InvalidInput(f'Column {column!r} got a tuple that is no UDF with its input columns, (my_udf, ["body"]).')
     udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
     inputs = [inputs] if isinstance(inputs, str) else inputs
     udf = load_udf(udf) if isinstance(udf, str) else udf
@@ -46,11 +48,16 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
     return definition, udf
 
 
+def by_name(columns: Mapping[str, ColumnSpec]) -> Mapping[str, ColumnSpec]:
+    """Return columns that are given as add_columns and alter_columns take them; InvalidInput if they are not."""
+    if not isinstance(columns, Mapping):
+        raise InvalidInput(f'Columns are given by name, such as {{"n": udf}}, not as a {type(columns).__name__}.')
+    return columns
+
+
 def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSpec], storage_version: str) -> pa.Schema:
     """Return new computed columns as Arrow fields that hold their definitions; one may feed those after it."""
-    if not isinstance(columns, Mapping):
-        raise InvalidInput(f'add_columns takes columns by name, such as {{"n": udf}}, not a {type(columns).__name__}.')
-    for name in columns:
+    for name in by_name(columns):
         check_column_name(name)
     taken = [name for name in columns if name in schema.names]
     if taken:

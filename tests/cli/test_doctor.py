@@ -305,3 +305,9 @@ def test_the_doctor_checks_what_airflow_is_configured_with(tmp_path: Path, monke
     assert (lance.ok, "a relative path" in lance.found) == (False, True)
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "spork://x"}')
     assert "which Spark does not know" in doctor.run_airflow_checks()[1].found
+
+
+def test_a_spark_server_at_no_port_is_refused() -> None:
+    result = CliRunner().invoke(app, ["spark-server", "--port", "99999999"])
+    assert result.exit_code == 1
+    assert "Error: Port 99999999 on 127.0.0.1 cannot be used" in result.output

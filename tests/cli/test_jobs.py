@@ -178,6 +178,7 @@ def test_errors_prints_rows_with_their_traceback(table: Table, db: str) -> None:
     assert [record["row_id"] for record in read("errors", db, "--job", job.job_id, "--newest", "1")] == [7]
     assert "2 more are not shown" in run("errors", db, "--history", "--rows", "--newest", "1")
     assert read("errors", db, "--table", "docs", "--history")[0]["table"] == "docs"
+    assert "has a column 'typo'" in run("errors", db, "--column", "typo", code=1)
 
 
 def test_errors_groups_what_fails_now_by_its_cause(table: Table, db: str) -> None:

@@ -139,6 +139,22 @@ def test_a_plain_function_is_not_a_udf(table: Table, trace: Trace) -> None:
     assert_refused(table, trace, parts, lambda: table.add_columns({"n": lambda x: x}))  # type: ignore[dict-item]
 
 
+def test_columns_in_another_form_are_refused(table: Table, trace: Trace) -> None:
+    given: Any
+    for given in ((triple,), (triple, ["x"], 1), (triple, 5)):
+        parts = ["Column 'n' got a tuple", '(my_udf, ["body"])']
+        assert_refused(table, trace, parts, lambda given=given: table.add_columns({"n": given}))
+    parts, given = ["by name", "not as a list"], ["y"]
+    assert_refused(table, trace, parts, lambda: table.add_columns(given))
+    assert_refused(table, trace, parts, lambda: table.alter_columns(given))
+
+
+def test_errors_of_a_column_that_never_was_are_refused(table: Table, trace: Trace) -> None:
+    parts = ["Table 'docs' has no columns ['typo']", "It has: "]
+    assert_refused(table, trace, parts, lambda: table.get_errors(column_name="typo"))
+    assert table.get_errors(column_name="y") == []
+
+
 def test_too_generic_annotations_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"Cannot validate generic pa.Array"):
 

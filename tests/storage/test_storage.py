@@ -126,6 +126,35 @@ def test_a_folder_that_no_table_can_be_called_is_no_table(tmp_path: Path) -> Non
     assert connect(tmp_path).table_names() == ["docs"]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"port": 5, "key": "planted"}, r"those of \['port'\] are not"),
+        ("key=planted", "given by name, .* not as a str"),
+    ],
+)
+def test_options_that_are_not_text_by_name_are_refused_and_not_repeated(options: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message) as caught:
+        connect("s3://bucket/db", options)
+    assert "planted" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"schema": "x"}, "schema='x' is no Arrow schema"),
+        ({"data": {"x": [1]}, "max_rows_per_file": 0}, "max_rows_per_file=0 is not valid"),
+    ],
+)
+def test_a_table_is_not_created_from_what_is_no_schema_or_size(tmp_path: Path, given: Any, message: str) -> None:
+    db = connect(tmp_path)
+    with pytest.raises(InvalidInput, match=message):
+        db.create_table("docs", **given)
+    assert db.table_names() == []
+    with pytest.raises(InvalidInput, match="newest=-1 is not valid"):
+        db.jobs(-1)
+
+
 def test_an_empty_place_is_refused() -> None:
     with pytest.raises(InvalidInput, match="empty"):
         normalize_uri("")
