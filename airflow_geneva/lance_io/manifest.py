@@ -296,7 +296,9 @@ def _deletions(data: Bytes, found: Occurrences, count: int) -> tuple[pa.StringAr
     read_version, number, deleted = (_single(parts[field], len(found.begin)) for field in parts)
     names = [
         f"{version}-{name}-{rows or None}"
-        for version, name, rows in zip(read_version.tolist(), number.tolist(), deleted.tolist(), strict=True)
+        for version, name, rows in zip(
+            read_version.tolist(), number.view(np.uint64).tolist(), deleted.tolist(), strict=True
+        )
     ]
     of, rows = np.zeros(count, np.int64), np.zeros(count, np.int64)
     of[found.message] = np.arange(1, len(names) + 1)

@@ -113,6 +113,15 @@ def test_what_is_not_such_a_manifest_is_asked_for_one_by_one(
     assert dict(read_manifest(dataset, columns)) == one_by_one(dataset, columns)
 
 
+def test_a_deletion_file_is_named_as_pylance_names_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = lance.write_dataset(rows(0, 300), tmp_path / "docs.lance", max_rows_per_file=20)
+    # Each of the 15 files gets a random number of 64 bits, and half of them are no signed ones.
+    dataset.delete("x % 20 = 7")
+    columns = columns_of(dataset, ["x"], [], "z")
+    assert dict(read_manifest(dataset, columns)) == one_by_one(dataset, columns)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("stable", [True, False])
 def test_row_ids_are_those_that_a_scan_reads(stable: bool, tmp_path: Path) -> None:
     dataset = lance.write_dataset(
