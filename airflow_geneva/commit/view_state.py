@@ -14,7 +14,7 @@ from airflow_geneva.faults import fault_point
 from airflow_geneva.job.outbox import JOB_PROPERTY
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import field_ids
-from airflow_geneva.lance_io.history import Commit, commits_newest_first, files_written
+from airflow_geneva.lance_io.history import Commit, commits_newest_first, commits_of_version, files_written
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import read_transaction
 from airflow_geneva.storage.location import TableLocation
@@ -71,12 +71,9 @@ _UNKNOWN = Swap(changed="unknown")
 
 def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
     """Find the swap whose rows a version of a view shows; follow restores."""
-    import lance
-
     changed, placeholders = "", False
-    commits = commits_newest_first(dataset, int(dataset.version))
     # Read back to the newest swap, however far: every commit since then may have changed rows.
-    while (commit := next(commits, None)) is not None:
+    for commit in commits_of_version(dataset):
         swap = _swap_of(commit)
         # Lance rebases a commit on those that came after its preparation, and records that it had read them.
         since = int(commit.properties[LOOKED_AT]) + 1 if swap else 0
@@ -88,8 +85,6 @@ def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
             changed, placeholders = changed or did.strip("?"), placeholders or bool(did)
         if swap:
             return replace(swap, changed=changed, placeholders=placeholders)
-        if isinstance(commit.operation, lance.LanceOperation.Restore):
-            commits = commits_newest_first(dataset, int(commit.operation.version))
     return Swap(changed=changed)
 
 

@@ -69,6 +69,20 @@ def commits_newest_first(dataset: lance.LanceDataset, newest: int, oldest: int =
         newest, at_once = newest - len(versions), min(2 * at_once, most)
 
 
+def commits_of_version(dataset: lance.LanceDataset, oldest: int = 1) -> Iterator[Commit]:
+    """Read the commits that a version shows, newest first; those that a restore undid are left out."""
+    import lance
+
+    newest = int(dataset.version)
+    while newest >= oldest:
+        for commit in commits_newest_first(dataset, newest, oldest):
+            yield commit
+            newest = commit.version - 1
+            if isinstance(commit.operation, lance.LanceOperation.Restore):
+                newest = int(commit.operation.version)
+                break
+
+
 def files_written(operation: Any) -> list[lance.fragment.DataFile]:
     """Return the data files that an operation added with new or changed values; a compaction changes no value."""
     import lance

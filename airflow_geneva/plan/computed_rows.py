@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,7 @@ from airflow_geneva.lance_io.history import (
     Origin,
     Tracer,
     among,
+    commits_of_version,
 )
 from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
@@ -63,7 +65,7 @@ class ComputedRows:
         self._history = History(dataset)
         self._tracer = Tracer(self._history, columns)
         self._stable = bool(dataset.has_stable_row_ids)
-        self._references: dict[int, ReferenceVersion | None] = {}
+        self._opened: dict[int, ReferenceVersion | None] = {}
         if state.facts and dataset.version not in state.seen:
             self.learned.append(seen(dataset.version))
 
@@ -111,34 +113,41 @@ class ComputedRows:
         found: dict[Provenance, Ranges] = {}
         if not self._stable or not all(self.names):
             return found
-        compared = Ranges.empty()
-        for at, version in enumerate(self._reference_versions):
-            if at >= _MOST_REFERENCES:
-                # What is left was deleted in all that are there, and a restore of an older version brought it back.
-                unknown = unknown - compared
-            if not unknown:
-                break
-            if (reference := self._reference(version)) is None:
-                if at >= _MOST_REFERENCES:
-                    break  # older ones are gone, too
-                continue
-            try:
-                with engine_errors():
-                    known, existed, there = computed_by_value(
-                        reference, self.state, self.dataset, files, self.names, unknown
-                    )
-            except EngineError:
-                if version_exists(self.dataset, version):
-                    raise
-                self._note_gap()
-                continue
-            unknown, compared = unknown & existed, compared | there
-            add_rows(found, known.items())
-            for rows in known.values():
-                unknown = unknown - rows
+        newest, still_there = self._complete_versions[:_MOST_REFERENCES], Ranges.empty()
+        for version in newest:
+            unknown, there = self._compare(version, files, unknown, found)
+            still_there = still_there | there
+        # A restore undid no move of a row into a fragment that is still there, so it is as it was before the restore.
+        unknown = unknown - still_there
+        if unknown and len(self._complete_versions) > len(newest):
+            for version in self._complete_in_line:
+                if version not in newest:
+                    unknown, _ = self._compare(version, files, unknown, found)
         for provenance, rows in found.items():
             self.learn(files, provenance, rows, all_live=False)
         return found
+
+    def _compare(
+        self, version: int, files: FragmentFiles, unknown: Ranges, found: dict[Provenance, Ranges]
+    ) -> tuple[Ranges, Ranges]:
+        """Add the rows that are as they were at a version to `found`.
+
+        Return those that stay unknown and were created by then, and those whose fragment of then is still there.
+        """
+        if not unknown or (reference := self._reference(version)) is None:
+            return unknown, Ranges.empty()
+        try:
+            with engine_errors():
+                known, existed, there = computed_by_value(
+                    reference, self.state, self.dataset, files, self.names, unknown, self.manifest
+                )
+        except EngineError:
+            if version_exists(self.dataset, version):
+                raise
+            self._note_gap()
+            return unknown, Ranges.empty()
+        add_rows(found, known.items())
+        return (unknown & existed) - Ranges.union(known.values()), there
 
     def given_up(self, files: FragmentFiles, version: str) -> int:
         """Count the live rows of a fragment that failed in the maximum number of runs."""
@@ -199,7 +208,15 @@ class ComputedRows:
         return lineage
 
     @cached_property
-    def _reference_versions(self) -> list[int]:
+    def _complete_in_line(self) -> list[int]:
+        """The newest complete versions that no restore undid, as far back as commits can be read."""
+        oldest = max(self._complete_versions[-1], self.dataset.version - _MOST_VERSIONS)
+        line = takewhile(lambda commit: not commit.gone, commits_of_version(self.dataset, oldest))
+        complete = (commit.version for commit in line if commit.version in self._complete_versions)
+        return list(islice(complete, _MOST_REFERENCES))
+
+    @cached_property
+    def _complete_versions(self) -> list[int]:
         """Table versions at which the facts were complete, newest first."""
         if not self.state.facts:
             return []
@@ -213,12 +230,12 @@ class ComputedRows:
 
     def _reference(self, version: int) -> ReferenceVersion | None:
         """Open a version for comparison, once; None if it is gone, or cannot be compared."""
-        if version not in self._references:
+        if version not in self._opened:
             then = open_version_or_none(self.dataset, version)
-            self._references[version] = None if then is None else ReferenceVersion.at(then, self.columns)
+            self._opened[version] = None if then is None else ReferenceVersion.at(then, self.columns)
             if then is None:
                 self._note_gap()
-        return self._references[version]
+        return self._opened[version]
 
     def _before_compaction(self, files: FragmentFiles, compaction: Compaction) -> dict[Provenance, Ranges]:
         """Derive the provenance of a compacted fragment's rows from the fragments that it was made of.

@@ -47,6 +47,15 @@ class ReferenceVersion:
             return None
         return ReferenceVersion(dataset, read_manifest(dataset, columns), tuple(by_id[field] for field in wanted))
 
+    def in_fragments_of(self, manifest: Mapping[int, FragmentFiles], addresses: Offsets) -> Mask:
+        """Whether rows lie in a fragment that another version has, too, with the same inputs and output."""
+        kept = [
+            fragment_id
+            for fragment_id in np.unique(addresses >> 32).tolist()
+            if fragment_id in manifest and manifest[fragment_id].signature == self.manifest[fragment_id].signature
+        ]
+        return np.isin(addresses >> 32, kept)
+
 
 def computed_by_value(
     reference: ReferenceVersion,
@@ -55,11 +64,13 @@ def computed_by_value(
     files: FragmentFiles,
     names: tuple[str, ...],
     unknown: Ranges,
+    manifest: Mapping[int, FragmentFiles],
 ) -> tuple[dict[Provenance, Ranges], Ranges, Ranges]:
     """Find rows of a fragment that were computed at the reference version and whose inputs and output are unchanged.
 
     The result is right for any history between the two versions, because only values are compared. Return offsets by
-    provenance, the offsets of all rows that were created by then, and of those that the version has.
+    provenance, the offsets of all rows that were created by then, and of those whose fragment of then is still in the
+    `manifest` of the version that is planned.
     """
     found: dict[Provenance, list[Offsets]] = {}
     there = list[Offsets]()
@@ -73,18 +84,18 @@ def computed_by_value(
         rows = single_batch(dataset._take_rows(ahead[:size].tolist(), columns=columns))
         fitting.record(rows.num_rows, rows.nbytes)
         ahead = ahead[size:]
-        compared, alike = _compare(reference, state, rows, names)
-        there.append(compared)
-        for provenance, part in alike.items():
+        compared, addresses, alike = _compare(reference, rows, names)
+        there.append(compared[reference.in_fragments_of(manifest, addresses)])
+        for provenance, part in _by_provenance(reference, state, addresses[alike], compared[alike]).items():
             found.setdefault(provenance, []).append(part)
     known = {provenance: Ranges.from_offsets(np.concatenate(parts)) for provenance, parts in found.items()}
     return known, Ranges.from_offsets(offsets[wanted]), Ranges.union(map(Ranges.from_offsets, there))
 
 
 def _compare(
-    reference: ReferenceVersion, state: ColumnState, now: pa.RecordBatch, names: tuple[str, ...]
-) -> tuple[Offsets, dict[Provenance, Offsets]]:
-    """Return the offsets of the rows that the reference version has, and of those that are unchanged."""
+    reference: ReferenceVersion, now: pa.RecordBatch, names: tuple[str, ...]
+) -> tuple[Offsets, Offsets, Mask]:  # fmt: skip
+    """Return the offsets of the rows that the reference version has, their addresses there, and which are unchanged."""
     ids = now.column("_rowid")
     columns = [*dict.fromkeys(reference.names), "_rowid", "_rowaddr"]
     # Lance silently leaves out ids that the version does not have, so align the rows by the returned ids.
@@ -92,7 +103,8 @@ def _compare(
     order = np.argsort(then.column("_rowid").to_numpy())
     then_ids = then.column("_rowid").to_numpy()[order]
     if len(then_ids) == 0:
-        return then_ids[:0].astype(np.int64), {}
+        none = np.empty(0, np.int64)
+        return none, none, np.empty(0, np.bool_)
     at = np.minimum(np.searchsorted(then_ids, ids.to_numpy()), len(then_ids) - 1)
     alive = then_ids[at] == ids.to_numpy()
     mine, theirs = np.flatnonzero(alive), order[at[alive]]
@@ -100,9 +112,7 @@ def _compare(
     for old_name, name in zip(reference.names, names, strict=True):
         old, new = rows_at(then.column(old_name), pa.array(theirs)), rows_at(now.column(name), pa.array(mine))
         alike &= same_values(old, new)
-    addresses = then.column("_rowaddr").to_numpy()[theirs].astype(np.int64)
-    offsets = offsets_of(now)[mine]
-    return offsets, _by_provenance(reference, state, addresses[alike], offsets[alike])
+    return offsets_of(now)[mine], then.column("_rowaddr").to_numpy()[theirs].astype(np.int64), alike
 
 
 def _by_provenance(

@@ -110,14 +110,20 @@ def test_everything_at_once(table: airflow_geneva.Table) -> None:
     backfill(table, 0)
 
 
-def test_deleted_rows_that_a_restore_brings_back_and_an_update_moves_are_known(table: airflow_geneva.Table) -> None:
-    computed = table.version
-    table.lance.delete("id < 10")
-    for number in range(4):  # no version of the table that a job looked at lately has them
-        table.add([{"id": -number, "x": -number, "u": 0}])
-        backfill(table, 1)
+@pytest.mark.parametrize("undone", ["delete", "change"])
+def test_rows_that_a_restore_brings_back_and_an_update_moves_are_known(
+    table: airflow_geneva.Table, undone: str
+) -> None:
+    computed, rows = table.version, "id >= 0 AND id < 10"
+    if undone == "delete":
+        table.lance.delete(rows)
+    for number in range(2):  # the four newest versions that jobs looked at lack the rows, or have them changed
+        if undone == "change":
+            table.lance.update({"x": "x + 1000"}, rows)
+        table.add([{"id": -1 - number, "x": -number, "u": 0}])
+        backfill(table, 1 + 10 * (undone == "change"))
     table.lance.checkout_version(computed).restore()
-    table.lance.update({"x": "x"}, "id < 10")
+    table.lance.update({"x": "x"}, rows)
     backfill(table, 0)
 
 
