@@ -223,16 +223,17 @@ class CheckpointIndex:
         open_rows = wanted
         lookup: tuple[Offsets, RowIds] | None = None
         for source in [Ancestor(place, wanted), *ancestors]:
+            moved: MovedRows | None = None
             for key in self._keys.get(source.place, ()):
                 if not open_rows:
                     return ReusableRows(tuple(pieces), looked_at)
-                found, seen = self._pieces(key, staged_usable, tried if source.place == place else None)
-                if source.place == place:
+                if source.place != place:
+                    lookup = lookup or row_ids()
+                    moved = moved or MovedRows.of(lookup, source.rows)
+                found, seen = self._pieces(key, staged_usable, tried, moved)
+                if moved is None:
                     looked_at = looked_at | (seen & wanted)
                 for piece in found:
-                    if source.place != place:
-                        lookup = lookup or row_ids()
-                        piece = _follow_row_ids(piece, lookup)
                     piece = piece.only(open_rows & source.rows)
                     if len(piece.offsets):
                         pieces.append(piece)
@@ -240,11 +241,16 @@ class CheckpointIndex:
         return ReusableRows(tuple(pieces), looked_at)
 
     def _pieces(
-        self, key: str, staged_usable: Callable[[StagedFragment], bool], tried: PriorFailures | None
+        self,
+        key: str,
+        staged_usable: Callable[[StagedFragment], bool],
+        tried: PriorFailures,
+        moved: MovedRows | None = None,
     ) -> tuple[list[CheckpointedRows], Ranges]:
         """Read the usable rows of a key, one piece per UDF version, and all rows that it covers.
 
-        Of an ancestor `tried` is None: its failed rows always run again.
+        Args:
+            moved: of an ancestor's key, where its rows are now; the pieces are about these then.
         """
         parsed = parse_key(key)
         if parsed is None:
@@ -255,42 +261,64 @@ class CheckpointIndex:
             if content is None or content.agreement != reuse_rules.agreement:
                 return [], Ranges.empty()
             again = content.failures.all
-            if tried is not None and version == reuse_rules.version:
-                again = reuse_rules.failed_in_other_runs(content.failures, tried)
+            if version == reuse_rules.version:
+                then = moved.back(tried, content.offsets, content.row_ids) if moved else tried
+                again = reuse_rules.failed_in_other_runs(content.failures, then)
             positions = np.arange(len(content.offsets), dtype=np.int64)
             failed = content.failures.all - again
             piece = CheckpointedRows(
                 key, key, False, content.offsets, positions, content.row_ids, content.failures.job_id, version, failed
             )
-            return [piece.only(Ranges.of(0, 1 << 32) - again) if again else piece], content.looked_at - again
+            piece = piece.only(Ranges.of(0, 1 << 32) - again) if again else piece
+            return [moved.follow(piece) if moved else piece], content.looked_at - again
         staged = self._staged(key)
         if staged is None or not staged_usable(staged):
             return [], Ranges.empty()
-        offsets = staged.computed.offsets()
+        offsets, ids = staged.computed.offsets(), staged.row_ids
         job_id = staged.by_job[0][0] if len(staged.by_job) == 1 else ""
-        usable = reuse_rules.usable_rows(staged, version, () if tried is None else tried)
-        failed = staged.failures.all & usable
-        if tried is None:
-            usable, failed = usable - failed, Ranges.empty()
+        then = moved.back(tried, offsets, ids) if moved else tried
+        usable = reuse_rules.usable_rows(staged, version, then)
         positions = np.arange(len(offsets), dtype=np.int64) if staged.dense else offsets
-        piece = CheckpointedRows(key, staged.file, True, offsets, positions, staged.row_ids, job_id, version, failed)
+        failed = staged.failures.all & usable
+        piece = CheckpointedRows(key, staged.file, True, offsets, positions, ids, job_id, version, failed)
         taken = [(maker, rows & usable) for maker, rows in staged.taken]
         own = piece.only(usable - Ranges.union(rows for _, rows in taken))
         pieces = [own, *(replace(piece.only(rows), version=maker) for maker, rows in taken)]
+        if moved:
+            pieces = [moved.follow(piece) for piece in pieces]
         return pieces, staged.looked_at - (staged.computed - usable)
 
 
-def _follow_row_ids(piece: CheckpointedRows, lookup: tuple[Offsets, RowIds]) -> CheckpointedRows:
-    """Map rows by their ids to their offsets in the current fragment."""
-    offsets, live_ids = lookup
-    order = np.argsort(piece.row_ids, kind="stable")
-    if len(order) == 0:
-        return piece
-    ids = piece.row_ids[order]
-    at = np.minimum(np.searchsorted(ids, live_ids), len(order) - 1)
-    hit = ids[at] == live_ids
-    positions = piece.positions[order][at[hit]]
-    return replace(piece, offsets=offsets[hit], positions=positions, row_ids=live_ids[hit])
+@dataclass(frozen=True, eq=False)
+class MovedRows:
+    """Where the rows of an ancestor are in the current fragment: physical offsets, which ascend, and row ids."""
+
+    offsets: Offsets
+    row_ids: RowIds
+
+    @staticmethod
+    def of(lookup: tuple[Offsets, RowIds], rows: Ranges) -> MovedRows:
+        mask = rows.mask(lookup[0])
+        return MovedRows(lookup[0][mask], lookup[1][mask])
+
+    def back(self, tried: PriorFailures, offsets: Offsets, row_ids: RowIds) -> PriorFailures:
+        """Return which rows of the ancestor, given by offsets and row ids, failed in earlier runs."""
+        ids = ((runs, self.row_ids[rows.mask(self.offsets)]) for runs, rows in tried)
+        return tuple((runs, Ranges.from_offsets(offsets[np.isin(row_ids, failed)])) for runs, failed in ids)
+
+    def follow(self, piece: CheckpointedRows) -> CheckpointedRows:
+        """Return what a piece holds of these rows, by their offsets in the current fragment."""
+        order = np.argsort(piece.row_ids, kind="stable")
+        if len(order) == 0:
+            return piece
+        ids = piece.row_ids[order]
+        at = np.minimum(np.searchsorted(ids, self.row_ids), len(order) - 1)
+        hit = ids[at] == self.row_ids
+        source, offsets = order[at[hit]], self.offsets[hit]
+        failed = Ranges.from_offsets(offsets[piece.failed.mask(piece.offsets[source])])
+        return replace(
+            piece, offsets=offsets, positions=piece.positions[source], row_ids=self.row_ids[hit], failed=failed
+        )
 
 
 def read_values(store: CheckpointStore, piece: CheckpointedRows, room: float = inf) -> pa.Array:

@@ -6,15 +6,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from airflow_geneva.checkpoint.facts import Fact, append_ledger, load_state, looked_at
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, prior_failures_of
-from airflow_geneva.checkpoint.records import StagedFragment, decode_runs
+from airflow_geneva.checkpoint.records import StagedFragment
 from airflow_geneva.display import counted
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.result import ShardResult
@@ -30,6 +28,7 @@ from airflow_geneva.lance_io.fragments import (
 )
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec
+from airflow_geneva.plan.moved_rows import LostRows, find_moved_rows
 from airflow_geneva.plan.reusable_checkpoints import staged_fits
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FRAGMENTS_PER_COMMIT, FragmentWork, Shard, fragments_per_commit
@@ -41,23 +40,44 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("airflow_geneva.commit")
 
-# Where rows were deleted, Lance's time for a read of row ids grows with the square of their number.
-_IDS_A_READ = 10_000
-# About a second. Beyond this number, deleted rows count as left; the next plan finds out that they are gone.
-_MOST_LOOKED_UP = 1_000_000
+# Other writers may move rows again while those that they moved before are committed.
+_MOST_ROUNDS = 8
 _MOST_WARNED = 5
 _THREADS = 8
 _DONE = "committed already"
+_DROPPED = "the column was dropped"
+_UPDATED = "updated meanwhile"
+_NOT_HELD = "their computed values are gone from the checkpoints"
 SECONDS_A_COMMIT = 10.0
 """Target time between two commits of a computed shard; longer if the shard would need too many commits."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A staged fragment on its way into the table."""
+    """A staged fragment on its way into the table.
+
+    Args:
+        source: the version that has the fragment, which is not always the planned one.
+        hidden: its computed rows that a commit of the file does not make visible, because they are there no longer.
+    """
 
     work: FragmentWork
     staged: StagedFragment
+    source: lance.LanceDataset = field(repr=False, compare=False)
+    hidden: Ranges = field(default_factory=Ranges.empty, compare=False)
+
+    @property
+    def rows(self) -> Ranges:
+        """The computed rows that were due and become visible."""
+        return (self.staged.computed & self.work.due) - self.hidden
+
+    def without_hidden(self) -> Candidate:
+        """Return the candidate without the rows that it does not make visible, which others do."""
+        due = self.work.due - self.hidden
+        return replace(self, work=replace(self.work, due=due, rows=len(due & self.staged.computed)))
+
+    def lost(self, rows: Ranges, why: str) -> LostRows:
+        return LostRows(self.source, self.work, self.staged, rows, why)
 
     def outcome(self, version: str) -> dict[Provenance, Ranges]:
         """Return the provenance of the fragment's rows after its file, which a UDF version computed, is committed."""
@@ -82,7 +102,7 @@ class Candidate:
     @property
     def failed(self) -> Ranges:
         """The due rows on which the UDF failed."""
-        return self.staged.failures.all & self.work.due
+        return (self.staged.failures.all & self.work.due) - self.hidden
 
     def output(self, field_id: int) -> tuple[tuple[int, int, str], ...]:
         return ((field_id, -1, self.staged.file),)
@@ -106,7 +126,11 @@ def verify(
     """Compare every candidate with the newest version, because Lance does not check a ``DataReplacement``."""
 
     def judge(candidate: Candidate) -> tuple[Candidate, str]:
-        return candidate, _reason(dataset, manifest.get(candidate.work.id), candidate, output_fields)
+        now = manifest.get(candidate.work.id)
+        reason = _reason(dataset, now, candidate, output_fields)
+        if now is None or reason not in ("", _DONE) or now.deletion == candidate.work.files.deletion:
+            return candidate, reason
+        return replace(candidate, hidden=candidate.staged.computed - live_offsets(dataset, now)), reason
 
     with ThreadPoolExecutor(_THREADS) as pool:
         judged = list(pool.map(judge, candidates))
@@ -121,10 +145,10 @@ def _reason(
     dataset: lance.LanceDataset, now: FragmentFiles | None, candidate: Candidate, output_fields: tuple[int, ...]
 ) -> str:
     planned, staged = candidate.work.files, candidate.staged
+    if not output_fields:
+        return _DROPPED
     if now is None:
         return "the fragment is gone (compacted, updated or deleted)"
-    if not output_fields:
-        return "the column was dropped"
     if now.output == candidate.output(output_fields[0]) and now.inputs == planned.inputs:
         return _DONE
     if now.inputs != planned.inputs or now.physical_rows != planned.physical_rows:
@@ -139,18 +163,24 @@ def _reason(
 
 @dataclass
 class ShardCommitter:
-    """Commits the staged fragments of one shard; `planned` is the table in which its column has the planned name."""
+    """Commits the staged fragments of one shard, and those that replaced them since.
+
+    Args:
+        planned: the table in which its column has the planned name.
+        restage: stages what checkpoints hold of the due rows of a fragment of a version.
+    """
 
     location: TableLocation
     saved: SavedPlan
     work: BackfillSpec
     planned: lance.LanceDataset
+    restage: Callable[[lance.LanceDataset, FragmentWork], Candidate | None]
     _done: list[Candidate] = field(default_factory=list)
+    _lost: list[LostRows] = field(default_factory=list)
     _left: list[tuple[int, int, str]] = field(default_factory=list)
     _versions: list[int] = field(default_factory=list)
     _by_others: int = 0
-    _gone: list[tuple[Candidate, Ranges]] = field(default_factory=list)
-    _looked_up: int = 0
+    _deleted: int = 0
     _warned: int = 0
 
     @cached_property
@@ -179,31 +209,19 @@ class ShardCommitter:
             TableRemade: the table was dropped and created again; a commit to the new table is undone.
         """
         self._left.extend(missing)
-        left = self._without_repeated_failures(candidates)
-        asked = len(candidates) if at_once else self.work.sizing.commit_granularity
-        least = size = asked or fragments_per_commit(len(shard.fragments), len(self.saved.shards))
-        while left:
-            group, left = left[:size], left[size:]
-            began = time.monotonic()
-            if check is not None:
-                check(group)
-            self._commit_group(group, at_once)
-            rows_done = sum(done.work.rows - len(done.failed) for done in self._done)
-            on_group(len(self._done), rows_done, tuple(self._versions))
-            if asked is None:
-                spent = max(time.monotonic() - began, 1e-3)
-                size = max(least, round(len(group) * SECONDS_A_COMMIT / spent))
+        self._commit_groups(candidates, shard, on_group, check, at_once)
+        for _ in range(_MOST_ROUNDS):
+            if not self._lost:
+                break
+            self._commit_groups(self._follow(self.location.open()), shard, on_group, check, at_once)
+        for lost in self._lost:
+            self._leave(lost.work.id, len(lost.rows), lost.why)
         if self._warned > _MOST_WARNED:
             logger.warning("Left for the next run: %s.", counted(self._warned - _MOST_WARNED, "more fragment"))
-        ours = sum(n for c in self._done for job, n in c.staged.by_job if job == self.work.job_id)
+        ours = sum(self._rows_of_this_job(candidate) for candidate in self._done)
         # An earlier job may have computed rows that were deleted before this one was planned.
-        everyone = sum(len(c.staged.computed & c.work.due) for c in self._done)
+        everyone = sum(len(candidate.rows) for candidate in self._done)
         failed = sum(len(candidate.failed) for candidate in self._done)
-        # Rows that were deleted since the plan count as computed, whether or not their fragment still exists.
-        for candidate, gone in self._gone:
-            everyone += len(gone)
-            ours += len(gone) if {job for job, _ in candidate.staged.by_job} == {self.work.job_id} else 0
-            failed += len(candidate.staged.failures.all & gone)
         return ShardResult(
             shard=shard.index,
             fingerprint=self.saved.fingerprint,
@@ -212,10 +230,55 @@ class ShardCommitter:
             rows_failed=failed,
             rows_taken=sum(len(rows) for c in self._done for _, rows in c.staged.taken),
             rows_left=sum(count for _, count, _ in self._left),
+            rows_deleted=self._deleted,
             fragments=len(self._done),
             versions=tuple(self._versions),
             left_reasons=tuple((fragment, why) for fragment, _, why in self._left),
         )
+
+    def _rows_of_this_job(self, candidate: Candidate) -> int:
+        ours = sum(rows for job, rows in candidate.staged.by_job if job == self.work.job_id)
+        return min(ours, len(candidate.rows))
+
+    def _commit_groups(
+        self,
+        candidates: Sequence[Candidate],
+        shard: Shard,
+        on_group: Callable[[int, int, tuple[int, ...]], None],
+        check: Callable[[Sequence[Candidate]], None] | None,
+        at_once: bool,
+    ) -> None:
+        left = self._without_repeated_failures(candidates)
+        asked = len(candidates) if at_once else self.work.sizing.commit_granularity
+        least = size = asked or fragments_per_commit(len(shard.fragments), len(self.saved.shards))
+        while left:
+            group, left = left[:size], left[size:]
+            began = time.monotonic()
+            self._commit_group(group, check, at_once)
+            rows_done = sum(len(done.rows) - len(done.failed) for done in self._done)
+            on_group(len(self._done), rows_done, tuple(self._versions))
+            if asked is None:
+                spent = max(time.monotonic() - began, 1e-3)
+                size = max(least, round(len(group) * SECONDS_A_COMMIT / spent))
+
+    def _follow(self, dataset: lance.LanceDataset) -> list[Candidate]:
+        """Find the lost rows in the fragments of a version that hold them now, and stage these."""
+        lost, self._lost = self._lost, []
+        state = load_state(self.location.checkpoints, self.work.field_id)
+        found = find_moved_rows(dataset, self.columns, self.work, state, lost)
+        self._by_others += found.computed
+        self._deleted += found.deleted
+        for fragment, rows, why in found.left:
+            self._leave(fragment, rows, why)
+        candidates: list[Candidate] = []
+        for work in found.works.values():
+            candidate = self.restage(dataset, work)
+            rows = 0 if candidate is None else candidate.work.rows
+            if candidate is not None:
+                candidates.append(candidate)
+            if rows < work.rows:
+                self._leave(work.id, work.rows - rows, _NOT_HELD)
+        return candidates
 
     def _without_repeated_failures(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Record fragments in which only known failures failed again: their values stay, so no commit is needed."""
@@ -233,44 +296,48 @@ class ShardCommitter:
     def _learn(self, facts: Sequence[Fact]) -> None:
         append_ledger(self.location.checkpoints, self.work.field_id, self.work.job_id, facts)
 
-    def _commit_group(self, group: Sequence[Candidate], at_once: bool = False) -> None:
+    def _commit_group(
+        self, group: Sequence[Candidate], check: Callable[[Sequence[Candidate]], None] | None, at_once: bool = False
+    ) -> None:  # fmt: skip
+        checked: tuple[Candidate, ...] = ()
         for _ in commit_tries(f"table {self.work.table_name!r}", f"commit column {self.work.column!r}"):
             dataset = self.location.open()
-            output = fields_present(dataset, self.columns.output)
-            manifest = read_fragments(dataset, self.columns, {c.work.id for c in group})
-            verdict = verify(dataset, manifest, group, output)
-            if verdict.left:
-                self.work.written.look(self.location.options)
+            verdict, manifest, output = self._verified(dataset, group)
+            lost = self._lost_rows(verdict)
+            if at_once and lost:
+                # All values become visible in one commit, so rows that moved are staged again before it.
+                self._lost = lost
+                group = [*(c.without_hidden() for c in (*verdict.done, *verdict.fitting)), *self._follow(dataset)]
+                verdict, manifest, output = self._verified(dataset, group)
+                lost = self._lost_rows(verdict)
+            if check is not None and verdict.fitting and verdict.fitting != checked:
+                check(verdict.fitting)
+                checked = verdict.fitting
             if not verdict.fitting or self._replace(dataset, manifest, verdict, output):
                 self._done.extend(verdict.done)
-                by_others = self._computed_by_others(manifest, [candidate for candidate, _ in verdict.left])
-                self._by_others += sum(candidate.work.rows for candidate in by_others)
-                for candidate, why in verdict.left:
-                    if candidate not in by_others:
-                        self._leave(dataset, candidate, why)
+                self._lost.extend(lost)
                 return
             if not at_once and self.work.sizing.commit_granularity is None and len(group) > FRAGMENTS_PER_COMMIT:
                 # A commit with fewer fragments conflicts less often.
                 half = -(-len(group) // 2)
-                self._commit_group(group[:half])
-                self._commit_group(group[half:])
+                self._commit_group(group[:half], check)
+                self._commit_group(group[half:], check)
                 return
 
-    def _computed_by_others(
-        self, manifest: Mapping[int, FragmentFiles], left: Sequence[Candidate]
-    ) -> list[Candidate]:  # fmt: skip
-        """Return the candidates for which another job has committed values of the same UDF version meanwhile."""
-        if not left:
-            return []
-        state = load_state(self.location.checkpoints, self.work.field_id)
-        found = []
-        for candidate in left:
-            now = manifest.get(candidate.work.id)
-            if now is not None and now.inputs == candidate.work.files.inputs:
-                known = state.known(now.signature, now.physical_rows)
-                rows = known.get(Provenance(self.work.udf_version), Ranges.empty())
-                if rows.contains(candidate.staged.computed & candidate.work.due):
-                    found.append(candidate)
+    def _verified(
+        self, dataset: lance.LanceDataset, group: Sequence[Candidate]
+    ) -> tuple[Verification, dict[int, FragmentFiles], tuple[int, ...]]:
+        output = fields_present(dataset, self.columns.output)
+        manifest = read_fragments(dataset, self.columns, {candidate.work.id for candidate in group})
+        verdict = verify(dataset, manifest, group, output)
+        if verdict.left:
+            self.work.written.look(self.location.options)
+        return verdict, manifest, output
+
+    def _lost_rows(self, verdict: Verification) -> list[LostRows]:
+        """Return the computed rows of a group that its commit does not make visible where they were planned."""
+        found = [c.lost(c.hidden & c.work.due, _UPDATED) for c in (*verdict.fitting, *verdict.done) if c.hidden]
+        found += [candidate.lost(candidate.rows, why) for candidate, why in verdict.left]
         return found
 
     def _replace(
@@ -320,22 +387,17 @@ class ShardCommitter:
             if now is not None and now.signature == expected:
                 self._done.append(candidate)
             else:
-                self._leave(committed, candidate, "another writer replaced its inputs during the commit")
+                self._lost.append(
+                    candidate.lost(candidate.rows, "another writer replaced its inputs during the commit")
+                )
 
-    def _leave(self, dataset: lance.LanceDataset, candidate: Candidate, why: str) -> None:
-        """Leave a fragment for the next run, without its deleted rows, which no run can compute."""
-        self._looked_up += candidate.work.rows
-        gone = Ranges.empty()
-        if self._looked_up <= _MOST_LOOKED_UP and fields_present(dataset, self.columns.output):
-            gone = _deleted_rows(dataset, candidate)
-        if gone:
-            self._gone.append((candidate, gone))
-        rows = candidate.work.rows - len(gone)
+    def _leave(self, fragment: int, rows: int, why: str) -> None:
+        """Leave rows of a fragment for the next run."""
         if rows:
             self._warned += 1
             if self._warned <= _MOST_WARNED:
-                logger.warning("Fragment %s is left for the next run: %s.", candidate.work.id, why)
-            self._left.append((candidate.work.id, rows, why))
+                logger.warning("Fragment %s is left for the next run: %s.", fragment, why)
+            self._left.append((fragment, rows, why))
 
     def _fact(
         self, files: FragmentFiles, signature: str, what: str, rows: Ranges, at: int, under: str | None = None
@@ -362,19 +424,6 @@ class ShardCommitter:
                 signature = candidate.work.files.where_signature(output)
                 facts.append(Fact(signature, what, None if len(seen) == now.physical_rows else seen, dataset.version))
         return facts
-
-
-def _deleted_rows(dataset: lance.LanceDataset, candidate: Candidate) -> Ranges:
-    """Physical offsets of a fragment's computed and due rows that the table no longer has."""
-    if not dataset.has_stable_row_ids:
-        return Ranges.empty()
-    offsets, ids = decode_runs(candidate.staged.runs)
-    gone = np.ones(len(ids), np.bool_)
-    for at in range(0, len(ids), _IDS_A_READ):
-        part = ids[at : at + _IDS_A_READ]
-        alive = dataset._take_rows(part.tolist(), columns=["_rowid"]).column("_rowid").to_numpy()
-        gone[at : at + len(part)] = ~np.isin(part, alive)
-    return Ranges.from_offsets(offsets[gone]) & candidate.work.due
 
 
 def _live_under(candidate: Candidate, provenance: Provenance, rows: Ranges) -> str | None:

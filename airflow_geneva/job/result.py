@@ -78,6 +78,7 @@ class ShardResult:
 
     Args:
         rows_taken: rows among the reused ones whose value another UDF version computed.
+        rows_deleted: due rows that other writers deleted meanwhile; the job's result counts them as skipped.
         left_reasons: why rows were left, by fragment.
         visible: whether the rows are visible; a view's become visible in its swap at the end.
     """
@@ -89,6 +90,7 @@ class ShardResult:
     rows_failed: int = 0
     rows_left: int = 0
     rows_taken: int = 0
+    rows_deleted: int = 0
     fragments: int = 0
     versions: tuple[int, ...] = ()
     left_reasons: tuple[tuple[int, str], ...] = ()

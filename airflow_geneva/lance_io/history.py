@@ -122,11 +122,13 @@ class Lineage:
         found = self.parents.get(_key(fragment)) if self.parents else None
         return None if found is None or (same_output and found.made.output != fragment.output) else found
 
-    def ancestors(self, fragment: FragmentFiles, passed_over: FragmentFilter) -> Iterator[FragmentFiles]:
+    def ancestors(
+        self, fragment: FragmentFiles, passed_over: FragmentFilter, same_output: bool = False
+    ) -> Iterator[FragmentFiles]:
         """Yield the ancestors of a fragment, nearest first; skip some, together with their own ancestors."""
         queue = [fragment]
         while queue:
-            found = self.made_by(queue.pop(0))
+            found = self.made_by(queue.pop(0), same_output)
             parents = [] if found is None else [parent for parent in found.replaced if not passed_over(parent)]
             yield from parents
             queue.extend(parents)

@@ -79,9 +79,7 @@ class _Planner:
         self.wanted = wanted
         self.fragments: Counter[str] = Counter()
         self.rows: Counter[str] = Counter()
-        others = sorted(state.other_inputs(columns.inputs_text))
-        previous = [ComputedRows.from_inputs(dataset, columns.output, state, inputs) for inputs in others]
-        self.computed = ComputedRows(dataset, columns, (*work.inputs, work.column), self.state, previous)
+        self.computed = ComputedRows.of_column(dataset, columns, (*work.inputs, work.column), state)
         self.read_version = dataset.version if work.read_version is None else work.read_version
         self.given_up = 0
         self.mixed: Counter[str] = Counter()

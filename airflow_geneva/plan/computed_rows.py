@@ -70,6 +70,15 @@ class ComputedRows:
             self.learned.append(seen(dataset.version))
 
     @staticmethod
+    def of_column(
+        dataset: lance.LanceDataset, columns: Columns, names: tuple[str, ...], state: ColumnState
+    ) -> ComputedRows:
+        """Find the rows of a column by all that is known of it: also values that were computed from other inputs."""
+        others = sorted(state.other_inputs(columns.inputs_text))
+        previous = [ComputedRows.from_inputs(dataset, columns.output, state, inputs) for inputs in others]
+        return ComputedRows(dataset, columns, names, state.about(columns.inputs_text), previous)
+
+    @staticmethod
     def from_inputs(
         dataset: lance.LanceDataset, output: tuple[int, ...], state: ColumnState, inputs: str
     ) -> ComputedRows:  # fmt: skip

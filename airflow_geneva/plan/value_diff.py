@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,9 @@ from airflow_geneva.checkpoint.facts import ColumnState
 from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.lance_io.arrays import rows_at, single_batch
 from airflow_geneva.lance_io.blobs import is_blob
-from airflow_geneva.lance_io.fragments import OFFSET_BITS, Columns, FragmentFiles, offsets_of, row_ids
+from airflow_geneva.lance_io.fragments import OFFSET_BITS, Columns, FragmentFiles, row_ids
 from airflow_geneva.lance_io.manifest import read_manifest
-from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
+from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
 
 if TYPE_CHECKING:
@@ -76,26 +76,40 @@ def computed_by_value(
     there = list[Offsets]()
     offsets, ids = row_ids(dataset, files.id, created_by=reference.dataset.version)
     wanted = unknown.mask(offsets)
-    fitting = RowsPerBudget(batch_bytes(task_memory_bytes()))
-    columns = [*dict.fromkeys(names), "_rowid", "_rowaddr"]
-    ahead = ids[wanted]
-    while len(ahead):
-        size = min(fitting.careful_rows, _BATCH_ROWS)
-        rows = single_batch(dataset._take_rows(ahead[:size].tolist(), columns=columns))
-        fitting.record(rows.num_rows, rows.nbytes)
-        ahead = ahead[size:]
-        compared, addresses, alike = _compare(reference, rows, names)
-        there.append(compared[reference.in_fragments_of(manifest, addresses)])
-        for provenance, part in _by_provenance(reference, state, addresses[alike], compared[alike]).items():
+    for rows in compare_rows(reference, dataset, ids[wanted], names):
+        compared = rows.now & OFFSET_BITS
+        there.append(compared[reference.in_fragments_of(manifest, rows.then)])
+        for provenance, part in _by_provenance(reference, state, rows.then[rows.same], compared[rows.same]).items():
             found.setdefault(provenance, []).append(part)
     known = {provenance: Ranges.from_offsets(np.concatenate(parts)) for provenance, parts in found.items()}
     return known, Ranges.from_offsets(offsets[wanted]), Ranges.union(map(Ranges.from_offsets, there))
 
 
-def _compare(
-    reference: ReferenceVersion, now: pa.RecordBatch, names: tuple[str, ...]
-) -> tuple[Offsets, Offsets, Mask]:  # fmt: skip
-    """Return the offsets of the rows that the reference version has, their addresses there, and which are unchanged."""
+@dataclass(frozen=True, eq=False)
+class ComparedRows:
+    """Rows that two versions of a table have: their ids, row addresses, and whether their values are the same."""
+
+    ids: RowIds
+    now: Offsets
+    then: Offsets
+    same: Mask
+
+
+def compare_rows(
+    reference: ReferenceVersion, dataset: lance.LanceDataset, ids: RowIds, names: tuple[str, ...]
+) -> Iterator[ComparedRows]:
+    """Compare rows by id with an earlier version, in batches bounded by bytes; rows that one lacks are left out."""
+    fitting = RowsPerBudget(batch_bytes(task_memory_bytes()))
+    columns = [*dict.fromkeys(names), "_rowid", "_rowaddr"]
+    while len(ids):
+        size = min(fitting.careful_rows, _BATCH_ROWS)
+        rows = single_batch(dataset._take_rows(ids[:size].tolist(), columns=columns))
+        fitting.record(rows.num_rows, rows.nbytes)
+        ids = ids[size:]
+        yield _compare(reference, rows, names)
+
+
+def _compare(reference: ReferenceVersion, now: pa.RecordBatch, names: tuple[str, ...]) -> ComparedRows:
     ids = now.column("_rowid")
     columns = [*dict.fromkeys(reference.names), "_rowid", "_rowaddr"]
     # Lance silently leaves out ids that the version does not have, so align the rows by the returned ids.
@@ -104,7 +118,7 @@ def _compare(
     then_ids = then.column("_rowid").to_numpy()[order]
     if len(then_ids) == 0:
         none = np.empty(0, np.int64)
-        return none, none, np.empty(0, np.bool_)
+        return ComparedRows(none.astype(np.uint64), none, none, np.empty(0, np.bool_))
     at = np.minimum(np.searchsorted(then_ids, ids.to_numpy()), len(then_ids) - 1)
     alive = then_ids[at] == ids.to_numpy()
     mine, theirs = np.flatnonzero(alive), order[at[alive]]
@@ -112,7 +126,8 @@ def _compare(
     for old_name, name in zip(reference.names, names, strict=True):
         old, new = rows_at(then.column(old_name), pa.array(theirs)), rows_at(now.column(name), pa.array(mine))
         alike &= same_values(old, new)
-    return offsets_of(now)[mine], then.column("_rowaddr").to_numpy()[theirs].astype(np.int64), alike
+    here, there = (rows.column("_rowaddr").to_numpy().astype(np.int64) for rows in (now, then))
+    return ComparedRows(ids.to_numpy()[mine], here[mine], there[theirs], alike)
 
 
 def _by_provenance(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_geneva.apply.reader import fixed_width
 from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, seen
@@ -32,6 +32,9 @@ from airflow_geneva.run.units import Target, remove_broken, staged_or_restaged, 
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.definition import MIXED_VERSIONS_KEY
 from airflow_geneva.write.data_files import ColumnFileWriter, assemble
+
+if TYPE_CHECKING:
+    import lance
 
 logger = logging.getLogger("airflow_geneva.run")
 _MIXED = "mixed:"
@@ -148,11 +151,11 @@ class ColumnPublisher:
             index = target.index(fragment)
             staged = staged_or_restaged(target, fragment, index)
             if staged is not None:
-                candidates.append(Candidate(fragment, staged))
+                candidates.append(Candidate(fragment, staged, target.source))
             elif capped:
-                part = self._computed_part(fragment, index)
-                candidates.extend(part)
-                rows = fragment.rows - sum(candidate.work.rows for candidate in part)
+                part = _stage_computed_part(target, fragment)
+                candidates.extend([part] if part else ())
+                rows = fragment.rows - (part.work.rows if part else 0)
                 missing.append((fragment.id, max(rows, 0), capped))
             elif index.staged_at(fragment.place) is not None:
                 missing.append((fragment.id, fragment.rows, "its staged data file is gone or no longer fits"))
@@ -187,7 +190,7 @@ class ColumnPublisher:
                 folder.update_shard(plan, shard.index, checked=[asdict(one) for one in found])
             stop_if_not_met(new, "The column" if work.at_once else "This part of the column")
 
-        committer = ShardCommitter(self.location, self.saved, work, target.source)
+        committer = ShardCommitter(self.location, self.saved, work, target.source, self._restage)
         return committer.commit(shard, candidates, missing, reporter.set_committed, check, work.at_once)
 
     def _commit_at_once(self) -> list[ShardResult]:
@@ -198,17 +201,10 @@ class ColumnPublisher:
         others = [ShardResult(index, self.saved.fingerprint) for index in range(1, count)]
         return [self._commit(whole, shards), *others]
 
-    def _computed_part(self, fragment: FragmentWork, index: CheckpointIndex) -> list[Candidate]:
-        """Stage what was computed of a fragment before the job stopped at its cap."""
-        target = self.target
-        due = fragment.due & live_offsets(target.source, fragment.files)
-        held = target.held(fragment, index, due)
-        rows = len(held.computed & due)
-        if not rows:
-            return []
-        part = replace(fragment, due=held.done & due, missing=Ranges.empty(), rows=rows)
-        staged = staged_or_restaged(target, part, index)
-        return [] if staged is None else [Candidate(part, staged)]
+    def _restage(self, dataset: lance.LanceDataset, fragment: FragmentWork) -> Candidate | None:
+        """Stage what checkpoints hold of a fragment of another version than the planned one."""
+        work = replace(self.work, version=int(dataset.version))
+        return _stage_computed_part(replace(self.target, source=dataset, work=work), fragment)
 
     def finish(
         self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
@@ -239,7 +235,7 @@ class ColumnPublisher:
             state=PARTIAL if left or work.rows_beyond else DONE,
             rows_computed=sum(result.rows_computed for result in results),
             rows_reused=sum(result.rows_reused for result in results),
-            rows_skipped=saved.rows_skipped,
+            rows_skipped=saved.rows_skipped + sum(result.rows_deleted for result in results),
             rows_failed=sum(result.rows_failed for result in results),
             rows_left=left + work.rows_beyond,
             version=max(commits, default=work.version),
@@ -257,6 +253,19 @@ class ColumnPublisher:
         return ShardResult(
             shard, self.saved.fingerprint, computed, visible - computed, rows_left=max(rows - visible, 0)
         )
+
+
+def _stage_computed_part(target: ColumnTarget, fragment: FragmentWork) -> Candidate | None:
+    """Stage what was computed of a fragment; None if nothing was."""
+    index = target.index(fragment)
+    due = fragment.due & live_offsets(target.source, fragment.files)
+    held = target.held(fragment, index, due)
+    rows = len(held.computed & due)
+    if not rows:
+        return None
+    part = replace(fragment, due=held.done & due, missing=Ranges.empty(), rows=rows)
+    staged = staged_or_restaged(target, part, index)
+    return None if staged is None else Candidate(part, staged, target.source)
 
 
 def record_mixed_versions(

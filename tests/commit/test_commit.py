@@ -11,6 +11,7 @@ from pathlib import Path
 
 import lance
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from airflow_geneva.checkpoint.reuse import BrokenFile
@@ -28,7 +29,7 @@ from airflow_geneva.run.prepare import Udfs, prepare
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.run.units import Unit, stage_computed
 from airflow_geneva.table import Table
-from airflow_geneva.udf import UDF, udf
+from airflow_geneva.udf import UDF, expect, udf
 from tests.support.counting import Trace, double, doubled, label, labelled, leave_trace, triple, tripled
 from tests.support.invariants import (
     assert_exact,
@@ -70,6 +71,19 @@ class Stations:
     def commit(self) -> BackfillResult:
         results = [PlannedJob(self.table.location, self.saved).commit(shard) for shard in self.plan.shards]
         return PlannedJob(self.table.location, self.saved).finish(results)
+
+
+@udf(data_type=pa.int64(), on_error="skip")
+def fails_on_sevens(x: int) -> int:
+    if x % 7 == 0:
+        raise ValueError(f"{x} is a multiple of seven")
+    return x * 3
+
+
+@udf(data_type=pa.int64(), expect=[expect.max_null_fraction(0.5)])
+def expecting_triple(x: int | None) -> int | None:
+    leave_trace([x])
+    return tripled(x)
 
 
 @pytest.fixture
@@ -130,7 +144,7 @@ def test_what_does_not_touch_the_planned_rows_costs_nothing(
     if after_apply:
         meanwhile(table)
     result = job.commit()
-    assert (result.state, result.rows_computed, result.rows_left) == ("DONE", 100, 0)
+    assert (result.state, result.rows_computed, result.rows_left) == ("DONE", table.lance.count_rows("id < 100"), 0)
     assert_right(table, "y", tripled, where="id < 100")
     trace.clear()
     finish_the_rest(table, trace, result)
@@ -228,15 +242,147 @@ def test_an_update_leaves_only_its_rows_to_be_run_again(table: Table, trace: Tra
     assert_exact(trace, [1003, 1030])
 
 
-def test_a_compaction_leaves_nothing_to_be_run_again(table: Table, trace: Trace) -> None:
+def compact_twice(table: Table) -> None:
+    table.lance.optimize.compact_files(target_rows_per_fragment=50)
+    compact(table)
+
+
+def update_other_column(table: Table) -> None:
+    table.lance.update({"other": "other + 1"}, where="id IN (3, 30)")
+
+
+def upsert_other_column(table: Table) -> None:
+    rows = table.lance.to_table(filter="id % 20 = 7")
+    other = pc.add(rows["other"], 1)
+    rows = rows.set_column(rows.schema.get_field_index("other"), "other", other)
+    table.lance.merge_insert("id").when_matched_update_all().execute(rows)
+
+
+def update_other_column_and_compact(table: Table) -> None:
+    update_other_column(table)
+    compact(table)
+    upsert_other_column(table)
+
+
+def restore_back_and_forth(table: Table) -> None:
+    full = table.version
+    compact(table)
+    table.location.open(full).restore()
+
+
+def restore_compacted(table: Table) -> None:
+    """The plan is about the compacted fragment, and the restored ones are those from before."""
+    table.location.open(table.version - 1).restore()
+
+
+MOVES = [
+    compact, compact_twice, update_other_column, upsert_other_column, update_other_column_and_compact,
+    restore_back_and_forth,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("meanwhile", MOVES)
+@pytest.mark.parametrize("after_apply", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_rows_that_others_only_move_become_visible_and_run_once(
+    table: Table, trace: Trace, meanwhile: Callable[[Table], None], after_apply: bool, at_once: bool
+) -> None:
+    function = expecting_triple if at_once else triple
+    if at_once:
+        table.alter_columns({"y": expecting_triple})
+    job = Stations.begin(table, function)
+    if not after_apply:
+        meanwhile(table)
+    job.apply()
+    if after_apply:
+        meanwhile(table)
+    result = job.commit()
+    assert (result.state, result.rows_computed, result.rows_left) == ("DONE", 100, 0)
+    assert_honest(result, table, rows_run=100)
+    assert_exact(trace, range(100))
+    assert_right(table, "y", tripled)
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
+def test_rows_that_a_restore_moves_back_become_visible(table: Table, trace: Trace) -> None:
+    compact(table)
+    job = Stations.begin(table)
+    job.apply()
+    restore_compacted(table)
+    result = job.commit()
+    assert (result.state, result.rows_computed, result.rows_left) == ("DONE", 100, 0)
+    finish_the_rest(table, trace, result)
+    assert_exact(trace, range(100))
+
+
+def test_of_rows_that_an_update_moves_only_the_changed_are_left(table: Table, trace: Trace) -> None:
+    job = Stations.begin(table)
+    job.apply()
+    table.lance.update({"x": "x + 1000"}, where="id = 3")
+    table.lance.update({"other": "other + 1"}, where="id IN (4, 30)")
+    table.lance.delete("id = 30")
+    compact(table)
+    result = job.commit()
+    assert (result.state, result.rows_computed, result.rows_skipped, result.rows_left) == ("PARTIAL", 98, 1, 1)
+    trace.clear()
+    finish_the_rest(table, trace, result)
+    assert_exact(trace, [1003])
+
+
+def test_moved_rows_of_other_code_are_recomputed_where_they_are(table: Table, trace: Trace) -> None:
+    table.backfill("y", runner="inline")
+    job = Stations.begin(table, double, on_code_change="recompute")
+    job.apply()
+    upsert_other_column(table)
+    result = job.commit()
+    assert (result.state, result.rows_computed) == ("DONE", 100)
+    assert_right(table, "y", doubled)
+
+
+def test_failed_rows_that_a_compaction_moves_count_once(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100)
+    table.add_columns({"y": fails_on_sevens})
+    job = Stations.begin(table, fails_on_sevens)
+    job.apply()
+    compact(table)
+    result = job.commit()
+    assert (result.state, result.rows_computed, result.rows_failed) == ("DONE", 85, 15)
+    assert table.plan_backfill("y").rows_pending == 15
+    assert len(table.get_errors(job_id=result.job_id)) == 15
+
+
+def test_several_shards_find_their_rows_in_one_compacted_fragment(table: Table, trace: Trace) -> None:
+    job = Stations.begin(table, shard_size=1)
+    job.apply()
+    compact(table)
+    result = job.commit()
+    assert (result.state, result.rows_computed, len(result.commits)) == ("DONE", 100, 4)
+    assert_exact(trace, range(100))
+    assert_right(table, "y", tripled)
+    assert_nothing_to_do_is_free(table, "y", trace)
+
+
+def test_values_that_others_wrote_into_moved_rows_stay(table: Table, trace: Trace) -> None:
+    job = Stations.begin(table)
+    job.apply()
+    compact(table)
+    table.lance.update({"y": "0"}, where="id < 10")
+    result = job.commit()
+    assert (result.state, result.rows_computed, result.rows_left) == ("PARTIAL", 90, 10)
+    assert table.lance.count_rows("y = 0") == 10
+    finish_the_rest(table, trace, result)
+
+
+def test_rows_of_a_table_without_stable_row_ids_are_left_by_a_compaction(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(100, stable=False)
+    table.add_columns({"y": triple})
     job = Stations.begin(table)
     job.apply()
     compact(table)
     result = job.commit()
-    assert (result.state, result.rows_left, result.commits) == ("PARTIAL", 100, ())
-    trace.clear()
+    assert (result.state, result.rows_computed, result.rows_left) == ("PARTIAL", 0, 100)
+    assert "no stable row ids" in result.notes[-1]
     finish_the_rest(table, trace, result)
-    assert_exact(trace, [])
 
 
 def test_rows_that_a_restore_brings_back_are_not_left_empty(table: Table, trace: Trace) -> None:
@@ -246,7 +392,7 @@ def test_rows_that_a_restore_brings_back_are_not_left_empty(table: Table, trace:
     job.apply()
     table.location.open(full).restore()
     result = job.commit()
-    assert result.state == "PARTIAL"
+    assert (result.state, result.rows_computed) == ("DONE", 99)
     trace.clear()
     finish_the_rest(table, trace, result)
     assert_exact(trace, [3])
@@ -308,7 +454,8 @@ def test_inputs_replaced_in_place_before_the_commit_are_seen(make_table: MakeTab
     job.apply()
     table.backfill("a", udf=second, where="id < 25", on_code_change="recompute", runner="inline")
     result = job.commit()
-    assert (result.state, result.rows_computed, result.rows_left) == ("PARTIAL", 75, 25)
+    # The input of row 0 is 0 in both versions.
+    assert (result.state, result.rows_computed, result.rows_left) == ("PARTIAL", 76, 24)
     table.backfill("y", runner="inline")
     assert_right(table, "y", tripled, inputs=("a",))
 
@@ -334,7 +481,7 @@ def test_inputs_replaced_in_place_during_the_commit_are_seen(
         patched.setattr(table_versions, "fault_point", meanwhile)
         result = job.commit()
     assert (result.state, result.rows_computed, result.rows_left) == ("PARTIAL", 75, 25)
-    assert result.notes == ("left for the next run: another writer replaced its inputs during the commit",)
+    assert result.notes == ("left for the next run: other writers changed the rows meanwhile",)
     table.backfill("y", runner="inline")
     assert_right(table, "y", tripled, inputs=("a",))
 
