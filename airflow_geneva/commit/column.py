@@ -11,8 +11,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from airflow_geneva.checkpoint.facts import Fact, append_ledger, load_state, looked_at
+from airflow_geneva.checkpoint.keys import FragmentKey
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, prior_failures_of
-from airflow_geneva.checkpoint.records import StagedFragment
+from airflow_geneva.checkpoint.records import StagedFragment, read_staged
+from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.display import counted
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.result import ShardResult
@@ -28,7 +30,7 @@ from airflow_geneva.lance_io.fragments import (
 )
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec
-from airflow_geneva.plan.moved_rows import LostRows, find_moved_rows
+from airflow_geneva.plan.moved_rows import MOVED, LostRows, find_moved_rows
 from airflow_geneva.plan.reusable_checkpoints import staged_fits
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FRAGMENTS_PER_COMMIT, FragmentWork, Shard, fragments_per_commit
@@ -266,7 +268,8 @@ class ShardCommitter:
         lost, self._lost = self._lost, []
         state = load_state(self.location.checkpoints, self.work.field_id)
         found = find_moved_rows(dataset, self.columns, self.work, state, lost)
-        self._by_others += found.computed
+        for files, there in found.computed:
+            self._add_committed(files, there)
         self._deleted += found.deleted
         for fragment, rows, why in found.left:
             self._leave(fragment, rows, why)
@@ -279,6 +282,16 @@ class ShardCommitter:
             if rows < work.rows:
                 self._leave(work.id, work.rows - rows, _NOT_HELD)
         return candidates
+
+    def _add_committed(self, files: FragmentFiles, rows: Ranges) -> None:
+        """Count rows that are visible already: an earlier try has committed its file, or another job has."""
+        key = FragmentKey(self.work.prefix, files.srcfiles, files.id)
+        staged = read_staged(CheckpointStore(self.location.checkpoints), str(key))
+        if staged is None or files.output != ((self.work.field_id, -1, staged.file),):
+            self._by_others += len(rows)
+            return
+        work = FragmentWork(files, MOVED, rows, Ranges.empty(), len(rows))
+        self._done.append(Candidate(work, staged, self.planned))
 
     def _without_repeated_failures(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Record fragments in which only known failures failed again: their values stay, so no commit is needed."""

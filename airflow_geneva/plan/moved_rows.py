@@ -62,13 +62,13 @@ class FoundRows:
 
     Args:
         works: the fragments of the newest version that hold unchanged ones; only these rows are due.
-        computed: number of rows for which the column holds a value of this UDF version.
+        computed: fragments in which the column holds values of this UDF version for lost rows, with these rows.
         deleted: number of rows that the table no longer has.
         left: planned fragments, the number of rows that cannot be committed, and why.
     """
 
     works: dict[int, FragmentWork] = field(default_factory=dict)
-    computed: int = 0
+    computed: list[tuple[FragmentFiles, Ranges]] = field(default_factory=list)
     deleted: int = 0
     left: list[tuple[int, int, str]] = field(default_factory=list)
 
@@ -86,7 +86,7 @@ def find_moved_rows(
 ) -> FoundRows:
     """Find rows by their ids in the newest version, and plan the fragments that hold unchanged ones.
 
-    A row is unchanged if only compactions moved it, or if its inputs and its value are equal to those that were planned.
+    A row is unchanged if only compactions moved it, or if its inputs and its value are equal to the planned ones.
     """
     found = FoundRows()
     by_id = {column.id(): column.name() for column in newest.lance_schema.fields()}
@@ -240,7 +240,8 @@ class _Search:
         ancestors = list[Ancestor]()
         for there, part in zip(rows, parts, strict=True):
             rest = there - done
-            self.found.computed += len(there) - len(rest)
+            if there & done:
+                self.found.computed.append((files, there & done))
             if not part.same and rest:
                 comparable = ReferenceVersion.at(self.source, self.columns) is not None
                 self._left[part.of.work.id, CHANGED if comparable else NOT_COMPARABLE] += len(rest)

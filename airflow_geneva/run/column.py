@@ -12,7 +12,7 @@ from airflow_geneva.apply.reader import fixed_width
 from airflow_geneva.checkpoint.facts import append_ledger, fold_ledgers, seen
 from airflow_geneva.checkpoint.provenance import version_label
 from airflow_geneva.checkpoint.records import StagedFragment, encode_runs, merge_runs
-from airflow_geneva.checkpoint.reuse import BrokenFile, CheckpointIndex, ReusableRows
+from airflow_geneva.checkpoint.reuse import BrokenFile, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.commit.column import Candidate, ShardCommitter
 from airflow_geneva.errors import InvalidInput

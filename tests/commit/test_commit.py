@@ -302,6 +302,8 @@ def test_rows_that_others_only_move_become_visible_and_run_once(
     assert_exact(trace, range(100))
     assert_right(table, "y", tripled)
     assert_nothing_to_do_is_free(table, "y", trace)
+    again = job.commit()
+    assert (again.state, again.rows_computed, again.rows_left) == ("DONE", 100, 0)
 
 
 def test_rows_that_a_restore_moves_back_become_visible(table: Table, trace: Trace) -> None:
