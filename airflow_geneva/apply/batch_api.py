@@ -23,6 +23,7 @@ from airflow_geneva.display import counted
 from airflow_geneva.errors import BatchFailed, InvalidInput, UdfError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.arrays import rows_at
+from airflow_geneva.limits.rate_limit import Usage, count
 from airflow_geneva.udf.error_policy import Retry, Skip, deciding_rule, matching_rules_of, pause_before, rules_of
 
 
@@ -146,7 +147,7 @@ class BatchApiMapper(BatchMapper):
         """Find out what became of a batch that was being submitted; None: its handle is there now."""
         handle = self._ask("find", submission.name) if hasattr(self.api, "find") else None
         if handle is not None:
-            self.submissions.keep_handle(submission, handle)
+            self._keep_handle(submission, handle)
             return None
         if submission.may_be_underway():
             return "waiting"
@@ -191,8 +192,14 @@ class BatchApiMapper(BatchMapper):
                 f"UDF {self.name!r}: submit returned {handle!r:.200}, which is no handle: it must be a text, or what "
                 f"JSON can hold ({error}). The service may have the batch, as {submission.name!r}."
             ) from error
-        self.submissions.keep_handle(submission, handle)
+        self._keep_handle(submission, handle)
         fault_point("batch.kept")
+
+    def _keep_handle(self, submission: Submission, handle: Any) -> None:
+        """Note the handle of a batch that the service has; its rows count as run in the job that submitted it."""
+        self.submissions.keep_handle(submission, handle)
+        if submission.job_id == self.submissions.job_id:
+            count(Usage(rows=submission.rows))
 
     def _ask(self, method: str, *given: Any, again: str | None = None) -> Any:
         """Call a method of the class, as often as a `Retry` rule allows.
@@ -272,7 +279,7 @@ class BatchApiMapper(BatchMapper):
 
     def _mapped(self, results: BatchResults, answers: _Answers) -> MappedBatch:
         """Put the values of the rows together, and decide about those that failed."""
-        results.called(0, results.rows)
+        results.answered(0, results.rows)
         taken, failures = answers.taken, answers.failures
         kind = self.mapper.udf.data_type
         order = np.array([row for _, rows in taken for row in rows] + list(failures), np.int64)

@@ -20,6 +20,7 @@ from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput, UdfError, mask_secrets
 from airflow_geneva.lance_io.arrays import is_list
 from airflow_geneva.limits.calls import limited
+from airflow_geneva.limits.rate_limit import Usage, count
 from airflow_geneva.udf.error_policy import Rules, matching_rules_of
 from airflow_geneva.udf.signature import union_members
 
@@ -229,6 +230,8 @@ class Mapper:
                 append(value)
         except Exception as error:
             raise self._raised(error, inputs, len(results), self._computed(results)) from error
+        finally:
+            count(Usage(rows=min(len(results) + 1, inputs.num_rows)))
         try:
             return array_from_values(results, self.udf.data_type)
         except OutputMismatch as mismatch:
@@ -318,6 +321,12 @@ class BatchResults:
         self._calls = np.zeros(self.rows, np.int64)
 
     def called(self, start: int, stop: int) -> None:
+        """Count a call on these rows."""
+        count(Usage(rows=stop - start))
+        self.answered(start, stop)
+
+    def answered(self, start: int, stop: int) -> None:
+        """Count a call on these rows that an earlier one was counted for, by the job that made it."""
         self._calls[start:stop] += 1
 
     def put(self, start: int, values: pa.Array) -> None:

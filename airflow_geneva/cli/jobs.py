@@ -53,13 +53,13 @@ def jobs(
     if as_json:
         print_json([job.to_json() for job in found])
         return
-    numbers = (">took", ">due", ">computed", ">reused", ">committed", ">failed", ">left")
+    numbers = (">took", ">due", ">run", ">computed", ">reused", ">committed", ">failed", ">left")
     grid = make_grid("job", "state", "column", "started", *numbers)
     grid.columns[0].no_wrap = True
     for job in found:
-        counts = (job.rows_pending, job.rows_computed, job.rows_reused, job.rows_committed, job.rows_failed)
+        counts = (job.rows_pending, job.rows_run, job.rows_computed, job.rows_reused, job.rows_committed)
         shown = (job.id, _state(job), Text(job.target), format_time(job.started), duration(job.took))
-        grid.add_row(*shown, *(f"{n:,}" for n in (*counts, job.rows_left)))
+        grid.add_row(*shown, *(f"{n:,}" for n in (*counts, job.rows_failed, job.rows_left)))
     open_console().print(grid if found else "No jobs.")
 
 

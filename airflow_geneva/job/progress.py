@@ -187,8 +187,7 @@ class ProgressReporter:
         progress = self.now()
         shown = {} if self.spark_ui is None else {"spark_ui": self.spark_ui}
         kept = {"at": time.time(), "skipped": self.skipped(), "rows_per_second": progress.rows_per_second}
-        if usage := self.used_before + self.usage():
-            kept["usage"] = asdict(usage)
+        kept["usage"] = asdict(self.used_before + self.usage())
         return {**asdict(progress), **kept, **shown}
 
     def _sample(self, seconds: float) -> bool:

@@ -8,10 +8,13 @@ from typing import Any
 
 from airflow_geneva.display import Described, Listed, counted, duration
 from airflow_geneva.job.folder import JobFolder, shard_name
+from airflow_geneva.job.shard_status import usage_of
 from airflow_geneva.limits.rate_limit import Usage
 
 CARRIED = "carried"
 """Field of a job's record: results of shards that plans of earlier tries committed."""
+ROWS_RUN = "rows_run"
+"""Field of a job's record: rows that functions were called on by plans of earlier tries."""
 MOST_EXAMPLES = 5
 """Wrong rows that are kept of what was checked."""
 PENDING, RUNNING, DONE, PARTIAL, FAILED = "PENDING", "RUNNING", "DONE", "PARTIAL", "FAILED"
@@ -120,16 +123,20 @@ class ShardResult:
             return None
 
 
-def carried_results(folder: JobFolder, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the visible results of a job's plans until now that no end of it has announced, for its next plan.
+def carried_counts(folder: JobFolder, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a job's plans until now did that no end of it has announced, as fields of the next plan's record.
 
     Args:
         record: the job's record before that plan; empty for a first one.
     """
-    if (record.get("ended") or {}).get("state") in (DONE, PARTIAL) or not record.get("plan"):
-        return []
-    found = [ShardResult.read(folder, record["plan"], index) for index in range(int(record.get("shards", 0)))]
-    return [*record.get(CARRIED, ()), *(shard.to_json() for shard in found if shard is not None and shard.visible)]
+    if (record.get("ended") or {}).get("state") in (DONE, PARTIAL):
+        return {CARRIED: [], ROWS_RUN: 0}
+    plan = record.get("plan")
+    shards = range(int(record.get("shards", 0)) if plan else 0)
+    found = [ShardResult.read(folder, str(plan), index) for index in shards]
+    used = usage_of(folder.read_shard(str(plan), index) for index in shards)
+    visible = [shard.to_json() for shard in found if shard is not None and shard.visible]
+    return {CARRIED: [*record.get(CARRIED, ()), *visible], ROWS_RUN: int(record.get(ROWS_RUN, 0)) + used.rows}
 
 
 @dataclass(frozen=True, repr=False)
@@ -139,6 +146,8 @@ class BackfillResult(Listed):
     Args:
         job_id: the job.
         state: DONE, PARTIAL (rows were left: other writers changed them meanwhile, or the job reached a cap) or FAILED.
+        rows_run: rows that functions were called on in this job, whether or not their values became visible. A row
+            counts once for each call, also in tries that failed, but for the last seconds before a kill.
         rows_computed: rows that this job computed and that are visible now.
         rows_reused: rows that earlier, unfinished jobs computed and this job made visible.
         rows_skipped: rows with nothing to do.
@@ -175,6 +184,7 @@ class BackfillResult(Listed):
     rows_deduplicated: int = 0
     rows_cached: int = 0
     rows_raced: int = 0
+    rows_run: int = 0
 
     @property
     def changed(self) -> bool:
@@ -187,6 +197,7 @@ class BackfillResult(Listed):
         computed, reused = sum(one.rows_computed for one in carried), sum(one.rows_reused for one in carried)
         return replace(
             self,
+            rows_run=self.rows_run + int(record.get(ROWS_RUN, 0)),
             rows_computed=self.rows_computed + computed,
             rows_reused=self.rows_reused + reused,
             rows_skipped=max(self.rows_skipped - computed - reused, 0),
@@ -211,6 +222,7 @@ class BackfillResult(Listed):
         fields["notes"] = tuple(fields["notes"])
         fields["checked"] = tuple(map(Checked.from_json, fields.get("checked", ())))
         fields["usage"] = Usage.from_json(fields.get("usage"))
+        fields.setdefault("rows_run", fields["rows_computed"])  # an older version of this package wrote it
         return BackfillResult(**fields)
 
     def __str__(self) -> str:
@@ -218,7 +230,8 @@ class BackfillResult(Listed):
         lines = [
             f"{self.state}: {counted(self.rows_computed, 'row')} computed, {self.rows_reused:,} taken from "
             f"checkpoints, {self.rows_skipped:,} skipped, {self.rows_failed:,} failed, {self.rows_left:,} left",
-            f"  table version {self.from_version} -> {self.version}, {counted(len(self.commits), 'commit')}, "
+            f"  {counted(self.rows_run, 'row')} run, table version {self.from_version} -> {self.version}, "
+            f"{counted(len(self.commits), 'commit')}, "
             f"job {self.job_id}" + (f" ({took})" if took else ""),
         ]
         if self.usage:

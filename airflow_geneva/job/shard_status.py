@@ -152,6 +152,13 @@ def usage_of(statuses: Iterable[Mapping[str, Any]]) -> Usage:
     return sum((Usage.from_json((found.get(APPLYING) or {}).get("usage")) for found in statuses), Usage())
 
 
+def computed_rows_of(applied: Mapping[str, Any]) -> int:
+    """Return how many rows the last try of a shard computed, by the document of its result."""
+    failed = int(applied.get("rows_failed", 0))
+    # An older version of this package wrote `rows_run` instead, with the failed rows.
+    return int(applied.get("rows_computed", max(int(applied.get("rows_run", 0)) - failed, 0)))
+
+
 def in_parallel(read: Callable[[_T], _R], items: Iterable[_T], local: bool) -> list[_R]:
     """Read many small documents, in parallel where each costs a round trip."""
     if local:
@@ -257,7 +264,7 @@ def _applied(status: ShardStatus, document: Mapping[str, Any]) -> ShardStatus:
         rows_ready=status.rows - failed,
         rows_failed=failed,
         fragments_ready=status.fragments,
-        rows_computed=max(status.rows_computed, int(document["rows_run"]) - failed),
+        rows_computed=max(status.rows_computed, computed_rows_of(document)),
         seconds=(("apply", float(document.get("seconds", 0.0))),),
         start_seconds=document.get("start_seconds"),
         rows_per_second=0.0,

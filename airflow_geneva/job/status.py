@@ -13,7 +13,7 @@ from airflow_geneva.errors import DamagedRecord
 from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import HEARTBEAT, RECORD, JobFolder, is_job_id
 from airflow_geneva.job.heartbeat import APPROVAL, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
-from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, RUNNING, Checked, in_order
+from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, ROWS_RUN, RUNNING, Checked, in_order
 from airflow_geneva.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.job.time_left import TimeLeft, estimate_time_left, format_duration
 from airflow_geneva.limits.rate_limit import Usage
@@ -59,6 +59,7 @@ class Job(Listed):
         stage: the stage at the last heartbeat, or None.
         rows_total: live rows of the table, or of the source, when it was planned.
         rows_pending: rows that were due then.
+        rows_run: rows that functions were called on; a row counts once for each call.
         rows_computed: rows that the UDF computed; after the end, those that are visible.
         rows_reused: rows that other jobs computed and this job made visible.
         rows_skipped: rows with nothing to do.
@@ -125,6 +126,7 @@ class Job(Listed):
     runner_reason: str | None = None
     time_left: TimeLeft | None = None
     usage: Usage = field(default_factory=Usage)
+    rows_run: int = 0
 
     @property
     def open(self) -> bool:
@@ -183,7 +185,7 @@ class Job(Listed):
             f"  {self.rows_pending:,} of {counted(self.rows_total, 'row')} due: {self.rows_checkpointed:,} "
             f"checkpointed, {self.rows_ready:,} ready to commit, {self.rows_committed:,} committed, "
             f"{self.rows_failed:,} failed, {self.rows_left:,} left",
-            f"  {counted(self.rows_computed, 'row')} computed, {self.rows_reused:,} reused "
+            f"  {counted(self.rows_run, 'row')} run, {self.rows_computed:,} computed, {self.rows_reused:,} reused "
             f"({100 * self.share_reused:.0f} %), {self.rows_skipped:,} skipped, {counted(self.errors, 'error record')}",
             f"  planned on version {self.version}{f' of {self.source}' if self.source else ''}, {self._commits()}",
         ]
@@ -321,7 +323,7 @@ def _job(
         if run is None
         else AirflowRun(str(run["dag_id"]), str(run["run_id"]), str(run["task_id"]), int(run["try"])),
     )
-    job = _with_shards(job)
+    job = _with_shards(job, int(record.get(ROWS_RUN, 0)))
     if job.open:
         left = estimate_time_left(shards, chosen.get("expected") or {}, job.runner != "inline", now)
         if asked is not None:
@@ -354,15 +356,17 @@ def _state(record: Mapping[str, Any], heartbeat: Heartbeat | None, shards: tuple
     return RUNNING if begun else record.get("state", PENDING)
 
 
-def _with_shards(job: Job) -> Job:
+def _with_shards(job: Job, run_before: int) -> Job:
     seconds: dict[str, float] = {}
     for shard in job.shards:
         for stage, spent in shard.seconds:
             seconds[stage] = round(seconds.get(stage, 0.0) + spent, 3)
     committed = sum(shard.rows_committed for shard in job.shards)
     failed = sum(shard.rows_failed for shard in job.shards)
+    used = sum((shard.usage for shard in job.shards), Usage())
     return replace(
         job,
+        rows_run=run_before + used.rows,
         rows_computed=sum(shard.rows_computed for shard in job.shards),
         rows_reused=sum(shard.rows_reused for shard in job.shards),
         rows_failed=failed,
@@ -370,7 +374,7 @@ def _with_shards(job: Job) -> Job:
         rows_checkpointed=sum(shard.rows_checkpointed for shard in job.shards),
         rows_ready=sum(shard.rows_ready for shard in job.shards),
         rows_committed=committed,
-        usage=sum((shard.usage for shard in job.shards), Usage()),
+        usage=used.reported,
         seconds=in_order(seconds),
         commits=tuple(sorted({version for shard in job.shards for version in shard.versions})),
     )
@@ -381,6 +385,7 @@ def _with_result(job: Job, ended: Mapping[str, Any]) -> Job:
     committed = int(result["rows_computed"]) + int(result["rows_reused"])
     return replace(
         job,
+        rows_run=int(result.get("rows_run", result["rows_computed"])),
         rows_computed=int(result["rows_computed"]),
         rows_reused=int(result["rows_reused"]),
         rows_skipped=int(result["rows_skipped"]),

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 
 from airflow_geneva.display import counted
 from airflow_geneva.errors import GenevaError, InvalidInput
@@ -82,17 +82,29 @@ class RateLimited(GenevaError):
 
 @dataclass(frozen=True)
 class Usage:
-    """What calls used: requests, and the tokens and money that they reported."""
+    """What calls used: requests, and the tokens and money that they reported.
+
+    Args:
+        rows: rows that functions were called on; a row counts once for each call.
+    """
 
     calls: int = 0
     tokens: float = 0
     cost: float = 0.0
+    rows: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(self.calls + other.calls, self.tokens + other.tokens, self.cost + other.cost)
+        ours, theirs = astuple(self), astuple(other)
+        return Usage(*(one + more for one, more in zip(ours, theirs, strict=True)))
 
     def __bool__(self) -> bool:
-        return self != Usage()
+        """Whether calls reported anything."""
+        return bool(self.calls or self.tokens or self.cost)
+
+    @property
+    def reported(self) -> Usage:
+        """What calls reported, without the rows."""
+        return replace(self, rows=0)
 
     def __str__(self) -> str:
         cost = f", cost {self.cost:,.6g}" if self.cost else ""
@@ -105,7 +117,8 @@ class Usage:
         if not isinstance(document, Mapping):
             return Usage()
         try:
-            return Usage(int(document["calls"]), float(document["tokens"]), float(document["cost"]))
+            reported = int(document["calls"]), float(document["tokens"]), float(document["cost"])
+            return Usage(*reported, int(document.get("rows", 0)))
         except (LookupError, TypeError, ValueError):
             return Usage()
 

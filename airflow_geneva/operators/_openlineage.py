@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import lance
 
 IDENTITY, TRANSFORMATION, FILTER = "IDENTITY", "TRANSFORMATION", "FILTER"
+_COUNTS = ("rows_run", "rows_computed", "rows_reused", "rows_skipped", "rows_failed", "rows_left")
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def lineage_of(job: PlannedJob, result: BackfillResult) -> Any:
         from airflow.providers.openlineage.extractors import OperatorLineage
         from openlineage.client.event_v2 import InputDataset, OutputDataset
         from openlineage.client.facet_v2 import (
+            RunFacet,
             column_lineage_dataset,
             data_quality_assertions_dataset,
             dataset_version_dataset,
@@ -116,6 +118,7 @@ def lineage_of(job: PlannedJob, result: BackfillResult) -> Any:
         },
         dataset=inputs(filter_columns(work, read), "INDIRECT", FILTER, ""),
     )
+    counts = {name: getattr(result, name) for name in _COUNTS}
     rows = result.rows_computed + result.rows_reused
     statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=rows)
     quality: dict[str, Any] = {}
@@ -136,4 +139,5 @@ def lineage_of(job: PlannedJob, result: BackfillResult) -> Any:
                 outputFacets={"outputStatistics": statistics, **quality},
             )
         ],
+        run_facets={"geneva_rows": RunFacet().with_additional_properties(**counts)},
     )

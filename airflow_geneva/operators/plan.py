@@ -22,7 +22,7 @@ from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
 from airflow_geneva.job.heartbeat import APPROVAL
 from airflow_geneva.job.meter import Stopwatch
 from airflow_geneva.job.outbox import OutboxEntry, write_outbox
-from airflow_geneva.job.result import CARRIED, carried_results
+from airflow_geneva.job.result import carried_counts
 from airflow_geneva.job.status import job_ids
 from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.lance_io.task_memory import task_memory_bytes
@@ -143,7 +143,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         planned_before = (job.read(RECORD) or {}) if context["ti"].try_number > 1 else {}
         with failing_at_once(CodeChanged):
             plan, since = self._plan(table, context, asked)
-        carried = carried_results(job, planned_before)
+        carried = carried_counts(job, planned_before)
         # Rows that failed in earlier tries count against the limits of `Skip`, so the rows of these tries do, too.
         rows = max(plan.work.rows, int(planned_before.get(LIMIT_ROWS, 0)))
         plan = plan.with_work(rows=rows)
@@ -155,9 +155,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         if above:
             choice = RunnerChoice("spark", f"an approval is asked for: {above}")
         run, about = _about_run(context)
-        about |= {LIMIT_ROWS: rows, CARRIED: carried, "expected": expected.pace()} | (
-            {APPROVAL: above} if above else {}
-        )
+        about |= {LIMIT_ROWS: rows, "expected": expected.pace(), **carried} | ({APPROVAL: above} if above else {})
         saved = record_plan(plan, table.location, choice, run, store_code=True, about=about)
         work = saved.work
         if since is not None:

@@ -20,6 +20,7 @@ from airflow_geneva.job.folder import APPLIED, COMMITTING, JobFolder
 from airflow_geneva.job.outbox import JOB_PROPERTY, find_commits
 from airflow_geneva.job.progress import ProgressReporter
 from airflow_geneva.job.result import DONE, PARTIAL, BackfillResult, Checked, ShardResult
+from airflow_geneva.job.shard_status import computed_rows_of
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import field_ids, live_offsets, row_ids
 from airflow_geneva.lance_io.row_ranges import Ranges
@@ -248,7 +249,7 @@ class ColumnPublisher:
         """Return what a shard has made visible whose commit did not end."""
         status = JobFolder.of(self.location.checkpoints, self.work.job_id).read_shard(self.saved.fingerprint, shard)
         visible = int((status.get(COMMITTING) or {}).get("rows_committed", 0))
-        computed = min(visible, int((status.get(APPLIED) or {}).get("rows_run", 0)))
+        computed = min(visible, computed_rows_of(status.get(APPLIED) or {}))
         rows = int(self.saved.shards[shard]["rows"])
         return ShardResult(
             shard, self.saved.fingerprint, computed, visible - computed, rows_left=max(rows - visible, 0)

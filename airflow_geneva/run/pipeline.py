@@ -25,7 +25,7 @@ from airflow_geneva.job.shard_status import usage_of
 from airflow_geneva.job.speed import UdfSpeed
 from airflow_geneva.lance_io.engine_errors import is_failure
 from airflow_geneva.lance_io.table_versions import reporting_remade
-from airflow_geneva.limits.rate_limit import Meter
+from airflow_geneva.limits.rate_limit import Meter, Usage
 from airflow_geneva.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan
 from airflow_geneva.plan.shard import Shard
@@ -273,12 +273,16 @@ class PlannedJob:
     ) -> dict[str, Any]:
         """Write and return the result of a shard that took so many seconds after Spark's start; `stopped` at a cap."""
         done = sum(reports, UnitReport(True))
-        started = self.folder.read_shard(self.saved.fingerprint, shard.index).get(STARTED)
+        status = self.folder.read_shard(self.saved.fingerprint, shard.index)
+        started, computed = status.get(STARTED), done.speed.rows
+        if stopped and caps is not None:
+            computed = max(computed, caps.computed)
         waited = max(time.time() - started["at"] - seconds, 0.0) if started else 0.0
         document = {
             "shard": shard.index,
             "fingerprint": self.saved.fingerprint,
-            "rows_run": done.speed.rows,
+            "rows_run": usage_of([status]).rows,
+            "rows_computed": max(computed - done.failed, 0),
             "rows_failed": done.failed,
             "fragments_staged": done.speed.fragments if stopped else len(shard.to_apply),
             "speed": done.speed.to_json(),
@@ -286,7 +290,7 @@ class PlannedJob:
             "start_seconds": round(waited, 3),
         }
         if stopped:
-            document |= {"stopped": stopped, "rows_run": max(done.speed.rows, caps.computed if caps else 0)}
+            document["stopped"] = stopped
         self.folder.update_shard(self.saved.fingerprint, shard.index, applied=document, submitted=None)
         return document
 
@@ -369,7 +373,8 @@ class PlannedJob:
         errors = count_errors(self.folder.storage) if self.saved.shards else 0
         speed = sum((UdfSpeed.from_json(document.get("speed")) for document in self.applied), UdfSpeed())
         checked = found_in_job(self.folder, self.saved, self.publisher.checked)
-        result = replace(speed.saved.added_to(result), checked=checked, usage=usage_of(self._statuses()))
+        result = replace(speed.saved.added_to(result), checked=checked)
+        result = self._with_usage(result, usage_of(self._statuses()))
         result = result.with_failures(errors) if result.state == FAILED else result
         about: dict[str, Any] = {} if self.choice is None else self.choice.describe()
         if speed.rows:
@@ -381,6 +386,12 @@ class PlannedJob:
             about["start_seconds"] = round(sum(starts) / len(starts), 3)
         self.folder.write_result(result.state, result.to_json(), error, errors, about, self.saved.fingerprint)
         return result
+
+    def _with_usage(self, result: BackfillResult, used: Usage) -> BackfillResult:
+        """Add what calls used; rows that became visible were run, also in the last seconds before a kill."""
+        saved = result.rows_deduplicated + result.rows_cached
+        least = result.rows_computed - saved if self.work.udfs else 0
+        return replace(result, usage=used.reported, rows_run=max(result.rows_run + used.rows, least))
 
     def too_many_failed(self, committed: Iterable[ShardResult]) -> str | None:
         """Say that more rows failed than `max_failed` allows, and what to do; None if not."""

@@ -61,6 +61,8 @@ def test_a_backfill_tells_which_columns_a_udf_made_its_column_of(desk: Desk, tol
         ("text", "INDIRECT", "FILTER")
     ]
     assert made.outputFacets["outputStatistics"].rowCount == 10
+    rows = lineage.run_facets["geneva_rows"]
+    assert (rows.rows_run, rows.rows_computed, rows.rows_skipped, rows.rows_left) == (10, 10, 10, 0)
     assert [(a.assertion, a.success, a.column) for a in made.outputFacets["dataQualityAssertions"].assertions] == [
         ("between(0, 2)", False, "n"),
         ("satisfies(are_three)", True, "n"),

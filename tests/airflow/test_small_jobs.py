@@ -173,11 +173,13 @@ def test_a_retry_does_not_fail_for_rows_that_were_within_the_limit(desk: Desk, m
     for text in ("b01", "b02", "c01", "c02"):
         desk.break_at(text)
     kill_after_a_shard(monkeypatch)
+    desk.calls()
     run = Driver.trigger(made).go()
     assert run.state == "success", run.errors
     assert run.tries("backfill.plan") == 2
     record = newest_record(desk)
     assert (record.rows_computed, record.rows_failed, len(record.commits)) == (2 * ROWS - 4, 4, 2)
+    assert record.rows_run == len(desk.calls())
     assert events(desk.asset)[-1]["rows_computed"] == 2 * ROWS - 4
     assert [text for text, n in desk.values().items() if n is None] == ["b01", "b02", "c01", "c02"]
 

@@ -117,7 +117,7 @@ def test_every_row_is_submitted_once_in_batches_of_its_size(tmp_path: Path, monk
     assert len(shown) == 2
     assert all(re.fullmatch(r"waiting for a service, \d s, 0 of 100 rows", text) for text in shown)
     assert (result.state, result.rows_computed) == ("DONE", 100)
-    assert result.usage.cost == 4 * 0.25
+    assert (result.usage.cost, result.rows_run) == (4 * 0.25, 100)
     assert values(table) == {x: 10 * x for x in range(100)}
     assert sorted(map(len, SERVICE.batches.values())) == [10, 10, 40, 40]
     assert left_behind(table) == []

@@ -450,7 +450,7 @@ def test_a_job_reads_well_and_goes_through_json(folder: JobFolder) -> None:
         "PENDING: backfill of docs.n with length (version abc) where x > 1, job 20260101T000000-a",
         "  started 1970-01-12 13:46:40 UTC, last heartbeat 1970-01-12 13:47:40 UTC in stage plan",
         "  300 of 1,000 rows due: 120 checkpointed, 100 ready to commit, 0 committed, 0 failed, 300 left",
-        "  0 rows computed, 0 reused (0 %), 700 skipped, 0 error records",
+        "  0 rows run, 0 computed, 0 reused (0 %), 700 skipped, 0 error records",
         "  planned on version 7, no commits",
         "  at least 20 s left, then 180 rows, and how long one takes is not known yet",
         "  Airflow: d, run r, task g.plan, try 2",

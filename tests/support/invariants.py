@@ -62,7 +62,7 @@ def assert_honest(result: BackfillResult, table: Table, rows_run: int | None = N
     ours = [v for v in range(result.from_version + 1, table.version + 1) if job_of(table, v) == result.job_id]
     assert list(result.commits) == ours
     if rows_run is not None:
-        assert result.rows_computed == rows_run
+        assert result.rows_computed == result.rows_run == rows_run
 
 
 def job_of(table: Table, version: int) -> str | None:

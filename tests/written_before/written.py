@@ -137,6 +137,8 @@ def jobs() -> Any:
     assert [job.pop("unindexed_rows") for job in whole] == [0] * len(whole)
     for used in [*whole, *(shard for job in whole for shard in job["shards"])]:
         assert not any(used.pop("usage").values())
+    # Jobs of then do not say how many rows they ran, not those that became visible.
+    assert all(job.pop("rows_run") == (job["rows_computed"] if job["ended"] else 0) for job in whole)
     # Rows that failed counted as committed then.
     for counted in [*whole, *(shard for job in whole for shard in job["shards"])]:
         if counted["rows_committed"]:
