@@ -104,6 +104,14 @@ def get_provider_info() -> dict[str, Any]:
                         "``backfill`` and ``refresh``.",
                         "float",
                     ),
+                    "on_partial": _option(
+                        "warn",
+                        "fail",
+                        "What ``finish`` does when a job is PARTIAL, because rows are left for the next run: ``warn`` "
+                        "logs a warning and succeeds, ``fail`` fails the task. A task's own ``on_partial`` overrides "
+                        "it.",
+                        "string",
+                    ),
                 },
             }
         },

@@ -25,9 +25,11 @@ from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF, load_udf
+from airflow_geneva.udf.expect import FAIL, WARN
 
 _NOTHING = ("", "None")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
+ON_PARTIAL = (WARN, FAIL)
 _TEMPLATE = re.compile(r"\{\{|\{%")
 _N = TypeVar("_N", int, float)
 
@@ -120,13 +122,14 @@ class Configuration:
     version_conflict_max_retries: int
     task_memory_bytes: int
     price_per_slot_hour: float
+    on_partial: str
 
     @staticmethod
     def read() -> Configuration:
         """Read all options, so that the first task of a run finds a wrong one, not the last.
 
         Raises:
-            AirflowFailException: an option is not a valid number.
+            AirflowFailException: the value of an option is not valid.
             InvalidInput: an environment variable that overrides an option is not a valid number.
         """
         max_retries()
@@ -135,30 +138,32 @@ class Configuration:
         return Configuration(**{name: _read(name, described[name]["default"]) for name in names})  # type: ignore[arg-type]
 
 
-def _read(name: str, default: str) -> float:
-    if name == "price_per_slot_hour":
-        return _read_price(name, default)
-    least = {"concurrency": 1, "task_memory_bytes": LEAST_TASK_MEMORY}.get(name, 0)
+def _read(name: str, default: str) -> float | str:
     text = str(conf.get("geneva", name, fallback=default)).strip()
-    if not text.isdecimal() or int(text) < least:
-        raise AirflowFailException(
-            f"[geneva] {name} is {text!r}, and not a whole number of {least} or more. Correct it in "
-            f"airflow.cfg on the workers, or in their environment: AIRFLOW__GENEVA__{name.upper()}."
-        )
-    return int(text)
-
-
-def _read_price(name: str, default: str) -> float:
-    text = str(conf.get("geneva", name, fallback=default)).strip()
-    try:
-        if 0 <= (price := float(text)) < float("inf"):
+    if name == "on_partial":
+        if text in ON_PARTIAL:
+            return text
+        valid = " or ".join(map(repr, ON_PARTIAL))
+    elif name == "price_per_slot_hour":
+        if (price := _price(text)) is not None:
             return price
-    except ValueError:
-        pass
+        valid = "a number of 0 or more"
+    else:
+        least = {"concurrency": 1, "task_memory_bytes": LEAST_TASK_MEMORY}.get(name, 0)
+        if text.isdecimal() and int(text) >= least:
+            return int(text)
+        valid = f"a whole number of {least} or more"
     raise AirflowFailException(
-        f"[geneva] {name} is {text!r}, and not a number of 0 or more. Correct it in airflow.cfg on the workers, or in "
-        f"their environment: AIRFLOW__GENEVA__{name.upper()}."
+        f"[geneva] {name} is {text!r}, and not {valid}. Correct it in airflow.cfg on the workers, or in their "
+        f"environment: AIRFLOW__GENEVA__{name.upper()}."
     )
+
+
+def _price(text: str) -> float | None:
+    try:
+        return price if 0 <= (price := float(text)) < float("inf") else None
+    except ValueError:
+        return None
 
 
 SHARD_TITLE = "{{ ti.task.shard.get('title', '') if ti.task.shard is mapping else '' }}"

@@ -21,11 +21,13 @@ from airflow_geneva.lance_io.conflicts import conflict_retries
 from airflow_geneva.lance_io.table_versions import VersionStamp, stamp_of
 from airflow_geneva.links.job import JobLink
 from airflow_geneva.operators._lance_task import (
+    ON_PARTIAL,
     Configuration,
     LanceOperator,
     failing_at_once,
     is_template,
     load_job,
+    optional_text,
     required_text,
 )
 from airflow_geneva.operators._openlineage import lineage_of
@@ -34,11 +36,12 @@ from airflow_geneva.plan.model import RefreshSpec
 from airflow_geneva.run.choice import RunnerChoice
 from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.storage.files import Storage
+from airflow_geneva.udf.expect import FAIL
 
 _KEPT_OF_COLUMN = "What the other shards committed is recorded, and announced by the next run that finishes."
 _KEPT_OF_VIEW = "The view is unchanged, and computed rows are kept."
-_LEFT_OF_COLUMN = "Left for the next run: %s%s"
-_LEFT_OF_VIEW = "The view is unchanged, with %s due; the next run reuses what this one computed%s"
+_LEFT_OF_COLUMN = "Left for the next run: {}{}"
+_LEFT_OF_VIEW = "The view is unchanged, with {} due; the next run reuses what this one computed{}"
 
 
 class FinishOperator(LanceOperator):
@@ -55,17 +58,30 @@ class FinishOperator(LanceOperator):
         plan_task_id: id of the plan task, including its groups.
         table: the table's or view's name; an outlet of the task unless it is a template.
         approve_task_id: id of the task that asks for an approval; after a rejection this task is skipped.
+        on_partial: `fail` fails this task if the job is PARTIAL, because rows are left for the next run; `warn` logs a
+            warning. By default `[geneva] on_partial`, which is `warn`.
     """
 
-    template_fields: Sequence[str] = (*LanceOperator.template_fields, "table")
+    template_fields: Sequence[str] = (*LanceOperator.template_fields, "table", "on_partial")
     operator_extra_links = (JobLink(),)
 
-    def __init__(self, *, plan_task_id: str, table: str, approve_task_id: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        plan_task_id: str,
+        table: str,
+        approve_task_id: str | None = None,
+        on_partial: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not is_template(on_partial):
+            _check_on_partial(on_partial)
         # One at a time, so that no two runs announce the same commits.
         super().__init__(**{"trigger_rule": "all_done", "max_active_tis_per_dag": 1, **kwargs})
         self.plan_task_id = plan_task_id
         self.approve_task_id = approve_task_id
         self.table = table
+        self.on_partial = on_partial
         self._finished: tuple[PlannedJob, BackfillResult] | None = None
         # The asset of a template is known only at run time; an alias can stand for any asset.
         templated = is_template(table) or is_template(self.lance_conn_id)
@@ -74,8 +90,10 @@ class FinishOperator(LanceOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         summary, plan_failed = self._summary(context)
-        retries = conflict_retries(Configuration.read().version_conflict_max_retries)
+        configured = Configuration.read()
+        retries = conflict_retries(configured.version_conflict_max_retries)
         with failing_at_once(InvalidInput):
+            on_partial = _check_on_partial(self.on_partial) or configured.on_partial
             job = load_job(self.open_database(), summary)
         job.choice = RunnerChoice(summary.get("runner", "spark"), summary.get("runner_reason", ""))
         if rejected := self._rejected(context):
@@ -106,8 +124,15 @@ class FinishOperator(LanceOperator):
             )
         if result.state == PARTIAL:
             message = _LEFT_OF_VIEW if of_view else _LEFT_OF_COLUMN
-            notes = "".join(f"; {note}" for note in result.notes)
-            self.log.warning(message, counted(result.rows_left, "row"), notes)
+            left = message.format(counted(result.rows_left, "row"), "".join(f"; {note}" for note in result.notes))
+            if on_partial == FAIL:
+                # Before the event: Airflow drops the events of a task that fails, and the next finish sends them.
+                announced = "" if of_view else " What this run committed is visible, and the next finish announces it."
+                raise AirflowFailException(
+                    f'The job is PARTIAL, and on_partial="fail" fails this task. {left}.{announced} Clear '
+                    f"{self.plan_task_id!r} with its downstream tasks to compute what is left."
+                )
+            self.log.warning("%s", left)
         event = self._announce(job, result, context)
         checked = [asdict(one.without_values()) for one in result.checked]
         lists = {"commits": list(result.commits), "notes": list(result.notes), "checked": checked}
@@ -194,6 +219,13 @@ class FinishOperator(LanceOperator):
         else:
             context["outlet_events"][self._alias].add(Asset(name=asset.name, uri=asset.uri), extra=event)
         return event
+
+
+def _check_on_partial(given: str | None) -> str | None:
+    """Return what to do when a job is PARTIAL, or None for empty text."""
+    if (found := optional_text(given)) not in (None, *ON_PARTIAL):
+        raise InvalidInput(f"on_partial={given!r} is not valid: give {' or '.join(map(repr, ON_PARTIAL))}.")
+    return found
 
 
 def _record_rejection(job: PlannedJob, by: str) -> None:

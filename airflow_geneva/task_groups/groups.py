@@ -55,6 +55,8 @@ class GroupArguments(Sizes, total=False):
             `OPENAI_BASE_URL` where functions run. By default the variables of the worker.
         max_active_shards: maximum number of shards that are computed at once; by default 1.
         spark_submit: arguments for `ApplyOperator`, which are those of `SparkSubmitOperator`.
+        on_partial: `fail` fails `finish` if the job is PARTIAL, because rows are left for the next run; `warn` logs a
+            warning. By default `[geneva] on_partial`, which is `warn`.
         approve_above: numbers by `rows`, `seconds`, `slot_seconds` or `cost`. A plan whose estimate is above one of
             them, or unknown, waits in a task `approve` for a person; a smaller one passes it.
         apply: a function from a shard to the task that computes it, by default an `ApplyOperator`. The task is not
@@ -70,6 +72,7 @@ class GroupArguments(Sizes, total=False):
     openai_conn_id: str | None
     max_active_shards: int
     spark_submit: Mapping[str, Any] | None
+    on_partial: str | None
     approve_above: Mapping[str, float | str] | None
     apply: Callable[[Any], Any] | None
     prefix_group_id: bool
@@ -112,6 +115,7 @@ class _ShardGroup(TaskGroup):
         place = _not_none(given, "lance_conn_id", "database")
         applied = _not_none(given, "spark_conn_id", "inline_below_rows")
         service = _not_none(given, "openai_conn_id")
+        ending = _not_none(given, "on_partial")
         applied |= given.pop("spark_submit", None) or {}
         most, make_apply = given.pop("max_active_shards", 1), given.pop("apply", None)
         approve_above = given.pop("approve_above", None)
@@ -124,7 +128,7 @@ class _ShardGroup(TaskGroup):
             inlets = [] if unknown else [lance_asset(str(source), planned.lance_conn_id)]
             finish = FinishOperator(
                 task_id="finish", plan_task_id=planned.task_id, table=target, inlets=inlets,
-                approve_task_id=None if approve is None else approve.task_id, **place,
+                approve_task_id=None if approve is None else approve.task_id, **ending, **place,
             )  # fmt: skip
             if next(self.iter_mapped_task_groups(), None) is not None:
                 raise InvalidInput(
@@ -197,7 +201,8 @@ class BackfillTaskGroup(_ShardGroup):
     nothing to do the shards are skipped, `finish` succeeds, and tasks downstream of the group run.
 
     Text parameters are templated. Empty text means None, so `where="{{ params.where or '' }}"` is no filter unless one
-    is given; numbers may be text. Connections, `database` and `inline_below_rows` may come from `default_args`.
+    is given; numbers may be text. Connections, `database`, `inline_below_rows` and `on_partial` may come from
+    `default_args`.
 
     Args:
         group_id: id of the group.
@@ -269,8 +274,8 @@ class RefreshTaskGroup(_ShardGroup):
     verified. With nothing to compute the shards are skipped, and `finish` only removes rows that are no longer in the
     query's result. With nothing to do it writes no version and sends no event; tasks downstream of the group run.
 
-    Text parameters are templated. Empty text means None, and numbers may be text. Connections, `database` and
-    `inline_below_rows` may come from `default_args`.
+    Text parameters are templated. Empty text means None, and numbers may be text. Connections, `database`,
+    `inline_below_rows` and `on_partial` may come from `default_args`.
 
     Args:
         group_id: id of the group.

@@ -122,6 +122,29 @@ def test_a_run_stops_at_its_cap_and_the_next_one_goes_on(desk: Desk) -> None:
     assert sorted(calls + desk.calls()) == texts("abc")
 
 
+def test_a_partial_run_can_be_red_and_the_next_finish_announces_what_it_committed(desk: Desk) -> None:
+    desk.append("ab")
+    desk.define(n="length")
+    planned_on = desk.table.version
+    run = Driver.trigger(make_dag(desk, max_rows=15, on_partial="{{ 'fail' }}")).go()
+    assert (run.state, run.states()["backfill.finish"], run.tries("backfill.finish")) == ("failed", "failed", 1)
+    told = run.error("backfill.finish")
+    left = list(desk.values().values()).count(None)
+    assert left >= 4
+    assert f"Left for the next run: {left} rows" in told
+    assert "stopped at its cap of" in told
+    assert 'on_partial="fail"' in told
+    assert "Clear 'backfill.plan'" in told
+    [record] = read_jobs(desk.table.location.checkpoints, job_ids(desk.table.location.checkpoints))
+    assert (record.state, record.rows_left) == ("PARTIAL", left)
+    assert events(desk.asset) == []
+
+    again = Driver.trigger(make_dag(desk, on_partial="fail")).go()
+    assert again.state == "success", again.errors
+    [event] = events(desk.asset)
+    assert (event["from_version"], event["to_version"]) == (planned_on, desk.table.version)
+
+
 def test_an_empty_table_is_nothing_to_do(desk: Desk) -> None:
     desk.define(n="length")
     run = Driver.trigger(make_dag(desk)).go()

@@ -85,6 +85,18 @@ def test_a_plan_asks_for_the_configured_slots_unless_its_task_says_otherwise(
     assert concurrency(go(desk, concurrency=given)) == expected
 
 
+@pytest.mark.parametrize(
+    ("configured", "given", "expected"),
+    [(None, None, "success"), ("fail", None, "failed"), ("fail", "", "failed"), ("fail", "warn", "success")],
+)
+def test_a_partial_run_is_red_where_it_says_so_unless_the_task_says_otherwise(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, configured: str | None, given: Any, expected: str
+) -> None:
+    configure(monkeypatch, **({} if configured is None else {"on_partial": configured}))
+    run = go(desk, inline_below_rows=100, max_rows=5, on_partial=given)
+    assert (run.state, run.states()["backfill.finish"]) == (expected, expected)
+
+
 @pytest.mark.parametrize(("variable", "tries"), [(None, 2), ("0", 1)])
 def test_a_commit_is_tried_again_as_often_as_it_says_or_the_seeds_variable_before_it(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, variable: str | None, tries: int
@@ -113,6 +125,7 @@ def test_a_commit_is_tried_again_as_often_as_it_says_or_the_seeds_variable_befor
         ("concurrency", ""),
         ("version_conflict_max_retries", "1.5"),
         ("task_memory_bytes", "128m"),
+        ("on_partial", "red"),
     ],
 )
 def test_a_wrong_value_stops_the_plan_and_is_named(
@@ -142,7 +155,7 @@ def test_an_option_that_tasks_do_not_know_yet_stops_none_of_them(monkeypatch: py
     info = get_provider_info()
     info["config"]["geneva"]["options"]["new"] = {**OPTIONS["concurrency"], "default": "text"}
     monkeypatch.setattr(_lance_task, "get_provider_info", lambda: info)
-    assert Configuration.read() == Configuration(0, 0, 8, 10, 128 << 20, 0.0)
+    assert Configuration.read() == Configuration(0, 0, 8, 10, 128 << 20, 0.0, "warn")
 
 
 def test_tasks_read_every_option_that_airflow_describes() -> None:
@@ -199,4 +212,5 @@ def test_airflow_tells_a_single_value(told_by_airflow: list[str]) -> None:
         "version_conflict_max_retries": "10",
         "task_memory_bytes": str(128 << 20),
         "price_per_slot_hour": "0",
+        "on_partial": "warn",
     }

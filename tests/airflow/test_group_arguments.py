@@ -209,6 +209,17 @@ def test_no_shard_at_once_is_refused_while_the_dag_is_read(airflow_db: Any, most
         BackfillTaskGroup(table="docs", column="n", max_active_shards=most)
 
 
+def test_what_happens_to_a_partial_run_is_checked_while_the_dag_is_read_or_once_it_is_rendered(due: Desk) -> None:
+    with DAG("wrong", schedule=None), pytest.raises(InvalidInput, match="on_partial='red' is not valid"):
+        BackfillTaskGroup(table="docs", column="n", on_partial="red")
+    given = {"on_partial": "{{ params.ending }}"}
+    with DAG(f"dag_{due.table.name}", schedule=None, params={"ending": "red"}, default_args=given) as dag:
+        BackfillTaskGroup(table=due.table.name, column="n", **SMALL)
+    run = Driver.trigger(dag).go()
+    assert "on_partial='red' is not valid: give 'warn' or 'fail'" in run.error("backfill.finish")
+    assert events(due.asset) == []
+
+
 def test_a_trigger_takes_no_credentials(airflow_db: Any) -> None:
     """Airflow keeps in its database what a trigger is made of."""
     for place in ("s3://somebody:secret@bucket/db", "s3://bucket/db?token=secret"):

@@ -288,6 +288,21 @@ def test_a_refresh_that_lost_to_another_is_green_and_announces_nothing(desk: Des
     assert desk.calls() == []
 
 
+def test_a_refresh_that_lost_to_another_can_be_red(desk: Desk) -> None:
+    desk.append("a")
+    view = make_view(desk)
+    run = Driver.trigger(make_dag(view, on_partial="fail")).go(kill="refresh.finish")
+    desk.append("b")
+    view.refresh(runner="inline")
+    run.clear("refresh.finish").go()
+    assert run.state == "failed"
+    assert "another refresh" in run.error("refresh.finish")
+    assert "The view is unchanged" in run.error("refresh.finish")
+    assert shown(view) == dict.fromkeys(texts("ab"), 3)
+    again = go(view, on_partial="fail")
+    assert again.xcom("refresh.finish")["state"] == "DONE"
+
+
 def test_checkpoints_of_a_refresh_that_was_never_finished_are_used(desk: Desk) -> None:
     desk.append("ab")
     view = make_view(desk)
