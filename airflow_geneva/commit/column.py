@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from airflow_geneva.checkpoint.facts import Fact, append_ledger, load_state, looked_at
 from airflow_geneva.checkpoint.keys import FragmentKey
@@ -31,7 +31,7 @@ from airflow_geneva.lance_io.fragments import (
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.plan.model import BackfillSpec
 from airflow_geneva.plan.moved_rows import MOVED, LostRows, find_moved_rows
-from airflow_geneva.plan.reusable_checkpoints import staged_fits
+from airflow_geneva.plan.reusable_checkpoints import is_staged_complete, staged_fits
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FRAGMENTS_PER_COMMIT, FragmentWork, Shard, fragments_per_commit
 from airflow_geneva.storage.location import TableLocation
@@ -47,8 +47,10 @@ _MOST_ROUNDS = 8
 _MOST_WARNED = 5
 _THREADS = 8
 _DONE = "committed already"
+_REMOVED = "its committed data file was removed"
 _DROPPED = "the column was dropped"
 _UPDATED = "updated meanwhile"
+_REPLACED = "another writer replaced its inputs during the commit"
 _NOT_HELD = "their computed values are gone from the checkpoints"
 SECONDS_A_COMMIT = 10.0
 """Target time between two commits of a computed shard; longer if the shard would need too many commits."""
@@ -110,37 +112,62 @@ class Candidate:
         return ((field_id, -1, self.staged.file),)
 
 
+class Restage(Protocol):
+    def __call__(self, dataset: lance.LanceDataset, work: FragmentWork) -> Candidate:
+        """Stage a fragment of a version: its due rows that checkpoints hold, and the values of its other rows."""
+
+
 @dataclass(frozen=True)
 class Verification:
-    """Which candidates fit a version, which an earlier try has committed, and why others are left."""
+    """Which candidates fit a version, which an earlier try has committed, and why others are left.
 
+    Args:
+        manifest: the candidates' fragments in that version.
+        output: field ids of the column in it; empty if it was dropped.
+        removed: committed candidates whose data file another process removed.
+    """
+
+    dataset: lance.LanceDataset
+    manifest: Mapping[int, FragmentFiles]
+    output: tuple[int, ...]
     fitting: tuple[Candidate, ...]
     done: tuple[Candidate, ...]
+    removed: tuple[Candidate, ...]
     left: tuple[tuple[Candidate, str], ...]
 
+    @property
+    def lost(self) -> list[LostRows]:
+        """The computed rows that a commit of what fits does not make visible where they were planned."""
+        hidden = [c.lost(c.hidden & c.work.due, _UPDATED) for c in (*self.fitting, *self.done) if c.hidden & c.work.due]
+        return [*hidden, *(candidate.lost(candidate.rows, why) for candidate, why in self.left)]
 
-def verify(
-    dataset: lance.LanceDataset,
-    manifest: Mapping[int, FragmentFiles],
-    candidates: Iterable[Candidate],
-    output_fields: tuple[int, ...],
-) -> Verification:
+    @property
+    def candidates(self) -> list[Candidate]:
+        return [*self.done, *self.removed, *self.fitting, *(candidate for candidate, _ in self.left)]
+
+
+Check: TypeAlias = Callable[[Verification], bool]
+"""Checks the values that a commit of what fits makes visible, and stops it by raising. Returns whether there was
+anything to check that was not checked before."""
+
+
+def verify(dataset: lance.LanceDataset, columns: Columns, candidates: Sequence[Candidate]) -> Verification:
     """Compare every candidate with the newest version, because Lance does not check a ``DataReplacement``."""
+    output = fields_present(dataset, columns.output)
+    manifest = read_fragments(dataset, columns, {candidate.work.id for candidate in candidates})
 
     def judge(candidate: Candidate) -> tuple[Candidate, str]:
         now = manifest.get(candidate.work.id)
-        reason = _reason(dataset, now, candidate, output_fields)
+        reason = _reason(dataset, now, candidate, output)
         if now is None or reason not in ("", _DONE) or now.deletion == candidate.work.files.deletion:
             return candidate, reason
         return replace(candidate, hidden=candidate.staged.computed - live_offsets(dataset, now)), reason
 
     with ThreadPoolExecutor(_THREADS) as pool:
         judged = list(pool.map(judge, candidates))
-    return Verification(
-        tuple(c for c, reason in judged if reason == ""),
-        tuple(c for c, reason in judged if reason == _DONE),
-        tuple((c, reason) for c, reason in judged if reason not in ("", _DONE)),
-    )
+    fitting, done, removed = (tuple(c for c, found in judged if found == reason) for reason in ("", _DONE, _REMOVED))
+    left = tuple((c, reason) for c, reason in judged if reason not in ("", _DONE, _REMOVED))
+    return Verification(dataset, manifest, output, fitting, done, removed, left)
 
 
 def _reason(
@@ -152,7 +179,7 @@ def _reason(
     if now is None:
         return "the fragment is gone (compacted, updated or deleted)"
     if now.output == candidate.output(output_fields[0]) and now.inputs == planned.inputs:
-        return _DONE
+        return _DONE if is_staged_complete(dataset, staged) else _REMOVED
     if now.inputs != planned.inputs or now.physical_rows != planned.physical_rows:
         return "its inputs were replaced"
     if now.output != staged.output_files:
@@ -169,16 +196,17 @@ class ShardCommitter:
 
     Args:
         planned: the table in which its column has the planned name.
-        restage: stages what checkpoints hold of the due rows of a fragment of a version.
+        restage: stages what checkpoints hold of the due rows of a fragment of a version, with its other values.
     """
 
     location: TableLocation
     saved: SavedPlan
     work: BackfillSpec
     planned: lance.LanceDataset
-    restage: Callable[[lance.LanceDataset, FragmentWork], Candidate | None]
+    restage: Restage
     _done: list[Candidate] = field(default_factory=list)
     _lost: list[LostRows] = field(default_factory=list)
+    _removed: list[Candidate] = field(default_factory=list)
     _left: list[tuple[int, int, str]] = field(default_factory=list)
     _versions: list[int] = field(default_factory=list)
     _by_others: int = 0
@@ -197,14 +225,13 @@ class ShardCommitter:
         candidates: Sequence[Candidate],
         missing: Sequence[tuple[int, int, str]],
         on_group: Callable[[int, int, tuple[int, ...]], None] = lambda fragments, rows, versions: None,
-        check: Callable[[Sequence[Candidate]], None] | None = None,
+        check: Check | None = None,
         at_once: bool = False,
     ) -> ShardResult:
         """Commit the candidates that fit; report the rows of the others, and of fragments without a staged file.
 
         ``on_group`` is called after every Lance commit with the number of visible fragments, that of visible due rows
-        without those that failed, and the table versions written. ``check`` is called before every Lance commit, with
-        its fragments, and stops it by raising. With ``at_once`` there is one Lance commit.
+        without those that failed, and the table versions written. With ``at_once`` there is one Lance commit.
 
         Raises:
             CommitConflict: other writers changed the table at every retry.
@@ -213,9 +240,10 @@ class ShardCommitter:
         self._left.extend(missing)
         self._commit_groups(candidates, shard, on_group, check, at_once)
         for _ in range(_MOST_ROUNDS):
-            if not self._lost:
+            if not self._lost and not self._removed:
                 break
-            self._commit_groups(self._follow(self.location.open()), shard, on_group, check, at_once)
+            again = [*self._rebuild(), *self._follow(self.location.open())]
+            self._commit_groups(again, shard, on_group, check, at_once)
         for lost in self._lost:
             self._leave(lost.work.id, len(lost.rows), lost.why)
         if self._warned > _MOST_WARNED:
@@ -247,7 +275,7 @@ class ShardCommitter:
         candidates: Sequence[Candidate],
         shard: Shard,
         on_group: Callable[[int, int, tuple[int, ...]], None],
-        check: Callable[[Sequence[Candidate]], None] | None,
+        check: Check | None,
         at_once: bool,
     ) -> None:
         left = self._without_repeated_failures(candidates)
@@ -263,6 +291,18 @@ class ShardCommitter:
                 spent = max(time.monotonic() - began, 1e-3)
                 size = max(least, round(len(group) * SECONDS_A_COMMIT / spent))
 
+    def _rebuild(self) -> list[Candidate]:
+        """Stage the fragments again whose committed data file was removed, with the values that checkpoints hold."""
+        removed, self._removed = self._removed, []
+        candidates: list[Candidate] = []
+        for candidate in removed:
+            logger.warning("Another process removed data file %s, which is written again.", candidate.staged.file)
+            again = self.restage(candidate.source, candidate.work)
+            staged = replace(again.staged, output_files=candidate.output(self.work.field_id))
+            self._leave(candidate.work.id, len(candidate.rows) - again.work.rows, _NOT_HELD)
+            candidates.append(replace(again, staged=staged))
+        return candidates
+
     def _follow(self, dataset: lance.LanceDataset) -> list[Candidate]:
         """Find the lost rows in the fragments of a version that hold them now, and stage these."""
         lost, self._lost = self._lost, []
@@ -276,11 +316,9 @@ class ShardCommitter:
         candidates: list[Candidate] = []
         for work in found.works.values():
             candidate = self.restage(dataset, work)
-            rows = 0 if candidate is None else candidate.work.rows
-            if candidate is not None:
+            if candidate.work.rows:
                 candidates.append(candidate)
-            if rows < work.rows:
-                self._leave(work.id, work.rows - rows, _NOT_HELD)
+            self._leave(work.id, work.rows - candidate.work.rows, _NOT_HELD)
         return candidates
 
     def _add_committed(self, files: FragmentFiles, rows: Ranges) -> None:
@@ -309,26 +347,36 @@ class ShardCommitter:
     def _learn(self, facts: Sequence[Fact]) -> None:
         append_ledger(self.location.checkpoints, self.work.field_id, self.work.job_id, facts)
 
-    def _commit_group(
-        self, group: Sequence[Candidate], check: Callable[[Sequence[Candidate]], None] | None, at_once: bool = False
-    ) -> None:  # fmt: skip
-        checked: tuple[Candidate, ...] = ()
+    def _verify(self, group: Sequence[Candidate]) -> Verification:
+        verdict = verify(self.location.open(), self.columns, group)
+        if verdict.left:
+            self.work.written.look(self.location.options)
+        return verdict
+
+    def _follow_before(self, verdict: Verification) -> Verification:
+        """Stage moved rows again before a commit that makes all values visible; those that still move are left."""
+        for _ in range(_MOST_ROUNDS):
+            if not verdict.lost:
+                break
+            self._lost = verdict.lost
+            there = [*verdict.removed, *(c.without_hidden() for c in (*verdict.done, *verdict.fitting))]
+            verdict = self._verify([*there, *self._follow(verdict.dataset)])
+        return verdict
+
+    def _commit_group(self, group: Sequence[Candidate], check: Check | None, at_once: bool = False) -> None:
         for _ in commit_tries(f"table {self.work.table_name!r}", f"commit column {self.work.column!r}"):
-            dataset = self.location.open()
-            verdict, manifest, output = self._verified(dataset, group)
-            lost = self._lost_rows(verdict)
-            if at_once and lost:
-                # All values become visible in one commit, so rows that moved are staged again before it.
-                self._lost = lost
-                group = [*(c.without_hidden() for c in (*verdict.done, *verdict.fitting)), *self._follow(dataset)]
-                verdict, manifest, output = self._verified(dataset, group)
-                lost = self._lost_rows(verdict)
-            if check is not None and verdict.fitting and verdict.fitting != checked:
-                check(verdict.fitting)
-                checked = verdict.fitting
-            if not verdict.fitting or self._replace(dataset, manifest, verdict, output):
+            verdict = self._verify(group)
+            verdict = self._follow_before(verdict) if at_once else verdict
+            if check is not None and check(verdict):
+                # A check can take minutes, and Lance does not notice every change since the version it commits on.
+                verdict = self._verify(verdict.candidates)
+                verdict = self._follow_before(verdict) if at_once else verdict
+                check(verdict)
+            group = verdict.candidates
+            if not verdict.fitting or self._replace(verdict):
                 self._done.extend(verdict.done)
-                self._lost.extend(lost)
+                self._removed.extend(verdict.removed)
+                self._lost.extend(verdict.lost)
                 return
             if not at_once and self.work.sizing.commit_granularity is None and len(group) > FRAGMENTS_PER_COMMIT:
                 # A commit with fewer fragments conflicts less often.
@@ -337,40 +385,18 @@ class ShardCommitter:
                 self._commit_group(group[half:], check)
                 return
 
-    def _verified(
-        self, dataset: lance.LanceDataset, group: Sequence[Candidate]
-    ) -> tuple[Verification, dict[int, FragmentFiles], tuple[int, ...]]:
-        output = fields_present(dataset, self.columns.output)
-        manifest = read_fragments(dataset, self.columns, {candidate.work.id for candidate in group})
-        verdict = verify(dataset, manifest, group, output)
-        if verdict.left:
-            self.work.written.look(self.location.options)
-        return verdict, manifest, output
-
-    def _lost_rows(self, verdict: Verification) -> list[LostRows]:
-        """Return the computed rows of a group that its commit does not make visible where they were planned."""
-        found = [c.lost(c.hidden & c.work.due, _UPDATED) for c in (*verdict.fitting, *verdict.done) if c.hidden]
-        found += [candidate.lost(candidate.rows, why) for candidate, why in verdict.left]
-        return found
-
-    def _replace(
-        self,
-        dataset: lance.LanceDataset,
-        manifest: dict[int, FragmentFiles],
-        verdict: Verification,
-        output: tuple[int, ...],
-    ) -> bool:
+    def _replace(self, verdict: Verification) -> bool:
         """Try to commit at the verified version; return False on a conflict."""
         import lance
         from lance.fragment import DataFile
 
-        operation = lance.LanceOperation
+        operation, dataset = lance.LanceOperation, verdict.dataset
         groups = [
             operation.DataReplacementGroup(c.work.id, DataFile.create(self.planned, c.staged.file))
             for c in verdict.fitting
         ]
         # Write the facts first: if the commit fails, they name files outside the table and match nothing.
-        self._learn(self._facts(dataset, manifest, verdict))
+        self._learn(self._facts(verdict))
         transaction = lance.Transaction(
             read_version=dataset.version,
             operation=operation.DataReplacement(groups),
@@ -388,21 +414,16 @@ class ShardCommitter:
                 "then run again: nothing is lost."
             ) from error
         self._versions.append(committed.version)
-        self._verify_committed(committed, verdict, output)
+        self._verify_committed(committed, verdict)
         return True
 
-    def _verify_committed(self, committed: lance.LanceDataset, verdict: Verification, output: tuple[int, ...]) -> None:
-        """Check the committed version: Lance reports no conflict when another writer replaced an input in place."""
-        manifest = read_fragments(committed, self.columns, {c.work.id for c in verdict.fitting})
-        for candidate in verdict.fitting:
-            now = manifest.get(candidate.work.id)
-            expected = candidate.work.files.signature_with(candidate.output(output[0]))
-            if now is not None and now.signature == expected:
-                self._done.append(candidate)
-            else:
-                self._lost.append(
-                    candidate.lost(candidate.rows, "another writer replaced its inputs during the commit")
-                )
+    def _verify_committed(self, committed: lance.LanceDataset, verdict: Verification) -> None:
+        """Check what Lance reports no conflict for: replaced inputs, and data files that a cleanup removed."""
+        done = verify(committed, self.columns, verdict.fitting)
+        self._done.extend(done.done)
+        self._removed.extend(done.removed)
+        others = (*done.fitting, *(candidate for candidate, _ in done.left))
+        self._lost.extend(candidate.lost(candidate.rows, _REPLACED) for candidate in others)
 
     def _leave(self, fragment: int, rows: int, why: str) -> None:
         """Leave rows of a fragment for the next run."""
@@ -418,24 +439,23 @@ class ShardCommitter:
         every = None if len(rows) == files.physical_rows else rows
         return Fact(signature, what, every, at, under, self.columns.inputs_text)
 
-    def _facts(
-        self, dataset: lance.LanceDataset, manifest: dict[int, FragmentFiles], verdict: Verification
-    ) -> list[Fact]:
+    def _facts(self, verdict: Verification) -> list[Fact]:
         facts: list[Fact] = []
+        version = int(verdict.dataset.version)
         for candidate in verdict.fitting:
-            now = manifest[candidate.work.id]
+            now = verdict.manifest[candidate.work.id]
             output = candidate.output(self.work.field_id)
             signature = now.signature_with(output)
             for provenance, rows in candidate.outcome(self.work.udf_version).items():
                 if rows:
                     under = _live_under(candidate, provenance, rows)
-                    facts.append(self._fact(now, signature, provenance.what, rows, dataset.version, under))
+                    facts.append(self._fact(now, signature, provenance.what, rows, version, under))
             if self.work.where is not None:
                 what = looked_at(md5(self.work.where), self.work.udf_version)
                 seen = candidate.staged.looked_at - candidate.staged.failures.all
                 # Use the planned files: another writer may have replaced the filter's columns since.
                 signature = candidate.work.files.where_signature(output)
-                facts.append(Fact(signature, what, None if len(seen) == now.physical_rows else seen, dataset.version))
+                facts.append(Fact(signature, what, None if len(seen) == now.physical_rows else seen, version))
         return facts
 
 

@@ -14,7 +14,7 @@ from airflow_geneva.checkpoint.provenance import version_label
 from airflow_geneva.checkpoint.records import StagedFragment, encode_runs, merge_runs
 from airflow_geneva.checkpoint.reuse import BrokenFile, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
-from airflow_geneva.commit.column import Candidate, ShardCommitter
+from airflow_geneva.commit.column import Candidate, ShardCommitter, Verification
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.folder import APPLIED, COMMITTING, JobFolder
 from airflow_geneva.job.outbox import JOB_PROPERTY, find_commits
@@ -28,7 +28,7 @@ from airflow_geneva.plan.model import BackfillSpec
 from airflow_geneva.plan.reusable_checkpoints import ReusableColumn
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FragmentWork, Shard, Works
-from airflow_geneva.run.expectations import ValueChecks, stop_if_not_met, total
+from airflow_geneva.run.expectations import ValueChecks, stop_if_not_met, total, without_deleted
 from airflow_geneva.run.units import Target, remove_broken, staged_or_restaged, stopped_at_cap
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.definition import MIXED_VERSIONS_KEY
@@ -154,10 +154,9 @@ class ColumnPublisher:
             if staged is not None:
                 candidates.append(Candidate(fragment, staged, target.source))
             elif capped:
-                part = _stage_computed_part(target, fragment)
-                candidates.extend([part] if part else ())
-                rows = fragment.rows - (part.work.rows if part else 0)
-                missing.append((fragment.id, max(rows, 0), capped))
+                part = _computed_part(target, fragment)
+                candidates.extend([_stage_part(target, part)] if part.rows else ())
+                missing.append((fragment.id, max(fragment.rows - part.rows, 0), capped))
             elif index.staged_at(fragment.place) is not None:
                 missing.append((fragment.id, fragment.rows, "its staged data file is gone or no longer fits"))
             else:
@@ -181,18 +180,36 @@ class ColumnPublisher:
         reporter.keep()
         checks = ValueChecks(target.source, work, work.sizing.batch_bytes)
         found: list[Checked] = []
+        judged: dict[tuple[str, Any], Candidate] = {}
 
-        def check(group: Sequence[Candidate]) -> None:
-            new = checks.check(candidate.staged for candidate in group)
+        def check(verdict: Verification) -> bool:
+            manifest = verdict.manifest
+            visible = {
+                (one.staged.file, manifest[one.work.id].deletion if work.at_once else ""): one
+                for one in verdict.fitting
+            }
+            # An earlier try made these visible, which nothing stops any more.
+            visible |= {(one.staged.file, "committed"): one for one in verdict.done}
+            if work.at_once and visible.keys() != judged.keys():
+                # All values are judged together, so none of an earlier version counts.
+                judged.clear()
+                found.clear()
+            fresh = {key: one for key, one in visible.items() if key not in judged}
+            judged.update(fresh)
+            live = (without_deleted(one.staged, verdict.dataset, manifest[one.work.id]) for one in fresh.values())
+            new = checks.check(live)
             found[:] = total([*found, *new])
             if work.at_once:
                 self.checked = tuple(found)
-            elif found:
+            elif new:
                 folder.update_shard(plan, shard.index, checked=[asdict(one) for one in found])
-            stop_if_not_met(new, "The column" if work.at_once else "This part of the column")
+            if verdict.fitting:
+                stop_if_not_met(new, "The column" if work.at_once else "This part of the column")
+            return bool(new)
 
         committer = ShardCommitter(self.location, self.saved, work, target.source, self._restage)
-        return committer.commit(shard, candidates, missing, reporter.set_committed, check, work.at_once)
+        judge = check if checks.expected else None
+        return committer.commit(shard, candidates, missing, reporter.set_committed, judge, work.at_once)
 
     def _commit_at_once(self) -> list[ShardResult]:
         """Check and commit all shards; the first result has the rows of all of them."""
@@ -202,10 +219,10 @@ class ColumnPublisher:
         others = [ShardResult(index, self.saved.fingerprint) for index in range(1, count)]
         return [self._commit(whole, shards), *others]
 
-    def _restage(self, dataset: lance.LanceDataset, fragment: FragmentWork) -> Candidate | None:
-        """Stage what checkpoints hold of a fragment of another version than the planned one."""
-        work = replace(self.work, version=int(dataset.version))
-        return _stage_computed_part(replace(self.target, source=dataset, work=work), fragment)
+    def _restage(self, dataset: lance.LanceDataset, work: FragmentWork) -> Candidate:
+        spec = replace(self.work, version=int(dataset.version))
+        target = replace(self.target, source=dataset, work=spec)
+        return _stage_part(target, _computed_part(target, work))
 
     def finish(
         self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool
@@ -256,17 +273,18 @@ class ColumnPublisher:
         )
 
 
-def _stage_computed_part(target: ColumnTarget, fragment: FragmentWork) -> Candidate | None:
-    """Stage what was computed of a fragment; None if nothing was."""
-    index = target.index(fragment)
-    due = fragment.due & live_offsets(target.source, fragment.files)
-    held = target.held(fragment, index, due)
-    rows = len(held.computed & due)
-    if not rows:
-        return None
-    part = replace(fragment, due=held.done & due, missing=Ranges.empty(), rows=rows)
-    staged = staged_or_restaged(target, part, index)
-    return None if staged is None else Candidate(part, staged, target.source)
+def _computed_part(target: ColumnTarget, fragment: FragmentWork) -> FragmentWork:
+    """Return the work for a fragment without the rows that were not computed."""
+    live = live_offsets(target.source, fragment.files)
+    held = target.held(fragment, target.index(fragment), fragment.due & live)
+    return replace(fragment, due=held.done & live, missing=Ranges.empty(), rows=len(held.computed & live))
+
+
+def _stage_part(target: ColumnTarget, part: FragmentWork) -> Candidate:
+    """Stage computed rows of a fragment, with the values that its other rows have."""
+    while (staged := staged_or_restaged(target, part, target.index(part))) is None:
+        part = _computed_part(target, part)  # a damaged checkpoint was removed
+    return Candidate(part, staged, target.source)
 
 
 def record_mixed_versions(

@@ -11,7 +11,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from airflow_geneva.checkpoint.records import StagedFragment, decode_runs
+from airflow_geneva.checkpoint.records import StagedFragment, decode_runs, encode_runs
 from airflow_geneva.checkpoint.reuse import BrokenFile
 from airflow_geneva.errors import ExpectationFailed, mask_secrets
 from airflow_geneva.faults import fault_point
@@ -19,6 +19,7 @@ from airflow_geneva.job.folder import CHECKED, JobFolder
 from airflow_geneva.job.result import MOST_EXAMPLES, Checked
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.data_file import LanceFile
+from airflow_geneva.lance_io.fragments import FragmentFiles, live_offsets
 from airflow_geneva.lance_io.row_ranges import Offsets, RowIds
 from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan
@@ -106,6 +107,15 @@ class ValueChecks:
                 else:
                     yield known[at : at + rows], batch
                 at += rows
+
+
+def without_deleted(staged: StagedFragment, dataset: lance.LanceDataset, files: FragmentFiles) -> StagedFragment:
+    """Return a staged fragment of a column without the rows that were deleted in a version since it was staged."""
+    if files.deletion == staged.deletion:
+        return staged
+    offsets, ids = decode_runs(staged.runs)
+    live = live_offsets(dataset, files).mask(offsets)
+    return staged if live.all() else replace(staged, runs=encode_runs(offsets[live], ids[live]))
 
 
 def _read(file: LanceFile, columns: Sequence[str], positions: Offsets, room: float, rows: int) -> pa.RecordBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -209,19 +209,28 @@ class ViewPublisher:
             capped = [cap for at in shards if (cap := stopped_at_cap(JobFolder(job, work.job_id), saved, at))]
             why = capped[0] if capped else "not all of its rows are computed, or a staged file was removed"
         elif version is None:
-            try:
+
+            @cache
+            def judge() -> None:
                 checks = ValueChecks(dataset, work, work.sizing.batch_bytes)
                 self.checked = tuple(checks.check(pair for _, pair in staged.pairs))
                 stop_if_not_met(self.checked, "The refresh of the view")
+
+            def save() -> str:
+                judge()
+                return save_snapshot(view.checkpoints, work.job_id, swap.snapshot_with(staged.failed))
+
+            try:
+                if not done:
+                    judge()
                 files = self._files(swap, staged)
+                version, why = swap_rows(view, work, saved.fingerprint, swap, files, save)
             except BrokenFile as broken:
                 fragments = [fragment for fragment, pair in staged.pairs if pair.file == broken.source]
                 store = CheckpointStore(view.checkpoints)
                 remove_broken(store, broken, (str(work.key(fragment)) for fragment in fragments))
                 self._verified.clear()
                 return self._swap_rows(job, swap)
-            save = partial(save_snapshot, view.checkpoints, work.job_id, swap.snapshot_with(staged.failed))
-            version, why = swap_rows(view, work, saved.fingerprint, swap, files, save)
         if why:
             due = sum(len(fragment.due) for fragment, _ in staged.pairs) + staged.rows_missing
             notes = (*saved.notes, f"left for the next run: {why}")

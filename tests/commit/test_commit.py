@@ -364,6 +364,36 @@ def test_several_shards_find_their_rows_in_one_compacted_fragment(table: Table, 
     assert_nothing_to_do_is_free(table, "y", trace)
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_data_file_that_a_cleanup_removes_during_the_commit_is_written_again(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch, checkpointed: bool
+) -> None:
+    """Lance commits a file that does not exist, after which nobody can read the column."""
+    before = set(Path(table.uri, "data").iterdir())
+    job = Stations.begin(table, where="id >= 25 OR id < 10")
+    if checkpointed:
+        job.apply_without_staging()
+    job.apply()
+
+    def meanwhile(point: str) -> None:
+        if point == "commit.before":
+            patched.undo()
+            for file in staged_files(table, before):
+                file.unlink()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_versions, "fault_point", meanwhile)
+        result = job.commit()
+    done = 85 if checkpointed else 0
+    assert (result.state, result.rows_computed, result.rows_left) == (
+        "DONE" if checkpointed else "PARTIAL", done, 85 - done,
+    )  # fmt: skip
+    assert table.lance.count_rows("y IS NOT NULL") == done
+    trace.clear()
+    finish_the_rest(table, trace, result)
+    assert len(trace) == 100 - done
+
+
 def test_values_that_others_wrote_into_moved_rows_stay(table: Table, trace: Trace) -> None:
     job = Stations.begin(table)
     job.apply()

@@ -47,6 +47,7 @@ STATE = "commit/test_view_state.py::"
 FACTS = "checkpoint/test_facts.py::"
 STORE = "checkpoint/test_store.py::"
 BACKFILL = "run/test_backfill.py::"
+JUDGED = "run/test_expectations.py::test_a_rule_about_the_column_judges_the_rows_that_the_commit_makes_visible"
 SKIPPED = "apply/test_skipped_rows.py::"
 CLEANUP = "cleanup/test_cleanup.py::"
 
@@ -93,6 +94,18 @@ GUARDS = [
         "if now is not None and now.signature == expected:",
         "if True:",
         (COMMIT + "test_inputs_replaced_in_place_during_the_commit_are_seen",),
+    ),
+    Guard(
+        "What no longer fits when a whole-column expectation has been checked would count in its verdict.",
+        "dataset, manifest, verdict, output = self._verify(group)\n                check(dataset, manifest, verdict)",
+        "dataset, manifest, verdict, output = self._verify(group)",
+        (JUDGED,),
+    ),
+    Guard(
+        "Rows that were deleted since they were computed would count in the verdict of a whole-column expectation.",
+        "if files.deletion == staged.deletion:",
+        "if True:",
+        (JUDGED,),
     ),
     Guard(
         "A conflict with another writer would fail the job at once.",

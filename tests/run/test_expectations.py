@@ -15,6 +15,9 @@ import pytest
 from airflow_geneva import connect, expect, udf
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.job.status import Job
+from airflow_geneva.run.column import ColumnPublisher
+from airflow_geneva.run.expectations import ValueChecks
+from airflow_geneva.run.view import ViewPublisher
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
 from airflow_geneva.udf.expect import Expectation
@@ -157,6 +160,74 @@ def test_a_rule_about_rows_stops_the_commit_group_and_one_about_the_column_stops
     assert (result.state, len(result.commits), result.rows_left) == ("DONE", 1, 0)
     assert dict(values_of(table, "y")) == dict(enumerate(TENS))
     assert len(trace.rows()) == 40
+
+
+def change_once(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[], Any], owner: type, name: str, before: bool
+) -> None:
+    """Change something right before or after the first call of a method."""
+    call, changes = getattr(owner, name), [change]
+
+    def around(*given: Any) -> Any:
+        if before and changes:
+            changes.pop()()
+        found = call(*given)
+        if changes:
+            changes.pop()()
+        return found
+
+    monkeypatch.setattr(owner, name, around)
+
+
+@pytest.mark.parametrize("moment", [(ColumnPublisher, "finish", True), (ValueChecks, "check", False)])
+@pytest.mark.parametrize("per_fragment", [10, 20])
+def test_a_rule_about_the_column_judges_the_rows_that_the_commit_makes_visible(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch, moment: Any, per_fragment: int
+) -> None:
+    """Ten of twenty rows are NULL, and the others are updated or deleted before the commit."""
+    table = make_table(20, per_fragment=per_fragment)
+    table.add_columns({"y": tens(expect.max_null_fraction(0.6), nulls=10)})
+
+    def change() -> None:
+        if per_fragment == 10:
+            table.lance.update({"x": "x + 100"}, where="id >= 10")
+        else:
+            table.lance.delete("id >= 10")
+
+    change_once(monkeypatch, change, *moment)
+    with pytest.raises(JobFailed, match=r"max_null_fraction\(0.6\) of column 'y' \(fail\) not met: 10 of 10 rows"):
+        table.backfill("y", runner="inline", shard_size=1)
+    assert newest_job(table).rows_committed == 0
+
+
+def test_rows_that_the_commit_leaves_out_are_not_judged(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(20, per_fragment=10)
+    table.add_columns({"y": tens(expect.max_null_fraction(0.4), expect.not_null(level="warn"), nulls=10)})
+    update = partial(table.lance.update, {"x": "x + 100"}, where="id < 10")
+    change_once(monkeypatch, update, ColumnPublisher, "finish", before=True)
+    result = table.backfill("y", runner="inline", shard_size=1)
+    assert (result.state, result.rows_computed, result.rows_left) == ("PARTIAL", 10, 10)
+    assert [(one.rows, one.wrong) for one in result.checked] == [(10, 0), (10, 0)]
+
+
+def test_a_swap_that_is_lost_judges_nothing(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its values become visible nowhere, so they are no reason to fail."""
+    table = make_table(20)
+    query = table.query().select({"id": "id", "y": tens(nulls=10)})
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    view.expect({"y": expect.max_null_fraction(0.4)})
+
+    def other() -> None:
+        view.expect({"y": expect.max_null_fraction(0.6)})
+        view.refresh(runner="inline")
+
+    change_once(monkeypatch, other, ViewPublisher, "finish", before=True)
+    result = view.refresh(runner="inline")
+    assert (result.state, result.checked, "another refresh" in result.notes[-1]) == ("PARTIAL", (), True)
 
 
 def test_a_view_is_not_swapped(make_table: MakeTable, trace: Trace) -> None:
