@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal, InvalidOperation
+from fractions import Fraction
 from importlib import import_module
+from inspect import iscoroutine
+from math import ceil, floor, inf, nextafter
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,8 @@ from airflow_geneva.lance_io.blobs import is_blob_type
 WARN, FAIL = "warn", "fail"
 _FRACTION = "max_null_fraction"
 _FUNCTION = "satisfies"
+_DIGITS = Context(prec=80)
+"""Digits enough for every decimal type of Arrow, which has 76 at most."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,7 @@ class Expectation:
         if self.kind in ("not_null", _FRACTION):
             right = pc.is_valid(column)
         elif self.kind == "between":
-            low, high = (_like(pa.scalar(bound), column.type) for bound in self.arguments)
-            right = pc.and_(pc.greater_equal(column, low), pc.less_equal(column, high))
+            right = _is_between(column, *self.arguments)
         elif self.kind == "in_set":
             listed = pa.array(self.arguments[0])
             right = pc.or_(pc.is_null(column), pc.is_in(column, value_set=_like(listed, column.type)))
@@ -110,7 +114,10 @@ def max_null_fraction(fraction: float, *, level: str = FAIL) -> Expectation:
 
 
 def between(low: Any, high: Any, *, level: str = FAIL) -> Expectation:
-    """Expect values from `low` to `high`, both included, or NULL. NaN is not between any two numbers."""
+    """Expect values from `low` to `high`, both included, or NULL. NaN is not between any two numbers.
+
+    Numbers are compared exactly, also where the column's type cannot hold a bound.
+    """
     return Expectation("between", (_plain(low), _plain(high)), level)
 
 
@@ -124,8 +131,10 @@ def in_set(values: Iterable[Any], *, level: str = FAIL) -> Expectation:
 def satisfies(function: Callable[[Any], Any], *, whole: bool = False, level: str = FAIL) -> Expectation:
     """Expect what a function finds true of a `pa.Table`, whose one column has the name and values of the column.
 
-    It returns True or False for all of its rows, or a list of booleans, one a row; or it raises. Any other value means
-    that all is well. The `validate` method of a pandera schema will do; it is given a data frame.
+    It returns what is true of all of its rows, or a boolean for each row; or it raises. True of all rows is True, False
+    or a boolean of Arrow, NumPy or pandas, such as `pc.all(...)`; None means that all is well. The booleans of rows are
+    a list, an array or a Series. A NULL among them, or in place of a boolean of Arrow, counts as False. Anything else
+    is an error. The `validate` method of a pandera schema will do; it is given a data frame.
 
     Args:
         function: the function; imported again with the UDF where values are checked.
@@ -191,6 +200,69 @@ def _like(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
+def _is_between(column: pa.ChunkedArray, low: Any, high: Any) -> pa.ChunkedArray:
+    """Say of each value whether it is between two bounds.
+
+    Arrow compares numbers of two types as numbers of a third one, and fails if that cannot hold one of them. So bounds
+    become the nearest numbers of the column's type.
+    """
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        first, last = (_like(pa.scalar(bound), kind) for bound in (low, high))
+        return pc.and_(pc.greater_equal(column, first), pc.less_equal(column, last))
+    kind = pa.float64() if pa.types.is_floating(kind) else kind
+    first, last = _nearest(low, kind, up=True), _nearest(high, kind, up=False)
+    if first is None or last is None:
+        return pc.if_else(pc.is_valid(column), False, pa.scalar(None, pa.bool_()))
+    column = column.cast(kind)
+    return pc.and_(pc.greater_equal(column, pa.scalar(first, kind)), pc.less_equal(column, pa.scalar(last, kind)))
+
+
+def _nearest(bound: Any, kind: pa.DataType, up: bool) -> Any:
+    """Return the least number of a type that is not below a bound, or the greatest not above it; None if there is none.
+
+    Raises:
+        TypeError: the bound is not a number.
+    """
+    if isinstance(bound, bool):
+        raise TypeError(f"{bound} is not a number")
+    if isinstance(bound, str):
+        try:
+            bound = float(bound) if pa.types.is_floating(kind) else Decimal(bound)
+        except (ValueError, InvalidOperation):
+            raise TypeError(f"{bound!r} is not a number") from None
+    if bound != bound:  # NaN
+        return None
+    if pa.types.is_floating(kind):
+        try:
+            found = float(bound)
+        except OverflowError:
+            found = inf if bound > 0 else -inf
+        if found != bound and (found < bound) == up:
+            found = nextafter(found, inf if up else -inf)
+        return found
+    scale = kind.scale if pa.types.is_decimal(kind) else 0
+    least, most = _limits(kind)
+    if bound in (inf, -inf):
+        steps = most + 1 if bound > 0 else least - 1
+    else:
+        # A float is meant as it is written, and not as the binary fraction that it is.
+        exact = Fraction(repr(bound) if scale and isinstance(bound, float) else bound) * Fraction(10) ** scale
+        steps = ceil(exact) if up else floor(exact)
+    steps = max(steps, least) if up else min(steps, most)
+    if not least <= steps <= most:
+        return None
+    return Decimal(steps).scaleb(-scale, _DIGITS) if pa.types.is_decimal(kind) else steps
+
+
+def _limits(kind: pa.DataType) -> tuple[int, int]:
+    """Return the least and the greatest number of an integer type; of a decimal type in units of its last digit."""
+    if pa.types.is_decimal(kind):
+        most = 10**kind.precision - 1
+        return -most, most
+    return int(np.iinfo(kind.to_pandas_dtype()).min), int(np.iinfo(kind.to_pandas_dtype()).max)
+
+
 def _call(function: Callable[[Any], Any], values: pa.Table) -> Verdict:
     rows = range(values.num_rows)
     try:
@@ -199,11 +271,18 @@ def _call(function: Callable[[Any], Any], values: pa.Table) -> Verdict:
         cases = getattr(error, "failure_cases", None)
         at = _positions(cases, len(rows)) or rows
         return Verdict(at, f"{type(error).__name__}: {' '.join(str(error).split()):.300}")
-    if isinstance(answer, (bool, np.bool_)):
-        return Verdict(() if answer else rows)
-    if not isinstance(answer, (list, tuple, np.ndarray, pa.Array, pa.ChunkedArray)):
+    if answer is None or _is_of_pandera(function):
         return Verdict()
-    mask = answer if isinstance(answer, (pa.Array, pa.ChunkedArray)) else pa.array(answer)
+    one = _truth(answer)
+    if one is not None:
+        return Verdict(() if one else rows)
+    mask = _booleans(answer)
+    if mask is None:
+        if iscoroutine(answer):
+            answer.close()  # or Python warns that nobody awaited it
+        kind = type(answer)
+        name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+        return Verdict(rows, f"its function returned a value of type {name}, not True, False or a boolean for each row")
     if mask.type != pa.bool_() or len(mask) != len(rows):
         return Verdict(
             rows,
@@ -212,15 +291,46 @@ def _call(function: Callable[[Any], Any], values: pa.Table) -> Verdict:
     return _not_set(pc.fill_null(mask, False))
 
 
+def _truth(answer: Any) -> bool | None:
+    """Return the truth of a single boolean, of which a NULL is not true; None of anything else."""
+    if isinstance(answer, pa.Scalar):
+        return bool(answer.as_py()) if answer.type == pa.bool_() else None
+    if isinstance(answer, (bool, np.bool_)):
+        return bool(answer)
+    single = isinstance(answer, np.ndarray) and answer.ndim == 0 and answer.dtype == np.bool_
+    return bool(answer) if single else None
+
+
+def _booleans(answer: Any) -> pa.Array | pa.ChunkedArray | None:
+    """Return the values of a list, an array or a Series; None of anything else."""
+    if isinstance(answer, (pa.Array, pa.ChunkedArray)):
+        return answer
+    if not isinstance(answer, (list, tuple)):
+        # A Series of pandas or polars is an array to NumPy.
+        answer = np.asarray(answer) if hasattr(answer, "__array__") else None
+        if answer is None or answer.ndim != 1:
+            return None
+    try:
+        return pa.array(answer, from_pandas=True)
+    except pa.ArrowException:
+        return None
+
+
 def _as_taken(function: Any, values: pa.Table) -> Any:
     """Return the values as a function takes them: those of pandera take data frames."""
-    function = getattr(function, "func", function)  # of a functools.partial
-    home = type(getattr(function, "__self__", function)).__module__
-    if home.partition(".")[0] != "pandera":
+    if not _is_of_pandera(function):
         return values
-    if "polars" in home:
-        return import_module("polars").from_arrow(values)
-    return values.to_pandas()
+    return import_module("polars").from_arrow(values) if "polars" in _home(function) else values.to_pandas()
+
+
+def _is_of_pandera(function: Any) -> bool:
+    """Whether it is a method of a pandera schema, which raises, and otherwise returns the values it was given."""
+    return _home(function).partition(".")[0] == "pandera"
+
+
+def _home(function: Any) -> str:
+    function = getattr(function, "func", function)  # of a functools.partial
+    return type(getattr(function, "__self__", function)).__module__
 
 
 def _positions(cases: Any, rows: int) -> list[int]:

@@ -102,6 +102,12 @@ GUARDS = [
         (JUDGED,),
     ),
     Guard(
+        "A function that returns no boolean would find that all values are as expected.",
+        "if answer is None or _is_of_pandera(function):",
+        "if not isinstance(answer, (bool, list)):",
+        ("run/test_expectations.py::test_what_a_function_returns_is_a_truth_value_or_one_a_row",),
+    ),
+    Guard(
         "Rows that were deleted since they were computed would count in the verdict of a whole-column expectation.",
         "if files.deletion == staged.deletion:",
         "if True:",

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lance
+import numpy as np
+import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from airflow_geneva import connect, expect, udf
@@ -20,7 +26,7 @@ from airflow_geneva.run.expectations import ValueChecks
 from airflow_geneva.run.view import ViewPublisher
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
-from airflow_geneva.udf.expect import Expectation
+from airflow_geneva.udf.expect import Expectation, check_expectations
 from tests.support.counting import Trace, leave_trace
 from tests.support.invariants import values_of
 
@@ -337,8 +343,6 @@ def test_a_staged_file_that_turns_out_to_be_damaged_is_computed_again(make_table
 def test_a_rule_must_fit_the_type_and_is_no_part_of_the_version() -> None:
     with pytest.raises(InvalidInput, match="cannot be checked on values of type"):
         tens(expect.between("a", "b"))
-    with pytest.raises(InvalidInput, match="cannot be checked on values of type"):
-        tens(expect.between(0, 2**70))
     with pytest.raises(InvalidInput, match=r"cannot be checked on blobs, only not_null\(\) and max_null_fraction"):
         udf(data_type=lance.blob_field("b").type, expect=expect.in_set(["a"]))(lambda x: b"")
     with pytest.raises(InvalidInput, match="level"):
@@ -351,3 +355,95 @@ def test_a_rule_must_fit_the_type_and_is_no_part_of_the_version() -> None:
     checked = udf(name="plain", expect=[expect.not_null()])(plain.func)
     assert checked.code_version == plain.code_version
     assert checked.definition().expectations == (expect.not_null(),)
+
+
+async def nothing() -> bool:
+    return True
+
+
+ANSWERS: list[tuple[Any, list[int] | str]] = [
+    (True, []),
+    (None, []),
+    (False, [0, 1, 2]),
+    (pa.scalar(True), []),
+    (pa.scalar(False), [0, 1, 2]),
+    (pc.all(pa.array([True, False, True])), [0, 1, 2]),
+    (pa.scalar(None, pa.bool_()), [0, 1, 2]),
+    (np.True_, []),
+    (np.array(False), [0, 1, 2]),
+    (pd.Series([True, True]).all(), []),
+    ([True, np.False_, None], [1, 2]),
+    ((True, False, True), [1]),
+    (np.array([True, False, True]), [1]),
+    (pa.array([True, False, None]), [1, 2]),
+    (pa.chunked_array([[True], [False, True]]), [1]),
+    (pd.Series([True, False, True]), [1]),
+    (pd.Series([True, False, None], dtype="boolean"), [1, 2]),
+    (pd.Series([True, False, None], dtype=object), [1, 2]),
+    (0, "int"),
+    (1, "int"),
+    ("ok", "str"),
+    (np.int64(0), "numpy.int64"),
+    (pa.scalar(1), "pyarrow.lib.Int64Scalar"),
+    (pd.NA, "NAType"),
+    ({"ok": True}, "dict"),
+    (np.ones((3, 1), np.bool_), "numpy.ndarray"),
+    (pd.DataFrame({"y": [True] * 3}), "DataFrame"),
+    (pa.table({"y": [True] * 3}), "pyarrow.lib.Table"),
+    ([1, 0, 1], "3 values of type int64 for 3 rows"),
+    ([True], "1 value of type bool for 3 rows"),
+    ([True, "no", object()], "list"),
+    (pd.Series([1.0, 0.0, 1.0]), "3 values of type double for 3 rows"),
+]
+
+
+@pytest.mark.parametrize(("answer", "found"), ANSWERS, ids=[repr(answer)[:40] for answer, _ in ANSWERS])
+def test_what_a_function_returns_is_a_truth_value_or_one_a_row(answer: Any, found: list[int] | str) -> None:
+    verdict = expect.satisfies(lambda _: answer).judge(pa.table({"y": [1, 2, 3]}))
+    if isinstance(found, str):
+        assert list(verdict.wrong) == [0, 1, 2]
+        assert found in verdict.why
+    else:
+        assert list(verdict.wrong) == found
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_is_no_answer() -> None:
+    verdict = expect.satisfies(lambda _: nothing()).judge(pa.table({"y": [1, 2, 3]}))
+    assert list(verdict.wrong) == [0, 1, 2]
+    assert "coroutine" in verdict.why
+    gc.collect()
+
+
+BIG = 2**53 + 1
+BEYOND: list[tuple[pa.DataType, list[Any], Any, Any, list[int]]] = [
+    (pa.int64(), [-1, 0, 2**63 - 1], 0, 2**70, [0]),
+    (pa.int64(), [-1, 0], 2**70, 2**71, [0, 1]),
+    (pa.int64(), [BIG - 1, BIG, BIG + 1], float(BIG - 1), float(BIG + 1), []),
+    (pa.int64(), [BIG - 1, BIG, BIG + 1], BIG, 1e30, [0]),
+    (pa.int64(), [0, 1, 2], 0.5, 1.5, [0, 2]),
+    (pa.int64(), [0, 1], float("-inf"), float("inf"), []),
+    (pa.int64(), [0, 1], float("nan"), 1, [0, 1]),
+    (pa.int64(), [0, 1, 2], Decimal("0.5"), "2", [0]),
+    (pa.int8(), [-128, 127], -1000, 126, [1]),
+    (pa.uint64(), [0, 2**64 - 1], -1, 2**64 - 2, [1]),
+    (pa.uint64(), [0, 2**64 - 1], -5, -1, [0, 1]),
+    (pa.float64(), [1.0, 2.0**60, 2.0**61], 0, 2**60 + 1, [2]),
+    (pa.float64(), [2.0**60, 2.0**61], 2**60 + 1, 2**62, [0]),
+    (pa.float64(), [float("inf"), 1.0, float("nan")], -(10**400), 10**400, [0, 2]),
+    (pa.float64(), [0.1], 0, Decimal("0.1"), []),
+    (pa.float32(), [0.5, 1e30], 0, 2**99, [1]),
+    (pa.float16(), [np.float16(0.5), np.float16(2)], 0, 1, [1]),
+    (pa.decimal128(5, 2), [Decimal("1.00"), Decimal("999.99")], 1, 10**40, []),
+    (pa.decimal128(5, 2), [Decimal("0.10"), Decimal("0.11")], 0.1, 0.105, [1]),
+    (pa.decimal256(76, 2), [Decimal("1e70")], 0, 10**70, []),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "low", "high", "wrong"), BEYOND, ids=range(len(BEYOND)))
+def test_numbers_are_compared_exactly_whatever_their_size(
+    kind: pa.DataType, values: list[Any], low: Any, high: Any, wrong: list[int]
+) -> None:
+    (one,) = check_expectations(expect.between(low, high), kind)
+    one = Expectation.from_json(json.loads(json.dumps(one.to_json())))
+    assert list(one.judge(pa.table({"y": pa.array([*values, None], kind)})).wrong) == wrong
