@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from airflow_geneva.checkpoint.view_snapshot import Snapshot, load_snapshot, remove_snapshot
+from airflow_geneva.errors import InvalidInput
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.outbox import JOB_PROPERTY
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
@@ -18,7 +19,7 @@ from airflow_geneva.lance_io.history import Commit, commits_newest_first, commit
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import read_transaction
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.views.definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID, own_columns
+from airflow_geneva.views.definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID, ViewDefinition, own_columns
 
 if TYPE_CHECKING:
     import lance
@@ -42,6 +43,7 @@ class Swap:
         snapshot: key of the swap's snapshot. It is unique per swap, because a job that plans again may swap again.
         changed: what other writers did to the rows since; "" for nothing. Otherwise the view's content is unknown.
         placeholders: whether the view may have rows that are not set.
+        restores: versions since the swap that restored an earlier one, with that one, newest first.
     """
 
     job_id: str = ""
@@ -50,6 +52,7 @@ class Swap:
     plan: str = ""
     changed: str = ""
     placeholders: bool = True
+    restores: tuple[tuple[int, int], ...] = ()
 
     @property
     def identity(self) -> str:
@@ -71,21 +74,43 @@ _UNKNOWN = Swap(changed="unknown")
 
 def newest_swap(location: TableLocation, dataset: lance.LanceDataset) -> Swap:
     """Find the swap whose rows a version of a view shows; follow restores."""
-    changed, placeholders = "", False
+    import lance
+
+    changed, placeholders, restores = "", False, list[tuple[int, int]]()
     # Read back to the newest swap, however far: every commit since then may have changed rows.
     for commit in commits_of_version(dataset):
         swap = _swap_of(commit)
         # Lance rebases a commit on those that came after its preparation, and records that it had read them.
         since = int(commit.properties[LOOKED_AT]) + 1 if swap else 0
+        if isinstance(commit.operation, lance.LanceOperation.Restore):
+            restores.append((commit.version, int(commit.operation.version)))
         others = reversed([*commits_newest_first(dataset, commit.version - 1, since)]) if swap else [commit]
         for other in others:
             did = _changes(dataset, other)
             if did is None:
-                return _noted(location, dataset, changed)
+                return replace(_noted(location, dataset, changed), restores=tuple(restores))
             changed, placeholders = changed or did.strip("?"), placeholders or bool(did)
         if swap:
-            return replace(swap, changed=changed, placeholders=placeholders)
-    return Swap(changed=changed)
+            return replace(swap, changed=changed, placeholders=placeholders, restores=tuple(restores))
+    return Swap(changed=changed, restores=tuple(restores))
+
+
+def taken_back(dataset: lance.LanceDataset, restores: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """Say which expectations of a view each restore took back that its definition still lacks."""
+    now = ViewDefinition.read(dataset.schema.metadata).expectations
+    for version, restored in restores:
+        try:
+            with engine_errors():
+                before = dataset.checkout_version(version - 1).schema.metadata
+            lost = [pair for pair in ViewDefinition.read(before).expectations if pair not in now]
+        except (EngineError, InvalidInput):  # cleaned up, or another system's definition
+            continue
+        if lost:
+            listed = ", ".join(f"{one} of column {column!r} ({one.level})" for column, one in lost)
+            yield (
+                f"a restore to version {restored} took back what view.expect had said: {listed}. Call "
+                "view.expect(...) again to check them."
+            )
 
 
 def _swap_of(commit: Commit) -> Swap | None:
@@ -224,6 +249,11 @@ class CommittedViewState:
     def settled(self) -> bool:
         """Whether a refresh without new, changed or vanished rows would leave the view as it is."""
         return not self.newest.placeholders and self.newest.is_mirrored(self.dataset)
+
+    @property
+    def taken_back(self) -> list[str]:
+        """What restores since the newest swap took back of what the view expects."""
+        return list(taken_back(self.dataset, self.newest.restores))
 
     @cached_property
     def snapshot(self) -> Snapshot | None:

@@ -144,6 +144,7 @@ def plan_refresh(
             changes.notes.append(
                 f"other writers changed the view's rows ({view_state.newest.changed}): all are written again."
             )
+        changes.notes.extend(view_state.taken_back)
         total, looked = dataset.count_rows(), sum(len(item.rows) for item in changes.changed)
         rows = sum(item.rows for item in works)
         reason_counts = [ReasonCount(CHANGED, len(chosen), rows)] if rows else []

@@ -16,7 +16,7 @@ from airflow_geneva.checkpoint.records import RowRuns, StagedFragment, encode_ru
 from airflow_geneva.checkpoint.reuse import BrokenFile, ReusableRows
 from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.checkpoint.view_snapshot import save_snapshot
-from airflow_geneva.commit.view_state import CommittedViewState, newest_swap
+from airflow_geneva.commit.view_state import CommittedViewState, newest_swap, taken_back
 from airflow_geneva.commit.view_swap import mirror_swap, swap_rows, version_of_plan
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, BackfillResult, Checked, ShardResult
@@ -202,7 +202,11 @@ class ViewPublisher:
         dataset = view.open()
         result = BackfillResult(work.job_id, DONE, rows_skipped=saved.rows_skipped, from_version=dataset.version)
         # A try before this one may have been killed after its swap.
-        done = newest_swap(view, dataset).identity != swap.based_on
+        newest = newest_swap(view, dataset)
+        done = newest.identity != swap.based_on
+        # Later refreshes read back to this swap only.
+        restores = [restore for restore in newest.restores if restore[0] > work.written.version]
+        notes = (*saved.notes, *taken_back(dataset, restores))
         version, why = version_of_plan(dataset, saved.fingerprint) if done else None, ""
         if version is None and staged.missing:
             shards = range(len(saved.shards))
@@ -233,14 +237,14 @@ class ViewPublisher:
                 return self._swap_rows(job, swap)
         if why:
             due = sum(len(fragment.due) for fragment, _ in staged.pairs) + staged.rows_missing
-            notes = (*saved.notes, f"left for the next run: {why}")
+            notes = (*notes, f"left for the next run: {why}")
             return replace(result, state=PARTIAL, rows_left=due, version=result.from_version, notes=notes)
         return replace(
             result,
             **staged.counts(work.job_id),
             version=version or result.from_version,
             commits=(version,) if version else (),
-            notes=saved.notes,
+            notes=notes,
         )
 
     def _files(self, swap: SwapPlan, staged: _StagedRows) -> list[tuple[str, int]]:

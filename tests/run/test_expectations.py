@@ -280,6 +280,64 @@ def test_a_view_says_what_it_expects_of_columns_of_sql(make_table: MakeTable, tr
             view.expect(columns)
 
 
+@pytest.mark.parametrize("refreshed", ["before", "before and after", "never"])
+def test_a_refresh_says_which_expectations_a_restore_took_back(
+    make_table: MakeTable, trace: Trace, refreshed: str
+) -> None:
+    table = make_table(20)
+    query = table.query().select({"id": "id", "half": "9 * (x / 20)", "y": tens()})
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    view.expect({"id": expect.not_null()})
+    if refreshed != "never":
+        view.refresh(runner="inline")
+    version = view.version
+    view.expect({"id": expect.not_null(), "half": expect.in_set([0, 9]), "y": expect.between(0, 400, level="warn")})
+    if refreshed == "before and after":
+        table.add([{"id": 20, "x": 18}])
+        view.refresh(runner="inline")
+    view.lance.checkout_version(version).restore()
+    table.add([{"id": 30, "x": 1}])
+    told = (
+        f"a restore to version {version} took back what view.expect had said: in_set([0, 9]) of "
+        "column 'half' (fail), between(0, 400) of column 'y' (warn). Call view.expect(...) again to check them."
+    )
+    assert told in view.plan_refresh().notes
+    assert told in str(view.plan_refresh())
+    result = view.refresh(runner="inline")
+    assert (result.notes[-1], [one.expectation for one in result.checked]) == (told, ["not_null()"])
+    assert view.refresh(runner="inline").notes == ()
+
+
+def test_a_restore_during_a_refresh_is_told_by_this_refresh(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(20)
+    view = table.query().select({"id": "id"}).create_materialized_view(connect(table.location.database_uri), "v")
+    version = view.version
+    view.expect({"id": expect.not_null()})
+    change_once(monkeypatch, lambda: view.lance.checkout_version(version).restore(), ViewPublisher, "finish", True)
+    result = view.refresh(runner="inline")
+    assert (result.state, [one.expectation for one in result.checked]) == ("DONE", ["not_null()"])
+    assert f"a restore to version {version} took back" in result.notes[-1]
+    assert "not_null() of column 'id' (fail)" in result.notes[-1]
+
+
+def test_nothing_is_taken_back_where_the_expectations_were_given_again(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(20)
+    query = table.query().select({"id": "id", "y": tens()})
+    view = query.create_materialized_view(connect(table.location.database_uri), "v")
+    version = view.version
+    view.expect({"y": expect.not_null()})
+    view.lance.checkout_version(version).restore()
+    view.expect({"y": expect.not_null()})
+    assert view.plan_refresh().notes == ()
+    view.expect({"y": expect.in_set([1])})
+    again = view.version
+    view.lance.checkout_version(version).restore()
+    view.lance.checkout_version(again).restore()
+    assert not [note for note in view.plan_refresh().notes if "in_set" in note]
+
+
 def test_of_blobs_is_known_which_have_no_value(make_table: MakeTable, trace: Trace) -> None:
     def drawn(*expected: Expectation) -> UDF:
         def draw(x: int) -> bytes | None:
