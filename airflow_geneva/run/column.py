@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("airflow_geneva.run")
 _MIXED = "mixed:"
+_NOT_STAGED = "its staged data file is gone or no longer fits"
+_NOT_COMPUTED = "not all of its rows are computed"
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,14 @@ class ColumnPublisher:
     saved: SavedPlan
     work: BackfillSpec
     checked: tuple[Checked, ...] = ()
+    uncomputed: list[tuple[lance.LanceDataset, FragmentWork]] = field(default_factory=list)
 
     @cached_property
     def target(self) -> ColumnTarget:
         return replace(ColumnTarget.at(self.location, self.work), written={})
 
     def commit(self, shard: Shard) -> ShardResult:
+        self.uncomputed = []
         if self.work.at_once:
             candidates, missing = self._staged(shard)
             due = sum(len(candidate.staged.computed & candidate.work.due) for candidate in candidates)
@@ -157,10 +161,10 @@ class ColumnPublisher:
                 part = _computed_part(target, fragment)
                 candidates.extend([_stage_part(target, part)] if part.rows else ())
                 missing.append((fragment.id, max(fragment.rows - part.rows, 0), capped))
-            elif index.staged_at(fragment.place) is not None:
-                missing.append((fragment.id, fragment.rows, "its staged data file is gone or no longer fits"))
             else:
-                missing.append((fragment.id, fragment.rows, "not all of its rows are computed"))
+                self.uncomputed.append((target.source, fragment))
+                gone = index.staged_at(fragment.place) is not None
+                missing.append((fragment.id, fragment.rows, _NOT_STAGED if gone else _NOT_COMPUTED))
         return candidates, missing
 
     def _commit_staged(
@@ -222,7 +226,13 @@ class ColumnPublisher:
     def _restage(self, dataset: lance.LanceDataset, work: FragmentWork) -> Candidate:
         spec = replace(self.work, version=int(dataset.version))
         target = replace(self.target, source=dataset, work=spec)
-        return _stage_part(target, _computed_part(target, work))
+        staged = target.staged(work, target.index(work), live_offsets(dataset, work.files))
+        if staged is not None:
+            return Candidate(work, staged, dataset)
+        part = _computed_part(target, work)
+        if part.rows < work.rows:
+            self.uncomputed.append((dataset, work))
+        return _stage_part(target, part)
 
     def finish(
         self, committed: Sequence[ShardResult], missing: Sequence[int], failed: bool

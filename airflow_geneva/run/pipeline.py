@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_geneva.display import counted
 from airflow_geneva.errors import ExpectationFailed, JobFailed, StorageError
@@ -28,7 +28,7 @@ from airflow_geneva.lance_io.table_versions import reporting_remade
 from airflow_geneva.limits.rate_limit import Meter, Usage
 from airflow_geneva.plan.model import JobSpec, Plan, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan, SwapPlan
-from airflow_geneva.plan.shard import Shard
+from airflow_geneva.plan.shard import FragmentWork, Shard, Works
 from airflow_geneva.run.caps import CapReached, Caps, Spent
 from airflow_geneva.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.run.column import ColumnPublisher
@@ -43,13 +43,19 @@ from airflow_geneva.run.view import ViewPublisher
 from airflow_geneva.run.waiting import Waiting
 from airflow_geneva.storage.location import TableLocation
 
+if TYPE_CHECKING:
+    import lance
+
 logger = logging.getLogger("airflow_geneva.run")
+_MOST_TIMES = 3
 
 
 class Publisher(Protocol):
     """A column or a view: how its staged rows become visible."""
 
     checked: tuple[Checked, ...]
+    uncomputed: list[tuple[lance.LanceDataset, FragmentWork]]
+    """Work for rows that the last commit did not find in checkpoints, with the version to compute them from."""
 
     @property
     def target(self) -> Target:
@@ -154,7 +160,15 @@ def apply_and_commit(
         with watch.timing("apply"), writing_heartbeats(folder.storage, "apply"):
             job.apply(shard, udfs, on_rows)
         with watch.timing("commit"), writing_heartbeats(folder.storage, "commit"):
-            return job.commit(shard)
+            result = job.commit(shard)
+        for _ in range(_MOST_TIMES):
+            if not job.publisher.uncomputed:
+                break
+            with watch.timing("apply"), writing_heartbeats(folder.storage, "apply"):
+                job.apply_uncomputed(shard, udfs, on_rows)
+            with watch.timing("commit"), writing_heartbeats(folder.storage, "commit"):
+                result = job.commit(shard)
+        return result
 
 
 class PlannedJob:
@@ -188,30 +202,48 @@ class PlannedJob:
             else ColumnPublisher(location, saved, work)
         )
 
-    def apply(self, shard: Shard, udfs: Udfs, on_rows: Callable[[int], None] = lambda rows: None) -> None:
+    def apply_uncomputed(self, shard: Shard, udfs: Udfs, on_rows: Callable[[int], None]) -> None:
+        """Compute what the commit of a shard did not find: others removed its files, or moved rows with blobs."""
+        found = self.publisher.uncomputed
+        for version in sorted({int(dataset.version) for dataset, _ in found}):
+            source = next(dataset for dataset, _ in found if dataset.version == version)
+            works = Works(work for dataset, work in found if dataset.version == version)
+            target = replace(self.publisher.target, source=source, work=replace(self.work, version=version))
+            self.apply(Shard(shard.index, works), udfs, on_rows, target)
+
+    def apply(
+        self,
+        shard: Shard,
+        udfs: Udfs,
+        on_rows: Callable[[int], None] = lambda rows: None,
+        target: Target | None = None,
+    ) -> None:
         """Compute a shard, stage its rows, and write the result.
 
         Args:
             on_rows: called with the number of rows after every step of an inline computation; may raise StopComputing.
+            target: what is computed, if it is not the planned version.
 
         Raises:
             UdfError: a UDF failed; rows computed before are checkpointed.
             TableRemade: a table was dropped and created again.
         """
 
+        target = target or self.publisher.target
+
         def compute(caps: Caps) -> list[UnitReport]:
             plan, wait = self.saved.fingerprint, caps.around(self.waiting(shard))
             if self.choice is not None and self.choice.runner == "spark" and shard.to_apply:
                 from airflow_geneva.spark.tasks import apply_in_session
 
-                return apply_in_session(self.location, self.work, shard, udfs, plan, caps, wait)
+                return apply_in_session(self.location, target.work, shard, udfs, plan, caps, wait)
 
             def both(rows: int) -> None:
                 on_rows(rows)
                 caps.add(rows)
 
-            more = (plan, self.publisher.target, wait, Meter(lambda: caps.most_reported))
-            return apply_inline(self.location, self.work, shard, udfs, both, *more)
+            more = (plan, target, wait, Meter(lambda: caps.most_reported))
+            return apply_inline(self.location, target.work, shard, udfs, both, *more)
 
         self._apply(shard, compute)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,9 @@ from airflow_geneva.write.data_files import (
     own_values,
     reorder_rows,
 )
+
+if TYPE_CHECKING:
+    import lance
 
 
 @dataclass(frozen=True)
@@ -148,11 +151,14 @@ class ViewPublisher:
     work: RefreshSpec
     swap: SwapPlan | None = None
     checked: tuple[Checked, ...] = ()
+    uncomputed: list[tuple[lance.LanceDataset, FragmentWork]] = field(default_factory=list)
     _verified: dict[int, _StagedRows] = field(default_factory=dict)
 
     def commit(self, shard: Shard) -> ShardResult:
         """Check that all rows of a shard are staged; nothing becomes visible."""
         staged = self._verified[shard.index] = self._verify(shard)
+        capped = stopped_at_cap(JobFolder(self.target.job, self.work.job_id), self.saved, shard.index)
+        self.uncomputed = [] if capped else [(self.target.source, fragment) for fragment in staged.missing]
         return ShardResult(
             shard.index,
             self.saved.fingerprint,

@@ -57,6 +57,23 @@ def test_blobs_are_computed_kept_and_appended_to(table: Table, trace: Trace) -> 
     assert table.lance.take_blobs("p", indices=[2])[0].readall() == drawn(2)
 
 
+def test_blobs_that_a_compaction_moves_within_a_run_become_visible(table: Table, trace: Trace) -> None:
+    """Single blobs cannot be read from a staged file, so these rows are drawn again."""
+    changes = [table.lance.optimize.compact_files]
+
+    @udf(data_type=BLOB, version="1")
+    def draw_meanwhile(x: int | None) -> bytes | None:
+        if x == 30 and changes:
+            changes.pop()()
+        leave_trace([x])
+        return drawn(x)
+
+    result = table.backfill("p", udf=draw_meanwhile, runner="inline")
+    assert (result.state, result.rows_computed, result.rows_left) == ("DONE", 40, 0)
+    assert_drawn(table)
+    assert_nothing_to_do_is_free(table, "p", trace, udf=draw_meanwhile)
+
+
 def test_blobs_that_a_filter_does_not_select_keep_their_bytes(table: Table, trace: Trace) -> None:
     table.lance.delete("id = 4")
     table.backfill("p", udf=draw, where="id % 2 = 0", runner="inline")

@@ -43,6 +43,13 @@ def at_the_worst_moment(monkeypatch: pytest.MonkeyPatch, what: Callable[[], Any]
     monkeypatch.setattr(table_versions, "fault_point", interrupt)
 
 
+def restore_back_and_forth(view: View) -> None:
+    newest = view.lance.version
+    view.location.open(1).restore()
+    view.lance.optimize.compact_files()
+    view.location.open(newest).restore()
+
+
 # Whatever is done to the view, and whether the swap may still be made on top of it.
 MEANWHILE: dict[str, tuple[Callable[[View], Any], set[str]]] = {
     "compaction": (lambda view: view.lance.optimize.compact_files(), {"DONE"}),
@@ -50,6 +57,7 @@ MEANWHILE: dict[str, tuple[Callable[[View], Any], set[str]]] = {
     "rows of others": (lambda view: insert(view, [3, 500], True), {"DONE", "PARTIAL"}),
     "another column": (lambda view: view.lance.add_columns({"theirs": "id"}), {"DONE"}),
     "restore": (lambda view: view.location.open(1).restore(), {"PARTIAL"}),
+    "restore back and forth": (lambda view: restore_back_and_forth(view), {"DONE"}),
     "delete": (lambda view: view.lance.delete("id IN (2, 30, 60)"), {"DONE", "PARTIAL"}),
     "update": (lambda view: view.lance.update({"p": "0"}, where="id IN (2, 30, 60)"), {"DONE", "PARTIAL"}),
     "cleanup": (lambda view: view.lance.cleanup_old_versions(older_than=timedelta(0)), {"DONE"}),

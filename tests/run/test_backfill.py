@@ -16,6 +16,7 @@ from lance.fragment import write_fragments
 from airflow_geneva import connect, udf
 from airflow_geneva.checkpoint.store import DelayedCheckpoints
 from airflow_geneva.errors import CodeChanged, JobFailed, StorageError
+from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
 from tests.support.counting import Trace, double, doubled, label, labelled, leave_trace, triple, triple_row, tripled
@@ -831,4 +832,49 @@ def test_checkpoints_are_found_through_several_compactions_whatever_else_was_com
     leave_trace([30])
     table.backfill("y", udf=function, runner="inline")
     assert_exact(trace, [*range(30, 55), 30])
+    assert_right(table, "y", tripled)
+
+
+def change_within(table: Table, change: Callable[[], object], after: int) -> UDF:
+    """A function in whose call number `after` others change the table."""
+    calls = list[int]()
+
+    def tripled_meanwhile(x: pa.Int64Array) -> pa.Int64Array:
+        calls.append(len(x))
+        if len(calls) == after:
+            change()
+        leave_trace(x)
+        return pa.array([tripled(value) for value in x.to_pylist()], pa.int64())
+
+    return udf(data_type=pa.int64(), version="1", name="meanwhile")(tripled_meanwhile)
+
+
+@pytest.mark.parametrize("shard_size", [None, 4])
+def test_a_compaction_within_a_run_leaves_no_row(make_table: MakeTable, trace: Trace, shard_size: int | None) -> None:
+    table = make_table(300, per_fragment=10)
+    function = change_within(table, lambda: table.lance.optimize.compact_files(), after=10)
+    table.add_columns({"y": function})
+    result = table.backfill("y", udf=function, shard_size=shard_size, runner="inline")
+    assert (result.state, result.rows_left) == ("DONE", 0)
+    assert_honest(result, table, rows_run=300)
+    assert_exact(trace, range(300))
+    assert_right(table, "y", tripled)
+    assert_nothing_to_do_is_free(table, "y", trace, udf=function)
+
+
+def test_staged_files_that_others_remove_within_a_run_are_computed_again(
+    make_table: MakeTable, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(40, per_fragment=20)
+    table.add_columns({"y": triple})
+    before, commit = set(Path(table.uri, "data").iterdir()), PlannedJob.commit
+
+    def remove_and_commit(*given: Any) -> Any:
+        monkeypatch.setattr(PlannedJob, "commit", commit)
+        next(iter(set(Path(table.uri, "data").iterdir()) - before)).unlink()
+        return commit(*given)
+
+    monkeypatch.setattr(PlannedJob, "commit", remove_and_commit)
+    result = table.backfill("y", runner="inline")
+    assert (result.state, result.rows_run, result.rows_computed) == ("DONE", 60, 40)
     assert_right(table, "y", tripled)
