@@ -405,6 +405,19 @@ def test_values_that_others_wrote_into_moved_rows_stay(table: Table, trace: Trac
     finish_the_rest(table, trace, result)
 
 
+def test_values_that_others_wrote_into_compacted_rows_stay(table: Table, trace: Trace) -> None:
+    """In place, so that the rows are still in the fragment that the compaction made."""
+    job = Stations.begin(table)
+    job.apply()
+    compact(table)
+    zeros = pa.table({"id": pa.array(range(10), pa.int64()), "y": pa.array([0] * 10, pa.int64())})
+    table.lance.merge_insert("id").when_matched_update_all().write_mode("rewrite_columns").execute(zeros)
+    result = job.commit()
+    assert (result.state, result.rows_computed, result.rows_left) == ("PARTIAL", 90, 10)
+    assert table.lance.count_rows("y = 0") == 10
+    finish_the_rest(table, trace, result)
+
+
 def test_rows_of_a_table_without_stable_row_ids_are_left_by_a_compaction(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(100, stable=False)
     table.add_columns({"y": triple})
