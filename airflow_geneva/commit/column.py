@@ -138,7 +138,8 @@ class Verification:
     @property
     def lost(self) -> list[LostRows]:
         """The computed rows that a commit of what fits does not make visible where they were planned."""
-        hidden = [c.lost(c.hidden & c.work.due, _UPDATED) for c in (*self.fitting, *self.done) if c.hidden & c.work.due]
+        there = (*self.fitting, *self.done)
+        hidden = [c.lost(c.hidden & c.work.due, _UPDATED) for c in there if c.hidden & c.work.due]
         return [*hidden, *(candidate.lost(candidate.rows, why) for candidate, why in self.left)]
 
     @property
@@ -374,9 +375,7 @@ class ShardCommitter:
                 check(verdict)
             group = verdict.candidates
             if not verdict.fitting or self._replace(verdict):
-                self._done.extend(verdict.done)
-                self._removed.extend(verdict.removed)
-                self._lost.extend(verdict.lost)
+                self._keep(replace(verdict, fitting=()))
                 return
             if not at_once and self.work.sizing.commit_granularity is None and len(group) > FRAGMENTS_PER_COMMIT:
                 # A commit with fewer fragments conflicts less often.
@@ -418,12 +417,17 @@ class ShardCommitter:
         return True
 
     def _verify_committed(self, committed: lance.LanceDataset, verdict: Verification) -> None:
-        """Check what Lance reports no conflict for: replaced inputs, and data files that a cleanup removed."""
-        done = verify(committed, self.columns, verdict.fitting)
-        self._done.extend(done.done)
-        self._removed.extend(done.removed)
-        others = (*done.fitting, *(candidate for candidate, _ in done.left))
-        self._lost.extend(candidate.lost(candidate.rows, _REPLACED) for candidate in others)
+        """Check what Lance reports no conflict for: replaced inputs, deleted rows, and removed data files."""
+        found = verify(committed, self.columns, verdict.fitting)
+        others = (*found.fitting, *(candidate for candidate, _ in found.left))
+        found = replace(found, fitting=(), left=tuple((candidate, _REPLACED) for candidate in others))
+        self._keep(found)
+
+    def _keep(self, verdict: Verification) -> None:
+        """Keep what became of candidates that are not committed any more."""
+        self._done.extend(verdict.done)
+        self._removed.extend(verdict.removed)
+        self._lost.extend(verdict.lost)
 
     def _leave(self, fragment: int, rows: int, why: str) -> None:
         """Leave rows of a fragment for the next run."""

@@ -91,8 +91,8 @@ GUARDS = [
     ),
     Guard(
         "Inputs that were replaced between the check and the commit would not be noticed: Lance reports no conflict.",
-        "self._lost.extend(candidate.lost(candidate.rows, _REPLACED) for candidate in others)",
-        "self._done.extend(others)",
+        "found = replace(found, fitting=(), left=tuple((candidate, _REPLACED) for candidate in others))",
+        "found = replace(found, fitting=(), done=(*found.done, *others), left=())",
         (COMMIT + "test_inputs_replaced_in_place_during_the_commit_are_seen",),
     ),
     Guard(
@@ -133,7 +133,7 @@ GUARDS = [
     ),
     Guard(
         "Rows that an update of another column moved during the run would have no value, and count as computed.",
-        "hidden = [c.lost(c.hidden & c.work.due, _UPDATED) for c in (*self.fitting, *self.done) if c.hidden & c.work.due]",
+        "hidden = [c.lost(c.hidden & c.work.due, _UPDATED) for c in there if c.hidden & c.work.due]",
         "hidden: list[LostRows] = []",
         (COMMIT + "test_rows_that_others_only_move_become_visible_and_run_once",),
     ),
