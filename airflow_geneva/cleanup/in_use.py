@@ -19,7 +19,7 @@ from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.shard_status import in_parallel
 from airflow_geneva.job.status import DAMAGED, Job, job_ids, read_job
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.fragments import Columns, fields_present, fragment_files
+from airflow_geneva.lance_io.fragments import columns_in, fields_present, fragment_files
 from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.table_versions import read_transaction
 from airflow_geneva.plan.model import job_spec_from_json
@@ -243,8 +243,7 @@ class ExistingVersions:
                     groups = operation.groups if isinstance(operation, lance.LanceOperation.Rewrite) else ()
                     replaced = [fragment for group in groups for fragment in group.old_fragments]
                     for text in inputs if output else ():
-                        fields = tuple(fields_present(dataset, (int(part),)) for part in text.split(","))
-                        columns = Columns(fields, (), output)
+                        columns, _ = columns_in(dataset, text, output)
                         found.update(read_manifest(dataset, columns).signatures.to_pylist())
                         found.update(fragment_files(fragment, columns).signature for fragment in replaced)
         except EngineError:

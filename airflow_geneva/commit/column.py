@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from airflow_geneva.checkpoint.facts import Fact, append_ledger, load_state, looked_at
+from airflow_geneva.checkpoint.facts import Fact, append_ledger, looked_at
 from airflow_geneva.checkpoint.keys import FragmentKey
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, prior_failures_of
 from airflow_geneva.checkpoint.records import StagedFragment, read_staged
@@ -29,13 +29,13 @@ from airflow_geneva.lance_io.fragments import (
     read_fragments,
 )
 from airflow_geneva.lance_io.row_ranges import Ranges
+from airflow_geneva.plan.computed_rows import column_state
 from airflow_geneva.plan.model import BackfillSpec
 from airflow_geneva.plan.moved_rows import MOVED, LostRows, find_moved_rows
 from airflow_geneva.plan.reusable_checkpoints import is_staged_complete, staged_fits
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FRAGMENTS_PER_COMMIT, FragmentWork, Shard, fragments_per_commit
 from airflow_geneva.storage.location import TableLocation
-from airflow_geneva.storage.uri import md5
 
 if TYPE_CHECKING:
     import lance
@@ -307,7 +307,7 @@ class ShardCommitter:
     def _follow(self, dataset: lance.LanceDataset) -> list[Candidate]:
         """Find the lost rows in the fragments of a version that hold them now, and stage these."""
         lost, self._lost = self._lost, []
-        state = load_state(self.location.checkpoints, self.work.field_id)
+        state = column_state(dataset, self.location.checkpoints, self.columns)
         found = find_moved_rows(dataset, self.columns, self.work, state, lost)
         for files, there in found.computed:
             self._add_committed(files, there)
@@ -455,7 +455,7 @@ class ShardCommitter:
                     under = _live_under(candidate, provenance, rows)
                     facts.append(self._fact(now, signature, provenance.what, rows, version, under))
             if self.work.where is not None:
-                what = looked_at(md5(self.work.where), self.work.udf_version)
+                what = looked_at(self.work.filter_hash, self.work.udf_version)
                 seen = candidate.staged.looked_at - candidate.staged.failures.all
                 # Use the planned files: another writer may have replaced the filter's columns since.
                 signature = candidate.work.files.where_signature(output)

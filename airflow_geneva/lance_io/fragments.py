@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.lance_io.messages import packed_numbers
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.storage.uri import md5
@@ -30,17 +31,38 @@ FileRef = tuple[int, int, str]
 class Columns:
     """The columns that matter for one job, each as its field id and those nested in it; a rename changes nothing.
 
-    `output` is empty for a view's source.
+    `output` is empty for a view's source. `names` are hashes of the names nested in the inputs and then in the columns
+    of `where`, "" for a column without a struct: functions and filters find nested fields by their names.
     """
 
     inputs: tuple[tuple[int, ...], ...]
     where: tuple[tuple[int, ...], ...]
     output: tuple[int, ...]
+    names: tuple[str, ...] = ()
 
     @property
     def inputs_text(self) -> str:
-        """The inputs' field ids, as facts name them."""
+        """The inputs' field ids, as facts name them; those of a struct with its nested fields and their names."""
+        return ",".join(self._texts[: len(self.inputs)])
+
+    @property
+    def inputs_text_without_nested(self) -> str:
+        """The inputs' field ids, as facts named them before they named nested fields."""
         return ",".join(str(fields[0]) for fields in self.inputs)
+
+    @property
+    def nested(self) -> str:
+        """The nested fields of all structs that are read, as keys name them; "" if there is no struct."""
+        return ",".join(text for text, named in zip(self._texts, self.names, strict=False) if named)
+
+    @property
+    def _texts(self) -> list[str]:
+        columns = (*self.inputs, *self.where)
+        names = self.names or ("",) * len(columns)
+        return [
+            ".".join([*map(str, fields), named]) if named else str(fields[0])
+            for fields, named in zip(columns, names, strict=True)
+        ]
 
     @cached_property
     def roles(self) -> dict[int, list[tuple[str, int]]]:
@@ -126,16 +148,27 @@ def _refs(items: Sequence[Sequence[Any]]) -> tuple[FileRef, ...]:
 
 def field_ids(dataset: lance.LanceDataset, column: str) -> tuple[int, ...]:
     """Return the ids of a column and all fields nested in it: data files name the leaves, the schema the column."""
+    return tuple(field.id() for field in _fields_of(dataset, column))
+
+
+def field_ids_present(dataset: lance.LanceDataset) -> set[int]:
+    """Return the ids of all columns and all fields nested in them."""
+    return {field.id() for field in _with_nested(dataset.lance_schema.fields())}
+
+
+def _fields_of(dataset: lance.LanceDataset, column: str) -> list[Any]:
     wanted = dataset.lance_schema.field(column)
     if wanted is None:
         raise InvalidInput(f"There is no column {column!r}. Columns: {', '.join(dataset.schema.names)}.")
-    found: list[int] = []
-    queue = [wanted]
-    while queue:
-        current = queue.pop(0)
-        found.append(current.id())
-        queue.extend(current.children())
-    return tuple(found)
+    return _with_nested([wanted])
+
+
+def _with_nested(fields: list[Any]) -> list[Any]:
+    """Return fields and all those nested in them, parents first."""
+    found = list(fields)
+    for field in found:
+        found.extend(field.children())
+    return found
 
 
 def columns_of(
@@ -146,7 +179,47 @@ def columns_of(
         tuple(field_ids(dataset, name) for name in inputs),
         tuple(field_ids(dataset, name) for name in sorted(where)),
         () if output is None else field_ids(dataset, output),
+        tuple(_nested_names(dataset, name) for name in (*inputs, *sorted(where))),
     )
+
+
+def columns_in(dataset: lance.LanceDataset, inputs: str, output: tuple[int, ...]) -> tuple[Columns, tuple[str, ...]]:
+    """Look up inputs that facts name, which may have been dropped.
+
+    Returns:
+        The columns, as they were, and their names; "" for an input that a version does not have, or not with the same
+        nested fields.
+    """
+    by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
+    fields, hashes, names = list[tuple[int, ...]](), list[str](), list[str]()
+    for text in inputs.split(","):
+        *ids, named = text.split(".") if "." in text else (text, "")
+        # Data files still name the fields of a dropped column.
+        then, name = tuple(map(int, ids)), by_id.get(int(ids[0]), "")
+        if name and not named:
+            then = field_ids(dataset, name)
+        elif name and columns_of(dataset, (name,), (), None).inputs_text != text:
+            name = ""
+        fields.append(then)
+        hashes.append(named)
+        names.append(name)
+    return Columns(tuple(fields), (), output, tuple(hashes)), tuple(names)
+
+
+def _nested_names(dataset: lance.LanceDataset, column: str) -> str:
+    """Hash the names of the fields nested in a column; "" if there is no struct in it, or only that of a blob."""
+    field = dataset.schema.field(column)
+    if is_blob(field) or not _has_struct(field.type):
+        return ""
+    return md5(repr([nested.name() for nested in _fields_of(dataset, column)[1:]]))[:8]
+
+
+def _has_struct(kind: pa.DataType) -> bool:
+    import pyarrow.types as pt
+
+    if pt.is_map(kind):
+        return _has_struct(kind.key_type) or _has_struct(kind.item_type)
+    return pt.is_struct(kind) or any(_has_struct(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def fields_present(dataset: lance.LanceDataset, fields: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,7 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors, is_unavailable
-from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, fragment_files, open_fragment, row_ids
+from airflow_geneva.lance_io.fragments import (
+    Columns,
+    FragmentFiles,
+    field_ids_present,
+    fragment_files,
+    open_fragment,
+    row_ids,
+)
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.table_versions import read_transaction
 from airflow_geneva.storage.uri import is_local
@@ -257,6 +264,8 @@ class Tracer:
         self._parents: dict[Key, Compaction] = {}
         self._written: set[str] = set()
         self._asked: set[Key] = set()
+        inputs = (field for fields in columns.inputs for field in fields)
+        self._inputs = field_ids_present(history.dataset).intersection(inputs)
         newest = int(history.dataset.version)
         self._oldest = max(newest - _MOST_VERSIONS, 0)
         self._next = newest
@@ -310,15 +319,26 @@ class Tracer:
 
         if isinstance(commit.operation, lance.LanceOperation.Rewrite):
             found: dict[Key, Compaction] = {}
+            written = set[str]()
             for group in commit.operation.groups:
                 made_of, alone = list(group.old_fragments), len(list(group.new_fragments)) == 1
                 # Give every new fragment all old ones as parents: only row ids tell which rows went where.
                 replaced = tuple(fragment_files(fragment, self.columns) for fragment in made_of)
+                if self._inputs_in(made_of) - self._inputs_in(group.new_fragments):
+                    # An input had been dropped, and Lance gave its field id to another one since.
+                    written |= {file._path for fragment in group.new_fragments for file in fragment.files}
+                    continue
                 for fragment in group.new_fragments:
                     files = fragment_files(fragment, self.columns)
                     found[_key(files)] = Compaction(files, replaced, commit.version, alone)
             self._parents.update(found)
-            return found
+            self._written |= written
+            return [*found, *written]
         paths = {file._path for file in files_written(commit.operation)}
         self._written |= paths
         return paths
+
+    def _inputs_in(self, fragments: Iterable[Any]) -> set[int]:
+        """Return the field ids of inputs that the table has and fragments hold values of."""
+        held = {field for fragment in fragments for file in fragment.files for field in file.fields}
+        return held & self._inputs

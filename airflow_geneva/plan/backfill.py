@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.compute as pc
 
-from airflow_geneva.checkpoint.facts import ColumnState, Fact, load_state, looked_at
+from airflow_geneva.checkpoint.facts import ColumnState, Fact, looked_at
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, by_code_version, failed_rows
 from airflow_geneva.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.checkpoint.store import CheckpointStore
@@ -28,7 +28,7 @@ from airflow_geneva.lance_io.manifest import Manifest
 from airflow_geneva.lance_io.messages import Numbers
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import open_version
-from airflow_geneva.plan.computed_rows import ComputedRows
+from airflow_geneva.plan.computed_rows import ComputedRows, column_state
 from airflow_geneva.plan.due_rows import DueRules, RowStatus, check_code_change, classify_rows
 from airflow_geneva.plan.model import BackfillSpec, Plan, ReasonCount
 from airflow_geneva.plan.reusable_checkpoints import (
@@ -39,7 +39,6 @@ from airflow_geneva.plan.reusable_checkpoints import (
 )
 from airflow_geneva.plan.shard import FragmentWork, Works, cut_shards
 from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.uri import md5
 from airflow_geneva.udf.definition import stored_definition
 
 if TYPE_CHECKING:
@@ -64,8 +63,9 @@ def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Backf
     check_continue_from(checkpoints, work)
     check_where(dataset, work.where)
     columns = columns_of(dataset, work.inputs, where_columns(work.where, dataset.schema.names), work.column)
+    work = replace(work, nested=columns.nested)
     with garbage_collector_off():
-        planner = _Planner(dataset, work, columns, load_state(checkpoints, work.field_id), wanted)
+        planner = _Planner(dataset, work, columns, column_state(dataset, checkpoints, columns), wanted)
         return planner.plan(CheckpointStore(checkpoints))
 
 
@@ -85,7 +85,6 @@ class _Planner:
         self.mixed: Counter[str] = Counter()
         self.rows_by_other_version: Counter[str] = Counter()
         self.accepted: list[tuple[FragmentFiles, Provenance, Ranges]] = []
-        self.where_hash = md5(work.where or "")
 
     def plan(self, store: CheckpointStore) -> Plan:
         manifest = self.computed.manifest
@@ -162,7 +161,9 @@ class _Planner:
         looked_at = Ranges.empty()
         if self.work.where is not None:
             # An earlier job evaluated this filter for these rows.
-            looked_at = self.state.looked_at(files.where_signature(), self.where_hash, version, files.physical_rows)
+            looked_at = self.state.looked_at(
+                files.where_signature(), self.work.filter_hash, version, files.physical_rows
+            )
         known = self.computed.resolve(files, live, settled=looked_at)
         found = classify_rows(known, live, version, self.work.continue_from, self.wanted)
         due, given_up = found.due, len(found.given_up)
@@ -253,7 +254,7 @@ class _Planner:
                 continue
             self._leave(NOT_SELECTED, work.files.live_rows, due.given_up)
             if self.work.read_version is None and not self.wanted.errors_only and not self.wanted.recompute_mixed:
-                what = looked_at(self.where_hash, self.work.udf_version)
+                what = looked_at(self.work.filter_hash, self.work.udf_version)
                 self.computed.learned.append(Fact(work.files.where_signature(), what, work.due, self.dataset.version))
         return kept
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from airflow_geneva.checkpoint.facts import ColumnState, Fact, seen
+from airflow_geneva.checkpoint.facts import ColumnState, Fact, Facts, load_state, seen
 from airflow_geneva.checkpoint.provenance import Provenance, add_rows, by_code_version
 from airflow_geneva.checkpoint.reuse import Ancestor, CheckpointIndex
 from airflow_geneva.job.outbox import find_commits
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, field_ids, live_offsets
+from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, columns_in, live_offsets
 from airflow_geneva.lance_io.history import (
     NO_LINEAGE,
     Compaction,
@@ -30,6 +33,7 @@ from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.table_versions import open_version_or_none, version_exists
 from airflow_geneva.plan.value_diff import ReferenceVersion, computed_by_value
+from airflow_geneva.storage.files import Storage
 
 if TYPE_CHECKING:
     import lance
@@ -39,11 +43,35 @@ _MOST_REFERENCES = 4
 _MOST_VERSIONS = 1_000
 
 
+def column_state(dataset: lance.LanceDataset, checkpoints: Storage, columns: Columns) -> ColumnState:
+    """Read the facts about a column.
+
+    Facts of before they named nested fields count as about those of `columns` where the version at which they were
+    recorded still shows that it had the same ones.
+    """
+    state = load_state(checkpoints, columns.output[0])
+    now, before = columns.inputs_text, columns.inputs_text_without_nested
+    if now == before or before not in state.other_inputs(now):
+        return state
+    facts = state.facts.table
+    unnamed = pc.equal(facts["inputs"], before)
+    alike = [
+        version
+        for version in facts["at"].filter(unnamed).unique().to_pylist()
+        if (then := open_version_or_none(dataset, version)) is not None
+        and all(columns_in(then, now, columns.output)[1])
+    ]
+    meant = pc.and_(unnamed, pc.is_in(facts["at"], pa.array(alike, pa.int64())))
+    at = facts.schema.get_field_index("inputs")
+    return replace(state, facts=Facts(facts.set_column(at, "inputs", pc.if_else(meant, now, facts["inputs"]))))
+
+
 class ComputedRows:
     """Finds the computed rows of one column at one table version, by facts about these inputs or `previous` ones.
 
     What it finds in the history or by comparing values, it adds to ``learned`` as facts for the next plan. `names` are
-    those of the inputs and, last, the output; "" for a dropped column, whose values cannot be compared.
+    those of the inputs and, last, the output; "" for a column that was dropped, or whose nested fields are others now:
+    its values cannot be compared.
     """
 
     def __init__(
@@ -82,13 +110,10 @@ class ComputedRows:
     def from_inputs(
         dataset: lance.LanceDataset, output: tuple[int, ...], state: ColumnState, inputs: str
     ) -> ComputedRows:  # fmt: skip
-        """Find the rows of a column that were computed from inputs, given by field ids, which may have been dropped."""
-        names = {column.id(): column.name() for column in dataset.lance_schema.fields()}
-        ids = [int(part) for part in inputs.split(",")]
-        # Data files still name the fields of a dropped column.
-        fields = tuple(field_ids(dataset, names[i]) if i in names else (i,) for i in ids)
-        wanted = (*(names.get(i, "") for i in ids), names[output[0]])
-        return ComputedRows(dataset, Columns(fields, (), output), wanted, state.about(inputs))
+        """Find the rows of a column that were computed from inputs, as facts name them, which may have been dropped."""
+        columns, names = columns_in(dataset, inputs, output)
+        names_by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
+        return ComputedRows(dataset, columns, (*names, names_by_id[output[0]]), state.about(inputs))
 
     def resolve(self, files: FragmentFiles, live: Ranges, settled: Ranges | None = None) -> dict[Provenance, Ranges]:
         """Return the rows that the UDF ran on, by provenance; those that are `settled` need none."""

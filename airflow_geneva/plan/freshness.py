@@ -19,7 +19,7 @@ from airflow_geneva.lance_io.fragments import (
     row_ids,
 )
 from airflow_geneva.lance_io.row_ranges import Ranges
-from airflow_geneva.plan.computed_rows import ComputedRows
+from airflow_geneva.plan.computed_rows import ComputedRows, column_state
 from airflow_geneva.plan.refresh import VIEW_VERSION, choose_rows, compare_source
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.views.definition import ViewDefinition
@@ -62,7 +62,7 @@ def column_freshness(
     """Count a column's rows; values of every code version count as computed."""
     with garbage_collector_off():
         columns = columns_of(dataset, inputs, (), column)
-        state = load_state(checkpoints, columns.output[0]).about(columns.inputs_text)
+        state = column_state(dataset, checkpoints, columns).about(columns.inputs_text)
         computed_rows = ComputedRows(dataset, columns, (*inputs, column), state)
         counts, versions = Counter(rows=0, pending=0, failed=0, given_up=0), Counter[str]()
         for files in computed_rows.manifest.values():

@@ -20,6 +20,7 @@ from airflow_geneva.lance_io.table_versions import PlannedTable
 from airflow_geneva.plan.reusable_checkpoints import Mismatches
 from airflow_geneva.plan.shard import FragmentWork, Shard
 from airflow_geneva.plan.sizing import Sizing
+from airflow_geneva.storage.uri import md5
 from airflow_geneva.udf.settings import UdfDefinition
 from airflow_geneva.views.definition import ViewDefinition
 
@@ -48,6 +49,7 @@ class _JobSpec(ABC):
     Args:
         inputs: names of the input columns at the planned version.
         where: frozen filter that the tasks evaluate, or None; a view's filter is evaluated by its plan.
+        nested: the nested fields of structs that a backfill reads, see `Columns.nested`.
         version: the version to read; `read_version` is what the user requested.
         tables: the table that is read and the table that is committed to, as planned on; one entry for a column.
         udf_version: identity of the code, determined once by the plan; for a view, of its whole query.
@@ -66,6 +68,7 @@ class _JobSpec(ABC):
     table_name: str
     inputs: tuple[str, ...]
     where: str | None = None
+    nested: str = ""
     version: int
     tables: tuple[PlannedTable, ...]
     read_version: int | None
@@ -92,7 +95,17 @@ class _JobSpec(ABC):
     @property
     def _tag(self) -> str | None:
         """The filter as it stands in keys. A job that ignores checkpoints adds its id, so it finds only its own."""
-        return f"{self.where or ''}\0only:{self.job_id}" if self.ignore_checkpoints else self.where
+        tag = self._filter
+        return f"{tag or ''}\0only:{self.job_id}" if self.ignore_checkpoints else tag
+
+    @property
+    def _filter(self) -> str | None:
+        return f"{self.where or ''}\0nested:{self.nested}" if self.nested else self.where
+
+    @property
+    def filter_hash(self) -> str:
+        """Hash of the filter and the nested fields that are read, for facts about rows that it was evaluated for."""
+        return md5(self._filter or "")
 
     @cached_property
     def reuse_rules(self) -> ReuseRules:

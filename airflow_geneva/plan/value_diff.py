@@ -16,7 +16,7 @@ from airflow_geneva.checkpoint.facts import ColumnState
 from airflow_geneva.checkpoint.provenance import Provenance
 from airflow_geneva.lance_io.arrays import rows_at, single_batch
 from airflow_geneva.lance_io.blobs import is_blob
-from airflow_geneva.lance_io.fragments import OFFSET_BITS, Columns, FragmentFiles, row_ids
+from airflow_geneva.lance_io.fragments import OFFSET_BITS, Columns, FragmentFiles, columns_of, row_ids
 from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.task_memory import RowsPerBudget, batch_bytes, task_memory_bytes
@@ -38,14 +38,22 @@ class ReferenceVersion:
 
     @staticmethod
     def at(dataset: lance.LanceDataset, columns: Columns) -> ReferenceVersion | None:
-        """Prepare a version for comparison; None if it lacks one of the columns, or one holds blobs."""
+        """Prepare a version for comparison.
+
+        Returns:
+            None if it lacks one of the columns, one holds blobs, or an input had other nested fields: its facts are
+            about values of the nested fields of now.
+        """
         by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
         wanted = [fields[0] for fields in (*columns.inputs, columns.output) if fields]
         if any(field not in by_id for field in wanted):
             return None
         if any(is_blob(dataset.schema.field(by_id[field])) for field in wanted):
             return None
-        return ReferenceVersion(dataset, read_manifest(dataset, columns), tuple(by_id[field] for field in wanted))
+        names = tuple(by_id[field] for field in wanted)
+        if any(columns.names) and columns_of(dataset, names[:-1], (), None).inputs_text != columns.inputs_text:
+            return None
+        return ReferenceVersion(dataset, read_manifest(dataset, columns), names)
 
     def in_fragments_of(self, manifest: Mapping[int, FragmentFiles], addresses: Offsets) -> Mask:
         """Whether rows lie in a fragment that another version has, too, with the same inputs and output."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from airflow_geneva.checkpoint.facts import load_state
 from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.lance_io.fragments import (
     Columns,
@@ -25,7 +24,7 @@ from airflow_geneva.lance_io.fragments import (
 from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges
 from airflow_geneva.lance_io.table_versions import open_version_or_none, written_at
-from airflow_geneva.plan.computed_rows import ComputedRows
+from airflow_geneva.plan.computed_rows import ComputedRows, column_state
 from airflow_geneva.plan.refresh import SourceChanges, compare_source
 from airflow_geneva.storage.files import Storage
 
@@ -117,7 +116,7 @@ def new_rows_for_column(
     """Find the rows on whose current inputs the UDF has not run, those that a filter left out included."""
     with garbage_collector_off():
         columns = columns_of(dataset, inputs, (), column)
-        state = load_state(checkpoints, columns.output[0]).about(columns.inputs_text)
+        state = column_state(dataset, checkpoints, columns).about(columns.inputs_text)
         computed_rows = ComputedRows(dataset, columns, (*inputs, column), state)
         rows: dict[int, Ranges] = {}
         for files in computed_rows.manifest.values():

@@ -1,0 +1,171 @@
+"""Inputs with nested fields: a value was computed from the fields that the input had then, by id and name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_geneva import UDF, udf
+from airflow_geneva.errors import CodeChanged, JobFailed
+from airflow_geneva.lance_io import fragments
+from airflow_geneva.table import Table
+from tests.support.counting import Trace, leave_trace
+from tests.support.invariants import assert_nothing_to_do_is_free, assert_right
+from tests.support.tables import MakeTable
+
+OTHER_INPUTS = "rows of version v1 with other input columns"
+
+
+def joined(s: dict[str, Any]) -> int:
+    return 1_000 * (s["a"] or 0) + (s["b"] or 0)
+
+
+def of_struct(fails_at: int | None = None) -> UDF:
+    def traced(s: dict[str, Any]) -> int:
+        leave_trace([s["a"]])
+        if s["a"] == fails_at:
+            raise RuntimeError("not done yet")
+        return joined(s)
+
+    return udf(data_type=pa.int64(), name="joined", version="v1")(traced)
+
+
+def run(table: Table, function: UDF | None = None, **options: Any) -> Any:
+    return table.backfill("y", udf=function or of_struct(), runner="inline", **options)
+
+
+def free(table: Table, trace: Trace) -> None:
+    assert_nothing_to_do_is_free(table, "y", trace, udf=of_struct())
+
+
+@pytest.fixture
+def table(make_table: MakeTable) -> Table:
+    made = make_table(6, per_fragment=2, s=pa.array([{"a": at, "b": 10 * at} for at in range(6)]))
+    made.add_columns({"y": of_struct()})
+    return made
+
+
+def swap_names(table: Table) -> None:
+    for path, name in (("s.a", "other"), ("s.b", "a"), ("s.other", "b")):
+        table.lance.alter_columns({"path": path, "name": name})
+
+
+def drop_and_add(table: Table) -> None:
+    table.lance.drop_columns(["s.b"])
+    table.lance.add_columns(pa.schema({"s": pa.struct({"b": pa.int64()})}))
+
+
+def drop_and_add_values(table: Table) -> None:
+    table.lance.drop_columns(["s.b"])
+    kind = pa.schema({"s": pa.struct({"b": pa.int64()})})
+    values = pa.record_batch([pa.array([{"b": 7}] * 6)], schema=kind)
+    table.lance.add_columns(pa.RecordBatchReader.from_batches(kind, [values]))
+
+
+@pytest.mark.parametrize("change", [swap_names, drop_and_add, drop_and_add_values])
+@pytest.mark.parametrize("compacted", ["before", "after", "never"])
+def test_other_nested_fields_ask_first(
+    table: Table, trace: Trace, change: Callable[[Table], None], compacted: str
+) -> None:
+    run(table)
+    if compacted == "before":
+        table.lance.optimize.compact_files()
+    change(table)
+    if compacted == "after":
+        table.lance.optimize.compact_files()
+    trace.clear()
+    with pytest.raises(CodeChanged, match=f"6 {OTHER_INPUTS}"):
+        run(table)
+    run(table, on_code_change="recompute")
+    assert len(trace) == 6
+    assert_right(table, "y", joined, inputs=("s",))
+    free(table, trace)
+
+
+def test_nested_fields_that_are_as_they_were_cost_nothing(table: Table, trace: Trace) -> None:
+    run(table)
+    computed = table.version
+    swap_names(table)
+    swap_names(table)
+    free(table, trace)
+    drop_and_add(table)
+    with pytest.raises(CodeChanged):
+        run(table)
+    table.lance.checkout_version(computed).restore()
+    free(table, trace)
+
+
+def test_a_moved_row_is_not_compared_with_a_version_that_had_other_nested_fields(table: Table, trace: Trace) -> None:
+    """The row gets the values that it had there under the same names, and its output is that of other values."""
+    run(table)
+    computed = table.version
+    drop_and_add(table)
+    run(table, where="id = 5", on_code_change="recompute")
+    table.lance.checkout_version(computed).restore()
+    table.lance.update({"s": "named_struct('a', 1, 'b', cast(NULL as bigint))"}, where="id = 1")
+    trace.clear()
+    run(table)
+    assert len(trace) == 1
+    assert_right(table, "y", joined, inputs=("s",))
+
+
+def test_checkpoints_of_other_nested_fields_are_not_used(table: Table, trace: Trace) -> None:
+    with pytest.raises(JobFailed, match="not done yet"):
+        run(table, of_struct(fails_at=5), checkpoint_size=1)
+    swap_names(table)
+    run(table)
+    assert_right(table, "y", joined, inputs=("s",))
+
+
+@pytest.mark.parametrize("condition", ["s.b >= 30", "t.b >= 30"])
+def test_a_filter_is_evaluated_again_for_other_nested_fields(
+    make_table: MakeTable, trace: Trace, condition: str
+) -> None:
+    values = pa.array([{"a": 10 * at, "b": at} for at in range(6)])
+    table = make_table(6, per_fragment=2, s=values, t=values)
+    table.add_columns({"y": of_struct()})
+    run(table, where=condition)
+    for column in "st":
+        table.lance.alter_columns({"path": f"{column}.a", "name": "other"})
+        table.lance.alter_columns({"path": f"{column}.b", "name": "a"})
+        table.lance.alter_columns({"path": f"{column}.other", "name": "b"})
+    trace.clear()
+    run(table, where=condition)
+    assert len(trace) == 3
+    assert_right(table, "y", joined, inputs=("s",), where="id >= 3")
+
+
+def test_an_input_that_gets_the_field_id_of_a_dropped_one_was_not_computed_from(
+    make_table: MakeTable, trace: Trace
+) -> None:
+    """Lance gives a field id away again once compaction has removed every file that held it."""
+    table = make_table(6, per_fragment=2)
+    table.add_columns({"y": udf(data_type=pa.int64(), name="joined", version="v1")(lambda x: x)})
+    table.lance.add_columns({"s": "named_struct('a', id, 'b', 10 * id)"})
+    table.alter_columns({"y": (of_struct(), ["s"])})
+    run(table)
+    text = fragments.columns_of(table.lance, ("s",), (), "y").inputs_text
+    table.lance.drop_columns(["s.b"])
+    table.lance.optimize.compact_files()
+    table.lance.add_columns(pa.schema({"s": pa.struct({"b": pa.int64()})}))
+    assert fragments.columns_of(table.lance, ("s",), (), "y").inputs_text == text
+    run(table, on_code_change="recompute")
+    assert_right(table, "y", joined, inputs=("s",))
+
+
+def test_facts_of_before_count_while_the_version_of_then_has_the_same_nested_fields(
+    table: Table, trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(fragments, "_nested_names", lambda *_: "")
+        run(table)
+    free(table, trace)
+    swap_names(table)
+    with pytest.raises(CodeChanged, match=f"6 {OTHER_INPUTS}"):
+        run(table)
+    run(table, on_code_change="recompute")
+    assert_right(table, "y", joined, inputs=("s",))
+    free(table, trace)
