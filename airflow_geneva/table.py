@@ -148,8 +148,10 @@ class Table(Summarized, Readable):
         dataset = self.lance
         changes: dict[str, dict[str, str | None]] = {}
         for name, spec in by_name(columns).items():
-            self.definition(name, dataset)
+            before = self.definition(name, dataset)
             definition, udf = define_column(self.name, dataset.schema, name, spec)
+            if definition.version_before(before):
+                definition = replace(definition, as_written=None)
             check_type(self.name, name, dataset.schema.field(name).type, udf)
             changes[name] = {UDF_KEY: definition.to_json()}
         dataset.update_field_metadata(changes)

@@ -18,7 +18,14 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from airflow_geneva.code_hash.syntax import Definition, SourceFile, free_names, significant_fields
+from airflow_geneva.code_hash.syntax import (
+    Definition,
+    SourceFile,
+    absolute_name,
+    free_names,
+    package_of,
+    significant_fields,
+)
 from airflow_geneva.code_hash.values import (
     cells_of,
     dotted_name,
@@ -32,7 +39,7 @@ from airflow_geneva.code_hash.values import (
 from airflow_geneva.errors import InvalidInput
 
 
-def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf") -> str:
+def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf", as_written: bool = False) -> str:
     """Hash what a callable does, as 16 hex digits.
 
     The hash covers the source (without comments, formatting, docstrings and decorators), and the values of defaults,
@@ -46,12 +53,14 @@ def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf") -> st
             `pathlib.Path` (the file's bytes), a string or other literal (itself). With deps, an object without a
             stable hash is not an error: only its name is hashed.
         name: the UDF's name, for messages.
+        as_written: hash relative imports as they are written, as earlier versions of this package did, so that
+            packages with the same text have one version.
 
     Raises:
         InvalidInput: the code refers to something without a stable hash, or its source is not available.
     """
     deps = tuple(deps)
-    hasher = _Hasher(tolerant=bool(deps))
+    hasher = _Hasher(tolerant=bool(deps), as_written=as_written)
     try:
         hasher.add_source(target, "the UDF itself")
         for dep in deps:
@@ -65,8 +74,8 @@ def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf") -> st
 
 
 def deps_version(deps: Iterable[Any], name: str = "udf") -> str:
-    """Hash only the `deps` of a UDF; "" if there are none."""
-    hasher = _Hasher(tolerant=True)
+    """Hash only the `deps` of a UDF; "" if there are none. It goes beside a code version, and stays as it was."""
+    hasher = _Hasher(tolerant=True, as_written=True)
     given = tuple(deps)
     try:
         for dep in given:
@@ -79,9 +88,10 @@ def deps_version(deps: Iterable[Any], name: str = "udf") -> str:
 class _Hasher:
     """Builds one hash; a definition that was hashed before is hashed by its number."""
 
-    def __init__(self, tolerant: bool) -> None:
+    def __init__(self, tolerant: bool, as_written: bool) -> None:
         self._sha = hashlib.sha256()
         self._tolerant = tolerant
+        self._as_written = as_written
         # Keeps the object too, so that its id is not reused.
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._open_containers: list[int] = []
@@ -122,15 +132,17 @@ class _Hasher:
 
     def _module_files(self, module: types.ModuleType) -> None:
         label = f"module {module.__name__!r} in deps="
+        package = package_of(vars(module))
         if not hasattr(module, "__path__"):
-            self._tree(SourceFile.read(module.__file__, vars(module), label).tree)
+            self._tree(SourceFile.read(module.__file__, vars(module), label).tree, package)
             return
         roots = [pathlib.Path(root) for root in module.__path__]
         files = {path.relative_to(root).as_posix(): path for root in roots for path in root.rglob("*.py")}
         for relative in sorted(files):
             self._feed("module", relative)
             if files[relative].stat().st_size:
-                self._tree(SourceFile.read(str(files[relative]), {}, label).tree)
+                inside = ".".join([package, *pathlib.PurePosixPath(relative).parent.parts])
+                self._tree(SourceFile.read(str(files[relative]), {}, label).tree, inside)
 
     def add_source(self, value: Any, where: str) -> None:
         """Hash a callable by its source, whichever module it comes from."""
@@ -173,7 +185,7 @@ class _Hasher:
             self._unstable(str(error))
             return
         self._feed("function")
-        self._tree(node)
+        self._tree(node, package_of(function.__globals__))
         for tag, defaults in (("defaults", function.__defaults__), ("kwdefaults", function.__kwdefaults__)):
             if defaults:
                 self._feed(tag)
@@ -196,10 +208,11 @@ class _Hasher:
             self._unstable(str(error))
             return
         self._feed("class")
-        self._tree(node)
+        self._tree(node, package_of(namespace))
         for base in cls.__bases__:
             if base is not object:
-                self._value(base, f"a base class of {label}", cls.__module__, source.imports.get(base.__name__, ""))
+                imported_as = self._imported(base.__name__, source, namespace)
+                self._value(base, f"a base class of {label}", cls.__module__, imported_as)
         self._references(node, cells_of(methods), namespace, source, label)
 
     def _instance(self, value: Any, where: str) -> None:
@@ -213,16 +226,20 @@ class _Hasher:
             self._feed("attribute", name)
             self._value(getattr(value, name), f"attribute {name!r} of {where} ({label_of(cls)})", cls.__module__)
 
-    def _tree(self, node: ast.AST, top: bool = True) -> None:
+    def _tree(self, node: ast.AST, package: str = "", top: bool = True) -> None:
         if isinstance(node, ast.Constant):
             self._value(node.value, "a constant", "")
             return
+        if isinstance(node, ast.ImportFrom) and node.level and not self._as_written:
+            dotted = absolute_name(node.level, node.module or "", package)
+            level = 0 if dotted[0] != "." else node.level
+            node = ast.ImportFrom(dotted.lstrip(".") or None, node.names, level)
         self._feed("(", type(node).__name__)
         for name, value in significant_fields(node, top):
             self._feed(name)
             for part in value if isinstance(value, list) else [value]:
                 if isinstance(part, ast.AST):
-                    self._tree(part, top=False)
+                    self._tree(part, package, top=False)
                 else:
                     self._feed(str(part))
         self._feed(")")
@@ -240,10 +257,15 @@ class _Hasher:
             elif name in cells:
                 self._value(cells[name], f"{name!r}, which {label} refers to,", module)
             elif name in namespace:
-                imported_as = source.imports.get(name, "")
+                imported_as = self._imported(name, source, namespace)
                 self._value(namespace[name], f"{name!r}, which {label} refers to,", module, imported_as)
             else:
                 self._feed("builtin" if hasattr(builtins, name) else "unbound")
+
+    def _imported(self, name: str, source: SourceFile, namespace: dict[str, Any]) -> str:
+        """Return the dotted name that a module imports under a name; "" if there is none."""
+        level, dotted = source.imports.get(name, (0, ""))
+        return absolute_name(level, dotted, "" if self._as_written else package_of(namespace))
 
     def _value(self, value: Any, where: str, module: str, imported_as: str = "") -> None:
         """Hash a value that code of `module` refers to; `imported_as`: its dotted name if it was imported."""
@@ -285,7 +307,7 @@ class _Hasher:
         if isinstance(value, (set, frozenset)):
             digests = []
             for item in value:
-                alone = _Hasher(self._tolerant)
+                alone = _Hasher(self._tolerant, self._as_written)
                 alone._numbers, alone._open_containers = dict(self._numbers), list(self._open_containers)
                 alone._value(item, where, module)
                 digests.append(alone._sha.digest())
@@ -303,7 +325,7 @@ def _only_definition(nodes: list[Definition], label: str) -> Definition:
         raise InvalidInput(f"the source of {label} is no longer where it was when it was imported")
     digests = set()
     for node in nodes:
-        alone = _Hasher(tolerant=False)
+        alone = _Hasher(tolerant=False, as_written=True)
         alone._tree(node)
         digests.add(alone.hexdigest())
     if len(digests) > 1:

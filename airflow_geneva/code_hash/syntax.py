@@ -20,22 +20,23 @@ Definition: TypeAlias = _Function | ast.ClassDef
 
 
 class SourceFile:
-    """A parsed source file, with the dotted names by the names to which `from ... import ...` binds them.
+    """A parsed source file.
 
+    `imports` has the level and the dotted name by each name to which `from ... import ...` binds one.
     `changed_globals` are the module-level names that functions of the file assign to.
     """
 
     def __init__(self, text: str) -> None:
         self.tree = ast.parse(text)
-        self.imports: dict[str, str] = {}
+        self.imports: dict[str, tuple[int, str]] = {}
         self.changed_globals: set[str] = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Global):
                 self.changed_globals.update(node.names)
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    dotted = f"{'.' * node.level}{node.module or ''}.{alias.name}"
-                    self.imports.setdefault(alias.asname or alias.name, dotted)
+                    dotted = f"{node.module or ''}.{alias.name}"
+                    self.imports.setdefault(alias.asname or alias.name, (node.level, dotted))
 
     @staticmethod
     def read(filename: str | None, namespace: dict[str, Any], label: str) -> SourceFile:
@@ -69,6 +70,20 @@ class SourceFile:
         if not method_lines:
             return [*named]
         return [n for n in named if any(n.lineno <= line <= (n.end_lineno or n.lineno) for line in method_lines)]
+
+
+def package_of(namespace: dict[str, Any]) -> str:
+    """Return the package to which relative imports of a module refer."""
+    name = str(namespace.get("__name__") or "")
+    return str(namespace.get("__package__") or (name if "__path__" in namespace else name.rpartition(".")[0]))
+
+
+def absolute_name(level: int, name: str, package: str) -> str:
+    """Return the full name of what a package imports by a relative name; as it is written if there is no package."""
+    parts = package.split(".") if package else []
+    if not 0 < level <= len(parts):
+        return "." * level + name
+    return ".".join([*parts[: len(parts) - level + 1], *filter(None, name.split("."))])
 
 
 _parse = functools.lru_cache(maxsize=16)(SourceFile)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -235,6 +235,7 @@ class CommittedViewState:
         self.location = location
         self.dataset = dataset
         self.newest = newest_swap(location, dataset)
+        self.renamed: tuple[str, ...] = ()
 
     @property
     def source_version(self) -> int | None:
@@ -272,6 +273,18 @@ class CommittedViewState:
             if note == missed:
                 break
         return load_snapshot(self.location.checkpoints, self.newest.snapshot) if self.newest.job_id else None
+
+    def rename_code(self, same: Mapping[tuple[str, str], str]) -> None:
+        """Take versions of the columns' code for other versions, which are the same code.
+
+        Args:
+            same: the other version, by column and version; ``renamed`` names those that were found.
+        """
+        if self.snapshot is None or not (found := [made for made in self.snapshot.code if made in same]):
+            return
+        code = tuple((name, same.get((name, made), made)) for name, made in self.snapshot.code)
+        older = tuple(made for made in self.snapshot.older if made not in same)
+        self.snapshot, self.renamed = replace(self.snapshot, code=code, older=older), tuple(made for _, made in found)
 
     @cached_property
     def shown(self) -> Ranges:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.compute as pc
 
-from airflow_geneva.checkpoint.facts import ColumnState, Fact, looked_at
+from airflow_geneva.checkpoint.facts import ColumnState, Fact, Facts, looked_at
 from airflow_geneva.checkpoint.provenance import MOST_RUNS, Provenance, add_rows, by_code_version, failed_rows
 from airflow_geneva.checkpoint.reuse import CheckpointIndex
 from airflow_geneva.checkpoint.store import CheckpointStore
@@ -29,7 +29,7 @@ from airflow_geneva.lance_io.messages import Numbers
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import open_version
 from airflow_geneva.plan.computed_rows import ComputedRows, column_state
-from airflow_geneva.plan.due_rows import DueRules, RowStatus, check_code_change, classify_rows
+from airflow_geneva.plan.due_rows import DueRules, RowStatus, check_code_change, classify_rows, renamed_code
 from airflow_geneva.plan.model import BackfillSpec, Plan, ReasonCount
 from airflow_geneva.plan.reusable_checkpoints import (
     ReusableColumn,
@@ -65,7 +65,10 @@ def plan_backfill(dataset: lance.LanceDataset, checkpoints: Storage, work: Backf
     columns = columns_of(dataset, work.inputs, where_columns(work.where, dataset.schema.names), work.column)
     work = replace(work, nested=columns.nested)
     with garbage_collector_off():
-        planner = _Planner(dataset, work, columns, column_state(dataset, checkpoints, columns), wanted)
+        state, renamed = column_state(dataset, checkpoints, columns).renamed(work.same_code, work.udf_version)
+        planner = _Planner(dataset, work, columns, state, wanted)
+        if renamed:
+            planner.say_renamed(renamed)
         return planner.plan(CheckpointStore(checkpoints))
 
 
@@ -85,6 +88,11 @@ class _Planner:
         self.mixed: Counter[str] = Counter()
         self.rows_by_other_version: Counter[str] = Counter()
         self.accepted: list[tuple[FragmentFiles, Provenance, Ranges]] = []
+
+    def say_renamed(self, facts: Facts) -> None:
+        """Say that a version has another hash now, and keep its facts under that for later plans."""
+        self.computed.learned += [fact for signature in facts for fact in facts[signature]]
+        self.computed.notes.append(renamed_code(self.work.same_code, (self.work.udf_version,)))
 
     def plan(self, store: CheckpointStore) -> Plan:
         manifest = self.computed.manifest

@@ -201,7 +201,12 @@ class _JobSpec(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillSpec(_JobSpec):
-    """The specification of a job that computes a column; `makers` are versions whose values count as this version's."""
+    """The specification of a job that computes a column.
+
+    Args:
+        makers: versions whose values count as this version's.
+        same_code: what the version of this same code was under an earlier hash.
+    """
 
     kind: ClassVar[str] = "backfill"
     _after_too_many = ("What was computed is visible.", " with errors_only=True")
@@ -211,6 +216,7 @@ class BackfillSpec(_JobSpec):
     udf: str
     continue_from: tuple[str, ...] = ()
     makers: tuple[str, ...] = ()
+    same_code: tuple[str, ...] = ()
 
     @cached_property
     def definition(self) -> UdfDefinition:
@@ -231,7 +237,8 @@ class BackfillSpec(_JobSpec):
     @cached_property
     def reuse_rules(self) -> ReuseRules:
         identity = self.identity
-        others = tuple((replace(identity, version=version).prefix, version) for version in self.continue_from)
+        counts_as = [*((before, self.udf_version) for before in self.same_code), *((v, v) for v in self.continue_from)]
+        others = tuple((replace(identity, version=made).prefix, version) for made, version in counts_as)
         return ReuseRules(self.job_id, ((self.prefix, self.udf_version), *others), self.agreement)
 
     @property

@@ -32,7 +32,7 @@ from airflow_geneva.lance_io.manifest import read_manifest
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import PlannedTable, open_version, reporting_cleaned_up
 from airflow_geneva.plan.computed_rows import ComputedRows
-from airflow_geneva.plan.due_rows import check_view_code_change
+from airflow_geneva.plan.due_rows import check_view_code_change, renamed_code
 from airflow_geneva.plan.model import Plan, ReasonCount, RefreshSpec
 from airflow_geneva.plan.request import RefreshRequest, checkpoints_ignored
 from airflow_geneva.plan.reusable_checkpoints import ReusableView, find_mismatches
@@ -131,6 +131,8 @@ def plan_refresh(
                 reusable = ReusableView(dataset, work, view_state.dataset)
                 works = [reusable.look_up(fragment, index, fragment.due) for fragment in works]
             planned = Works(works)
+        if view_state.renamed:
+            changes.notes.append(renamed_code(view_state.renamed, tuple(sorted({version for _, version in code}))))
         if base is None and view_state.snapshot is not None and not rows_by_other_version:
             changes.notes.append(
                 "rows may hold values of other code, kept by earlier refreshes: all are computed again."
@@ -155,7 +157,9 @@ def plan_refresh(
             based_on=view_state.newest.identity,
             gone=gone,
             snapshot=Snapshot(int(dataset.version), code, tuple(changes.fragments), matching, older),
-            advances=base is None or (base.source_version, base.code, base.older) != (dataset.version, code, older),
+            advances=base is None
+            or bool(view_state.renamed)
+            or (base.source_version, base.code, base.older) != (dataset.version, code, older),
             max_rows_per_fragment=request.max_rows_per_fragment,
             shuffle_seed=definition.shuffle_seed,
         )

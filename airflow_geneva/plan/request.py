@@ -25,7 +25,7 @@ from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
 from airflow_geneva.udf.annotations import check_inputs
-from airflow_geneva.udf.definition import check_type
+from airflow_geneva.udf.definition import check_type, stored_definition
 
 if TYPE_CHECKING:
     import lance
@@ -165,6 +165,8 @@ def plan_request(
             continue_from=_versions(request.continue_from),
             agreement=md5(f"{udf.data_type}\0{deps_version(udf.deps, udf.name)}"),
         )
+        if before := definition.version_before(stored_definition(dataset.schema, request.column)):
+            work = replace(work, same_code=(before,))
         wanted = DueRules(request.on_code_change, request.errors_only, request.recompute_mixed)
         return cap_rows(plan_backfill(dataset, location.checkpoints, work, wanted))
 

@@ -301,6 +301,9 @@ def plan(view: TableLocation, definition: ViewDefinition, source: TableLocation,
     dataset = view.open()
     state = CommittedViewState(view, dataset)
     with reporting_cleaned_up(view, dataset):
+        named = ((name, udf, udf.version_before(definition.column(name).udf)) for name, udf in code.udfs.items())
+        if same := {(name, before): udf.version for name, udf, before in named if before}:
+            state.rename_code(same)
         if request.on_code_change == OLD_CODE:
             code = find_old_code(view, state, code.udfs)
         return cap_rows(code.noted_in(plan_refresh(view, definition, source, code.udfs, state, request)))

@@ -147,6 +147,14 @@ class UDF:
         """The given version, or the code hash, which is the same in every process; `InvalidInput` if it has none."""
         return self.version or code_version(self.func, self.deps, self.name)
 
+    @cached_property
+    def as_written(self) -> str | None:
+        """The code hash as it was before relative imports were resolved; None if it is the same."""
+        if self.version is not None:
+            return None
+        found = code_version(self.func, self.deps, self.name, as_written=True)
+        return found if found != self.code_version else None
+
     @property
     def import_path(self) -> str | None:
         """`"module:name"` from which another process imports this object; None in a notebook or inside a function."""

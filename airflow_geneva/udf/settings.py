@@ -132,7 +132,11 @@ def check_memory(value: int | str | None) -> int | None:
 
 @dataclass(frozen=True)
 class UdfDefinition:
-    """The definition of a UDF in its column's metadata: plain values, no code; `data_type` is text for display."""
+    """The definition of a UDF in its column's metadata: plain values, no code; `data_type` is text for display.
+
+    `as_written` is what the version was before relative imports were resolved, if that is another. In the metadata it
+    says that the column never had values of that version of this function.
+    """
 
     name: str
     version: str
@@ -155,6 +159,12 @@ class UdfDefinition:
     deterministic: bool | None = None
     dedup: bool | None = None
     expect: list[dict[str, Any]] | None = None
+    as_written: str | None = None
+
+    def version_before(self, stored: UdfDefinition | None) -> str | None:
+        """Return the version as written, if values of that version in a column with a stored definition are its own."""
+        is_own = stored is not None and stored.import_path == self.import_path and stored.as_written is None
+        return self.as_written if is_own else None
 
     @property
     def expectations(self) -> tuple[Expectation, ...]:

@@ -337,6 +337,38 @@ def test_deps_cover_functions_files_and_modules(tmp_path: Path, monkeypatch: pyt
     assert not set(before) & set(versions())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from .helpers import clean\ndef f(x): return clean(x)\n",
+        "from . import clean\ndef f(x): return clean(x)\n",
+        "def f(x):\n    from .helpers import clean\n    return clean(x)\n",
+        "from .helpers import Base\nclass f(Base):\n    def __call__(self, x): return x\n",
+    ],
+)
+def test_a_relative_import_counts_by_the_full_name_of_what_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def load(package: str, text: str) -> Any:
+        folder = tmp_path / package
+        folder.mkdir()
+        (folder / "__init__.py").write_text("def clean(x): return x\n")
+        (folder / "helpers.py").write_text("class Base: pass\ndef clean(x): return x\n")
+        (folder / "udfs.py").write_text(text)
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            monkeypatch.delitem(sys.modules, name)
+        importlib.invalidate_caches()
+        return importlib.import_module(f"{package}.udfs")
+
+    monkeypatch.syspath_prepend(tmp_path)
+    one, other = load("one_package", text), load("other_package", text)
+    assert code_version(one.f) != code_version(other.f)
+    assert code_version(one.f, as_written=True) == code_version(other.f, as_written=True)
+    assert code_version(portable.plain, deps=[one]) != code_version(portable.plain, deps=[other])
+    full = text.replace("from .helpers", "from one_package.helpers").replace("from . ", "from one_package ")
+    assert code_version(load("third_package", full).f) == code_version(one.f)
+
+
 def test_a_udf_counts_as_its_function_or_by_the_version_it_was_given() -> None:
     assert samples.factorial.code_version == code_version(samples.factorial.func)
     source = "def f(x): return helper(x)"

@@ -61,6 +61,12 @@ GUARDS = [
         (NESTED,),
     ),
     Guard(
+        "Values of another package, whose code has the same text, would be taken for a function's own.",
+        "is_own = stored is not None and stored.import_path == self.import_path and stored.as_written is None",
+        "is_own = True",
+        ("plan/test_relative_imports.py::test_values_of_before_are_not_those_of_another_package",),
+    ),
+    Guard(
         "A moved row would keep a value that was computed from other nested fields of its input.",
         "if any(columns.names) and columns_of(dataset, names[:-1], (), None).inputs_text != columns.inputs_text:",
         "if False:",
