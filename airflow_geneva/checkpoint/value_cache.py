@@ -30,13 +30,15 @@ logger = logging.getLogger("airflow_geneva.apply")
 
 
 class ValueCache:
-    """The files of one code version, one for each flush of a task; the oldest go when they take too much.
+    """The files of one function in one version, one for each flush of a task; the oldest go when they take too much.
 
+    `identity` tells functions with the same name and version apart: a given version= says nothing of the code.
     A file that is damaged or was removed counts as absent. What cannot be written is only logged.
     """
 
-    def __init__(self, checkpoints: Storage, udf: str, version: str, kind: pa.DataType) -> None:
-        folder = f"{key_part(udf)}_ver-{key_part(version)}_type-{md5(str(kind))[:8]}"
+    def __init__(self, checkpoints: Storage, udf: str, version: str, kind: pa.DataType, identity: str) -> None:
+        code = md5(f"{kind}\0{identity}")[:16]
+        folder = f"{key_part(udf)}_ver-{key_part(version)}_code-{code}"
         self.store = CheckpointStore(checkpoints.folder(FOLDER, folder))
         self.kind = kind
         self._files: dict[str, int] = {}

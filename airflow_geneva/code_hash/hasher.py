@@ -11,6 +11,7 @@ import enum
 import functools
 import hashlib
 import itertools
+import marshal
 import pathlib
 import re
 import sys
@@ -73,6 +74,17 @@ def code_version(target: Any, deps: Iterable[Any] = (), name: str = "udf", as_wr
     return hasher.hexdigest()
 
 
+def identity_of_code(target: Any) -> str:
+    """Hash what a callable does as far as it can be hashed; what has no source, by its bytecode.
+
+    It tells functions apart within a few processes, such as those of a notebook, and may differ between versions of
+    Python.
+    """
+    hasher = _Hasher(tolerant=True, as_written=False, by_bytecode=True)
+    hasher.add_source(target, "the function")
+    return hasher.hexdigest()
+
+
 def deps_version(deps: Iterable[Any], name: str = "udf") -> str:
     """Hash only the `deps` of a UDF; "" if there are none. It goes beside a code version, and stays as it was."""
     hasher = _Hasher(tolerant=True, as_written=True)
@@ -88,10 +100,11 @@ def deps_version(deps: Iterable[Any], name: str = "udf") -> str:
 class _Hasher:
     """Builds one hash; a definition that was hashed before is hashed by its number."""
 
-    def __init__(self, tolerant: bool, as_written: bool) -> None:
+    def __init__(self, tolerant: bool, as_written: bool, by_bytecode: bool = False) -> None:
         self._sha = hashlib.sha256()
         self._tolerant = tolerant
         self._as_written = as_written
+        self._by_bytecode = by_bytecode
         # Keeps the object too, so that its id is not reused.
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._open_containers: list[int] = []
@@ -183,6 +196,7 @@ class _Hasher:
             node = _only_definition(source.functions(function), label)
         except InvalidInput as error:
             self._unstable(str(error))
+            self._bytecode(function)
             return
         self._feed("function")
         self._tree(node, package_of(function.__globals__))
@@ -191,6 +205,10 @@ class _Hasher:
                 self._feed(tag)
                 self._value(defaults, f"the default values of {label}", module)
         self._references(node, cells_of([function]), function.__globals__, source, label)
+
+    def _bytecode(self, *functions: types.FunctionType) -> None:
+        for function in functions if self._by_bytecode else ():
+            self._feed("bytecode", marshal.dumps(function.__code__))
 
     def _class(self, cls: type) -> None:
         if self._seen_before(cls):
@@ -206,6 +224,7 @@ class _Hasher:
             node = _only_definition(source.classes(cls, [method.__code__.co_firstlineno for method in methods]), label)
         except InvalidInput as error:
             self._unstable(str(error))
+            self._bytecode(*methods)
             return
         self._feed("class")
         self._tree(node, package_of(namespace))
@@ -307,7 +326,7 @@ class _Hasher:
         if isinstance(value, (set, frozenset)):
             digests = []
             for item in value:
-                alone = _Hasher(self._tolerant, self._as_written)
+                alone = _Hasher(self._tolerant, self._as_written, self._by_bytecode)
                 alone._numbers, alone._open_containers = dict(self._numbers), list(self._open_containers)
                 alone._value(item, where, module)
                 digests.append(alone._sha.digest())

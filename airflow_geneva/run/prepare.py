@@ -179,7 +179,7 @@ def _value_cache(location: TableLocation, work: JobSpec, udf: UDF) -> ValueCache
     """Open the values of other tasks and jobs; a job that ignores checkpoints has only its own task's."""
     if work.ignore_checkpoints:
         return None
-    return ValueCache(location.checkpoints, udf.name, udf.code_version, udf.data_type)
+    return ValueCache(location.checkpoints, udf.name, udf.code_version, udf.data_type, udf.value_identity)
 
 
 def submissions_of(location: TableLocation, work: JobSpec, loaded: Mapping[str, UDF]) -> dict[str, Submissions]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, overload
 
-from airflow_geneva.code_hash.hasher import code_version
+from airflow_geneva.code_hash.hasher import code_version, identity_of_code
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.limits.rate_limit import RateLimit, check_limit
 from airflow_geneva.udf.annotations import output_type
@@ -154,6 +154,14 @@ class UDF:
             return None
         found = code_version(self.func, self.deps, self.name, as_written=True)
         return found if found != self.code_version else None
+
+    @cached_property
+    def value_identity(self) -> str:
+        """What tells its values from those of others with its name and version: its import path, or a hash of its code.
+
+        A process that has no source of it, as a worker of a notebook's function, gets it with the object.
+        """
+        return self.import_path or identity_of_code(self.func)
 
     @property
     def import_path(self) -> str | None:

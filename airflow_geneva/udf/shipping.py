@@ -236,6 +236,8 @@ class UdfReference:
     @staticmethod
     def of(udf: UDF) -> UdfReference:
         path = udf.import_path
+        if udf.dedup:
+            _ = udf.value_identity  # worked out here, where its source is
         return UdfReference(path, udf.code_version, None if path else cloudpickle.dumps(udf))
 
     def open(self) -> UDF:

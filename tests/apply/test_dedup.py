@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import linecache
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +29,7 @@ from airflow_geneva.cleanup.garbage import VALUES
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.udf import UDF, Skip, udf
+from airflow_geneva.udf.shipping import UdfReference
 from tests.support.broken_off import DAY
 from tests.support.counting import Trace, leave_trace
 from tests.support.tables import MakeTable
@@ -161,6 +164,54 @@ def test_a_later_job_and_another_column_take_values_from_the_cache(make_table: M
     assert ignoring.rows_cached == 0
 
 
+MODULE = """
+import pyarrow as pa
+from airflow_geneva import udf
+
+@udf(data_type=pa.int64(), version="1", deterministic=True, dedup=True)
+def embed(x: int) -> int:
+    return {factor} * x
+"""
+
+
+def test_functions_of_one_name_and_version_in_two_modules_have_values_of_their_own(
+    make_table: MakeTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    table = make_table(5)
+    for factor in (2, 3):
+        (tmp_path / f"times_{factor}.py").write_text(MODULE.format(factor=factor))
+        importlib.invalidate_caches()
+        table.add_columns({f"y{factor}": importlib.import_module(f"times_{factor}").embed})
+        assert table.backfill(f"y{factor}", runner="inline").rows_cached == 0
+        assert table.to_arrow().column(f"y{factor}").to_pylist() == [factor * x for x in range(5)]
+
+
+@pytest.mark.parametrize("source", ["lines", "none"])
+def test_functions_of_one_name_and_version_in_a_notebook_have_values_of_their_own(
+    make_table: MakeTable, source: str
+) -> None:
+    """One that was typed at Python's prompt has no source."""
+    table = make_table(5)
+    for factor in (2, 3):
+        text, file = MODULE.format(factor=factor), f"<cell {factor}>"
+        if source == "lines":
+            linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+        cell: dict[str, Any] = {"__name__": "__main__", "CLIENT": object()}
+        exec(compile(text, file, "exec"), cell)
+        function = cell["embed"]
+        table.add_columns({f"y{factor}": (function, ["x"])})
+        assert table.backfill(f"y{factor}", udf=function, runner="inline").rows_cached == 0
+        assert table.to_arrow().column(f"y{factor}").to_pylist() == [factor * x for x in range(5)]
+        table.add_columns({f"z{factor}": (function, ["x"])})
+        assert table.backfill(f"z{factor}", udf=function, runner="inline").rows_cached == 5
+
+
+def test_the_key_of_a_notebooks_function_travels_with_it() -> None:
+    made = udf(data_type=pa.int64(), version="1", deterministic=True, dedup=True)(lambda x: x)
+    assert UdfReference.of(made).open().value_identity == made.value_identity != ""
+
+
 @udf(data_type=pa.string(), version="1", deterministic=True, dedup=True)
 def triple(a: int, b: int, c: int) -> str:
     return f"{a} {b} {c}"
@@ -209,7 +260,7 @@ def test_old_values_are_not_used_and_go_with_the_cleanup(
 
 def test_the_cache_keeps_to_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_geneva.checkpoint.value_cache.MOST_BYTES", 2_000)
-    writer, reader = (ValueCache(Storage.at(str(tmp_path)), "f", "1", pa.int64()) for _ in range(2))
+    writer, reader = (ValueCache(Storage.at(str(tmp_path)), "f", "1", pa.int64(), "m:f") for _ in range(2))
     for start in range(0, 1_000, 100):
         keys = [f"{number:016}".encode() for number in range(start, start + 100)]
         assert writer.write(keys, pa.array(range(start, start + 100))) == 0
@@ -225,7 +276,7 @@ def test_the_cache_keeps_to_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_file_of_the_cache_is_read_once_for_all_of_its_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = ValueCache(Storage.at(str(tmp_path)), "f", "1", pa.int64())
+    cache = ValueCache(Storage.at(str(tmp_path)), "f", "1", pa.int64(), "m:f")
     every = [f"{number:016}".encode() for number in range(100)]
     for start in range(0, 100, 10):
         cache.write(every[start : start + 10], pa.array(range(start, start + 10)))

@@ -67,6 +67,12 @@ GUARDS = [
         ("plan/test_relative_imports.py::test_values_of_before_are_not_those_of_another_package",),
     ),
     Guard(
+        "Functions of one name and version in two modules would get each other's values from the cache.",
+        'code = md5(f"{kind}\\0{identity}")[:16]',
+        "code = md5(str(kind))[:16]",
+        ("apply/test_dedup.py::test_functions_of_one_name_and_version_in_two_modules_have_values_of_their_own",),
+    ),
+    Guard(
         "A moved row would keep a value that was computed from other nested fields of its input.",
         "if any(columns.names) and columns_of(dataset, names[:-1], (), None).inputs_text != columns.inputs_text:",
         "if False:",
