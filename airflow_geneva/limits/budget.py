@@ -5,6 +5,9 @@ processes have the same one, and a process that dies only leaves its pieces unus
 until `LATENESS` seconds later. So the requests of any minute come from pieces that begin in a few seconds more than a
 minute, and a piece is made that much longer.
 
+What calls used beyond what was reserved for them is reserved when they have ended, with the next write, so all
+processes wait for it. It is written at once if it is more than a process may lose when it dies.
+
 The time line has a clock of its own, without the date: whoever writes the budget writes the time by its own clock, and
 a process that reads a later time than it knows sets its clock forward. So no clock runs faster than time, whatever the
 machines' clocks say, and one is behind another by as long as the newest write was not read. A process with calls reads
@@ -198,6 +201,15 @@ class Budget:
             tokens=of_tokens[1] if tokens else self.tokens,
         )
         return after, of_requests, of_tokens
+
+    def owe(self, requests: float, tokens: float) -> Budget:
+        """Reserve so many seconds of the requests and of the tokens that calls have used already."""
+        start = self.clock - PAST
+        return replace(
+            self,
+            requests=max(self.requests, start) + requests if requests else self.requests,
+            tokens=max(self.tokens, start) + tokens if tokens else self.tokens,
+        )
 
     def pause(self, seconds: float) -> Budget:
         return replace(self, paused=max(self.paused, self.clock + seconds))

@@ -80,6 +80,21 @@ class LimitedCalls:
         self.mark = mark
 
     def call(self, *arguments: Any) -> Any:
+        try:
+            return self._call(arguments)
+        finally:
+            self.limiter.settle()
+
+    async def call_async(self, *arguments: Any) -> Any:
+        try:
+            answer = await self._call_async(arguments)
+        except Exception:
+            await asyncio.to_thread(self.limiter.settle)
+            raise
+        await asyncio.to_thread(self.limiter.settle)
+        return answer
+
+    def _call(self, arguments: tuple[Any, ...]) -> Any:
         trial = self._begin(arguments)
         while True:
             self.mark(False)
@@ -97,7 +112,7 @@ class LimitedCalls:
                         raise
             self.limiter.pause(seconds)
 
-    async def call_async(self, *arguments: Any) -> Any:
+    async def _call_async(self, arguments: tuple[Any, ...]) -> Any:
         trial = self._begin(arguments)
         while True:
             trial.begun, trial.passed = False, Pass(self.guess.of(trial.by_text))

@@ -34,6 +34,7 @@ logger = logging.getLogger("airflow_geneva.limits")
 _GROWTH = 1.5
 _SEAT_POLL = 0.5
 _MOST_TRIES = 200
+_SETTLE_TRIES = 20
 
 
 @dataclass
@@ -89,7 +90,7 @@ class Limiter:
         self._version, self._changed_at = 0, 0.0
         # How many calls to reserve for, how many passed since, and how many tokens each takes.
         self._calls, self._passed, self._tokens = 1.0, 0, 0.0
-        # What ended calls used beyond what they had.
+        # What ended calls used beyond what they had, until it is written; tokens that they left are below 0.
         self._debt_requests = self._debt_tokens = 0.0
         self._ended = deque[tuple[Pass, int, float]]()
         self._seats, self._seated_since, self._seats_until = 0, 0.0, 0.0
@@ -129,6 +130,21 @@ class Limiter:
         more = 0.0 if tokens is None else tokens - call.tokens
         self._ended.append((call, max(requests - 1, 0), more))
 
+    def settle(self) -> None:
+        """Write what ended calls used beyond their estimates at once if it is much; else the next write has it.
+
+        It waits for the table. If it cannot be written, the next write has it, too: the calls were paid.
+        """
+        with self._lock, suppress(GenevaError):
+            self._settle()
+            if max(self._owed) >= LATENESS:
+                self._change(lambda budget: budget, tries=_SETTLE_TRIES)
+
+    @property
+    def _owed(self) -> tuple[float, float]:
+        """Seconds of requests and of tokens that ended calls used beyond what they had."""
+        return self._debt_requests * self._request_seconds, max(self._debt_tokens, 0.0) * self._token_seconds
+
     def _settle(self) -> None:
         while self._ended:
             call, requests, tokens = self._ended.popleft()
@@ -144,19 +160,18 @@ class Limiter:
     def leave(self) -> None:
         """Give back what is not used; what fails, ends by time."""
         with self._lock, suppress(GenevaError):
-            if self._age < SEAT_SECONDS:
+            self._settle()
+            if self._age < SEAT_SECONDS or any(self._owed):
                 self._change(lambda budget: budget.without(self.name, self._held))
                 self._held, self._seats = Held(), 0
 
     def _spend(self, tokens: float) -> float:
         """Take the pieces of one call, reserving more when there are none; return when it may begin."""
-        due = max(tokens + self._debt_tokens, 0.0)
-        requests = (1 + self._debt_requests) * self._request_seconds
+        due, requests = max(tokens + min(self._debt_tokens, 0.0), 0.0), self._request_seconds
         self._tokens = due if not self._tokens else 0.9 * self._tokens + 0.1 * due
         while (spent := self._held.spend(requests, due * self._token_seconds, self.clock.now())) is None:
             self._reserve(requests, due * self._token_seconds)
         self._held, begin = spent
-        self._debt_requests = 0.0
         self._debt_tokens += tokens - due
         self._passed += 1
         return max(begin, self.clock.now() - LATENESS)
@@ -219,12 +234,13 @@ class Limiter:
         """Keep up with the others while this process has calls: read, write the time if nobody did, renew seats."""
         with self._lock:
             self._settle()
-            if not self._under_way and self.clock.own() - self._stepped_at > 2 * TICK_SECONDS:
+            owes = any(self._owed)
+            if not (owes or self._under_way) and self.clock.own() - self._stepped_at > 2 * TICK_SECONDS:
                 return
             self._look()
             if self._seats and self.clock.now() > self._seats_until - SEAT_SECONDS * 2 / 3:
                 self._ask_for_seats()
-            elif self.clock.own() - self._changed_at >= TICK_SECONDS:
+            elif owes or self.clock.own() - self._changed_at >= TICK_SECONDS:
                 self._change(lambda budget: budget, tries=1)
 
     def _keep_up(self) -> None:
@@ -256,8 +272,11 @@ class Limiter:
         after = Budget()
         for number in range(tries):
             found = self._look()
-            after = change(found.budget.at(self.clock.now(), self.name, self.limit))
+            owed, requests, tokens = self._owed, self._debt_requests, max(self._debt_tokens, 0.0)
+            after = change(found.budget.at(self.clock.now(), self.name, self.limit).owe(*owed))
             if self.table.write(after, found):
+                self._debt_requests -= requests
+                self._debt_tokens -= tokens
                 self._version, self._changed_at = found.version + 1, self.clock.own()
                 self._warn_of_other_limits(found.budget, after)
                 self._paused = max(self._paused, after.paused)

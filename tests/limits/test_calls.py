@@ -17,8 +17,10 @@ import pytest
 from airflow_geneva import RateLimit, RateLimited, Table, connect, report, udf
 from airflow_geneva.errors import InvalidInput, JobFailed
 from airflow_geneva.limits import calls as calls_module
-from airflow_geneva.limits.calls import retry_after
+from airflow_geneva.limits.calls import calling, limited, retry_after
 from airflow_geneva.limits.limiter import limiter_of
+from airflow_geneva.limits.rate_limit import Meter
+from airflow_geneva.limits.store import BudgetTable
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.udf.error_policy import Skip
 from tests.support.openai_server import OpenAIServer, embedding_of
@@ -234,3 +236,31 @@ def test_what_calls_report_is_in_the_result_the_status_and_the_cap(tmp_path: Pat
     assert job.usage == result.usage
     assert str(result.usage) in str(job)
     assert "6 calls of a service" in str(result)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_tokens_beyond_the_estimate_are_in_the_budget_when_the_call_has_ended(
+    tmp_path: Path, is_async: bool, fails: bool
+) -> None:
+    storage = Storage.at(str(tmp_path)).folder("limits")
+    limit = RateLimit("service", tokens_per_minute=60_000)
+
+    def use(text: str) -> str:
+        report(tokens=60_000)
+        if fails:
+            raise ValueError(text)
+        return text
+
+    async def use_later(text: str) -> str:
+        return use(text)
+
+    with calling(storage, Meter()):
+        function = limited(use_later if is_async else use, limit, "use", is_async)
+        try:
+            answer = function("of 12 chars.")
+            assert (asyncio.run(answer) if is_async else answer) == "of 12 chars."
+        except ValueError:
+            assert fails
+    budget = BudgetTable(storage, "service").read().budget
+    assert 60 <= budget.tokens - budget.clock <= 65

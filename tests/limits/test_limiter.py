@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -80,8 +81,11 @@ class World:
 class Process:
     """Calls one after another, each for a while; may die, and then another takes its place."""
 
-    def __init__(self, world: World, busy: float, mortal: float, idle: float = 0.0, tokens: float = 0.0) -> None:
+    def __init__(
+        self, world: World, busy: float, mortal: float, idle: float = 0.0, tokens: float = 0.0, factor: float = 1.0
+    ) -> None:
         self.world, self.busy, self.mortal, self.idle, self.tokens = world, busy, mortal, idle, tokens
+        self.factor = factor
         self.running = self.locked = False
         self.start()
 
@@ -120,7 +124,10 @@ class Process:
             return
         limiter = self.limiter
         if self.running:
-            limiter.done(self.call)
+            limiter.done(self.call, tokens=self.call.tokens * self.factor)
+            self.locked = True
+            limiter.settle()
+            self.locked = False
             self.running = False
             world.under_way -= 1
             self.call = Pass(self.tokens * world.random.uniform(0.5, 1.5))
@@ -212,3 +219,40 @@ def test_a_call_that_is_cancelled_while_another_thread_steps_it_keeps_no_seat(wh
         world.at(0.0, lambda: limiter.done(cancelled))
     limiter.step(cancelled)
     assert limiter.step(call) <= 0
+
+
+@pytest.mark.parametrize("ends", ["killed", "leaves", "ticks"])
+def test_what_a_call_used_beyond_its_estimate_is_waited_for_by_the_next_process(ends: str) -> None:
+    world = World(RateLimit("k", tokens_per_minute=1000), random.Random(5))
+    begun: list[float] = []
+    for _ in range(4):
+        offset = world.random.uniform(-1e6, 1e6)
+        limiter = Limiter(world, world.limit, TableClock(lambda offset=offset: offset + world.now))  # type: ignore[arg-type, misc]
+        call = Pass(10.0)
+        while (pause := limiter.step(call)) > 0:
+            world.now += pause
+        begun.append(world.now)
+        limiter.done(call, tokens=5000)
+        if ends == "killed":
+            limiter.settle()
+        elif ends == "leaves":
+            limiter.leave()
+        else:
+            world.now += 30.0
+            limiter.tick()
+    assert all(later - sooner >= 5 * MINUTE for sooner, later in pairwise(begun))
+    assert begun[-1] <= 3 * 6 * MINUTE
+
+
+@given(st.integers(1, 5), st.sampled_from([0.0, 0.01]), st.sampled_from([0.0, 0.05, 0.4]), st.integers(0, 2**32))
+def test_tokens_beyond_the_estimates_hold_up_all_processes(
+    processes: int, mortal: float, delay: float, seed: int
+) -> None:
+    world = World(RateLimit("k", tokens_per_minute=1000), random.Random(seed), delay)
+    for _ in range(processes):
+        Process(world, 0.05, mortal, tokens=5, factor=8)
+    world.run(600)
+    used = 8 * sum(tokens for _, tokens in world.calls)
+    # What was in flight, and less than a piece of the time line that each died process had not written yet.
+    slack = 8 * 7.5 * processes + (1000 / 60 * 1.5 + 60) * len(set(world.callers))
+    assert used <= 1000 * 600 / 60 + slack
