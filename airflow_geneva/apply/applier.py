@@ -16,7 +16,7 @@ import pyarrow as pa
 from airflow_geneva.apply.advice import advise
 from airflow_geneva.apply.async_calls import LOOP
 from airflow_geneva.apply.batch_api import StillWaiting
-from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
+from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch, StopComputing
 from airflow_geneva.apply.reader import CheckpointSizer, LearnedSizes, ReadSize, RowBatch, read_rows, windows
 from airflow_geneva.apply.skipped_rows import ErrorLog, SkipCount, fatal_failure
 from airflow_geneva.checkpoint.provenance import Failures
@@ -41,6 +41,7 @@ from airflow_geneva.plan.model import JobSpec, RefreshSpec
 from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.storage.files import Storage
+from airflow_geneva.udf.error_policy import Retry, rules_of
 
 if TYPE_CHECKING:
     import lance
@@ -52,10 +53,6 @@ logger = logging.getLogger("airflow_geneva.apply")
 _AHEAD = 16
 _WATCHED_SECONDS = 0.1
 _NO_IDS, _NO_VALUES = np.empty(0, np.uint64), pa.nulls(0)
-
-
-class StopComputing(BaseException):
-    """Raised by ``on_rows`` to end a unit; rows computed before are checkpointed. It is not a failure."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,6 +162,7 @@ class Applier:
         self.mapper = mapper
         self.waiting: dict[str, int] = {}
         self.skipped = skipped
+        self.attempts = max((rule.attempts for rule in rules_of(skipped.policy) if isinstance(rule, Retry)), default=1)
         self.row_by_row = udf is not None and udf.form == "scalar"
         self.batch_size = work.sizing.batch_size or (udf.batch_size if udf else None)
         self.interval = work.sizing.checkpoint_interval
@@ -280,7 +278,8 @@ class Applier:
         if self.batch_size is not None:
             size = min(size, self.batch_size) if self.row_by_row else self.batch_size
         elif self.row_by_row:  # a job stops at its cap only between two steps
-            size = min(size, affordable_rows(self.sizes.computed, self.work.sizing.intra_applier_concurrency))
+            threads = self.work.sizing.intra_applier_concurrency
+            size = min(size, affordable_rows(self.sizes.computed, threads, self.attempts))
         size = min(size, self._fitting_rows)
         if self.sizer.most is not None:
             size = min(size, self.sizer.most - waiting % self.sizer.most)

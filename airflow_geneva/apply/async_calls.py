@@ -17,6 +17,7 @@ from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
 from airflow_geneva.apply.narrowing import Narrowing, RowFailed, Span
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of, users_frames
 from airflow_geneva.errors import UdfError
+from airflow_geneva.limits.rate_limit import is_used_up, may_go_on
 from airflow_geneva.udf.error_policy import Rules, matching_rules_of, rules_of
 
 if TYPE_CHECKING:
@@ -178,7 +179,9 @@ class _BegunCalls(BegunBatch):
         else:
             arguments = [column[start] for column in self.columns]
         async with self.gate:
-            self.results.called(start, stop)
+            if is_used_up():
+                await asyncio.to_thread(may_go_on)
+            self.results.answered(start, stop)
             try:
                 result = await self.function(*arguments)
             except asyncio.CancelledError as error:
@@ -187,6 +190,8 @@ class _BegunCalls(BegunBatch):
                 return self._failure(start, RuntimeError(f"The call was cancelled by the function itself: {error!r}"))
             except Exception as error:
                 return self._failure(start, error)
+            finally:  # it may have reported what it cost
+                self.mapper.count_call(stop - start)
         try:
             if self.columns is None:
                 return self.mapper.batch_output(result, inputs)

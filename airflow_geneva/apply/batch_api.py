@@ -23,7 +23,7 @@ from airflow_geneva.display import counted
 from airflow_geneva.errors import BatchFailed, InvalidInput, UdfError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.arrays import rows_at
-from airflow_geneva.limits.rate_limit import Usage, count
+from airflow_geneva.limits.rate_limit import Usage, count, is_used_up, may_go_on
 from airflow_geneva.udf.error_policy import Retry, Skip, deciding_rule, matching_rules_of, pause_before, rules_of
 
 
@@ -93,7 +93,7 @@ class BatchApiMapper(BatchMapper):
         for row, found in enumerate(places):
             if found:
                 by_submission.setdefault(found[-1][0], []).append(row)
-        due = [row for row, found in enumerate(places) if not found]
+        due, again = [row for row, found in enumerate(places) if not found], 0
         waiting: dict[str, int] = {}
         for submission, its_rows in by_submission.items():
             state = self.state_of(submission)
@@ -112,9 +112,11 @@ class BatchApiMapper(BatchMapper):
                     continue
                 if self._may_submit_again(submission, places[row], error):
                     due.append(row)
+                    again += 1
                 else:
                     answers.failures[row] = (submission, at[row], error)
         if due:
+            self._count_again(again)
             due.sort()
             taken = pa.array(due, pa.int64())
             waiting |= self._submit(rows_at(inputs, taken), [rows[row] for row in due], row_ids.take(taken))
@@ -280,6 +282,7 @@ class BatchApiMapper(BatchMapper):
     def _mapped(self, results: BatchResults, answers: _Answers) -> MappedBatch:
         """Put the values of the rows together, and decide about those that failed."""
         results.answered(0, results.rows)
+        self._count_cost(results.rows)
         taken, failures = answers.taken, answers.failures
         kind = self.mapper.udf.data_type
         order = np.array([row for _, rows in taken for row in rows] + list(failures), np.int64)
@@ -302,6 +305,16 @@ class BatchApiMapper(BatchMapper):
                 raise results.failed(failed.row, failed.trouble) from error
         results.put(at, values.slice(at))
         return results.mapped()
+
+    def _count_cost(self, rows: int) -> None:
+        """Count what rows cost that are answered; of those that failed, also if they are submitted again."""
+        count(Usage(declared=rows * (self.mapper.udf.cost or 0.0)))
+
+    def _count_again(self, rows: int) -> None:
+        """Count rows that failed, and are submitted again if the job may go on."""
+        self._count_cost(rows)
+        if rows and is_used_up():
+            may_go_on()
 
     def _skip_rule(self, error: Exception) -> int | None:
         rule = deciding_rule(self.rules, matching_rules_of(self.rules, type(error)), None)

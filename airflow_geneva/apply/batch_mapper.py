@@ -11,6 +11,15 @@ import pyarrow as pa
 from airflow_geneva.apply.udf_call import MappedBatch
 
 
+class StopComputing(BaseException):
+    """Ends a unit; rows computed before are checkpointed. It is not a failure.
+
+    If it ends the calls of a batch, `kept` has the rows of the batch that have a value, and their values.
+    """
+
+    kept: tuple[list[int], pa.Array | None] = ([], None)
+
+
 class BegunBatch(ABC):
     """A batch whose calls may be in flight."""
 
@@ -69,19 +78,24 @@ class BatchMapper:
         self.close()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _NotBegun(BegunBatch):
     """A batch of calls that are made when the result is asked for."""
 
     mapper: Callable[[pa.RecordBatch], MappedBatch]
     batch: pa.RecordBatch
+    kept: tuple[list[int], pa.Array | None] = ([], None)
 
     @property
     def unfinished(self) -> int:
         return 0
 
     def result(self) -> MappedBatch:
-        return self.mapper(self.batch)
+        try:
+            return self.mapper(self.batch)
+        except StopComputing as stop:
+            self.kept, stop.kept = stop.kept, ([], None)
+            raise
 
     def cancel(self) -> tuple[list[int], pa.Array | None]:
-        return [], None
+        return self.kept

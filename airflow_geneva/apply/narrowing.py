@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure
 from airflow_geneva.display import counted
+from airflow_geneva.limits.rate_limit import may_go_on
 from airflow_geneva.udf.error_policy import Retry, Skip, deciding_rule, pause_before
 
 # A call that kills its process costs a new process, other calls cost little: many pieces are better than many cuts.
@@ -32,8 +33,9 @@ class RowFailed(Exception):
 
 
 async def sleep(seconds: float) -> None:
-    """Wait in this thread, for what `run_now` runs."""
+    """Wait in this thread until a call may be made again, for what `run_now` runs."""
     time.sleep(seconds)
+    may_go_on()
 
 
 def run_now(coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -86,7 +88,7 @@ class Narrowing:
 
     Args:
         call: calls the UDF on a span of rows; repeats the call of a single row once if its worker process dies.
-        pause: waits between calls.
+        pause: waits between calls; may raise StopComputing.
     """
 
     def __init__(

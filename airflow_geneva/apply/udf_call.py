@@ -18,7 +18,7 @@ from airflow_geneva.apply.advice import lacks_access, may_pass, null_inputs
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput, UdfError, mask_secrets
-from airflow_geneva.lance_io.arrays import is_list
+from airflow_geneva.lance_io.arrays import is_list, rows_at
 from airflow_geneva.limits.calls import limited
 from airflow_geneva.limits.rate_limit import Usage, count
 from airflow_geneva.udf.error_policy import Rules, matching_rules_of
@@ -165,6 +165,10 @@ class Mapper:
             function = partial(_call_async, function, self.udf.timeout)
         return limited(function, self.udf.limit, self.udf.name, self.udf.is_async, mark)
 
+    def count_call(self, rows: int) -> None:
+        """Count a call that was made, with its rows and what they cost."""
+        count(Usage(rows=rows, declared=rows * (self.udf.cost or 0.0)))
+
     def map_batch(self, inputs: pa.RecordBatch, function: Callable[..., Any]) -> pa.Array:
         try:
             result = function(*self.batch_arguments(inputs))
@@ -231,7 +235,7 @@ class Mapper:
         except Exception as error:
             raise self._raised(error, inputs, len(results), self._computed(results)) from error
         finally:
-            count(Usage(rows=min(len(results) + 1, inputs.num_rows)))
+            self.count_call(min(len(results) + 1, inputs.num_rows))
         try:
             return array_from_values(results, self.udf.data_type)
         except OutputMismatch as mismatch:
@@ -322,7 +326,7 @@ class BatchResults:
 
     def called(self, start: int, stop: int) -> None:
         """Count a call on these rows."""
-        count(Usage(rows=stop - start))
+        self.mapper.count_call(stop - start)
         self.answered(start, stop)
 
     def answered(self, start: int, stop: int) -> None:
@@ -341,9 +345,12 @@ class BatchResults:
     def succeeded(self) -> tuple[list[int], pa.Array | None]:
         """Return the rows that have a value so far, without the failed ones, and their values."""
         failed = {failure.index for failure in self.failures}
-        parts = sorted((start, values) for start, values in self._parts.items() if start not in failed)
+        parts = [(start, self._parts[start]) for start in sorted(self._parts)]
         rows = [start + at for start, values in parts for at in range(len(values))]
-        return rows, pa.concat_arrays([values for _, values in parts]) if parts else None
+        good = [at for at, row in enumerate(rows) if row not in failed]
+        if not good:
+            return [], None
+        return [rows[at] for at in good], rows_at(pa.concat_arrays([values for _, values in parts]), pa.array(good))
 
     def mapped(self) -> MappedBatch:
         """Return the result of the batch; call it once all rows are done."""

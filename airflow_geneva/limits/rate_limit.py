@@ -86,12 +86,14 @@ class Usage:
 
     Args:
         rows: rows that functions were called on; a row counts once for each call.
+        declared: what these calls cost by `udf(cost=)`.
     """
 
     calls: int = 0
     tokens: float = 0
     cost: float = 0.0
     rows: int = 0
+    declared: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
         ours, theirs = astuple(self), astuple(other)
@@ -103,8 +105,13 @@ class Usage:
 
     @property
     def reported(self) -> Usage:
-        """What calls reported, without the rows."""
-        return replace(self, rows=0)
+        """What calls reported, and nothing else."""
+        return replace(self, rows=0, declared=0.0)
+
+    @property
+    def paid(self) -> float:
+        """What calls cost: as they reported, or if none did, as declared."""
+        return self.cost or self.declared
 
     def __str__(self) -> str:
         cost = f", cost {self.cost:,.6g}" if self.cost else ""
@@ -118,7 +125,7 @@ class Usage:
             return Usage()
         try:
             reported = int(document["calls"]), float(document["tokens"]), float(document["cost"])
-            return Usage(*reported, int(document.get("rows", 0)))
+            return Usage(*reported, int(document.get("rows", 0)), float(document.get("declared", 0.0)))
         except (LookupError, TypeError, ValueError):
             return Usage()
 
@@ -128,11 +135,16 @@ class Meter:
 
     Args:
         most_cost: returns what they may cost in all, as it is known now.
+        go_on: called before a call is made again, in the thread that makes it or beside an event loop. It returns when
+            the job may go on, and raises StopComputing if it may not.
     """
 
-    def __init__(self, most_cost: Callable[[], float] = lambda: math.inf) -> None:
+    def __init__(
+        self, most_cost: Callable[[], float] = lambda: math.inf, go_on: Callable[[], None] = lambda: None
+    ) -> None:
         self.usage = Usage()
         self.most_cost = most_cost
+        self.go_on = go_on
         self._lock = threading.Lock()
 
     def add(self, usage: Usage) -> None:
@@ -182,15 +194,29 @@ def used_so_far() -> Usage:
     return Usage() if meter is None else meter.usage
 
 
-def affordable_rows(computed: int, threads: int) -> float:
-    """Return for how many more rows the meter allows the cost, if each costs what each `computed` row did; at least 1.
+def is_used_up() -> bool:
+    """Whether calls cost as much as they may, as far as it is known here."""
+    meter = _meter.get()
+    return meter is not None and 0 < meter.usage.paid >= meter.most_cost()
 
-    It is 1 if several threads share a meter with a cap: none knows what the calls of the others will cost.
+
+def may_go_on() -> None:
+    """Return when another call may be made; StopComputing if the job has reached a cap."""
+    meter = _meter.get()
+    if meter is not None:
+        meter.go_on()
+
+
+def affordable_rows(computed: int, threads: int, attempts: int) -> float:
+    """Return for how many more rows the meter allows the cost; at least 1.
+
+    Each may cost what each `computed` row did, as often as its call may be made. It is 1 if several threads share a
+    meter with a cap: none knows what the calls of the others will cost.
     """
     meter = _meter.get()
-    if meter is None or not (cost := meter.usage.cost) or (left := meter.most_cost() - cost) == math.inf:
+    if meter is None or not (cost := meter.usage.paid) or (left := meter.most_cost() - cost) == math.inf:
         return math.inf
-    return max(left * computed / cost, 1) if threads == 1 else 1
+    return max(left * computed / cost / attempts, 1) if threads == 1 else 1
 
 
 def count(usage: Usage) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
 from math import inf
 
-from airflow_geneva.apply.applier import StopComputing
+from airflow_geneva.apply.batch_mapper import StopComputing
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.folder import APPLIED, SPENT, JobFolder, shard_name
 from airflow_geneva.job.shard_status import in_parallel
@@ -31,7 +31,7 @@ class CapReached(StopComputing):
 
 @dataclass(frozen=True)
 class Spent:
-    """What shards took, in all their tries: seconds and slot-seconds of computing, rows, and what calls reported."""
+    """What shards took, in all their tries: seconds and slot-seconds of computing, rows, and what calls cost."""
 
     seconds: float = 0.0
     slot_seconds: float = 0.0
@@ -53,7 +53,8 @@ class Caps:
             computed at the same time.
         before: what earlier tries of this shard have spent.
         others: what the other shards have spent until now.
-        computed, reported: rows that this try has computed, and what its calls reported that they cost.
+        computed, reported: rows that this try has computed, and what the calls that it made cost: as they reported, or
+            if none did, as declared.
         task_seconds: of all Spark tasks of this try together; None if it computes in this process.
     """
 
@@ -117,7 +118,7 @@ class Caps:
         """Count computed rows of this process, and stop if that is enough."""
         with self._lock:  # else a thread could put back what another has seen
             self.computed += rows
-            self.reported = used_so_far().cost
+            self.reported = used_so_far().paid
             self.check()
 
     def see(self, rows: int, task_seconds: float, reported: float = 0.0) -> None:
@@ -143,7 +144,7 @@ class Caps:
     @property
     def cost(self) -> float:
         price, spent = self.work.sizing.price_per_slot_hour or 0.0, self.spent
-        return spent.slot_seconds / 3600 * price + (spent.reported or spent.rows * self.work.cost_per_row)
+        return spent.slot_seconds / 3600 * price + spent.reported
 
     @property
     def seconds_left(self) -> float | None:
@@ -159,7 +160,7 @@ class Caps:
 
     @property
     def most_reported(self) -> float:
-        """What calls of this try may report in all that they cost."""
+        """What calls of this try may cost in all."""
         return inf if self.cost_left is None else self.cost_left + self.reported
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_geneva.apply.applier import StopComputing
+from airflow_geneva.apply.batch_mapper import StopComputing
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.speed import read_history

@@ -242,7 +242,7 @@ class PlannedJob:
                 on_rows(rows)
                 caps.add(rows)
 
-            more = (plan, target, wait, Meter(lambda: caps.most_reported))
+            more = (plan, target, wait, Meter(lambda: caps.most_reported, lambda: caps.add(0)))
             return apply_inline(self.location, target.work, shard, udfs, both, *more)
 
         self._apply(shard, compute)

@@ -143,7 +143,7 @@ class ProgressCollector:
             rows_ready += document["rows_ready"]
             failed += document["rows_failed"]
             used = Usage.from_json(document.get("usage"))
-            spent[task], usage = used.cost, usage + used
+            spent[task], usage = used.paid, usage + used
             if not document.get(ENDED):
                 running.append(task)
             skipped.update({int(rule): given_up for rule, given_up in document["skipped"].items()})
@@ -164,8 +164,8 @@ class ProgressCollector:
         try:
             self.count.check(skipped)
             if not now:
-                self.caps.see(rows, seconds, usage.cost)
-                self._allow(spent, running, min(slots, len(running) + len(waiting)), usage.cost)
+                self.caps.see(rows, seconds, usage.paid)
+                self._allow(spent, running, min(slots, len(running) + len(waiting)), usage.paid)
         except (UdfError, CapReached) as stop:
             self._stop(stop)
 

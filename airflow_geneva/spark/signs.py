@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_geneva.apply.applier import StopComputing
+from airflow_geneva.apply.batch_mapper import StopComputing
 from airflow_geneva.storage.files import Storage
 
 _SIGN_SECONDS = 15.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from airflow_geneva.apply.applier import StopComputing
+from airflow_geneva.apply.batch_mapper import StopComputing
 from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
 from airflow_geneva.display import counted
 from airflow_geneva.errors import GenevaError, StorageError, UdfCrashed
@@ -272,10 +272,10 @@ class _GroupRunner:
         try:
             signs.read()
             _limit_visible_gpus()
-            meter = Meter(lambda: allowance.most_cost - used.cost)
+            meter = Meter(lambda: allowance.most_cost - used.paid, lambda: allowance.wait())
             reporter.usage = lambda: meter.usage
             capped = task_spec.work.sizing.max_cost is not None
-            allowance = Allowance(number, signs, capped, lambda: used.cost + meter.usage.cost, reporter.keep)
+            allowance = Allowance(number, signs, capped, lambda: (used + meter.usage).paid, reporter.keep)
             allowance.wait()
             with prepare(task_spec.location, task_spec.work, task_spec.udfs, task_spec.skipped, meter) as (do, skipped):
                 reporter.skipped, reporter.failed = skipped.counted, lambda: skipped.failed

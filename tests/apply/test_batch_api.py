@@ -411,3 +411,18 @@ def test_without_find_a_batch_that_may_be_there_is_not_submitted_again(
     Path(named).unlink()
     assert table.backfill("y", udf=ten_times(Blind, name="blind"), runner="inline").state == "DONE"
     assert values(table) == {x: 10 * x for x in range(100)}
+
+
+def test_rows_that_are_submitted_again_count_for_the_cap(tmp_path: Path) -> None:
+    class Unreported(TenTimes):
+        def fetch(self, handle: str) -> Any:
+            return [SERVICE.broken.get(x, 10 * x) for x in SERVICE.batches[handle]]
+
+    function = ten_times(Unreported, on_error=[Retry(ConnectionError, attempts=5, backoff=0.0)], cost=1.0)
+    table = numbers(tmp_path, function, rows=20, fragments=1)
+    SERVICE.broken = dict.fromkeys(range(4), ConnectionError("busy"))
+    result = table.backfill("y", udf=function, runner="inline", max_cost=4.0)
+    assert (result.state, len(SERVICE.paid), result.rows_run) == ("PARTIAL", 4, 4)
+    SERVICE.broken = {}
+    done = table.backfill("y", udf=function, runner="inline", max_cost=20.0)
+    assert (done.state, done.rows_computed) == ("DONE", 20)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,8 +21,9 @@ from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.run.prepare import Udfs
 from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
+from airflow_geneva.udf import Retry
 from airflow_geneva.view import View
-from tests.support.counting import Trace, leave_trace, triple, triple_row
+from tests.support.counting import TRACE, Trace, leave_trace, triple, triple_row
 from tests.support.invariants import assert_exact, assert_honest, assert_right
 
 MakeTable = Callable[..., Table]
@@ -219,3 +222,65 @@ def test_a_cost_without_a_price_and_a_wrong_cap_are_refused(make_table: MakeTabl
         table.plan_backfill("y", max_cost=1.9)
     with pytest.raises(InvalidInput, match="max_rows=0"):
         table.backfill("y", udf=triple, max_rows=0)
+
+
+def _tried(x: int) -> int:
+    leave_trace([x])
+    if Trace(Path(os.environ[TRACE])).counts()[x] % 5 and x > 2:
+        raise ConnectionError(x)
+    return x
+
+
+def _tried_batch(x: pa.Array) -> pa.Array:
+    leave_trace(x)
+    raise ConnectionError(len(x))
+
+
+async def _tried_call(x: int) -> int:
+    return _tried(x)
+
+
+@pytest.mark.parametrize("reports", [False, True])
+@pytest.mark.parametrize(("function", "threads"), [(_tried, 1), (_tried, 3), (_tried_batch, 1), (_tried_call, 1)])
+def test_calls_that_are_made_again_count_for_the_cap(
+    make_table: MakeTable, trace: Trace, function: Any, threads: int, reports: bool
+) -> None:
+    if reports and function is not _tried:
+        pytest.skip("a report is counted in the same way")
+
+    def reporting(x: int) -> int:
+        report(cost=1.0)
+        return _tried(x)
+
+    policy = [Retry(ConnectionError, attempts=5, backoff=0.0)]
+    how: dict[str, Any] = {"cost": 0.01 if reports else 1.0, "max_in_flight": 2 if function is _tried_call else None}
+    tried = udf(data_type=pa.int64(), version="1", name="tried", on_error=policy, **how)(
+        reporting if reports else function
+    )
+    table = defined(make_table, tried, rows=40, per_fragment=10)
+    result = table.backfill("y", udf=tried, runner="inline", max_cost=20.0, intra_applier_concurrency=threads)
+    assert (result.state, result.rows_run) == (PARTIAL, len(trace))
+    assert len(trace) < 20 + max(threads, how["max_in_flight"] or 1)
+    assert len(values(table)) == result.rows_computed
+    if function is _tried and threads == 1:
+        assert values(table)[:6] == [0, 1, 2, 3, 4, 5]
+    assert_honest(result, table)
+
+
+def test_what_a_step_has_when_no_call_may_be_made_again_is_kept(make_table: MakeTable, trace: Trace) -> None:
+    """Rows that cost more than those before may stop a job in the middle of a step."""
+
+    def costly(x: int) -> int:
+        leave_trace([x])
+        report(cost=0.001 if x < 30 else 50.0)
+        if x == 35 and Trace(Path(os.environ[TRACE])).counts()[x] < 3:
+            raise ConnectionError(x)
+        return x
+
+    policy = [Retry(ConnectionError, attempts=5, backoff=0.0)]
+    function = udf(data_type=pa.int64(), version="1", cost=0.001, on_error=policy)(costly)
+    table = defined(make_table, function, rows=40, per_fragment=40)
+    result = table.backfill("y", udf=function, runner="inline", max_cost=100.0, batch_size=40)
+    assert result.state == PARTIAL
+    assert values(table) == list(range(35))
+    assert trace.counts()[35] == 1

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from airflow_geneva.apply.async_calls import AsyncMapper
 from airflow_geneva.apply.batch_api import BatchApiMapper
-from airflow_geneva.apply.batch_mapper import BatchMapper
+from airflow_geneva.apply.batch_mapper import BatchMapper, StopComputing
 from airflow_geneva.apply.dedup import DedupMapper, KnownValues
 from airflow_geneva.apply.isolation.process import POOL, Chunk, UdfSetupFailed, WorkerLost, WorkerProcess
 from airflow_geneva.apply.narrowing import Narrowing, RowFailed, retry, run_now, skip_or_fail, sleep
@@ -84,6 +84,9 @@ def _narrow(
         run_now(Narrowing(results, call).run())
     except RowFailed as failed:
         raise results.failed(failed.row, failed.trouble) from results.causes.get(failed.row)
+    except StopComputing as stop:
+        stop.kept = results.succeeded()
+        raise
     return results.mapped()
 
 
@@ -209,6 +212,9 @@ class RowByRow:
                     self._map(start, rest)
         except RowFailed as failed:
             raise self.results.failed(failed.row, failed.trouble) from None
+        except StopComputing as stop:
+            stop.kept = self.results.succeeded()
+            raise
         return self.results.mapped()
 
     def _map(self, start: int, stop: int) -> None:
