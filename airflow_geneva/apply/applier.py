@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_geneva.apply.advice import advise
-from airflow_geneva.apply.async_calls import LOOP
 from airflow_geneva.apply.batch_api import StillWaiting
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch, StopComputing
+from airflow_geneva.apply.event_loop import LOOP
 from airflow_geneva.apply.reader import CheckpointSizer, LearnedSizes, ReadSize, RowBatch, read_rows, windows
 from airflow_geneva.apply.skipped_rows import ErrorLog, SkipCount, fatal_failure
 from airflow_geneva.checkpoint.provenance import Failures

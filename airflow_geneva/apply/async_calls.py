@@ -3,87 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from typing import Any
 
 import pyarrow as pa
 
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_values
 from airflow_geneva.apply.batch_mapper import BatchMapper, BegunBatch
+from airflow_geneva.apply.event_loop import GRACE_SECONDS, LOOP, POLL_SECONDS, CallLoop, see_exception, timed_out
 from airflow_geneva.apply.narrowing import Narrowing, RowFailed, Span
 from airflow_geneva.apply.udf_call import BatchResults, CallFailure, MappedBatch, Mapper, call_failure_of, users_frames
 from airflow_geneva.errors import UdfError
 from airflow_geneva.limits.rate_limit import is_used_up, may_go_on
 from airflow_geneva.udf.error_policy import Rules, matching_rules_of, rules_of
 
-if TYPE_CHECKING:
-    from airflow_geneva.udf import UDF
-
-Result = TypeVar("Result")
-
-
-class EventLoop:
-    """Runs the async calls of all UDFs of this process: a client such as `httpx.AsyncClient` belongs to one loop."""
-
-    def __init__(self) -> None:
-        self.ended = 0
-        self._call_ended = threading.Condition()
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._gates: dict[tuple[str, str, int | None], asyncio.Semaphore] = {}
-
-    def start(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Run a coroutine in the loop; to cancel the future cancels it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._running())
-
-    def gate(self, udf: UDF) -> asyncio.Semaphore:
-        """Return what lets `max_in_flight` calls of a UDF pass at a time, in the order in which they came."""
-        key = (udf.name, udf.code_version, udf.max_in_flight)
-        with self._lock:
-            return self._gates.setdefault(key, asyncio.Semaphore(udf.max_in_flight or 1))
-
-    def count_ended(self) -> None:
-        """Say that a call has ended, or a batch."""
-        with self._call_ended:
-            self.ended += 1
-            self._call_ended.notify_all()
-
-    def wait_for_call(self, ended: int) -> None:
-        """Wait until more calls than these have ended."""
-        with self._call_ended:
-            self._call_ended.wait_for(lambda: self.ended > ended)
-
-    def _running(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                loop = self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_run, args=(loop,), name="geneva-event-loop", daemon=True).start()
-            return self._loop
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    while True:
-        # Of a task that a UDF starts, these end the loop besides being raised where the task is waited for.
-        with suppress(SystemExit, KeyboardInterrupt):
-            loop.run_forever()
-
-
-LOOP = EventLoop()
-
-
-def _after_fork() -> None:
-    """Begin anew: a forked process has no copy of the thread that runs the loop."""
-    LOOP.__init__()  # type: ignore[misc]
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-_CANCEL_SECONDS = 5.0
+# A call of these rows of a batch.
+Rows = tuple[int, int]
 
 
 class AsyncMapper(BatchMapper):
@@ -93,7 +30,7 @@ class AsyncMapper(BatchMapper):
         self.mapper = mapper
         self.rules = rules_of(mapper.udf.on_error)
         self.calls_at_a_time = mapper.udf.max_in_flight or 1
-        self.function: Callable[..., Any] | None = None
+        self.functions: dict[CallLoop, Callable[..., Any]] = {}
 
     def __call__(self, batch: pa.RecordBatch) -> MappedBatch:
         if not batch.num_rows:
@@ -104,53 +41,88 @@ class AsyncMapper(BatchMapper):
         results = BatchResults(self.mapper, self.mapper.inputs(batch), self.rules)
         return _BegunCalls(results, self._set_up)
 
-    def _set_up(self) -> Callable[..., Any]:
-        self.function = self.function or self.mapper.set_up()
-        return self.function
+    def _set_up(self, loop: CallLoop) -> Callable[..., Any]:
+        if loop not in self.functions:
+            loop.set_ups += 1
+            try:
+                self.functions[loop] = self.mapper.set_up()
+            finally:
+                loop.set_ups -= 1
+        return self.functions[loop]
+
+
+SetUp = Callable[[CallLoop], Callable[..., Any]]
 
 
 class _BegunCalls(BegunBatch):
-    """The calls of one batch, in flight."""
+    """The calls of one batch, which begin anew in another loop when a call blocks theirs."""
 
-    def __init__(self, results: BatchResults, set_up: Callable[[], Callable[..., Any]]) -> None:
+    def __init__(self, results: BatchResults, set_up: SetUp) -> None:
+        self.set_up = set_up
+        self.blocking = Counter[Rows]()
+        self.calls = _CallsInLoop(results, set_up, self.blocking)
+
+    @property
+    def unfinished(self) -> int:
+        calls = self._in_a_loop_that_runs()
+        return 0 if calls.future.done() else calls.left
+
+    def result(self) -> MappedBatch:
+        while True:
+            calls = self._in_a_loop_that_runs()
+            if wait([calls.future], POLL_SECONDS).done:
+                return calls.future.result()
+
+    def cancel(self) -> tuple[list[int], pa.Array | None]:
+        calls = self.calls
+        if not calls.future.done() and not calls.loop.is_blocked():
+            wait([calls.loop.start(calls.stop())], 2 * GRACE_SECONDS)
+        return calls.results.succeeded()
+
+    def _in_a_loop_that_runs(self) -> _CallsInLoop:
+        calls = self.calls
+        if not calls.future.done() and calls.loop.is_blocked():
+            self.blocking += Counter(rows for task, rows in calls.running.items() if task is calls.loop.blocked_by)
+            results = calls.results.begin_again(keep=self.calls.columns is not None)
+            self.calls = _CallsInLoop(results, self.set_up, self.blocking)
+        return self.calls
+
+
+class _CallsInLoop:
+    """The calls of one batch in flight in one loop. Calls that blocked an earlier loop fail without being made."""
+
+    def __init__(self, results: BatchResults, set_up: SetUp, blocking: Counter[Rows]) -> None:
         self.results = results
         self.mapper = results.mapper
         self.set_up = set_up
-        self.gate = LOOP.gate(self.mapper.udf)
+        self.blocking = blocking.copy()
+        self.running: dict[asyncio.Task[Any] | None, Rows] = {}
+        self.loop = LOOP.current()
+        self.gate = self.loop.gate(self.mapper.udf)
         self.columns: Sequence[Sequence[Any]] | None = None
         rows = results.rows
         spans = [Span(0, rows)] if rows else []
         if self.mapper.udf.form == "scalar":
             self.columns = self.mapper.arguments(results.inputs)
-            spans = [Span(row, row + 1) for row in range(rows)]
+            spans = [Span(row, row + 1) for row in range(rows) if not results.has(row)]
         self.left = len(spans)
         self.stopping = False
         self.task: asyncio.Task[Any] | None = None
-        self.future = LOOP.start(self._run(spans))
+        self.future = self.loop.start(self._run(spans))
         self.future.add_done_callback(lambda _: LOOP.count_ended())
 
-    @property
-    def unfinished(self) -> int:
-        return 0 if self.future.done() else self.left
-
-    def result(self) -> MappedBatch:
-        return self.future.result()
-
-    def cancel(self) -> tuple[list[int], pa.Array | None]:
-        return LOOP.start(self._stop()).result()
-
-    async def _stop(self) -> tuple[list[int], pa.Array | None]:
-        task = self.task
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task], timeout=_CANCEL_SECONDS)
-        return self.results.succeeded()
+    async def stop(self) -> None:
+        """Cancel what is in flight."""
+        self.stopping = True
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait([self.task], timeout=GRACE_SECONDS)
 
     async def _run(self, spans: Sequence[Span]) -> MappedBatch:
         self.task = asyncio.current_task()
         if spans:
             # A client of its class belongs to the loop, so it is made here.
-            self.function = self.set_up()
+            self.function = self.set_up(self.loop)
         tasks = [asyncio.create_task(self._narrow(span)) for span in spans]
         try:
             # In the order of the rows: the first row that fails the job is the same in every run.
@@ -162,9 +134,9 @@ class _BegunCalls(BegunBatch):
             self.stopping = True
             for task in tasks:
                 task.cancel()
-                task.add_done_callback(_see_exception)
+                task.add_done_callback(see_exception)
             if tasks:
-                await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
+                await asyncio.wait(tasks, timeout=GRACE_SECONDS)
         return self.results.mapped()
 
     async def _narrow(self, span: Span) -> None:
@@ -178,20 +150,26 @@ class _BegunCalls(BegunBatch):
             arguments = self.mapper.batch_arguments(inputs)
         else:
             arguments = [column[start] for column in self.columns]
+        if self.blocking[start, stop]:
+            self.blocking[start, stop] -= 1
+            return self._failure(start, timed_out(self.mapper.udf.timeout, "did not `await` anything when it ended"))
         async with self.gate:
             if is_used_up():
                 await asyncio.to_thread(may_go_on)
             self.results.answered(start, stop)
+            task = asyncio.current_task()
+            self.running[task] = (start, stop)
             try:
                 result = await self.function(*arguments)
             except asyncio.CancelledError as error:
-                if self.stopping:
+                if self.stopping or self.loop.blocked_by is not None:
                     raise
                 return self._failure(start, RuntimeError(f"The call was cancelled by the function itself: {error!r}"))
             except Exception as error:
                 return self._failure(start, error)
-            finally:  # it may have reported what it cost
-                self.mapper.count_call(stop - start)
+            finally:
+                del self.running[task]
+                self.mapper.count_call(stop - start)  # it may have reported what it cost
         try:
             if self.columns is None:
                 return self.mapper.batch_output(result, inputs)
@@ -212,9 +190,3 @@ class _BegunCalls(BegunBatch):
     def _failure(self, start: int, error: Exception) -> CallFailure:
         self.results.causes[start] = error
         return CallFailure.of(error, matching_rules_of(self.rules, type(error)), users_frames(error))
-
-
-def _see_exception(task: asyncio.Task[None]) -> None:
-    """Ask for the exception of a task that is not waited for, which asyncio would log otherwise."""
-    if not task.cancelled():
-        task.exception()

@@ -61,8 +61,9 @@ def skip_or_fail(results: BatchResults, row: int, rule: int | None, trouble: Cal
     """Record a row as skipped; `RowFailed` if no `Skip` rule decides."""
     if rule is None or not isinstance(results.rules[rule], Skip):
         raise RowFailed(row, trouble)
-    results.put(row, pa.nulls(1, results.mapper.udf.data_type))
+    # In this order: a row that has its value is also known to have failed.
     results.add_failure(row, rule, trouble)
+    results.put(row, pa.nulls(1, results.mapper.udf.data_type))
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +14,7 @@ import pyarrow as pa
 
 from airflow_geneva.apply.advice import lacks_access, may_pass, null_inputs
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_result, array_from_values
+from airflow_geneva.apply.event_loop import call_within
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput, UdfError, mask_secrets
 from airflow_geneva.lance_io.arrays import is_list, rows_at
@@ -162,7 +161,7 @@ class Mapper:
             text = traceback.format_exc()
             raise UdfError(f"UDF {self.udf.name!r} could not be set up: {error!r}\n{text}") from error
         if self.udf.is_async:
-            function = partial(_call_async, function, self.udf.timeout)
+            function = partial(call_within, function, self.udf.timeout)
         return limited(function, self.udf.limit, self.udf.name, self.udf.is_async, mark)
 
     def count_call(self, rows: int) -> None:
@@ -277,24 +276,6 @@ class Mapper:
         return self.failure(trouble, inputs, row, inputs.num_rows, computed)
 
 
-async def _call_async(function: Callable[..., Awaitable[Any]], timeout: float | None, *arguments: Any) -> Any:
-    began = time.monotonic()
-    try:
-        return await asyncio.wait_for(_guarded(function, arguments), timeout)
-    except asyncio.TimeoutError:
-        if timeout is None or time.monotonic() - began < timeout:
-            raise
-        raise TimeoutError(f"The call took longer than {timeout:g} seconds and was cancelled.") from None
-
-
-async def _guarded(function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> Any:
-    """Call a function; what would end the thread of the event loop becomes an exception like others."""
-    try:
-        return await function(*arguments)
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise RuntimeError(f"The function raised {error!r}.") from error
-
-
 def call_failure_of(error: UdfError, rules: Rules) -> CallFailure:
     """Convert an error of `Mapper.map_batch` to a trouble."""
     own = error.__cause__
@@ -323,6 +304,19 @@ class BatchResults:
         self.causes: dict[int, BaseException | None] = {}
         self._parts: dict[int, pa.Array] = {}
         self._calls = np.zeros(self.rows, np.int64)
+
+    def begin_again(self, keep: bool) -> BatchResults:
+        """Return results with the calls counted so far, and with what is done if it shall be kept."""
+        again = BatchResults(self.mapper, self.inputs, self.rules)
+        again._calls = self._calls.copy()
+        if keep:
+            again._parts, again.causes = dict(self._parts), dict(self.causes)
+            again.failures = [failure for failure in list(self.failures) if again.has(failure.index)]
+        return again
+
+    def has(self, row: int) -> bool:
+        """Whether a call of this row alone is done, with a value or as a failure to skip."""
+        return row in self._parts
 
     def called(self, start: int, stop: int) -> None:
         """Count a call on these rows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_geneva import connect
+from airflow_geneva.apply import async_calls, event_loop
 from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.udf_call import MappedBatch
 from airflow_geneva.errors import InvalidInput, JobFailed, UdfError
@@ -19,7 +21,7 @@ from airflow_geneva.udf import UDF, Fail, Retry, Skip, udf
 from tests.support.counting import Trace
 from tests.support.tables import MakeTable
 
-BAD, WRONG, SLOW, EXIT, CANCEL = -1, -2, -3, -4, -5
+BAD, WRONG, SLOW, EXIT, CANCEL, CLOSE = -1, -2, -3, -4, -5, -6
 
 
 async def do(x: int) -> int:
@@ -30,6 +32,8 @@ async def do(x: int) -> int:
         raise SystemExit(3)
     if x == CANCEL:
         raise asyncio.CancelledError
+    if x == CLOSE:
+        raise GeneratorExit
     if x == SLOW:
         await asyncio.sleep(60)
     await asyncio.sleep(0.002 * (10 - x % 10))
@@ -80,6 +84,7 @@ def test_values_are_those_of_their_rows_whichever_call_ends_first(make: Make) ->
         (SLOW, "TimeoutError"),
         (EXIT, "RuntimeError"),
         (CANCEL, "RuntimeError"),
+        (CLOSE, "RuntimeError"),
     ],
 )
 def test_under_skip_exactly_the_failing_rows_are_null(make: Make, what: int, says: str) -> None:
@@ -89,6 +94,97 @@ def test_under_skip_exactly_the_failing_rows_are_null(make: Make, what: int, say
         (1, says),
         (4, says),
     ]
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (event_loop, async_calls):
+        monkeypatch.setattr(module, "GRACE_SECONDS", 0.1)
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.05)
+
+
+async def until_cancelled(then: Callable[[], Any]) -> Any:
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        return then()
+
+
+def test_a_value_returned_after_the_timeout_is_dropped() -> None:
+    @udf(timeout=0.1, on_error="skip", version="late")
+    async def late(x: int) -> int:
+        return await until_cancelled(lambda: x) if x == 1 else x
+
+    found = run(late, [0, 1, 2])
+    assert found.values.to_pylist() == [0, None, 2]
+    assert [failure.exception for failure in found.failures] == ["builtins.TimeoutError"]
+
+
+def test_a_call_that_awaits_again_after_it_was_cancelled_is_given_up_with_its_loop(short_grace: None) -> None:
+    loops, ended = dict[int, asyncio.AbstractEventLoop](), list[int]()
+
+    @udf(timeout=0.1, on_error="skip", version="stubborn")
+    async def stubborn(x: int) -> int:
+        loops[x] = asyncio.get_running_loop()
+        while x == 1 and not ended:
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+        return x
+
+    with open_batch_mapper(stubborn) as mapper:
+        found = mapper(pa.record_batch({"x": pa.array([0, 1, 2])}))
+        ended.append(1)
+        assert mapper(pa.record_batch({"x": pa.array([3])})).values.to_pylist() == [3]
+    assert found.values.to_pylist() == [0, None, 2]
+    assert "did not end when it was cancelled" in found.failures[0].message
+    assert loops[0] is loops[1] is loops[2] is not loops[3]
+
+
+@pytest.mark.parametrize("make", FORMS)
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_call_that_blocks_the_loop_is_given_up_and_the_others_begin_again(
+    make: Make, tries: int, short_grace: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, blocked, plain = threading.Event(), list[int](), do
+
+    async def block(x: int) -> int:
+        if x == SLOW:
+            blocked.append(x)
+            free.wait(20)
+        return await plain(x)
+
+    monkeypatch.setitem(globals(), "do", block)
+    rules = [*([Retry(TimeoutError, attempts=tries, backoff=0)] if tries > 1 else []), Skip(TimeoutError)]
+    began = time.monotonic()
+    with open_batch_mapper(make(timeout=0.15, on_error=rules)) as mapper:
+        begun = [mapper.begin(pa.record_batch({"x": pa.array(x)})) for x in ([1, SLOW, 2], [3, 4])]
+        found, other = [one.result() for one in begun]
+    free.set()
+    assert time.monotonic() - began < 15
+    assert (found.values.to_pylist(), other.values.to_pylist()) == ([10, None, 20], [30, 40])
+    assert [(failure.index, failure.exception) for failure in found.failures] == [(1, "builtins.TimeoutError")]
+    assert len(blocked) == (tries if make is scalar else 2 * tries)
+
+
+def test_a_call_that_blocks_within_its_timeout_is_left_alone(short_grace: None) -> None:
+    @udf(timeout=5, version="busy")
+    async def busy(x: int) -> int:
+        time.sleep(0.8)
+        return x
+
+    @udf(timeout=0.1, on_error="skip", version="quick")
+    async def quick(x: int) -> int:
+        await asyncio.sleep(0)
+        return x
+
+    with open_batch_mapper(busy) as mapper, open_batch_mapper(quick) as other:
+        begun = mapper.begin(pa.record_batch({"x": pa.array([1])})), other.begin(pa.record_batch({"x": pa.array([2])}))
+        loop = event_loop.LOOP.current()
+        assert begun[0].result().values.to_pylist() == [1]
+        begun[1].result()
+    assert event_loop.LOOP.current() is loop
 
 
 @pytest.mark.parametrize("make", FORMS)

@@ -481,4 +481,10 @@ GUARDS = [
         "loose = set(names)",
         (CLEANUP + "test_a_file_that_another_writer_commits_while_garbage_is_collected_stays",),
     ),
+    Guard(
+        "The value that a call returns after its timeout would become visible.",
+        'raise timed_out(timeout, "was cancelled" if ended else "did not end when it was cancelled")',
+        'if not ended:\n            raise timed_out(timeout, "did not end when it was cancelled")',
+        ("apply/test_async_calls.py::test_a_value_returned_after_the_timeout_is_dropped",),
+    ),
 ]
