@@ -128,6 +128,10 @@ def choose_runner(
     if size > work.sizing.task_memory_bytes:
         return RunnerChoice("spark", f"{estimate}, and {size / 2**20:,.0f} MiB of values are more than one task holds")
     if seconds >= below_seconds:
+        try:
+            udfs.check_sent("spark")
+        except InvalidInput as unsent:
+            return RunnerChoice("inline", f"{estimate}, and Spark cannot run it: {unsent}")
         return RunnerChoice("spark", f"{estimate}; inline_below_seconds is {below_seconds:g}")
     return RunnerChoice("inline", estimate, below_seconds)
 

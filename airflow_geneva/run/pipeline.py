@@ -82,6 +82,7 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
     """Choose where to compute, start the session if the job needs one, and record the plan.
 
     Raises:
+        InvalidInput: a UDF would be sent to another process, and cannot be pickled.
         JavaNotFound: there is no active session, and no Java to start one.
         StorageError: the table's folder is read-only or unreachable.
     """
@@ -92,8 +93,10 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
         logger.info("Computing %s %s.", plan.work.target, choice)
     about = {"expected": estimate_by_history(plan, location, choice.runner).pace()} if plan.shards else {}
     measured().expected = about.get("expected", {})
-    if choice.runner == "spark" and any(shard.to_apply for shard in plan.shards):
-        _open_session(plan.work, watch, "plan")
+    if any(shard.to_apply for shard in plan.shards):
+        udfs.check_sent(choice.runner)
+        if choice.runner == "spark":
+            _open_session(plan.work, watch, "plan")
     for saving in plan.savings:
         logger.info("%s", saving)
     # Only this process finishes a job with nothing to do, and has its swap in memory.

@@ -79,6 +79,12 @@ class Udfs:
     def sent(self) -> Udfs:
         return Udfs(dict(zip(self.by_column, self.references, strict=True)))
 
+    def check_sent(self, runner: str) -> None:
+        """Reject UDFs that would be sent to another process and cannot be pickled: `InvalidInput`."""
+        for udf in self.by_column.values():
+            if isinstance(udf, UDF) and (runner == "spark" or udf.needs_process):
+                UdfReference.of(udf)
+
     def here(self) -> dict[str, UDF]:
         return {name: udf.open() if isinstance(udf, UdfReference) else udf for name, udf in self.by_column.items()}
 

@@ -23,6 +23,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.udf.decorator import IMPORT_PATH, UDF, find_in_module
+from airflow_geneva.udf.unpicklable import what_cannot_be_pickled
 
 MAX_FILE_BYTES = 50_000_000
 """Largest file that may be in the zip; put models and data where the workers can read them."""
@@ -235,10 +236,18 @@ class UdfReference:
 
     @staticmethod
     def of(udf: UDF) -> UdfReference:
-        path = udf.import_path
+        """Refer to a UDF; `InvalidInput` if it has no import path, and cannot be pickled."""
+        path, version = udf.import_path, udf.code_version
         if udf.dedup:
             _ = udf.value_identity  # worked out here, where its source is
-        return UdfReference(path, udf.code_version, None if path else cloudpickle.dumps(udf))
+        try:
+            return UdfReference(path, version, None if path else cloudpickle.dumps(udf))
+        except Exception as error:
+            raise InvalidInput(
+                f"UDF {udf.name!r} cannot be sent to another process: {what_cannot_be_pickled(udf.func)} cannot be "
+                f"pickled ({error}). Create it inside the function, or in the __init__ of a class, or put the UDF into "
+                "a module, which the other process imports."
+            ) from error
 
     def open(self) -> UDF:
         """Load the UDF; `InvalidInput` if it cannot be imported here, or has another code version than planned."""

@@ -235,3 +235,60 @@ def test_a_udf_that_cannot_be_sent_any_more_after_a_call_was_sent_before(
         table.backfill("y", udf=lazy, checkpoint_size=100)
     assert held
     assert len(sent) == 1
+
+
+LOCK = threading.Lock()
+
+
+def with_a_global() -> Any:
+    namespace: dict[str, Any] = {"lock": LOCK, "__name__": "__main__"}
+    exec("def guarded(x):\n    with lock:\n        return x\n\ndef add(x):\n    return guarded(x)", namespace)
+    return namespace["add"]
+
+
+def with_a_variable() -> Any:
+    lock = threading.Lock()
+    return lambda x: (lock, x)[1]
+
+
+def with_an_attribute() -> Any:
+    class Client:
+        def __init__(self) -> None:
+            self.inner = {"lock": threading.Lock()}
+
+        def __call__(self, x: int) -> int:
+            return x
+
+    return Client()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (with_a_global, r"global 'lock' \(_thread.lock\)"),
+        (with_a_variable, r"variable 'lock' of the function around it \(_thread.lock\)"),
+        (with_an_attribute, r"attribute 'inner' \(builtins.dict\)"),
+    ],
+)
+@pytest.mark.parametrize(("runner", "settings"), [("spark", {}), ("inline", {"on_error": "skip"})])
+def test_what_cannot_be_pickled_is_named_before_a_process_is_started(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, make: Any, says: str, runner: str, settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("airflow_geneva.spark.local.open_session", no_spark)
+    function = udf(data_type=pa.int64(), version="1", name="add", input_columns=["x"], **settings)(make())
+    table = make_table(3)
+    table.add_columns({"y": function})
+    with pytest.raises(InvalidInput, match=f"UDF 'add' cannot be sent to another process: {says}") as refused:
+        table.backfill("y", runner=runner)
+    assert "cannot pickle '_thread.lock' object" in str(refused.value)
+    assert job_ids(table.location.checkpoints) == []
+
+
+def test_a_slow_function_that_cannot_be_pickled_is_computed_here(make_table: MakeTable) -> None:
+    function = udf(data_type=pa.int64(), version="1", input_columns=["x"])(with_a_variable())
+    table = grown(make_table, function)
+    write_speed(table, UdfSpeed(100, 1_000.0))
+    found = choose(table, function)
+    assert found.runner == "inline"
+    assert "Spark cannot run it: UDF 'lambda' cannot be sent" in found.why
+    assert found.below_seconds is None
