@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from airflow_geneva.errors import UdfError
 from airflow_geneva.limits.calls import must_pay
+from airflow_geneva.udf.packages import how_to_install, missing_package
 
 _PASSING = ("timeout", "connection", "connect", "unavailable", "ratelimit", "toomanyrequests", "throttl", "temporary")
 _LASTING = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
@@ -71,6 +72,9 @@ def _sentences(error: UdfError, version: str | None) -> Iterator[str]:
             f"{'Its inputs' if several else 'Its input'} {columns} {'are' if several else 'is'} NULL, which the "
             f'function gets as None: let it return None then, or leave such rows out with where="{condition}".'
         )
+    if call is not None and (package := missing_package(f"{call.name}: {call.message}")):
+        yield how_to_install(package)
+        return
     name = "Exception" if call is None else call.name
     if call is not None and call.passing:
         yield (

@@ -42,6 +42,7 @@ from airflow_geneva.plan.shard import FragmentWork
 from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.udf.error_policy import Retry, rules_of
+from airflow_geneva.udf.packages import missing_package
 
 if TYPE_CHECKING:
     import lance
@@ -392,6 +393,8 @@ class Applier:
         target = f"{self.work.target}.{error.column}" if error.column else self.work.target
         version = None if isinstance(self.work, RefreshSpec) else self.work.udf_version
         cause, _, details = str(error).partition("\n")
-        parts = (f"Computing {target} failed at {where}: {cause}", advise(error, version), details)
+        parts = [f"Computing {target} failed at {where}: {cause}", advise(error, version)]
+        if not missing_package(str(error)):
+            parts.append(details)
         text = self.work.with_source_paths("\n".join(part for part in parts if part))
         return UdfError(text, error.row_index, call=error.call)

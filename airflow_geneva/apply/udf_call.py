@@ -21,6 +21,7 @@ from airflow_geneva.lance_io.arrays import is_list, rows_at
 from airflow_geneva.limits.calls import limited
 from airflow_geneva.limits.rate_limit import Usage, count
 from airflow_geneva.udf.error_policy import Rules, matching_rules_of
+from airflow_geneva.udf.packages import how_to_install, missing_package
 from airflow_geneva.udf.signature import union_members
 
 if TYPE_CHECKING:
@@ -158,8 +159,7 @@ class Mapper:
         try:
             function = self.udf.function
         except Exception as error:
-            text = traceback.format_exc()
-            raise UdfError(f"UDF {self.udf.name!r} could not be set up: {error!r}\n{text}") from error
+            raise UdfError(f"UDF {self.udf.name!r} could not be set up: {describe_set_up(error)}") from error
         if self.udf.is_async:
             function = partial(call_within, function, self.udf.timeout)
         return limited(function, self.udf.limit, self.udf.name, self.udf.is_async, mark)
@@ -274,6 +274,13 @@ class Mapper:
     def _raised(self, error: Exception, inputs: pa.RecordBatch, row: int | None, computed: pa.Array | None) -> UdfError:
         trouble = CallFailure.of(error, (), users_frames(error))
         return self.failure(trouble, inputs, row, inputs.num_rows, computed)
+
+
+def describe_set_up(error: BaseException) -> str:
+    """Say why a UDF cannot be set up: with the traceback, or with what to do about a missing package."""
+    if package := missing_package(repr(error)):
+        return f"{error!r}. {how_to_install(package)}"
+    return f"{error!r}\n{''.join(traceback.format_exception(error))}"
 
 
 def call_failure_of(error: UdfError, rules: Rules) -> CallFailure:

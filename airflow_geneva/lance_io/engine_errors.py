@@ -21,6 +21,13 @@ _UNAVAILABLE = re.compile(
 )
 
 
+# What stays until a person corrects it: no permission, no space, a key or an account that the store does not accept.
+_REFUSED = re.compile(
+    r"\(os error (?:1|13|28|30)\)|lacked (?:the necessary privileges|valid authentication)|\b40[134] [A-Z]"
+    r"|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|NoSuchBucket"
+)
+
+
 class EngineError(GenevaError):
     """A pylance operation failed; pylance's exception is the cause."""
 
@@ -51,6 +58,11 @@ def is_engine_error(error: BaseException) -> bool:
 def is_unavailable(error: BaseException) -> bool:
     """Whether the store is unavailable or refuses requests, so that pylance's exception says nothing about the file."""
     return _UNAVAILABLE.search(str(error)) is not None
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether the store refuses requests until a person corrects the key, the permissions or the space."""
+    return _REFUSED.search(str(error)) is not None
 
 
 def is_overflow(error: BaseException) -> bool:

@@ -42,6 +42,7 @@ from airflow_geneva.run.units import Target, UnitReport, is_shard_staged
 from airflow_geneva.run.view import ViewPublisher
 from airflow_geneva.run.waiting import Waiting
 from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.udf.packages import missing_package
 
 if TYPE_CHECKING:
     import lance
@@ -147,7 +148,9 @@ def run(job: PlannedJob, shards: Sequence[Shard], udfs: Udfs, watch: Stopwatch) 
         failed = job.fail(committed, error, watch.seconds)
         if not is_failure(error):
             raise
-        raise JobFailed(failure_message(job.work, error), failed) from error
+        # What is missing is said, so that the traceback of the process that lacks it adds nothing.
+        cause = None if missing_package(str(error)) else error
+        raise JobFailed(failure_message(job.work, error), failed) from cause
     logger.info("%s", result)
     if why := job.unmet or job.too_many_failed(committed):
         raise JobFailed(f"{what_failed(job.work)}: {why}", result)

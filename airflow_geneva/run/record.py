@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from airflow_geneva.apply.advice import may_pass
 from airflow_geneva.checkpoint.facts import append_ledger
 from airflow_geneva.display import counted
-from airflow_geneva.errors import ExpectationFailed, TableRemade, UdfError
+from airflow_geneva.errors import CommitConflict, ExpectationFailed, GenevaError, TableRemade, UdfError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.result import PENDING
+from airflow_geneva.lance_io.engine_errors import is_refused, is_unavailable
 from airflow_geneva.lance_io.table_versions import reporting_remade
 from airflow_geneva.plan.model import BackfillSpec, CodeArchive, JobSpec, Plan, RefreshSpec
 from airflow_geneva.plan.saved_plan import SavedPlan, save_plan
@@ -113,9 +115,18 @@ def failure_message(work: JobSpec, error: BaseException) -> str:
         kept = ""  # of a table that was created again, none is left; the other error says that they are kept
     elif isinstance(error, UdfError) and (error.row_index is not None or error.call is not None):
         kept += "."  # the error says when to run it again
-    else:
+    elif _may_pass(error):
         kept += "; run it again to continue from there."
+    else:
+        kept += ". When the cause is corrected, the next run continues from there."
     return f"{what_failed(work)}: {error}{kept}"
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same run may succeed later, as after an outage, with nothing corrected."""
+    if isinstance(error, (GenevaError, OSError)) and not isinstance(error, (TimeoutError, ConnectionError)):
+        return isinstance(error, CommitConflict) or (is_unavailable(error) and not is_refused(error))
+    return may_pass(error)
 
 
 def what_failed(work: JobSpec) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from airflow_geneva.apply.batch_mapper import StopComputing
 from airflow_geneva.apply.skipped_rows import SkipCount, has_limits, skipped_before
 from airflow_geneva.display import counted
-from airflow_geneva.errors import GenevaError, StorageError, UdfCrashed
+from airflow_geneva.errors import GenevaError, InvalidInput, StorageError, UdfCrashed
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.progress import EVERY_SECONDS, ProgressReporter
 from airflow_geneva.limits.rate_limit import Meter, Usage
@@ -35,6 +36,7 @@ from airflow_geneva.spark.submit import SERVICE_VARIABLES, THREAD_VARIABLES
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf.error_policy import Policy
+from airflow_geneva.udf.packages import how_to_install, missing_package
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -197,7 +199,7 @@ def _run_stage(
         signs.write(stop=True)
         raise
     if failure:
-        raise _explain_worker_death(failure[0], task_spec.work)
+        raise _explained(failure[0], task_spec.work, session)
     watcher.look(now=True)
     if watcher.failure is not None:
         reporter.keep()
@@ -209,6 +211,25 @@ def _run_stage(
     return reports
 
 
+def _explained(error: BaseException, work: JobSpec, session: SparkSession) -> BaseException:
+    """Explain what Spark's own message does not: a Python that lacks a package, is not there, or died."""
+    python = "the workers' Python" if is_connect(session) else str(session.sparkContext.pythonExec)
+    found: str | None = None
+    if package := missing_package(str(error)):
+        found = f"Spark's workers cannot run the tasks of {work.target}. {how_to_install(package, python)}"
+    elif no_python := _NO_PYTHON.search(str(error)):
+        found = (
+            f"Spark's workers cannot run the tasks of {work.target}: their Python {no_python[1]!r} is not there. Set "
+            "PYSPARK_PYTHON, or spark.pyspark.python, to a Python that all workers have."
+        )
+    if found is None:
+        return _explain_worker_death(error, work)
+    explained = InvalidInput(found)
+    explained.__suppress_context__ = True
+    return explained
+
+
+_NO_PYTHON = re.compile(r'Cannot run program "([^"]*)"')
 _WORKER_DEATH_SIGNS = ("Python worker exited unexpectedly", "ExecutorLostFailure", "Crash detected")
 
 

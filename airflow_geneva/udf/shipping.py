@@ -23,6 +23,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.udf.decorator import IMPORT_PATH, UDF, find_in_module
+from airflow_geneva.udf.packages import how_to_install, missing_package
 from airflow_geneva.udf.unpicklable import what_cannot_be_pickled
 
 MAX_FILE_BYTES = 50_000_000
@@ -149,10 +150,15 @@ def _is_from_outside(error: BaseException) -> bool:
 
 
 def _cannot_import(import_path: str, error: BaseException) -> InvalidInput:
+    module = import_path.partition(":")[0]
+    package = missing_package(repr(error))
+    todo = "Put the module where this process finds it, and install what it imports."
+    if package and package != module.partition(".")[0]:
+        todo = f"{how_to_install(package)} Or, if it is a module of yours, put it into one of these places."
     return InvalidInput(
-        f"UDF {import_path!r} cannot be loaded: importing module {import_path.partition(':')[0]!r} raised {error!r}. "
+        f"UDF {import_path!r} cannot be loaded: importing module {module!r} raised {error!r}. "
         f"Python {sys.version.split()[0]} looked in {sys.path[:5]!r} and {max(len(sys.path) - 5, 0)} more places. "
-        "Put the module where this process finds it, and install what it imports."
+        f"{todo}"
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import decimal
 import os
+import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_geneva.apply.arrow_output import array_from_values
+from airflow_geneva.apply.isolation.runner import open_batch_mapper
 from airflow_geneva.apply.udf_call import Mapper
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput, UdfError
@@ -244,6 +247,25 @@ def test_a_class_that_cannot_be_set_up_is_a_udf_error() -> None:
 
     with pytest.raises(UdfError, match="UDF 'Broken' could not be set up: OSError"):
         Mapper(udf(Broken))(_batch(x=[1]))
+
+
+@pytest.mark.parametrize("settings", [{}, {"on_error": "skip"}])
+def test_a_missing_package_of_a_class_says_where_it_is_missing_and_how_to_install_it(settings: dict[str, Any]) -> None:
+    class Model:
+        def __init__(self) -> None:
+            raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+
+        def __call__(self, x: int) -> int:
+            return x
+
+    python = re.escape(sys.executable)
+    says = f"'scikit-learn' is not installed for {python}, the Python of this process.*-m pip install scikit-learn"
+    with (
+        open_batch_mapper(udf(version="1", **settings)(Model)) as mapper,
+        pytest.raises(UdfError, match=says) as failed,
+    ):
+        mapper(_batch(x=[1]))
+    assert "Traceback" not in str(failed.value)
 
 
 def test_a_class_is_set_up_once_for_all_mappers_of_a_process() -> None:

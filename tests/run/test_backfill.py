@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -15,7 +17,8 @@ from lance.fragment import write_fragments
 
 from airflow_geneva import connect, udf
 from airflow_geneva.checkpoint.store import DelayedCheckpoints
-from airflow_geneva.errors import CodeChanged, JobFailed, StorageError
+from airflow_geneva.errors import CodeChanged, CommitConflict, InvalidInput, JobFailed, StorageError
+from airflow_geneva.run import pipeline
 from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF
@@ -878,3 +881,58 @@ def test_staged_files_that_others_remove_within_a_run_are_computed_again(
     result = table.backfill("y", runner="inline")
     assert (result.state, result.rows_run, result.rows_computed) == ("DONE", 60, 40)
     assert_right(table, "y", tripled)
+
+
+class Refused(Exception):
+    """As a client of a service raises it."""
+
+    status_code = 401
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ModuleNotFoundError("No module named 'sklearn'", name="sklearn"), False),
+        (Refused("wrong key"), False),
+        (TypeError("cannot pickle '_thread.lock' object"), False),
+        (InvalidInput("no such thing"), False),
+        (StorageError("LanceError(IO): 403 Forbidden: InvalidAccessKeyId"), False),
+        (StorageError("The folder cannot be written: Permission denied (os error 13)"), False),
+        (StorageError("LanceError(IO): HTTP error: error sending request"), True),
+        (CommitConflict("others kept changing the table"), True),
+        (TimeoutError("no answer"), True),
+    ],
+)
+def test_only_what_may_pass_is_to_be_run_again_as_it_is(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, error: Exception, passes: bool
+) -> None:
+    table = make_table(3)
+    table.add_columns({"y": triple})
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pipeline, "apply_inline", fail)
+    with pytest.raises(JobFailed) as failed:
+        table.backfill("y", runner="inline")
+    assert ("run it again to continue" in str(failed.value)) is passes
+    assert "kept in checkpoints" in str(failed.value)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_missing_package_is_one_traceback_and_says_how_to_install_it(make_table: MakeTable, whole: bool) -> None:
+    @udf(data_type=pa.int64(), version="1")
+    def score(x: int) -> int:
+        raise ModuleNotFoundError("No module named 'cv2'", name="cv2")
+
+    @udf(data_type=pa.int64(), version="1", name="score")
+    def score_all(x: pa.Int64Array) -> pa.Int64Array:
+        raise ModuleNotFoundError("No module named 'cv2'", name="cv2")
+
+    table = make_table(3)
+    table.add_columns({"y": score_all if whole else score})
+    with pytest.raises(JobFailed, match=rf"'opencv-python' is not installed for {sys.executable}") as failed:
+        table.backfill("y", runner="inline")
+    assert f"{sys.executable} -m pip install opencv-python." in str(failed.value)
+    assert "correct the function" not in str(failed.value)
+    assert "".join(traceback.format_exception(failed.value)).count("Traceback (most recent call last)") == 1

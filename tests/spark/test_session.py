@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import pyarrow as pa
@@ -20,7 +21,7 @@ import pytest
 import airflow_geneva
 from airflow_geneva import expect
 from airflow_geneva.apply.batch_api import StillWaiting
-from airflow_geneva.errors import JobFailed, UdfError
+from airflow_geneva.errors import InvalidInput, JobFailed, UdfError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.run import choice, pipeline
 from airflow_geneva.run.estimate import estimate_by_history
@@ -329,3 +330,25 @@ def test_what_is_sent_to_the_tasks_does_not_grow_with_the_rows_that_are_due(tmp_
             (work.id, row) for work in plan.shards[0].fragments for row in work.due.offsets()
         )
     assert abs(sizes[1] - sizes[0]) < 100
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        ("Traceback ...\nModuleNotFoundError: No module named 'pyarrow'", "python3.9 -m pip install pyarrow pylance "),
+        ("Traceback ...\nModuleNotFoundError: No module named 'sklearn'", "python3.9 -m pip install scikit-learn."),
+        (
+            'java.io.IOException: Cannot run program "/opt/none": error=2',
+            "their Python '/opt/none' is not there",
+        ),
+    ],
+)
+def test_workers_that_lack_a_package_or_a_python_are_told_apart_from_this_process(
+    tmp_path: Path, error: str, says: str
+) -> None:
+    table, _ = make_table(tmp_path, 10, 10)
+    table.add_columns({"y": double})
+    session = SimpleNamespace(sparkContext=SimpleNamespace(pythonExec="/usr/bin/python3.9"))
+    explained = spark_session._explained(RuntimeError(error), table.plan_backfill("y").work, session)  # type: ignore[arg-type]
+    assert isinstance(explained, InvalidInput)
+    assert says in str(explained)

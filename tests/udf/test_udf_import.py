@@ -176,3 +176,11 @@ def test_a_signal_during_an_import_ends_it(write: Write, number: int, handler: A
             load_udf("slow:grow")
     finally:
         signal.signal(number, before)
+
+
+def test_a_module_that_imports_a_missing_package_says_how_to_install_it(write: Write) -> None:
+    write("needy.py", "import no_such_package.inner")
+    with pytest.raises(InvalidInput) as refused:
+        load_udf("needy:grow")
+    assert f"not installed for {sys.executable}, the Python of this process" in str(refused.value)
+    assert f"{sys.executable} -m pip install no_such_package." in str(refused.value)

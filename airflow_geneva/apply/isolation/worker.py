@@ -19,7 +19,6 @@ import struct
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_geneva.apply.arrow_output import OutputMismatch, array_from_values
-from airflow_geneva.apply.udf_call import CallFailure, Mapper, call_failure_of, users_frames
+from airflow_geneva.apply.udf_call import CallFailure, Mapper, call_failure_of, describe_set_up, users_frames
 from airflow_geneva.errors import GenevaError, UdfError
 from airflow_geneva.lance_io.arrays import convert_array, to_storage
 from airflow_geneva.limits.calls import calling
@@ -102,7 +101,7 @@ def _work(orders: int, answers: int, mark: mmap.mmap) -> None:
                 except GenevaError as error:
                     send(answers, {"unfit": str(error)})
                 except Exception as error:
-                    send(answers, {"unfit": f"{error!r}\n{traceback.format_exc()}"})
+                    send(answers, {"unfit": describe_set_up(error)})
                 else:
                     send(answers, {})
             case "load":
