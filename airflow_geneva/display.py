@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _LONGEST = 80
+_SHOWN_VALUES, _SHOWN_CHARS = 4, 40
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,54 @@ class Listed(Described):
         return f"<{str(self).partition(chr(10))[0]}>"
 
 
+class Rows(Described):
+    """A few rows of a table: a `pyarrow.Table`, which prints them as a grid with values cut to what can be read."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "table":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.table, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.table[key]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.table == (other.table if isinstance(other, Rows) else other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        columns = []
+        for field, column in zip(self.table.schema, self.table.columns, strict=True):
+            cells = [field.name, str(field.type), *map(_brief, column.to_pylist())]
+            columns.append([cell if len(cell) <= _LONGEST else f"{cell[:_LONGEST]}…" for cell in cells])
+        widths = [max(map(len, column)) for column in columns]
+        rows = zip(*columns, strict=True)
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+    def _repr_html_(self) -> str:
+        return _values(self.table)
+
+
+def _brief(value: Any) -> str:
+    """Return a value as text, with the beginning of long texts and lists at every depth."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_brief(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list):
+        more = f", … {len(value)} values" if len(value) > _SHOWN_VALUES else ""
+        return f"[{', '.join(map(_brief, value[:_SHOWN_VALUES]))}{more}]"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = repr(value) if isinstance(value, bytes) else str(value).replace("\n", "\\n")
+    return f"{text[:_SHOWN_CHARS]}…" if len(text) > _SHOWN_CHARS else text
+
+
 def html_text(text: str) -> str:
     """Return some lines of text as HTML; the first one is the heading."""
     head, _, rest = text.partition("\n")
@@ -98,7 +147,8 @@ def _grid(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _cut(value: Any) -> str:
     # Of a long vector or text, only the beginning is made into text.
-    text = str(value[: _LONGEST + 1] if isinstance(value, (str, bytes, list)) else value)
+    nested = isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], (dict, list)))
+    text = _brief(value) if nested else str(value[: _LONGEST + 1] if isinstance(value, (str, bytes, list)) else value)
     return f"{text[:_LONGEST]}…" if len(text) > _LONGEST else text
 
 

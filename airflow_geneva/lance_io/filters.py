@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.engine_errors import engine_errors
+from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import open_fragment
 from airflow_geneva.lance_io.row_ranges import Ranges
 
@@ -33,6 +35,9 @@ _TIME_FUNCTIONS = {
     "current_time": "time '{:%H:%M:%S.%f}'",
 }
 _WITHOUT_BRACKETS = {"current_timestamp", "current_date", "current_time"}
+_MANY_ROWS = re.compile(r"logical expression (?:Aggregate|Window)Function\(.*?inner: (\w+)", re.S)
+_NOT_OF_ITS_TYPE = re.compile(r"Received literal Float\d+\(.*could not convert to literal of type 'U?Int\d+'")
+_DEBUG = re.compile(r":? ?\b\w+\((?=\w*\(?\[?\w+[({])|:? \w+ \{ ")
 _RANDOM_FUNCTIONS = {"random", "rand", "uuid"}
 
 
@@ -98,15 +103,48 @@ def check_where(dataset: lance.LanceDataset, where: str | None) -> None:
         return
 
     def invalid(error: BaseException) -> InvalidInput:
-        message = str(error).split(", /")[0]
         return InvalidInput(
-            f"The filter {where!r} is not valid for columns {', '.join(dataset.schema.names)}: {message}. "
-            "Write a condition as after WHERE in SQL."
+            f"The filter {where!r} is not valid for columns {', '.join(dataset.schema.names)}: "
+            f"{explain_sql_error(dataset, where, error)} Write a condition as after WHERE in SQL."
         )
 
     with engine_errors(invalid):
         dataset.scanner(filter=where, columns=[], with_row_id=True).explain_plan()
         dataset.scanner(columns={"selected": f"({where})"}, with_row_id=True, limit=1).to_table()
+
+
+def explain_sql_error(dataset: lance.LanceDataset, sql: str, error: BaseException) -> str:
+    """Say in sentences why pylance refuses a filter or expression, and which cast makes it valid, if one does."""
+    message = str(error).split(", /")[0]
+    if called := _MANY_ROWS.search(message):
+        return f"it calls {_snake_case(called[1])}(), and a row's value is computed from that row alone."
+    if _NOT_OF_ITS_TYPE.search(message):
+        if valid := _with_casts(dataset, sql):
+            return f"an integer column needs a cast beside a number with a fraction. Write {valid!r}."
+        message = f"{message}; cast the column to the type of the value"
+    # The planner's debug output names its own structs.
+    return f"{_DEBUG.split(message)[0].rstrip('.?'):.300}."
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _with_casts(dataset: lance.LanceDataset, sql: str) -> str:
+    """Return the text with the integer columns cast to DOUBLE that make it valid; "" if none do."""
+    integers = [field.name for field in dataset.schema if pa.types.is_integer(field.type)]
+    mentioned = where_columns(sql, integers)
+    for cast in (*([name] for name in mentioned), mentioned):
+
+        def changed(token: re.Match[str], cast: list[str] = cast) -> str:
+            is_column = token["name"] and not token["field"] and not token["call"]
+            return f"CAST({token[0]} AS DOUBLE)" if is_column and _unquoted(token["name"]) in cast else token[0]
+
+        found = _TOKEN.sub(changed, sql)
+        with suppress(EngineError), engine_errors():
+            dataset.scanner(columns={"value": f"({found})"}, with_row_id=True, limit=0).to_table()
+            return found
+    return ""
 
 
 def selected_offsets(dataset: lance.LanceDataset, fragment_ids: list[int], where: str) -> dict[int, Ranges]:

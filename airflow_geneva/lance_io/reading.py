@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from airflow_geneva.display import Rows
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.filters import check_where
 
@@ -85,9 +86,9 @@ class Readable(ABC):
         more = {} if batch_size is None else {"batch_size": batch_size}
         yield from self._scan(columns, **more).to_batches()
 
-    def head(self, n: int = 5) -> pa.Table:
-        """Read the first rows."""
-        return self.to_arrow(limit=n)
+    def head(self, n: int = 5) -> Rows:
+        """Read the first rows: a `pyarrow.Table` that prints as a grid, with long and nested values cut."""
+        return Rows(self.to_arrow(limit=n))
 
     def preview(self) -> pa.Table:
         """Read the first rows with as many columns as a page shows."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import blob_field, is_blob
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.filters import brackets_in, names_in, where_columns
+from airflow_geneva.lance_io.filters import brackets_in, explain_sql_error, names_in, where_columns
 from airflow_geneva.udf import UDF, load_udf
 from airflow_geneva.udf.annotations import check_inputs
 from airflow_geneva.udf.definition import check_column_name
@@ -146,8 +146,8 @@ class _Source:
                 ) from error
             raise InvalidInput(
                 f"The expression {sql!r} of column {name!r} is not valid for table {self.table!r} with the columns "
-                f"{listed}: {str(error).split(', /')[0]:.300}. Write it as after SELECT in SQL, over columns of the "
-                "table, without aggregates."
+                f"{listed}: {explain_sql_error(self.dataset, sql, error)} Write it as after SELECT in SQL, over "
+                "columns of the table, without aggregates."
             ) from error
         if is_blob(found):
             raise InvalidInput(f"Column {name!r} is a blob made by {sql!r}. Select the blob column by its name alone.")

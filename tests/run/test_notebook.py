@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import pickle
 import warnings
 from datetime import datetime
 from html import escape
@@ -160,6 +161,10 @@ def test_a_table_is_read_in_part(make_table: MakeTable) -> None:
     assert bool(view)
     assert table.to_arrow(["x"], limit=3).to_pydict() == {"x": [0, 1, 2]}
     assert table.head().num_rows == 5
+    assert table.head(3) == table.to_arrow(limit=3)
+    assert pa.table(table.head(2)).to_pydict() == {"id": [0, 1], "x": [0, 1]}
+    assert table.head(2)["x"].to_pylist() == [0, 1]
+    assert pickle.loads(pickle.dumps(table.head(2))) == table.head(2)
     assert view.head(2).column_names == ["x"]
     assert list(view.to_pandas(limit=2)["x"]) == [0, 1]
     batches = list(table.to_batches("id", batch_size=4))
@@ -168,6 +173,19 @@ def test_a_table_is_read_in_part(make_table: MakeTable) -> None:
     for read in (table, view):
         with pytest.raises(InvalidInput, match="has no columns"):
             read.to_arrow(["__is_set"])
+
+
+def test_the_first_rows_of_nested_data_are_a_grid(tmp_path: Path) -> None:
+    rows = [
+        {"n": {"a": i, "b": {"c": [1, 2, 3] * i, "d": "x" * 200}}, "v": [0.1234567] * 40, "t": "a\nb", "f": 1.5}
+        for i in range(3)
+    ]
+    table = connect(tmp_path).create_table("t", rows)
+    text = repr(table.head())
+    assert [len(line) <= 200 for line in text.split("\n")] == [True] * 5
+    assert "{a: 2, b: {c: [1, 2, 3, 1, … 6 values], d: xxxxxxx" in text
+    assert "[0.123457, 0.123457, 0.123457, 0.123457, … 40 values]" in text
+    assert "{a: 2, b: {c: [1, 2, 3, 1, … 6 values], d: xxxxxxx" in table.head()._repr_html_()
 
 
 def test_one_column_feeds_another_and_both_are_filled_in_one_call(make_table: MakeTable) -> None:

@@ -162,7 +162,12 @@ def test_search_is_query_under_another_name(table: Table) -> None:
     [
         (lambda q: q.select(["nope"]), r"Column 'nope' is not in table 'docs', which has: id, x, text, meta"),
         (lambda q: q.select({"n": "nope"}), "No field named nope"),
-        (lambda q: q.select({"n": "sum(x)"}), "without aggregates"),
+        (lambda q: q.select({"n": "sum(x)"}), r": it calls sum\(\), and a row's value .* without aggregates\.$"),
+        (lambda q: q.select({"n": "count(*)"}), r": it calls count\(\), and a row's value .* without aggregates\.$"),
+        (lambda q: q.select({"n": "row_number() over ()"}), r": it calls row_number\(\), and a row's value"),
+        (lambda q: q.select({"n": "x / 1000000.0"}), r"Write 'CAST\(x AS DOUBLE\) / 1000000\.0'\."),
+        (lambda q: q.where("`x` > 1.5"), r"Write 'CAST\(`x` AS DOUBLE\) > 1\.5'\."),
+        (lambda q: q.select({"n": "cast(x as blah)"}), "Unsupported data type. Write it as"),
         (lambda q: q.select({"n": "NULL"}), r"CAST\(NULL AS BIGINT\)"),
         (lambda q: q.select({"n": ""}), "The expression of column 'n' is ''"),
         (lambda q: q.select({"n": 3}), "Column 'n' is given 3"),
