@@ -243,6 +243,9 @@ def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
         uri: a path, or a URI such as ``s3://bucket/db``.
         storage_options: credentials and settings as pylance takes them; kept out of plans, logs and ``repr``.
 
+    Raises:
+        InvalidInput: the path leads to a file, or the URI holds credentials.
+
     Example:
         ```python
         db = connect("path/to/db")
@@ -250,9 +253,20 @@ def connect(uri: str | os.PathLike[str], storage_options: Mapping[str, str] | No
         ```
     """
     database = Database(normalize_uri(uri), freeze_options(storage_options))
+    if is_local(database.uri):
+        _check_folder(Path(database.uri))
     if is_local(database.uri) and (similar := _similar_folder(database.uri)):
         warnings.warn(f"There is no folder {database.uri} yet. Did you mean {similar}?", stacklevel=2)
     return database
+
+
+def _check_folder(path: Path) -> None:
+    found = next((place for place in (path, *path.parents) if place.exists()), path)
+    if found.exists() and not found.is_dir():
+        raise InvalidInput(
+            f"{path} cannot be a database, because {found} is a file. Give a folder of tables: one that exists, or one "
+            "that create_table() shall make."
+        )
 
 
 def _similar_folder(path: str) -> str | None:

@@ -152,6 +152,14 @@ def test_a_table_that_exists_is_opened_or_overwritten_if_asked(make_table: MakeT
     assert view.to_arrow().sort_by("id").to_pydict() == {"id": [0, 1, 2], "m": [11, 2, 3]}
 
 
+@pytest.mark.parametrize("inside", ["", "db", "some/db"])
+def test_a_file_is_no_database(tmp_path: Path, inside: str) -> None:
+    file = tmp_path / "data.parquet"
+    file.write_bytes(b"PAR1")
+    with pytest.raises(InvalidInput, match=rf"{file} is a file. Give a folder of tables"):
+        connect(file / inside)
+
+
 def test_a_table_is_read_in_part(make_table: MakeTable) -> None:
     table = make_table(30, per_fragment=10)
     view = table.query().where("x < 7").select(["x"]).create_materialized_view(name="v")
