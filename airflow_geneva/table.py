@@ -26,10 +26,14 @@ from airflow_geneva.udf.definition import (
     UDF_KEY,
     ColumnSpec,
     by_name,
+    check_column_name,
     check_type,
     define_column,
     define_columns,
+    former_names,
     read_definition,
+    readers_of,
+    renamed_metadata,
     stored_definition,
 )
 from airflow_geneva.udf.of_process import find_udf, keep_udf
@@ -155,6 +159,62 @@ class Table(Summarized, Readable):
             check_type(self.name, name, dataset.schema.field(name).type, udf)
             changes[name] = {UDF_KEY: definition.to_json()}
         dataset.update_field_metadata(changes)
+
+    def drop_columns(self, columns: Sequence[str]) -> None:
+        """Remove columns, in a new version; values of a computed column are gone for its readers at once.
+
+        Args:
+            columns: names of columns.
+
+        Raises:
+            InvalidInput: there is no such column, a computed column that stays is computed from one of them, or none
+                would be left.
+        """
+        dataset = self.lance
+        names = [columns] if isinstance(columns, str) else list(columns)
+        check_columns(self.name, dataset.schema.names, names)
+        if readers := readers_of(dataset.schema, names):
+            listed = ", ".join(f"{name!r} (from {inputs})" for name, inputs in readers.items())
+            raise InvalidInput(
+                f"Columns {names} of table {self.name!r} cannot be dropped: other columns are computed from them: "
+                f"{listed}. Drop these too: table.drop_columns({[*names, *readers]}), or give them other inputs with "
+                "table.alter_columns(...)."
+            )
+        if not set(dataset.schema.names) - set(names):
+            raise InvalidInput(
+                f"Columns {names} are all that table {self.name!r} has, and a table needs one. Drop the table: "
+                f"db.drop_table({self.name!r})."
+            )
+        if names:
+            dataset.drop_columns(list(dict.fromkeys(names)))
+
+    def rename_column(self, column: str, to: str) -> None:
+        """Rename a column. A computed column keeps its values and state, and columns computed from it follow.
+
+        A view that reads the column is refreshed again when the column has its former name again, or the view is
+        created again.
+
+        Args:
+            column: its name.
+            to: its new name.
+
+        Raises:
+            InvalidInput: there is no such column, or the new name is taken or cannot be a column's name.
+        """
+        dataset = self.lance
+        schema = dataset.schema
+        check_columns(self.name, schema.names, [column])
+        check_column_name(to)
+        if to in schema.names:
+            raise InvalidInput(
+                f"Column {column!r} of table {self.name!r} cannot be renamed to {to!r}: there is such a column. Choose "
+                f"another name, or drop that column first: table.drop_columns([{to!r}])."
+            )
+        # Metadata first: after a kill in between, to rename the column again completes both.
+        if changes := renamed_metadata(schema, column, to):
+            dataset.update_field_metadata(changes)
+        escaped = column.replace("`", "``")
+        self.lance.alter_columns({"path": f"`{escaped}`", "name": to})  # type: ignore[dict-item]
 
     def definition(self, column: str, dataset: LanceDataset | None = None) -> UdfDefinition:
         """Return the stored definition of a computed column.
@@ -322,7 +382,7 @@ class Table(Summarized, Readable):
         Raises:
             InvalidInput: ``job_id`` is not a job id, or there is no such column and no record of one.
         """
-        records = read_errors(self.location.checkpoints, job_id, column_name)
+        records = self._records(job_id, column_name)
         if not records and column_name is not None:
             check_columns(self.name, self.schema.names, [column_name])
         if job_id is not None or history or not records:
@@ -338,6 +398,17 @@ class Table(Summarized, Readable):
             job_id, column_name, history: as for :meth:`get_errors`.
         """
         return group_errors(self.get_errors(job_id, column_name, history))
+
+    def _records(self, job_id: str | None, column_name: str | None) -> list[ErrorRecord]:
+        """Read the error records of a job and a column, those under its former names too."""
+        schema, checkpoints = self.lance.schema, self.location.checkpoints
+        computed = [name for name in schema.names if column_name in (None, name) and stored_definition(schema, name)]
+        now = {former: name for name in computed for former in former_names(schema, name) if former not in schema.names}
+        if not now:
+            return read_errors(checkpoints, job_id, column_name)
+        wanted = [None] if column_name is None else [column_name, *now]
+        found = [record for name in wanted for record in read_errors(checkpoints, job_id, name)]
+        return [replace(record, column=now.get(record.column, record.column)) for record in found]
 
     def _failed_ids(self, column: str) -> set[int]:
         """Return the row ids of the rows that are NULL because the UDF of a column failed."""

@@ -246,11 +246,19 @@ class View(Table):
         """Always raises: a view's columns come from its query."""
         self._refuse_columns(columns)
 
+    def drop_columns(self, columns: Any) -> NoReturn:
+        """Always raises: a view's columns come from its query."""
+        self._refuse_columns(columns)
+
+    def rename_column(self, column: Any, to: Any) -> NoReturn:
+        """Always raises: a view's columns come from its query."""
+        self._refuse_columns([column])
+
     def _refuse_columns(self, columns: Any) -> NoReturn:
         named = list(columns) if isinstance(columns, (Mapping, Sequence)) else columns
         raise InvalidInput(
-            f"Columns {named!r:.200} cannot be added to view {self.name!r} or changed in it: its columns come from "
-            "its query. Create a view with another query, or compute them in the source."
+            f"Columns {named!r:.200} cannot be added to view {self.name!r}, changed or dropped in it: its columns come "
+            "from its query. Create a view with another query, or compute them in the source."
         )
 
     def _plan(self, request: BackfillRequest, udf: UDF | str | None) -> NoReturn:

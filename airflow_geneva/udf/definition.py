@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -19,6 +20,9 @@ from airflow_geneva.udf.shipping import load_udf
 
 UDF_KEY = "geneva::udf"
 """Key of the column's metadata under which its definition is stored."""
+
+FORMER_NAMES_KEY = "geneva::former_names"
+"""Key of the column's metadata that lists the names that it had before, as JSON."""
 
 MIXED_VERSIONS_KEY = "geneva::udf_version"
 """Key of the column's metadata that lists the UDF versions that computed it, if there are several."""
@@ -87,6 +91,30 @@ def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:
     return None if stored is None else UdfDefinition.from_json(stored.decode())
 
 
+def readers_of(schema: pa.Schema, columns: Sequence[str]) -> dict[str, list[str]]:
+    """Return the computed columns, other than these, that are computed from these, with their inputs among them."""
+    found: dict[str, list[str]] = {}
+    for name in schema.names:
+        definition = stored_definition(schema, name)
+        if name not in columns and definition is not None:
+            inputs = [one for one in dict.fromkeys(definition.input_columns or ()) if one in columns]
+            found |= {name: inputs} if inputs else {}
+    return found
+
+
+def renamed_metadata(schema: pa.Schema, column: str, renamed: str) -> dict[str, dict[str, str | None]]:
+    """Return what a renaming changes in the metadata of columns: the inputs of its readers, and its former names."""
+    changed: dict[str, dict[str, str | None]] = {}
+    if stored_definition(schema, column) is not None:
+        names = [name for name in (*former_names(schema, column), column) if name != renamed]
+        changed[column] = {FORMER_NAMES_KEY: json.dumps(list(dict.fromkeys(names)))}
+    for name in readers_of(schema, [column]):
+        definition = read_definition("", schema, name)
+        inputs = tuple(renamed if one == column else one for one in definition.input_columns or ())
+        changed[name] = {UDF_KEY: replace(definition, input_columns=inputs).to_json()}
+    return changed
+
+
 def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition:
     if column not in schema.names:
         raise InvalidInput(
@@ -126,6 +154,16 @@ def check_type(table: str, column: str, found: pa.DataType, udf: UDF) -> None:
         )
 
 
+def former_names(schema: pa.Schema, column: str) -> list[str]:
+    """Return the names that a computed column had before, and that no column has now: jobs recorded it under them."""
+    stored = (schema.field(column).metadata or {}).get(FORMER_NAMES_KEY.encode(), b"[]")
+    try:
+        names = json.loads(stored)
+    except (ValueError, RecursionError):
+        return []
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
 def check_column_name(name: object) -> None:
     """Reject names that Lance uses for its own columns, or reads as paths into structs."""
     if (
@@ -136,6 +174,6 @@ def check_column_name(name: object) -> None:
         or set(name) & set(".`")
     ):
         raise InvalidInput(
-            f"{name!r} cannot be the name of a computed column: it is empty, one of Lance's own (_row..., _distance, "
+            f"{name!r} cannot be the name of a column: it is empty, one of Lance's own (_row..., _distance, "
             "_score), or has a dot in it, which Lance reads as a path into a struct, or a backtick. Choose another."
         )

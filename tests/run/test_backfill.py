@@ -591,6 +591,99 @@ def test_a_renamed_input_is_the_same_input(make_table: MakeTable, trace: Trace) 
     assert_nothing_to_do_is_free(table, "tripled", trace)
 
 
+def test_a_column_that_is_renamed_keeps_its_state_and_its_readers_follow(make_table: MakeTable, trace: Trace) -> None:
+    table = make_table(50)
+    table.add_columns({"y": triple, "z": (triple_row, ["y"])})
+    table.backfill("y", runner="inline")
+    table.backfill("z", runner="inline")
+    trace.clear()
+    table.rename_column("x", "an x")
+    table.rename_column("y", "y2")
+    table.rename_column("y2", "tripled")
+    assert table.schema.names == ["id", "an x", "tripled", "z"]
+    assert table.definition("tripled").input_columns == ("an x",)
+    assert table.definition("z").input_columns == ("tripled",)
+    for column in ("tripled", "z"):
+        assert table.backfill(column, runner="inline").rows_skipped == 50
+    assert trace.rows() == []
+    table.add([{"id": 50, "an x": 50}])
+    assert table.backfill("tripled", runner="inline").rows_computed == 1
+    assert table.backfill("z", runner="inline").rows_computed == 1
+    assert table.to_arrow(["z"])["z"].to_pylist() == [tripled(tripled(x)) for x in range(51)]
+
+
+def test_rows_that_failed_are_listed_under_the_new_name_of_their_column(make_table: MakeTable) -> None:
+    @udf(data_type=pa.int64(), version="1", on_error="skip")
+    def picky(x: int) -> int:
+        if x == 3:
+            raise ValueError("three")
+        return x
+
+    table = make_table(5)
+    table.add_columns({"y": picky})
+    table.backfill("y", runner="inline")
+    table.rename_column("y", "z")
+    for records in (table.get_errors(), table.get_errors(column_name="z"), table.get_errors(history=True)):
+        assert [(record.column, record.row_address) for record in records] == [("z", 3)]
+    assert table.get_failed_row_addresses(column_name="z") == [3]
+    table.backfill("z", runner="inline")
+    (failed,) = table.get_errors()
+    assert (failed.column, failed.attempt) == ("z", 2)
+
+
+def test_a_rename_that_was_killed_between_its_commits_is_completed_by_the_next(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(5)
+    table.add_columns({"y": triple})
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lance.LanceDataset, "alter_columns", killed)
+        with pytest.raises(KeyboardInterrupt):
+            table.rename_column("x", "new")
+    table.rename_column("x", "new")
+    assert table.backfill("y", runner="inline").rows_computed == 5
+
+
+def test_columns_that_others_are_computed_from_are_not_dropped(make_table: MakeTable) -> None:
+    table = make_table(5)
+    table.add_columns({"y": triple, "z": (triple_row, ["y"])})
+    with pytest.raises(InvalidInput, match=r"\['x'\] of table .* computed from them: 'y' \(from \['x'\]\)\."):
+        table.drop_columns(["x"])
+    with pytest.raises(InvalidInput, match=r"'z' \(from \['y'\]\).*table\.drop_columns\(\['x', 'y', 'z'\]\)"):
+        table.drop_columns(["x", "y"])
+    table.drop_columns(["z"])
+    table.drop_columns(["y", "x", "y"])
+    assert table.schema.names == ["id"]
+    with pytest.raises(InvalidInput, match="a table needs one"):
+        table.drop_columns("id")
+    with pytest.raises(InvalidInput, match=r"has no columns \['nope'\]. It has: id"):
+        table.drop_columns(["nope"])
+
+
+@pytest.mark.parametrize(
+    ("column", "to", "says"),
+    [
+        ("nope", "a", r"has no columns \['nope'\]"),
+        ("x", "id", "there is such a column"),
+        ("x", "a.b", "'a.b' cannot be the name of a column"),
+        ("x", "_rowid", "'_rowid' cannot be the name of a column"),
+    ],
+)
+def test_a_rename_that_is_not_possible_changes_nothing(make_table: MakeTable, column: str, to: str, says: str) -> None:
+    table = make_table(5)
+    with pytest.raises(InvalidInput, match=says):
+        table.rename_column(column, to)
+    assert table.version == 1
+    view = table.query().select(["x"]).create_materialized_view(name="v")
+    for change in (lambda: view.drop_columns(["x"]), lambda: view.rename_column("x", "a")):
+        with pytest.raises(InvalidInput, match="its columns come from its query"):
+            change()
+
+
 def test_two_compactions_without_a_plan_in_between_cost_nothing(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(100, per_fragment=10)
     table.add_columns({"y": triple})
