@@ -47,6 +47,12 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
         others = tuple(name for name in schema.names if name != column)
         definition = replace(definition, input_columns=others)
     check_inputs(udf, schema, definition.input_columns, table)
+    if quoted := [name for name in definition.input_columns or () if "`" in name]:
+        renamed = quoted[0].replace("`", "_")
+        raise InvalidInput(
+            f"Column {column!r} of table {table!r} cannot be computed from {quoted}: Lance cannot select a column "
+            f"with a backtick in its name. Rename it: table.rename_column({quoted[0]!r}, {renamed!r})."
+        )
     keep_udf(udf)
     _check_cycle(table, schema, column, definition.input_columns or ())
     return definition, udf

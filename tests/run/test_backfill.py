@@ -543,6 +543,22 @@ def test_columns_may_have_odd_names(make_table: MakeTable, trace: Trace, name: s
     assert_nothing_to_do_is_free(table, name, trace)
 
 
+@pytest.mark.parametrize("all_columns", [False, True])
+def test_an_input_with_a_backtick_in_its_name_is_refused_where_the_column_is_added(
+    tmp_path: Path, all_columns: bool
+) -> None:
+    def of_batch(batch: pa.RecordBatch) -> pa.Array:
+        return batch.column(0)
+
+    table = connect(tmp_path).create_table("t", {"a`b": [1, 2]})
+    function = udf(data_type=pa.int64())(of_batch)
+    with pytest.raises(InvalidInput, match=r"backtick in its name.*table\.rename_column\('a`b', 'a_b'\)"):
+        table.add_columns({"y": function if all_columns else (triple, ["a`b"])})
+    table.rename_column("a`b", "a_b")
+    table.add_columns({"y": function if all_columns else (triple, ["a_b"])})
+    assert table.backfill("y", runner="inline").rows_computed == 2
+
+
 def test_columns_that_differ_in_case_only_are_two_columns(make_table: MakeTable, trace: Trace) -> None:
     table = make_table(10, X=pa.array(range(100, 110), pa.int64()))
     table.add_columns({"y": (triple, ["x"]), "Y": (triple, ["X"])})
