@@ -15,8 +15,14 @@ if TYPE_CHECKING:
 SPARK_START = 6.0, 20.0
 """Seconds to start Spark for one shard, if no earlier job tells."""
 
+FEW_ROWS = 1_000
+"""Rows for which the start of Spark is worth a warning."""
+
 LIMITS = ("rows", "seconds", "slot_seconds", "cost")
 """What `Estimate.above` compares."""
+
+_SPARK_STAGES = 0.5, 4.0
+_A_START = 1.0
 
 _ONE_JOB, _SEVERAL_JOBS = 1.7, 1.5
 _BESIDE_A_JOB = 0.05, 0.22
@@ -64,6 +70,7 @@ class Size:
         shards: how often Spark is started.
         price_per_slot_hour: of one slot, or None.
         cost_per_row: of the UDFs' own, or None.
+        session_is_up: whether this process has a Spark session, which need not be started.
     """
 
     rows: int
@@ -73,6 +80,11 @@ class Size:
     shards: int = 1
     price_per_slot_hour: float | None = None
     cost_per_row: float | None = None
+    session_is_up: bool = False
+
+    @property
+    def starts_spark(self) -> bool:
+        return self.runner == "spark" and not self.session_is_up
 
 
 @dataclass(frozen=True)
@@ -89,6 +101,7 @@ class Estimate:
         sample: a table of the sampled rows with inputs, values and errors, or None.
         start_seconds: until a shard computes; None if no earlier job tells.
         rows_per_second: of one shard; None if nothing is known.
+        why: why it would be computed there, or "".
     """
 
     rows: int
@@ -100,6 +113,7 @@ class Estimate:
     sample: pa.Table | None = None
     start_seconds: float | None = None
     rows_per_second: float | None = None
+    why: str = ""
 
     @staticmethod
     def of_nothing() -> Estimate:
@@ -124,15 +138,23 @@ class Estimate:
             middle = Interval(ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4])
         slot_seconds = middle.times(1 / margin, margin)
         alike = [job for job in jobs if job.runner == size.runner]
-        starts = [job.start_seconds for job in alike if job.start_seconds is not None]
-        apart = _apart(size)
-        if beside := [job.seconds_beside * size.shards for job in alike if job.slots and job.seconds]:
-            apart = Interval(min(beside), max(beside)).times(1 / margin, margin)
+        apart, start = _apart(size), None
+        if known := [job for job in alike if job.slots and job.seconds]:
+            # Only a job that started Spark tells how long that takes.
+            starts = [began for job in known if (began := job.start_seconds or 0.0) >= _A_START]
+            beside = [max(job.seconds_beside - (job.start_seconds or 0.0), 0.0) for job in known]
+            if any(job.start_seconds is None for job in known):  # these took the start, and what else, together
+                starts, beside = [0.0], [job.seconds_beside for job in known if job.start_seconds is None]
+            apart = Interval(min(beside), max(beside)) + Interval(*_BESIDE_A_JOB)
+            if size.starts_spark:
+                apart += Interval(min(starts), max(starts)) if starts else Interval(*SPARK_START)
+            apart = apart.times(size.shards).times(1 / margin, margin)
+            start = 0.0 if not size.starts_spark else sum(starts) / len(starts) if starts else None
         many = f"{len(jobs)} earlier jobs" if len(jobs) > 1 else "an earlier job"
         paid = [cost for job in jobs if (cost := job.cost_per_row(size.cost_per_row)) is not None]
         per_row = Interval(min(paid), max(paid)) if paid else None
         found = _estimate(size, slot_seconds, apart, f"by {many} of this version", per_row)
-        return replace(found, start_seconds=sum(starts) / len(starts) if starts else None)
+        return replace(found, start_seconds=start)
 
     @staticmethod
     def by_sample(size: Size, calls: Sequence[Call], table: pa.Table) -> Estimate:
@@ -193,6 +215,12 @@ class Estimate:
         return {"rows": self.rows, **plain, "runner": self.runner, "basis": self.basis}
 
 
+def starting_spark(rows: int) -> str:
+    """Say that Spark is started for a few rows."""
+    low, high = SPARK_START
+    return f"Spark is started for {counted(rows, 'row')}, which takes about {low:g} to {high:g} s."
+
+
 def _estimate(
     size: Size, slot_seconds: Interval, apart: Interval, basis: str, per_row: Interval | None = None
 ) -> Estimate:
@@ -205,7 +233,9 @@ def _estimate(
 
 def _apart(size: Size) -> Interval:
     """Return the seconds of a job in which no slot computes."""
-    start = Interval(*SPARK_START).times(size.shards) if size.runner == "spark" else Interval(0, 0)
+    start = Interval(0, 0)
+    if size.runner == "spark":
+        start = Interval(*(SPARK_START if size.starts_spark else _SPARK_STAGES)).times(size.shards)
     return start + Interval(*_BESIDE_A_JOB)
 
 

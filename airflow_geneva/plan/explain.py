@@ -6,6 +6,7 @@ from itertools import islice
 
 from airflow_geneva.checkpoint.provenance import version_label
 from airflow_geneva.display import counted
+from airflow_geneva.job.estimate import FEW_ROWS, starting_spark
 from airflow_geneva.plan.model import Plan, RefreshSpec
 
 _LISTED = 8
@@ -47,8 +48,14 @@ def explain(plan: Plan) -> str:
         lines.append(f"  {cap}: {counted(work.rows_beyond, 'row')} left for the next run")
     for version, count in plan.rows_by_other_version:
         lines.append(f"  values of UDF version {version_label(version)}: {counted(count, 'row')}")
-    if plan.shards and plan.estimator is not None and (expected := plan.estimate()).slot_seconds is not None:
-        lines.append(f"  Estimate: {expected}")
+    if plan.shards and plan.estimator is not None:
+        expected = plan.estimate()
+        where = "in this process" if expected.runner == "inline" else "on Spark"
+        lines.append(f'  runner="auto" computes it {where}: {expected.why}')
+        if expected.slot_seconds is not None:
+            lines.append(f"  Estimate: {expected}")
+        if expected.runner == "spark" and expected.start_seconds != 0 and expected.rows < FEW_ROWS:
+            lines.append(f"  Note: {starting_spark(expected.rows)}")
     lines.extend(f"  Note: {note}" for note in (*plan.notes, *plan.savings))
     return "\n".join(lines)
 

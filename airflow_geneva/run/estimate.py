@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -180,13 +181,13 @@ def estimator(location: TableLocation, udfs: Callable[[], Udfs]) -> Callable[[Pl
         if not plan.shards:
             return Estimate.of_nothing()
         here = udfs()
-        runner = choose_runner(plan, location.checkpoints, here, INLINE_BELOW_SECONDS, try_new_code=True).runner
+        choice = choose_runner(plan, location.checkpoints, here, INLINE_BELOW_SECONDS, try_new_code=True)
         if sample is None:
-            return estimate_by_history(plan, location, runner)
+            return replace(estimate_by_history(plan, location, choice.runner), why=choice.why)
         found = sample_plan(plan, location, here, sample)
         if not found.calls:
-            return estimate_by_history(plan, location, runner)
-        size = size_of(plan, runner)
+            return replace(estimate_by_history(plan, location, choice.runner), why=choice.why)
+        size, runner = size_of(plan, choice.runner), choice.runner
         expected = Estimate.by_sample(size, found.calls, found.table())
         # The sample knows more than the choice did.
         slow = expected.slot_seconds is not None and sum(expected.slot_seconds) / 2 >= INLINE_BELOW_SECONDS
@@ -216,4 +217,14 @@ def size_of(plan: Plan, runner: str) -> Size:
         shards=sum(bool(shard.to_apply) for shard in plan.shards),
         price_per_slot_hour=sizing.price_per_slot_hour,
         cost_per_row=sum(costs) if costs else None,
+        session_is_up=runner == "spark" and has_session(),
     )
+
+
+def has_session() -> bool:
+    """Whether this process has a Spark session already."""
+    if "pyspark.sql" not in sys.modules:
+        return False
+    from airflow_geneva.spark.local import active_session
+
+    return active_session() is not None

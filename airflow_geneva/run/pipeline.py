@@ -17,6 +17,7 @@ from airflow_geneva.display import counted
 from airflow_geneva.errors import ExpectationFailed, JobFailed, StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.error_records import count_errors
+from airflow_geneva.job.estimate import FEW_ROWS, starting_spark
 from airflow_geneva.job.folder import APPLIED, FAILURE, RECORD, STARTED, JobFolder
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.job.meter import Stopwatch, measured
@@ -32,7 +33,7 @@ from airflow_geneva.plan.shard import FragmentWork, Shard, Works
 from airflow_geneva.run.caps import CapReached, Caps, Spent
 from airflow_geneva.run.choice import INLINE_BELOW_SECONDS, Pace, RunnerChoice, TooSlow, choose_runner
 from airflow_geneva.run.column import ColumnPublisher
-from airflow_geneva.run.estimate import estimate_by_history
+from airflow_geneva.run.estimate import estimate_by_history, has_session
 from airflow_geneva.run.expectations import found_in_job
 from airflow_geneva.run.housekeeping import run_maintenance, with_indexes
 from airflow_geneva.run.inline import apply_inline
@@ -97,6 +98,9 @@ def start(plan: Plan, location: TableLocation, udfs: Udfs, runner: str, watch: S
     if any(shard.to_apply for shard in plan.shards):
         udfs.check_sent(choice.runner)
         if choice.runner == "spark":
+            if runner == "spark" and plan.rows_to_run < FEW_ROWS and not has_session() and not plan.archives:
+                instead = 'runner="inline" computes them in this process.'
+                logger.warning("%s %s", starting_spark(plan.rows_to_run), instead)
             _open_session(plan.work, watch, "plan")
     for saving in plan.savings:
         logger.info("%s", saving)

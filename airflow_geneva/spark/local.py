@@ -26,14 +26,18 @@ _starting = threading.Lock()
 
 def open_session(concurrency: int) -> SparkSession:
     """Return the active session, or start a local one; `JavaNotFound` if there is no Java to start one."""
+    with _starting:  # of jobs in the background, one starts a session, and the others get it
+        return active_session() or _start_session(concurrency)
+
+
+def active_session() -> SparkSession | None:
+    """Return this process's session, also in a background thread, which has no active session of its own."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    with _starting:  # of jobs in the background, one starts a session, and the others get it
-        # A background thread has no active session of its own; this returns the process's.
-        with suppress(PySparkRuntimeError):
-            return SparkSession.active()
-        return _start_session(concurrency)
+    with suppress(PySparkRuntimeError):
+        return SparkSession.active()
+    return None
 
 
 def _start_session(concurrency: int) -> SparkSession:

@@ -13,6 +13,7 @@ from airflow_geneva import report, udf
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.estimate import Call, Estimate, Interval, Size
 from airflow_geneva.job.speed import PastJob, UdfSpeed
+from airflow_geneva.run import pipeline
 from airflow_geneva.table import Table
 from tests.support.counting import Trace, triple, triple_row
 
@@ -153,6 +154,51 @@ def test_what_an_earlier_job_on_spark_took_beside_its_rows_tells_how_long_spark_
     unknown = Estimate.by_history(Size(1_000, 1, "spark", slots=8, shards=2), [replace(earlier, slots=0)]).seconds
     assert unknown is not None
     assert unknown.covers(40 / 8 + 2 * 10)
+
+
+def test_a_repeat_in_a_session_that_is_up_does_not_count_the_start_of_spark() -> None:
+    """The first job started Spark, the second one did not: the third is known well, in this session or a new one."""
+    speed = UdfSpeed(1_000, 4.0, 0.1, 10, 0, 1, 4.0)
+    first = PastJob(speed, 23.0, "spark", start_seconds=19.0, slots=2)
+    second = PastJob(speed, 4.5, "spark", start_seconds=0.001, slots=2)
+    for jobs in ([first], [second, first]):
+        size = Size(1_000, 1, "spark", slots=2)
+        for now, seconds in ((size, 23.0), (replace(size, session_is_up=True), 4.2)):
+            found = Estimate.by_history(now, jobs)
+            assert found.seconds is not None
+            assert found.seconds.covers(seconds)
+            assert found.seconds.high <= 3.5 * found.seconds.low
+    assert Estimate.by_history(replace(size, session_is_up=True), [first]).start_seconds == 0.0
+    assert Estimate.by_history(size, [second, first]).start_seconds == 19.0
+
+
+def test_a_plan_says_where_it_would_be_computed_and_why_and_warns_of_spark_for_a_few_rows(
+    make_table: MakeTable,
+) -> None:
+    table = make_table(300)
+    table.add_columns({"y": triple_row})
+    why = "no earlier job tells how long UDF version"
+    assert f'\n  runner="auto" computes it in this process: {why}' in str(table.plan_backfill("y"))
+    assert "Spark is started" not in str(table.plan_backfill("y"))
+    heavy = udf(data_type=pa.int64(), version="1", memory="2g", name="heavy")(lambda x: x)
+    table.add_columns({"z": (heavy, ["x"])})
+    said = str(table.plan_backfill("z"))
+    assert '\n  runner="auto" computes it on Spark: only Spark provides what was asked for: memory=2147483648' in said
+    assert "\n  Note: Spark is started for 300 rows, which takes about 6 to 20 s." in said
+
+
+def test_spark_that_is_asked_for_a_few_rows_is_warned_of_before_it_starts(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def started(_: int) -> None:
+        raise AssertionError("\n".join(caplog.messages))
+
+    monkeypatch.setattr("airflow_geneva.spark.local.open_session", started)
+    monkeypatch.setattr(pipeline, "has_session", lambda: False)
+    table = make_table(300)
+    table.add_columns({"y": triple_row})
+    with pytest.raises(AssertionError, match=r'Spark is started for 300 rows.* runner="inline" computes them'):
+        table.backfill("y", runner="spark")
 
 
 def test_several_jobs_tell_how_far_they_differ_and_one_odd_one_does_not_count() -> None:
