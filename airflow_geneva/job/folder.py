@@ -115,10 +115,13 @@ class JobFolder:
         self.storage.write_json(shard_name("status", fingerprint, shard), status)
 
     @contextmanager
-    def recording_failure(self, fingerprint: str, shard: int) -> Iterator[None]:
+    def recording_failure(self, fingerprint: str, shard: int, last: bool = False) -> Iterator[None]:
         """Write why the work on a shard failed, for the job's record; a new try removes the reason first.
 
         What a driver wrote meanwhile stays: it says more than the task that submitted it knows.
+
+        Args:
+            last: no other try follows, so the job fails too.
         """
         if self.read_shard(fingerprint, shard).get(FAILURE):
             self.update_shard(fingerprint, shard, failure=None)
@@ -126,9 +129,10 @@ class JobFolder:
             yield
         except Exception as error:
             with suppress(StorageError):
-                if not self.read_shard(fingerprint, shard).get(FAILURE):
-                    failure = {"error": mask_secrets(str(error)), "at": time.time()}
-                    self.update_shard(fingerprint, shard, failure=failure)
+                failure = self.read_shard(fingerprint, shard).get(FAILURE)
+                if last or not failure:
+                    failure = failure or {"error": mask_secrets(str(error)), "at": time.time()}
+                    self.update_shard(fingerprint, shard, failure={**failure, **({"last": True} if last else {})})
             raise
 
     def read(self, name: str) -> dict[str, Any] | None:

@@ -59,6 +59,7 @@ class ShardStatus:
         usage: what its calls reported that they used, in all tries, but for the last seconds before a kill.
         samples: how many rows its last try had computed when, in seconds since the epoch; at most 60.
         rows_submitted: rows that the service of a batch API has and did not answer when it was asked last.
+        last: whether no other try follows the one that failed.
     """
 
     index: int
@@ -85,6 +86,7 @@ class ShardStatus:
     samples: tuple[tuple[float, int], ...] = ()
     usage: Usage = field(default_factory=Usage)
     rows_submitted: int = 0
+    last: bool = False
 
     @property
     def applied_per_second(self) -> float:
@@ -127,6 +129,12 @@ class ShardStatus:
     def reason(self) -> str:
         """The first line of its error."""
         return (self.error or "").partition("\n")[0]
+
+    @property
+    def remedy(self) -> str:
+        """What the error says to do: the line after its first one, before the inputs and the traceback of a UDF."""
+        after = (self.error or "").partition("\n")[2].partition("\n")[0]
+        return "" if after.startswith(("Input batch schema", "Traceback", " ")) else after
 
 
 def read_shards(folder: JobFolder, record: Mapping[str, Any]) -> tuple[ShardStatus, ...]:
@@ -199,7 +207,8 @@ def _read_shard(
     if committed:
         return _committed(status, committed)
     if failure := found.get(FAILURE):
-        return replace(status, stage=FAILED, error=failure["error"], rows_per_second=0.0, seconds_left=None)
+        last = bool(failure.get("last"))
+        return replace(status, stage=FAILED, error=failure["error"], last=last, rows_per_second=0.0, seconds_left=None)
     return status
 
 

@@ -14,6 +14,7 @@ from airflow_geneva.job.error_records import count_errors_so_far
 from airflow_geneva.job.folder import HEARTBEAT, RECORD, JobFolder, is_job_id
 from airflow_geneva.job.heartbeat import APPROVAL, RUNNING_TIMEOUT, Heartbeat, heartbeat_timeout
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL, PENDING, ROWS_RUN, RUNNING, Checked, in_order
+from airflow_geneva.job.shard_status import FAILED as FAILED_SHARD
 from airflow_geneva.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.job.time_left import TimeLeft, estimate_time_left, format_duration
 from airflow_geneva.limits.rate_limit import Usage
@@ -134,6 +135,29 @@ class Job(Listed):
         return self.state in (PENDING, RUNNING) and not self.dead
 
     @property
+    def outlook(self) -> str:
+        """What shards that failed mean for a job that still runs; "" if none did."""
+        failed = [shard for shard in self.shards if shard.stage == FAILED_SHARD] if self.open else []
+        if not failed:
+            return ""
+        unless = "" if any(shard.last for shard in failed) else ", unless another try succeeds"
+        return f"{counted(len(failed), 'shard')} failed: the run will end FAILED{unless}"
+
+    @property
+    def average_speed(self) -> float:
+        """Rows per second of a shard while it was computed, of those that are; 0 if that is not known."""
+        known = [(shard.rows_computed + shard.rows_failed, speed) for shard in self.shards
+                 if (speed := shard.applied_per_second)]  # fmt: skip
+        seconds = sum(rows / speed for rows, speed in known)
+        return sum(rows for rows, _ in known) / seconds if seconds else 0.0
+
+    @property
+    def spark_start(self) -> float:
+        """Mean seconds from the begin of a shard's task, or of the job, to the computation: the start of Spark."""
+        starts = [shard.start_seconds for shard in self.shards if shard.start_seconds]
+        return sum(starts) / len(starts) if starts else self.seconds.get("spark", 0.0)
+
+    @property
     def target(self) -> str:
         """The column as ``table.column``, or the name of the view."""
         return self.view or f"{self.table}.{self.column}"
@@ -192,6 +216,7 @@ class Job(Listed):
         if self.time_left is not None:
             speed = f"{self.rows_per_second:,.0f} rows/s, " if self.rows_per_second else ""
             lines.append(f"  {speed}{self.time_left}")
+        lines.extend([f"  {self.outlook}"] if self.outlook else [])
         if self.seconds:
             lines.append("  " + ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in self.seconds.items()))
         if self.runner is not None:

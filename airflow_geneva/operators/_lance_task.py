@@ -44,6 +44,11 @@ def optional_text(value: Any) -> str | None:
     return None if value is None or str(value).strip() in _NOTHING else str(value).strip()
 
 
+def is_last_try(ti: Any) -> bool:
+    """Whether Airflow does not run a task again if this try fails."""
+    return int(ti.try_number) > int(getattr(ti, "max_tries", ti.try_number))
+
+
 def required_text(name: str, value: Any) -> str:
     """Return text that is not empty, or raise an AirflowFailException."""
     text = optional_text(value)

@@ -40,6 +40,7 @@ from airflow_geneva.operators._lance_task import (
     cause_first,
     check_shard,
     failing_at_once,
+    is_last_try,
     load_job,
     open_database,
     optional_int,
@@ -141,7 +142,7 @@ class ApplyOperator(SparkSubmitOperator):
             suppress(StillWaiting),
             cause_first(self.log),
             writing_heartbeats(job.folder.storage, "apply"),
-            job.folder.recording_failure(job.saved.fingerprint, shard.index),
+            job.folder.recording_failure(job.saved.fingerprint, shard.index, is_last_try(context["ti"])),
             openai_connection(optional_text(self.openai_conn_id)),
         ):
             waiting.look(Udfs.planned(job.work))

@@ -86,6 +86,10 @@ class SpeedChart:
     def most(self) -> float:
         return max(self.speeds)
 
+    @cached_property
+    def average(self) -> float:
+        return sum(self.speeds) / len(self.speeds)
+
     @property
     def outline(self) -> str:
         """The points of an SVG polygon; each speed is as wide as its part of the time."""
@@ -122,19 +126,22 @@ class JobDetails:
         return chart_speed(self.job.shards)
 
     @staticmethod
+    def parts(item: Job | ShardStatus) -> tuple[tuple[str, int], ...]:
+        """Return the due rows by the last state that they reached, or failed; the rest is still to do, or left."""
+        rows = item.rows_pending if isinstance(item, Job) else item.rows
+        reached = (0, item.rows_committed, item.rows_ready, item.rows_checkpointed)
+        steps = (*reached, max(reached) + item.rows_failed, rows)
+        ends = [min(max(steps[: at + 1]), rows) for at in range(len(steps))]
+        names = ("committed", "ready", "checkpointed", "failed", "left")
+        return tuple((name, end - start) for name, start, end in zip(names, ends, ends[1:], strict=False))
+
+    @staticmethod
     def shares(item: Job | ShardStatus) -> tuple[tuple[str, float], ...]:
         """Return the percentage of rows by the last state that they reached, or failed, without empty parts."""
         rows = item.rows_pending if isinstance(item, Job) else item.rows
         if isinstance(item, Job) and not rows:
             return (("committed", 100.0),) if item.state == DONE else ()
-        committed, ready, stored = item.rows_committed, item.rows_ready, item.rows_checkpointed
-        reached = (
-            ("committed", 0, committed),
-            ("ready", committed, ready),
-            ("checkpointed", ready, stored),
-            ("failed", stored, stored + item.rows_failed),
-        )
-        parts = [(name, 100.0 * (min(end, rows) - min(start, rows)) / max(rows, 1)) for name, start, end in reached]
+        parts = [(name, 100.0 * count / max(rows, 1)) for name, count in JobDetails.parts(item) if name != "left"]
         # One row that failed is too few to be seen: the parts before it give way.
         red = max(parts[-1][1], _LEAST_RED) if parts[-1][1] else 0.0
         room = min(1.0, (100.0 - red) / max(sum(part for _, part in parts[:-1]), 1e-9))

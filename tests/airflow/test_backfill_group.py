@@ -13,6 +13,7 @@ from airflow.sdk import DAG, Param, task
 
 from airflow_geneva import udf
 from airflow_geneva.assets import lance_asset
+from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.status import job_ids, read_jobs
 from airflow_geneva.operators import PlanBackfillOperator
 from airflow_geneva.task_groups import BackfillTaskGroup
@@ -215,6 +216,25 @@ def test_finish_does_not_retry_what_a_retry_cannot_mend(desk: Desk) -> None:
     run = Driver.trigger(make_dag(desk, default_args={"retries": 2})).go()
     assert run.tries("backfill.finish") == 1
     assert run.tries("backfill.shards.apply", 0) == 3
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_the_failure_of_a_shard_says_whether_another_try_follows(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, retries: int
+) -> None:
+    last = list[bool]()
+    recorded = JobFolder.recording_failure
+
+    def recording_failure(self: JobFolder, fingerprint: str, shard: int, is_last: bool = False) -> Any:
+        last.append(is_last)
+        return recorded(self, fingerprint, shard, is_last)
+
+    monkeypatch.setattr(JobFolder, "recording_failure", recording_failure)
+    desk.append("a")
+    desk.define(n="length")
+    desk.break_at("a00")
+    Driver.trigger(make_dag(desk, default_args={"retries": retries})).go()
+    assert last == [False] * retries + [True]
 
 
 def test_values_that_are_not_as_expected_stop_the_commit_and_are_told_by_finish(desk: Desk) -> None:

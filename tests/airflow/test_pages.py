@@ -25,7 +25,7 @@ from sqlalchemy import select
 
 from airflow_geneva import Database, Table, connect, udf
 from airflow_geneva.display import format_time
-from airflow_geneva.errors import JobFailed
+from airflow_geneva.errors import JobFailed, UdfError
 from airflow_geneva.job.error_records import ErrorRecord, write_errors
 from airflow_geneva.job.folder import JobFolder, plan_name
 from airflow_geneva.lance_io.table_versions import written_at
@@ -193,9 +193,11 @@ def test_one_job(reader: Get, database: Database) -> None:
     assert ["60", "never computed"] in cells(page)
     assert re.search(r'<rect class="committed" x="0.0" y="0" width="100.0"', page)
     assert [row[2:6] for row in cells(page) if row[1:2] == ["committed"]] == [
-        ["", "50 of 50", "50", "50"],
-        ["", "10 of 10", "10", "10"],
+        ["", "50 committed", "2 of 2", ""],
+        ["", "10 committed", "1 of 1", ""],
     ]
+    assert "60 committed of 60 due rows 60 computed by this job, 0 reused" in text_of(page)
+    assert re.search(r"Average speed [\d,]+ rows/s a shard", text_of(page))
     assert "Commits" in text_of(page)
     assert "where <code>x &lt; 60</code>" in page
     assert reader(f"{of_job('docs', job.job_id)}/live").startswith('<div id="live">')
@@ -268,7 +270,10 @@ def test_a_running_job_moves(reader: Get, database: Database) -> None:
     assert "100 of 1000 due rows committed, 40 failed" in page
     # 20 rows/s for five seconds, then 40.
     assert '<polygon points="0,80 0.0,40.0 300.0,40.0 300.0,0.0 600.0,0.0 600,80">' in page
-    assert "at most 40 rows/s" in text_of(page)
+    assert "30 rows/s on average, at most 40 rows/s" in text_of(page)
+    assert "100 committed 580 ready to commit 80 checkpointed 40 failed 200 to do of 1,000 due rows" in text_of(page)
+    assert cells(page)[1][:4] == ["0", "applying", "", "200 ready to commit 80 checkpointed 20 failed 200 to do"]
+    assert "will end FAILED" not in page
     live = re.search(r'data-live="/geneva([^"]*)" data-after="(\d+)" data-then="reload"', page)
     assert live
     assert 'http-equiv="refresh"' in page
@@ -286,11 +291,35 @@ def test_a_running_job_moves(reader: Get, database: Database) -> None:
     assert "data-live" in part
 
 
+def test_a_running_job_whose_shard_failed_says_how_it_will_end_and_what_to_do(reader: Get, database: Database) -> None:
+    table = make_table(database)
+    job_id = running_job(table, time.time())
+    folder = JobFolder.of(table.location.checkpoints, job_id)
+    error = "UDF 'f' raised KeyError\nCorrect the function.\nInput batch schema: x: int64"
+    with pytest.raises(UdfError), folder.recording_failure(PRINT, 0):
+        raise UdfError(error)
+    page = text_of(reader(of_job("docs", job_id)))
+    assert "1 shard failed: the run will end FAILED, unless another try succeeds" in page
+    assert "UDF 'f' raised KeyError Correct the function. " in page
+    assert "Input batch schema" not in page
+    with pytest.raises(UdfError), folder.recording_failure(PRINT, 0, last=True):
+        raise UdfError(error)
+    for text in (text_of(reader(of_job("docs", job_id))), str(database.job(job_id))):
+        assert "1 shard failed: the run will end FAILED" in text
+        assert "unless" not in text
+    done = {"rows_run": 500, "seconds": 25.0, "start_seconds": 15.0}
+    folder.update_shard(PRINT, 0, applied=done, failure=None)
+    page = text_of(reader(of_job("docs", job_id)))
+    assert "Spark's start 15 s a shard, in Apply" in page
+    assert "Average speed 50 rows/s a shard" in page
+    assert cells(reader(of_job("docs", job_id)))[1][5:7] == ["15 s", "50 rows/s on average"]
+
+
 def test_a_job_that_nobody_works_on_any_more(reader: Get, database: Database) -> None:
     job_id = running_job(make_table(database), 1_000_000.0)
     page = reader(of_job("docs", job_id))
     assert "found dead" in page
-    assert [row[1] for row in cells(page) if len(row) == 9 and row[0].isdecimal()] == ["left", "left"]
+    assert [row[1] for row in cells(page) if len(row) == 7 and row[0].isdecimal()] == ["left", "left"]
     assert "data-live" not in page
     assert "rows/s, about" not in text_of(page)
 
@@ -308,7 +337,7 @@ def test_a_failed_job_shows_its_error_and_the_rows(reader: Get, database: Databa
     assert failed.value.result is not None
     page = reader(of_job("docs", failed.value.result.job_id))
     assert ">FAILED<" in page
-    stages = [row[1] for row in cells(page) if len(row) == 9 and row[0].isdecimal()]
+    stages = [row[1] for row in cells(page) if len(row) == 7 and row[0].isdecimal()]
     assert stages == ["failed"] + ["left"] * (len(stages) - 1)
     assert len(stages) > 1
     assert "no such model" in page
