@@ -76,6 +76,8 @@ class TableLocation:
                 + ("." if version is None else "; a version that was cleaned up cannot be opened.")
             )
 
+        if Storage(self.uri).is_linked(self.uri):
+            raise closed(OSError("it is a symbolic link, which is not followed"))
         with engine_errors(closed):
             return lance.dataset(self.uri, version=version, storage_options=self.storage_options)
 

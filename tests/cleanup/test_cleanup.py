@@ -27,9 +27,10 @@ from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import CHECKPOINTS, JOBS, LEDGERS, MARKS, STAGED, TEMPORARY, Garbage
 from airflow_geneva.database import Database
-from airflow_geneva.errors import InvalidInput, JobFailed
+from airflow_geneva.errors import InvalidInput, JobFailed, StorageError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.outbox import OutboxEntry, read_outbox, write_outbox
+from airflow_geneva.job.status import job_ids
 from airflow_geneva.plan.saved_plan import SavedPlan, load_plan
 from airflow_geneva.run.inline import apply_inline
 from airflow_geneva.run.pipeline import PlannedJob
@@ -372,6 +373,33 @@ def test_links_are_not_followed(table: Table, tmp_path: Path) -> None:
     age(table)
     assert clean(table).count == 0
     assert precious.exists()
+
+
+@pytest.mark.parametrize("linked", ["jobs/{job}", "jobs"])
+def test_upkeep_does_not_follow_a_link_to_the_jobs_of_another_table(table: Table, linked: str) -> None:
+    """`finish` reduces old jobs to their records and folds ledgers, and a cleanup removes old jobs."""
+    other = connect(Path(table.uri).parent).create_table("other", pa.table({"x": [1, 2]}))
+    other.add_columns({"y": udf(data_type=pa.int64())(doubled)})
+    job = other.backfill("y", runner="inline").job_id
+    before = files_of(other, "_checkpoints")
+    jobs = Path(table.uri, "_checkpoints", "jobs")
+    if linked == "jobs":
+        jobs.parent.mkdir(parents=True)
+        jobs.symlink_to(Path(other.uri, "_checkpoints", "jobs"))
+    else:
+        jobs.mkdir(parents=True)
+        (jobs / job).symlink_to(Path(other.uri, "_checkpoints", "jobs", job))
+    folder = JobFolder.of(table.location.checkpoints, job)
+    assert job_ids(table.location.checkpoints) == []
+    assert folder.read("job.json") is None
+    assert folder.storage.list_files() == []
+    with pytest.raises(StorageError, match="symbolic link"):
+        folder.storage.delete("job.json")
+    with pytest.raises(StorageError, match="symbolic link"):
+        folder.write_record({})
+    age(table)
+    clean(table)
+    assert files_of(other, "_checkpoints") == before
 
 
 def test_marks_of_jobs_that_are_gone_go_unless_their_commits_are_still_there(table: Table) -> None:

@@ -83,6 +83,18 @@ GUARDS = [
         "if self._inputs_in(made_of) - self._inputs_in(group.new_fragments):",
         "if False:",
         (NESTED + "::test_an_input_that_gets_the_field_id_of_a_dropped_one_was_not_computed_from",),
+    # Storage: nothing outside of a table is listed, read, written or removed.
+    Guard(
+        "Upkeep would remove the jobs of another table, to which a link in the folder of jobs leads.",
+        "folders = [item.name for item in inside if item.is_dir(follow_symlinks=False)]",
+        "folders = [item.name for item in inside if item.is_dir()]",
+        (CLEANUP + "test_upkeep_does_not_follow_a_link_to_the_jobs_of_another_table",),
+    ),
+    Guard(
+        "Documents would be written and removed where a link in a table leads.",
+        "        if self.is_linked(path):\n            raise StorageError(",
+        "        if False:\n            raise StorageError(",
+        (CLEANUP + "test_upkeep_does_not_follow_a_link_to_the_jobs_of_another_table",),
     ),
     # Commit: what is committed fits the newest version.
     Guard(

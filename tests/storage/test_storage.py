@@ -29,6 +29,19 @@ def test_every_spelling_of_a_place_is_one_place(tmp_path: Path, monkeypatch: pyt
     assert normalize_uri(spelling.format(tmp_path)) == os.path.realpath(tmp_path / "db")
 
 
+def test_a_table_that_is_a_link_is_no_table_of_the_database(tmp_path: Path) -> None:
+    connect(tmp_path / "other").create_table("pay", pa.table({"x": [1]}))
+    db = connect(tmp_path / "db")
+    db.create_table("docs", pa.table({"x": [1]}))
+    (tmp_path / "db" / "pay.lance").symlink_to(tmp_path / "other" / "pay.lance")
+    assert db.table_names() == ["docs"]
+    with pytest.raises(InvalidInput, match="There is no table 'pay'"):
+        db.open_table("pay")
+    with pytest.raises(InvalidInput, match="symbolic link"):
+        db.location("pay").open()
+    assert not db.location("pay").exists()
+
+
 ENDPOINT = "http://planted:se:cr@t@127.0.0.1:9"
 
 
