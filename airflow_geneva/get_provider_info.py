@@ -112,6 +112,14 @@ def get_provider_info() -> dict[str, Any]:
                         "it.",
                         "string",
                     ),
+                    "udf_modules": _option(
+                        "airflow_geneva.functions",
+                        "my_project.models, my_project.prompts",
+                        "Modules and packages, separated by commas, whose functions make UDFs. A UDF that a table "
+                        "names by its import path is imported if its module decorates it with ``@udf``, or makes it "
+                        "with a function of one of these modules or of ``airflow_geneva.functions``.",
+                        "string",
+                    ),
                 },
             }
         },

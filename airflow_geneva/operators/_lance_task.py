@@ -128,6 +128,7 @@ class Configuration:
     task_memory_bytes: int
     price_per_slot_hour: float
     on_partial: str
+    udf_modules: tuple[str, ...]
 
     @staticmethod
     def read() -> Configuration:
@@ -140,10 +141,12 @@ class Configuration:
         max_retries()
         described = get_provider_info()["config"]["geneva"]["options"]
         names = [option.name for option in fields(Configuration)]
-        return Configuration(**{name: _read(name, described[name]["default"]) for name in names})  # type: ignore[arg-type]
+        return Configuration(**{name: _read(name, described[name]["default"]) for name in names})
 
 
-def _read(name: str, default: str) -> float | str:
+def _read(name: str, default: str) -> Any:
+    if name == "udf_modules":
+        return tuple(str(conf.get("geneva", name, fallback=default)).replace(",", " ").split())
     text = str(conf.get("geneva", name, fallback=default)).strip()
     if name == "on_partial":
         if text in ON_PARTIAL:

@@ -53,6 +53,7 @@ from airflow_geneva.run.record import record_plan
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.table import Table
 from airflow_geneva.udf import load_udf
+from airflow_geneva.udf.stored import udf_modules
 
 LIMIT_ROWS = "limit_rows"
 """Field of a job's record: the rows that fractions of `Skip` refer to."""
@@ -141,7 +142,7 @@ class PlanOperator(LanceOperator, SkipMixin):
         }
         job = JobFolder.of(table.location.checkpoints, job_id)
         planned_before = (job.read(RECORD) or {}) if context["ti"].try_number > 1 else {}
-        with failing_at_once(CodeChanged):
+        with failing_at_once(CodeChanged), udf_modules(configured.udf_modules):
             plan, since = self._plan(table, context, asked)
         carried = carried_counts(job, planned_before)
         # Rows that failed in earlier tries count against the limits of `Skip`, so the rows of these tries do, too.

@@ -6,6 +6,7 @@ from airflow_geneva.udf import expect
 from airflow_geneva.udf.decorator import UDF, udf
 from airflow_geneva.udf.error_policy import Fail, Retry, Skip
 from airflow_geneva.udf.settings import UdfDefinition
-from airflow_geneva.udf.shipping import load_stored_udf, load_udf
+from airflow_geneva.udf.shipping import load_udf
+from airflow_geneva.udf.stored import load_stored_udf
 
 __all__ = ["UDF", "Fail", "Retry", "Skip", "UdfDefinition", "expect", "load_stored_udf", "load_udf", "udf"]

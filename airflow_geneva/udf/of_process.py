@@ -8,7 +8,7 @@ from types import ModuleType
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.udf.decorator import UDF
 from airflow_geneva.udf.settings import UdfDefinition
-from airflow_geneva.udf.shipping import load_stored_udf
+from airflow_geneva.udf.stored import load_stored_udf
 
 _given: dict[tuple[str, str], UDF] = {}
 """UDFs without an import path that this process gave to a column or a view, by name and version."""

@@ -9,15 +9,11 @@ import io
 import linecache
 import os
 import signal
-import symtable
 import sys
-import sysconfig
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
 
 import cloudpickle  # type: ignore[import-untyped]
 
@@ -36,13 +32,13 @@ def load_udf(import_path: str) -> UDF:
     Raises:
         InvalidInput: the path is malformed, its module cannot be imported here, or there is no `@udf` object.
     """
-    module_name, name = _split(import_path)
+    module_name, name = split_path(import_path)
     try:
         module = importlib.import_module(module_name)
     except BaseException as error:  # SystemExit, too, must not end this process
         if _is_from_outside(error):
             raise
-        raise _cannot_import(import_path, error) from error
+        raise cannot_import(import_path, error) from error
     found = find_in_module(module, name)
     if isinstance(found, UDF):
         return found
@@ -54,86 +50,14 @@ def load_udf(import_path: str) -> UDF:
     )
 
 
-def load_stored_udf(import_path: str) -> UDF:
-    """Import the UDF that a table names; the module is imported only if its source binds the name.
-
-    Raises:
-        InvalidInput: see `load_udf`; or the source of the module does not bind the name.
-    """
-    module, name = _split(import_path)
-    if why := _why_not_bound(import_path, module, name.partition(".")[0]):
-        raise InvalidInput(
-            f"UDF {import_path!r} cannot be loaded: a table names it, and module {module!r} is not imported, "
-            f"because {why}. Such a path is followed only to a name that the module's source binds at its top level, "
-            "by def, class, assignment or import, but not by `import *`. Bind it there, or import the module first."
-        )
-    return load_udf(import_path)
-
-
-def _split(import_path: str) -> tuple[str, str]:
+def split_path(import_path: str) -> tuple[str, str]:
+    """Return the module and the name of an import path; `InvalidInput` if it is malformed."""
     found = IMPORT_PATH.fullmatch(import_path)
     if found is None:
         raise InvalidInput(
             f'UDF path {import_path!r} is malformed. Give "module:name", such as "my_project.udfs:embed".'
         )
     return found[1], found[2]
-
-
-def _why_not_bound(import_path: str, module: str, name: str) -> str:
-    """Return why a module's source does not bind a name at its top level; "" if it does, or the module is imported.
-
-    No code of the module or its packages runs for this check. A module that is imported already may bind it in any way.
-    """
-    if name in vars(sys.modules.get(module, ModuleType(""))):
-        return ""
-    if module.rpartition(".")[2] == "__main__":
-        return "it is a program, which would run"
-    spec = _find_spec(module)
-    if spec is None:
-        missing = ModuleNotFoundError(f"No module named {module!r}", name=module)
-        raise _cannot_import(import_path, missing) from missing
-    if _is_of_python(spec):
-        return "it is a module of Python itself"
-    try:
-        source = spec.loader.get_source(spec.name)  # type: ignore[union-attr]
-    except (AttributeError, ImportError):
-        source = None
-    if source is None:
-        return f"it has no source ({spec.origin})"
-    try:
-        symbol = symtable.symtable(source, spec.origin or spec.name, "exec").lookup(name)
-    except KeyError:
-        return f"its source {spec.origin} does not mention {name!r}"
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return f"its source {spec.origin} is not Python ({error})"
-    return "" if symbol.is_assigned() or symbol.is_imported() else f"its source {spec.origin} does not bind {name!r}"
-
-
-def _find_spec(module: str) -> ModuleSpec | None:
-    """Find a module like an import does, but without importing its parent packages."""
-    first, *rest = module.split(".")
-    found = (finder.find_spec(first, None) for finder in sys.meta_path)
-    spec = next((spec for spec in found if spec is not None), None)
-    name = first
-    for part in rest:
-        if spec is None:
-            return None
-        package = sys.modules.get(name)
-        inside = spec.submodule_search_locations if package is None else getattr(package, "__path__", None)
-        if inside is None:
-            return None
-        # Search by the last part only: for the full name a namespace package would import its parent.
-        spec = PathFinder.find_spec(part, list(inside))
-        name = f"{name}.{part}"
-    return spec
-
-
-def _is_of_python(spec: ModuleSpec) -> bool:
-    if spec.origin is None or not os.path.isabs(spec.origin):
-        return spec.origin is not None
-    parts = Path(spec.origin).parts
-    home = Path(sysconfig.get_path("stdlib")).parts
-    return parts[: len(home)] == home and parts[len(home)] not in ("site-packages", "dist-packages")
 
 
 def _is_from_outside(error: BaseException) -> bool:
@@ -149,7 +73,8 @@ def _is_from_outside(error: BaseException) -> bool:
     return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] != "RAISE_VARARGS"
 
 
-def _cannot_import(import_path: str, error: BaseException) -> InvalidInput:
+def cannot_import(import_path: str, error: BaseException) -> InvalidInput:
+    """Describe an import that raised."""
     module = import_path.partition(":")[0]
     package = missing_package(repr(error))
     todo = "Put the module where this process finds it, and install what it imports."

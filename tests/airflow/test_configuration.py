@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import lance
@@ -155,11 +156,32 @@ def test_an_option_that_tasks_do_not_know_yet_stops_none_of_them(monkeypatch: py
     info = get_provider_info()
     info["config"]["geneva"]["options"]["new"] = {**OPTIONS["concurrency"], "default": "text"}
     monkeypatch.setattr(_lance_task, "get_provider_info", lambda: info)
-    assert Configuration.read() == Configuration(0, 0, 8, 10, 128 << 20, 0.0, "warn")
+    assert Configuration.read() == Configuration(0, 0, 8, 10, 128 << 20, 0.0, "warn", ("airflow_geneva.functions",))
 
 
 def test_tasks_read_every_option_that_airflow_describes() -> None:
     assert [field.name for field in fields(Configuration)] == list(OPTIONS)
+
+
+@pytest.mark.parametrize(("modules", "planned"), [("", False), ("elsewhere, makers_here", True)])
+def test_a_udf_that_a_factory_made_is_imported_if_its_module_is_named(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, modules: str, planned: bool
+) -> None:
+    configure(monkeypatch, udf_modules=modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "makers_here.py").write_text("import geneva_dag_udfs\ndef make(): return geneva_dag_udfs.length\n")
+    (tmp_path / "made_here.py").write_text("import makers_here\nlength = makers_here.make()\n")
+    desk.append("a")
+    desk.define(n="length")
+    key, field = "geneva::udf", desk.table.lance.schema.field("n")
+    stored = field.metadata[key.encode()].decode().replace("geneva_dag_udfs:length", "made_here:length")
+    desk.table.lance.update_field_metadata({"n": {key: stored}})
+    run = Driver.trigger(make_dag(desk)).go()
+    if planned:
+        assert run.state == "success"
+    else:
+        assert "makes no UDF of 'length'" in run.error("backfill.plan")
+        assert "makers_here" not in sys.modules
 
 
 def test_a_wrong_value_of_the_seeds_variable_stops_the_plan_too(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,4 +235,5 @@ def test_airflow_tells_a_single_value(told_by_airflow: list[str]) -> None:
         "task_memory_bytes": str(128 << 20),
         "price_per_slot_hour": "0",
         "on_partial": "warn",
+        "udf_modules": "airflow_geneva.functions",
     }

@@ -83,6 +83,7 @@ GUARDS = [
         "if self._inputs_in(made_of) - self._inputs_in(group.new_fragments):",
         "if False:",
         (NESTED + "::test_an_input_that_gets_the_field_id_of_a_dropped_one_was_not_computed_from",),
+    ),
     # Storage: nothing outside of a table is listed, read, written or removed.
     Guard(
         "Upkeep would remove the jobs of another table, to which a link in the folder of jobs leads.",
@@ -95,6 +96,15 @@ GUARDS = [
         "        if self.is_linked(path):\n            raise StorageError(",
         "        if False:\n            raise StorageError(",
         (CLEANUP + "test_upkeep_does_not_follow_a_link_to_the_jobs_of_another_table",),
+    ),
+    # Code: only what makes a UDF is imported for a table.
+    Guard(
+        "A path in a table would import any module whose source binds the name, such as pyspark.shell.",
+        'if _Reader().makes_udf(module, tree, name.split(".")):',
+        'if any(_bound(tree, name.partition(".")[0])):',
+        (
+            "udf/test_udf_import.py::test_a_name_that_the_source_makes_no_udf_of_is_not_imported_and_no_package_around_it",
+        ),
     ),
     # Commit: what is committed fits the newest version.
     Guard(
