@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from airflow_geneva.storage.uri import check_name, is_local, is_name, join, norm
 from airflow_geneva.table import Table
 from airflow_geneva.view import View
 from airflow_geneva.views.definition import is_view
+from airflow_geneva.views.sources import allow_databases
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -148,6 +149,23 @@ class Database(Summarized):
                 f"Create it first: db.create_table({name!r}, data)."
             ) from None
         return View(location) if is_view(dataset.schema.metadata) else Table(location)
+
+    def open_view(self, name: str, sources: Iterable[str | os.PathLike[str]] = ()) -> View:
+        """Open a materialized view, and say where its source may lie.
+
+        A view's definition names its source, and all who may write the view may change it. So only a source in the
+        view's own database is opened, and others in the process that created the view, or if they are named here.
+
+        Args:
+            sources: paths or URIs of other databases in which the source may lie.
+
+        Raises:
+            InvalidInput: there is no such table, or it is no view.
+        """
+        found = self.open_table(name)
+        if not isinstance(found, View):
+            raise InvalidInput(f"{name!r} is a table and not a view. Open it with db.open_table({name!r}).")
+        return View(found.location, allow_databases(sources))
 
     def create_table(
         self,

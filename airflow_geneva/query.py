@@ -33,6 +33,7 @@ from airflow_geneva.views.definition import (
 )
 from airflow_geneva.views.resolve import QuerySpec, ResolvedColumns, check_expression, resolve_columns
 from airflow_geneva.views.rows import DATA_STORAGE_VERSION, create_view, select_row_ids
+from airflow_geneva.views.sources import keep_source
 
 if TYPE_CHECKING:
     import lance
@@ -237,6 +238,7 @@ class Query:
         row_ids = select_row_ids(dataset, definition.where, self.shuffle_seed, self.max_rows, self.skipped_rows)
         schema = outputs.schema.with_metadata(definition.metadata())
         create_view(location, schema, row_ids, max_rows_per_fragment, dataset.version)
+        keep_source(location, definition)
         return View(location)
 
     def _filter(self, dataset: lance.LanceDataset) -> str | None:

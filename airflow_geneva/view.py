@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from airflow_geneva.storage.files import freeze_options
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, load_udf
 from airflow_geneva.views.definition import IS_SET, QUERY_KEY, ViewDefinition, visible_columns
+from airflow_geneva.views.sources import locate_source
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -29,12 +30,18 @@ if TYPE_CHECKING:
     from airflow_geneva.udf.expect import Expectation
 
 
+@dataclass(frozen=True, repr=False)
 class View(Table):
     """A table that holds a query's result as of the last refresh; created by ``create_materialized_view``.
 
     Reading it returns the rows of the last refresh and the query's columns. ``view.lance`` is raw: it has the two
     system columns, and rows that no refresh has computed yet.
+
+    Args:
+        sources: other databases in which its source may lie; see :meth:`airflow_geneva.Database.open_view`.
     """
+
+    sources: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def view_definition(self) -> ViewDefinition:
@@ -52,15 +59,16 @@ class View(Table):
             storage_options: credentials of the source's database; by default the view's own.
 
         Raises:
-            InvalidInput: the source does not exist.
+            InvalidInput: the source does not exist, or lies in another database, which is none of `sources`.
         """
         return self._source(self.view_definition, storage_options)
 
     def _source(self, definition: ViewDefinition, storage_options: Mapping[str, str] | None = None) -> Table:
         from airflow_geneva.database import Database
 
-        options = self.location.options if storage_options is None else freeze_options(storage_options)
-        return Database(definition.source_database, options).open_table(definition.source_table)
+        found = locate_source(self.location, definition, self.sources)
+        options = found.options if storage_options is None else freeze_options(storage_options)
+        return Database(found.database_uri, options).open_table(found.name)
 
     @property
     def schema(self) -> pa.Schema:

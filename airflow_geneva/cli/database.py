@@ -32,6 +32,14 @@ ConnectionId = Annotated[
         "connection's storage options.",
     ),
 ]
+Sources = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        metavar="DB",
+        help="Another database in which the source of the view may lie; may be given several times.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

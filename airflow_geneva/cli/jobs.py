@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -16,6 +16,7 @@ from rich.text import Text
 from airflow_geneva.cli.database import (
     AsJson,
     ConnectionId,
+    Sources,
     make_grid,
     open_console,
     open_database_argument,
@@ -29,6 +30,8 @@ from airflow_geneva.job.current_errors import group_errors
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL
 from airflow_geneva.job.shard_status import ShardStatus
 from airflow_geneva.job.status import Job
+from airflow_geneva.table import Table as LanceTable
+from airflow_geneva.view import View
 
 _COLORS = {DONE: "green", PARTIAL: "yellow", FAILED: "red"}
 _WATCH_SECONDS = 1.0
@@ -97,6 +100,7 @@ def errors(
     history: Annotated[bool, typer.Option("--history", help="Also rows that have a value now, and each try.")] = False,
     rows: Annotated[bool, typer.Option("--rows", help="List each row, newest first.")] = False,
     newest: Annotated[int, _NEWEST] = 50,
+    source: Sources = None,
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
 ) -> None:
@@ -107,7 +111,7 @@ def errors(
     db, _ = open_database_argument(database, conn_id)
     if job is not None and table is None:
         table = db.job(job).table
-    tables = [db.open_table(name) for name in (db.table_names() if table is None else [table])]
+    tables = [_open(db, name, source) for name in (db.table_names() if table is None else [table])]
     if table is None and column is not None:
         tables = [each for each in tables if column in each.schema.names]
         if not tables:
@@ -125,6 +129,11 @@ def errors(
         typer.echo("No errors.")
     elif len(shown) > newest:
         typer.echo(f"{len(shown) - newest:,} more are not shown; --newest shows more.")
+
+
+def _open(db: Database, name: str, sources: Sequence[str] | None) -> LanceTable:
+    found = db.open_table(name)
+    return db.open_view(name, sources or ()) if isinstance(found, View) else found
 
 
 def _follow(db: Database, job_id: str, watch: bool) -> Iterator[Job]:

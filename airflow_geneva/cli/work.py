@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from airflow_geneva.cli.database import (
     AsJson,
     ConnectionId,
+    Sources,
     open_database_argument,
     print_json,
     without_controls,
@@ -106,6 +108,7 @@ def plan(
     errors_only: _ErrorsOnly = False,
     recompute_mixed: _RecomputeMixed = False,
     ignore_checkpoints: _IgnoreCheckpoints = False,
+    source: Sources = None,
     conn_id: ConnectionId = None,
 ) -> None:
     """Print what a backfill or refresh would compute, and why.
@@ -123,7 +126,7 @@ def plan(
         if given := [f"--{name.replace('_', '-')}" for name, value in options.items() if value]:
             raise InvalidInput(f"{' and '.join(given)} apply to columns, and --view {view} is planned as a whole.")
         db, _ = open_database_argument(arguments, conn_id)
-        typer.echo(_open_view(db, view).plan_refresh(read_version, None, on_code_change, ignore_checkpoints))
+        typer.echo(_open_view(db, view, source).plan_refresh(read_version, None, on_code_change, ignore_checkpoints))
         return
     db, (table, column) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN")
     options |= {"read_version": read_version, "on_code_change": on_code_change}
@@ -173,13 +176,14 @@ def refresh(
     runner: _Runner = "auto",
     max_failed: _MaxFailed = None,
     indexes: _Indexes = None,
+    source: Sources = None,
     conn_id: ConnectionId = None,
     as_json: AsJson = False,
 ) -> None:
     """Bring a view up to its source, without Airflow."""
     _find_modules_here()
     db, (name,) = open_database_argument(arguments, conn_id, "VIEW")
-    view = _open_view(db, name)
+    view = _open_view(db, name, source)
     failed = _number(max_failed)
     result = view.refresh(read_version, None, on_code_change, ignore_checkpoints, runner, failed, indexes)
     _print_result(result, as_json)
@@ -190,11 +194,11 @@ def _find_modules_here() -> None:
     sys.path.insert(0, os.getcwd())
 
 
-def _open_view(db: Database, name: str) -> View:
+def _open_view(db: Database, name: str, sources: Sequence[str] | None) -> View:
     found = db.open_table(name)
     if not isinstance(found, View):
         raise InvalidInput(f"{name!r} is a table and not a view. Name one of its columns: DB {name} COLUMN.")
-    return found
+    return db.open_view(name, sources or ())
 
 
 def _number(text: str | None) -> int | float | None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from airflow.sdk import Context
 
 from airflow_geneva.errors import InvalidInput
-from airflow_geneva.operators._lance_task import optional_int, required_text
+from airflow_geneva.hooks.lance import LanceHook
+from airflow_geneva.operators._lance_task import optional_int, parse_json, required_text
 from airflow_geneva.operators.plan import PlanOperator
 from airflow_geneva.plan.model import Plan, RefreshSpec
 from airflow_geneva.plan.request import RefreshRequest, check_sizing
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.run.view import plan
 from airflow_geneva.view import View
+from airflow_geneva.views.sources import allow_databases
 
 
 class PlanRefreshOperator(PlanOperator):
@@ -31,6 +34,8 @@ class PlanRefreshOperator(PlanOperator):
         view: the view's name.
         src_version: the source version to refresh to, which may be an earlier one; by default the newest.
         max_rows_per_fragment: rows of each new fragment of the view.
+        sources: other databases in which the view's source may lie: URIs, or Airflow connections of type `lance`; for a
+            view whose source is neither in its own database nor in that of the connection.
 
     Example:
         ```python
@@ -38,7 +43,10 @@ class PlanRefreshOperator(PlanOperator):
         ```
     """
 
-    template_fields: Sequence[str] = (*PlanOperator.template_fields, "view", "src_version", "max_rows_per_fragment")
+    template_fields: Sequence[str] = (
+        *PlanOperator.template_fields,
+        *("view", "src_version", "max_rows_per_fragment", "sources"),
+    )
 
     def __init__(
         self,
@@ -46,12 +54,14 @@ class PlanRefreshOperator(PlanOperator):
         view: str,
         src_version: int | str | None = None,
         max_rows_per_fragment: int | str | None = None,
+        sources: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.view = view
         self.src_version = src_version
         self.max_rows_per_fragment = max_rows_per_fragment
+        self.sources = sources
 
     def _open(self) -> View:
         name = required_text("view", self.view)
@@ -61,7 +71,13 @@ class PlanRefreshOperator(PlanOperator):
                 f"{name!r} is a table and not a view, so it cannot be refreshed. Create a view first "
                 "(CreateMaterializedViewOperator), or compute the table's columns with BackfillTaskGroup."
             )
-        return view
+        allowed = parse_json("sources", self.sources) or []
+        if not isinstance(allowed, Sequence) or isinstance(allowed, str):
+            raise InvalidInput(f"sources={self.sources!r:.200} is not a list of databases or connections.")
+        places = [_uri_of(str(one)) for one in allowed]
+        with suppress(InvalidInput):  # a connection for `database` needs no URI of its own
+            places.append(LanceHook(required_text("lance_conn_id", self.lance_conn_id)).uri)
+        return View(view.location, allow_databases(places))
 
     def _plan(self, table: View, context: Context, asked: Mapping[str, Any]) -> tuple[Plan, int | None]:
         definition = table.view_definition
@@ -80,3 +96,8 @@ class PlanRefreshOperator(PlanOperator):
         assert isinstance(work, RefreshSpec)
         source = work.definition.source_table
         return {**super()._summarize(plan, saved), "view": work.table_name, "source": source}
+
+
+def _uri_of(given: str) -> str:
+    """Return a URI that was given, or that of a connection."""
+    return given if "/" in given else LanceHook(given).uri

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Annotated, Any
@@ -31,6 +32,7 @@ from airflow_geneva.operators._airflow_internals import (
 )
 from airflow_geneva.storage.timeouts import with_short_timeouts
 from airflow_geneva.storage.uri import is_local, without_credentials
+from airflow_geneva.views.definition import ViewDefinition
 
 _SCHEME = "lance://"
 _VARIABLE = "AIRFLOW_CONN_"
@@ -97,6 +99,24 @@ def viewer(request: Request, user: Annotated[Any, Depends(user_dependency())]) -
 ViewerDep = Annotated[CurrentUser, Depends(viewer)]
 
 
+def _known_connections() -> set[str]:
+    """Return the connections that may be databases: in Airflow or the API server's environment, or named by assets."""
+    given = {name.removeprefix(_VARIABLE).lower() for name in os.environ if name.startswith(_VARIABLE)}
+    return stored_connections(LanceHook.conn_type) | given | {conn_id for conn_id, _ in dags_by_table()}
+
+
+@lru_cache(maxsize=1)
+def _find_databases(moment: int) -> Mapping[str, set[str]]:
+    """Return the connections that name a database, by its URI without credentials; `moment` is the cache key."""
+    found: dict[str, set[str]] = {}
+    for conn_id in _known_connections():
+        with suppress(Exception):  # one that cannot be read names no database
+            hook = LanceHook(conn_id)
+            if hook.is_lance:
+                found.setdefault(without_credentials(hook.uri), set()).add(conn_id)
+    return found
+
+
 @dataclass(frozen=True)
 class KnownDatabase:
     """A database as the overview lists it; its place is shown only to who may read the connection."""
@@ -108,13 +128,10 @@ class KnownDatabase:
 
 def list_databases(viewer: CurrentUser) -> list[KnownDatabase]:
     """List the databases of which a viewer may see something, sorted; no database is read."""
-    # A connection is stored in Airflow, or in the API server's environment, or a DAG names a table of it as an asset.
-    stored = stored_connections(LanceHook.conn_type)
-    given = {name.removeprefix(_VARIABLE).lower() for name in os.environ if name.startswith(_VARIABLE)}
-    named = {conn_id for conn_id, _ in dags_by_table()}
+    stored, named = stored_connections(LanceHook.conn_type), {conn_id for conn_id, _ in dags_by_table()}
     return [
         _describe(conn_id, viewer)
-        for conn_id in sorted(stored | given | named)
+        for conn_id in sorted(_known_connections())
         # A connection in the environment may have any type; one that a DAG names is a database.
         if viewer.may_see_database(conn_id) and (conn_id in stored | named or _is_lance(conn_id))
     ]
@@ -181,6 +198,14 @@ class VisibleDatabase:
 
     def may_see(self, table: str) -> bool:
         return self.viewer.may_see_table(self.conn_id, table)
+
+    def sources_of(self, definition: ViewDefinition | None) -> tuple[str, ...]:
+        """Return the database of a view's source, if a connection names it and the viewer may see the source in it."""
+        if definition is None:
+            return ()
+        uri, table = definition.source_database, definition.source_table
+        named = _find_databases(int(time.monotonic() / _KEPT_SECONDS)).get(uri, ())
+        return (uri,) if any(self.viewer.may_see_table(conn_id, table) for conn_id in sorted(named)) else ()
 
     def maintainers(self) -> dict[str, list[Maintainer]]:
         """Return the DAGs that write tables and views, as far as the viewer may read them, by table or view."""

@@ -19,6 +19,7 @@ from airflow_geneva.pages.graph import Graph, Key, Node, lay_out
 from airflow_geneva.pages.jobs import JobsPage, list_jobs
 from airflow_geneva.pages.tables import ColumnRow, CountCache, describe_table, freshness
 from airflow_geneva.plan.freshness import NEVER, STALE, UP_TO_DATE
+from airflow_geneva.views.definition import ViewDefinition
 
 COUNTING, UNKNOWN, RUNNING, WAITING, PLAIN = "counting", "unknown", "running", "waiting", "table"
 _WORST_FIRST = (UNKNOWN, RUNNING, WAITING, STALE, NEVER, UP_TO_DATE)
@@ -31,7 +32,8 @@ class TableCard:
     """A table or view of a database's page.
 
     `computed` is its computed columns, or the view itself, each with its freshness. `source` is the table of this
-    database that a view reads. `jobs` are the newest jobs of its columns, by name.
+    database that a view reads, and `elsewhere` the definition of a view that reads another database. `jobs` are the
+    newest jobs of its columns, by name.
     """
 
     name: str
@@ -39,6 +41,7 @@ class TableCard:
     computed: tuple[ColumnRow, ...] = ()
     is_view: bool = False
     source: str | None = None
+    elsewhere: ViewDefinition | None = None
     counting: bool = False
     broken: bool = False
     jobs: Mapping[str, Job] | None = None
@@ -93,6 +96,10 @@ def read_cards(
         key = (name, *((job.id, job.state) for job in own.values()))
         try:
             found = _CARDS.get(opened.database.uri, key, partial(_read, opened.database, name), until)
+            if found is not None and (sources := opened.sources_of(found.elsewhere)):
+                # Only for those who may see the source: others share the count that was refused.
+                count = partial(_read, opened.database, name, sources)
+                found = _CARDS.get(opened.database.uri, (*key, sources), count, until)
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -101,20 +108,21 @@ def read_cards(
     return cards
 
 
-def _read(database: Database, name: str) -> TableCard:
+def _read(database: Database, name: str, sources: tuple[str, ...] = ()) -> TableCard:
     location = database.location(name)
     described = describe_table(location)
 
     def counted(item: ColumnRow) -> ColumnRow:
         try:
-            return item if item.error else replace(item, standing=freshness(location, item))
+            return item if item.error else replace(item, standing=freshness(location, replace(item, sources=sources)))
         except GenevaError as error:
             return replace(item, error=str(error))
 
     computed = tuple(map(counted, described.computed))
     source = described.source_in(database)
     is_view = described.own is not None or described.error is not None
-    return TableCard(name, described.rows, computed, is_view, source, broken=described.error is not None)
+    elsewhere = described.definition if source is None else None
+    return TableCard(name, described.rows, computed, is_view, source, elsewhere, broken=described.error is not None)
 
 
 @dataclass(frozen=True)

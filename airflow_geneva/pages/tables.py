@@ -26,6 +26,7 @@ from airflow_geneva.storage.timeouts import StoreThreads
 from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.udf.definition import read_definition, stored_definition
 from airflow_geneva.views.definition import SYSTEM_COLUMNS, ViewDefinition, is_view
+from airflow_geneva.views.sources import locate_source
 
 if TYPE_CHECKING:
     import lance
@@ -99,6 +100,7 @@ class ColumnRow:
     `what` describes what computes it: None for plain data. `standing` is None while it is counted, and for plain data.
     `error` says why it is unknown. `job` is the newest one that the viewer may see. `inputs` are the columns that it is
     computed from. `since` is the time from which on it has been stale: None while it is searched, 0 if it is unknown.
+    `sources` are other databases in which the viewer may see the view's source.
     """
 
     name: str
@@ -110,6 +112,7 @@ class ColumnRow:
     inputs: tuple[str, ...] = ()
     since: float | None = None
     is_view: bool = False
+    sources: tuple[str, ...] = ()
 
     @property
     def running(self) -> bool:
@@ -221,7 +224,8 @@ def count_freshness(opened: VisibleDatabase, location: TableLocation, seconds: f
     until = time.monotonic() + seconds
     described = describe_table(location)
     newest = _newest_jobs(opened, location.name, _JOBS_OF_COLUMNS)
-    computed = [replace(item, job=newest.get(item.name)) for item in described.computed]
+    sources = opened.sources_of(described.definition)
+    computed = [replace(item, job=newest.get(item.name), sources=sources) for item in described.computed]
     shown = [_with_count(location, described.version, item, until) for item in computed]
     views = _views_of(opened, location, described.version, until)
     if opened.place is None:  # an error may name the place
@@ -238,7 +242,7 @@ def _with_count(location: TableLocation, version: int, item: ColumnRow, until: f
     """Count what is pending of a column or view and, if it is stale, since when."""
     if item.error:
         return item
-    name = (location.name, version, item.name)
+    name = (location.name, version, item.name, item.sources)
     counted = _counted(item, location, name, lambda: freshness(location, item), until)
     if counted.standing is None or counted.error:
         return counted
@@ -259,7 +263,7 @@ def freshness(location: TableLocation, item: ColumnRow, version: int | None = No
     dataset = location.open()
     if item.is_view:
         definition = ViewDefinition.read(dataset.schema.metadata, location.name)
-        source = Database(definition.source_database, location.options).location(definition.source_table)
+        source = locate_source(location, definition, item.sources)
         return view_freshness(_at(source.open(), version), definition, CommittedViewState(location, dataset))
     dataset = _at(dataset, version)
     inputs = read_definition(location.name, dataset.schema, item.name).input_columns or ()
@@ -276,7 +280,7 @@ def stale_since(location: TableLocation, item: ColumnRow) -> float:
         return 0.0
     if item.is_view:
         definition = ViewDefinition.read(dataset.schema.metadata, location.name)
-        dataset = Database(definition.source_database, location.options).location(definition.source_table).open()
+        dataset = locate_source(location, definition, item.sources).open()
     first = job.version if item.is_view else max(job.commits, default=job.version)
     last = int(dataset.version)
     while first < last:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from airflow.sdk import BaseOperator, TaskGroup, XComArg, task_group
@@ -283,6 +283,8 @@ class RefreshTaskGroup(_ShardGroup):
         src_version: the source version to refresh to, which may be an earlier one; by default the newest.
         source: name of the view's source table or view, which Airflow shows as the inlet of the view's asset, unless
             it or the connection is a template.
+        sources: other databases in which the view's source may lie: URIs, or Airflow connections of type `lance`; for a
+            view whose source is neither in its own database nor in that of the connection.
         max_rows_per_fragment: rows of each new fragment of the view.
         on_code_change: `error`, `recompute` or `new_rows`, when the view holds another UDF version's values; `old_code`
             goes on with the code that the view was computed with, until one of these is given.
@@ -306,6 +308,7 @@ class RefreshTaskGroup(_ShardGroup):
         view: str,
         src_version: int | str | None = None,
         source: str | None = None,
+        sources: Sequence[str] | None = None,
         max_rows_per_fragment: int | str | None = None,
         on_code_change: str = "error",
         ignore_checkpoints: bool | str = False,
@@ -316,6 +319,7 @@ class RefreshTaskGroup(_ShardGroup):
         asked = {
             "view": view,
             "src_version": src_version,
+            "sources": sources,
             "max_rows_per_fragment": max_rows_per_fragment,
             "on_code_change": on_code_change,
             "ignore_checkpoints": ignore_checkpoints,

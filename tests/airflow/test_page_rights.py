@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, BaseOperator, get_current_context, task
 
-from airflow_geneva import Database
+from airflow_geneva import Database, connect
 from airflow_geneva.assets import lance_asset, watched_lance_asset
 from airflow_geneva.links.job import JobLink
-from airflow_geneva.pages import access
+from airflow_geneva.pages import access, databases
+from airflow_geneva.pages.tables import CountCache
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.browsing import Get, cells, ids_of, make_table, of_job, of_task, text_of
 from tests.support.driving import Driver, register
+from tests.support.hostile import edit_definition
 from tests.support.rights import Rights
 
 pytestmark = pytest.mark.airflow
@@ -86,6 +88,31 @@ def test_a_job_in_a_database_of_its_own_is_found_from_its_task(
     page = browse(of_task(run, "backfill.plan"))
     assert ">DONE<" in page
     assert "/databases/lance_default" not in page
+
+
+def test_a_view_tells_nothing_of_a_database_that_the_user_may_not_see(
+    browse: Get, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write the view's folder asks for rows of another database by its filter, and reads their number."""
+    payroll = connect(tmp_path / "payroll")
+    payroll.create_table("docs", [{"x": 123456}])
+    view = make_table(database).query().where("x >= 0").select(["x"]).create_materialized_view(database, "v")
+    pages = ("/databases/shelf/tables/v/standing", "/databases/shelf", "/databases/shelf/graph")
+    for where in ("x = 123456", "x = 1"):
+        edit_definition(view, source_database=payroll.uri, where=where)
+        monkeypatch.setattr(databases, "_CARDS", CountCache())
+        Rights.give("reader", connections=["shelf"])
+        assert all("1 pending" not in text_of(browse(page)) for page in pages)
+        assert "names a source in another database" in browse(pages[0])
+    monkeypatch.setenv("AIRFLOW_CONN_PAYROLL", json.dumps({"conn_type": "lance", "host": payroll.uri}))
+    edit_definition(view, where="x = 123456")
+    assert "names a source in another database" in browse(pages[0])
+    Rights.give("owner", connections=["shelf", "payroll"])
+    assert "never computed" in text_of(browse(pages[0], "owner"))
+    assert "names a source in another database" not in browse(pages[0], "owner")
+    assert "names a source in another database" in browse(pages[0]), "a count of another user is not shown"
+    shelf = [text_of(browse(pages[1], user)) for user in ("owner", "reader")]
+    assert ["v never computed" in page for page in shelf] == [True, False], shelf
 
 
 def test_a_job_of_a_dag_is_for_those_who_may_read_the_dag(browse: Get, desk: Desk, ran: Driver) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, TaskGroup, task
 
-from airflow_geneva import View
+from airflow_geneva import View, connect
 from airflow_geneva.assets import lance_asset
 from airflow_geneva.job.outbox import OUTBOX_OF_VIEW, read_outbox
 from airflow_geneva.job.status import Job
 from airflow_geneva.task_groups import RefreshTaskGroup
+from airflow_geneva.views import sources
 from tests.airflow.conftest import Desk
 from tests.support.driving import Driver, events
 
@@ -65,6 +66,26 @@ def shown(view: View) -> dict[str, int]:
 
 def announced(view: View) -> list[dict[str, Any]]:
     return events(f"lance_default/{view.name}")
+
+
+def test_a_source_in_another_database_is_opened_if_the_job_was_given_it(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All who may write the view's folder may change its definition."""
+    desk.append("a")
+    elsewhere = connect(tmp_path / "elsewhere")
+    view = desk.table.query().select(["text"]).create_materialized_view(elsewhere, f"view_of_{desk.table.name}")
+    monkeypatch.setattr(sources, "_created", set())
+    # It lies in the database of the task's own connection.
+    go(view, database=elsewhere.uri)
+    assert view.to_arrow().num_rows == ROWS
+    monkeypatch.setenv("AIRFLOW_CONN_DESK", json.dumps({"conn_type": "lance", "host": desk.database.uri}))
+    monkeypatch.setenv("AIRFLOW_CONN_SHELF", json.dumps({"conn_type": "lance", "host": elsewhere.uri}))
+    told = Driver.trigger(make_dag(view, lance_conn_id="shelf")).go().error("refresh.plan")
+    assert "names a source in another database" in told
+    assert "RefreshTaskGroup(sources=[...])" in told
+    for given in (["desk"], [desk.database.uri], '["desk"]'):
+        go(view, lance_conn_id="shelf", sources=given)
 
 
 def test_a_first_refresh_shows_the_query_at_once_and_is_announced_once(desk: Desk) -> None:
