@@ -158,8 +158,11 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 
 def format_time(seconds: float) -> str:
-    """Format a time for people."""
-    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    """Format a time for people; one that no calendar has, as a number."""
+    try:
+        return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds:g} s after 1970"
 
 
 def duration(seconds: float) -> str:

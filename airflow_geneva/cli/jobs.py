@@ -25,8 +25,9 @@ from airflow_geneva.cli.database import (
 )
 from airflow_geneva.database import Database
 from airflow_geneva.display import counted, duration, format_time
-from airflow_geneva.errors import InvalidInput
+from airflow_geneva.errors import GenevaError, InvalidInput
 from airflow_geneva.job.current_errors import group_errors
+from airflow_geneva.job.error_records import ErrorRecord
 from airflow_geneva.job.result import DONE, FAILED, PARTIAL
 from airflow_geneva.job.shard_status import ShardStatus
 from airflow_geneva.job.status import Job
@@ -116,7 +117,14 @@ def errors(
         tables = [each for each in tables if column in each.schema.names]
         if not tables:
             raise InvalidInput(f"No table of {db.uri} has a column {column!r}.")
-    found = {each.name: each.get_errors(job, column, history) for each in tables}
+    found = dict[str, list[ErrorRecord]]()
+    for each in tables:
+        try:
+            found[each.name] = each.get_errors(job, column, history)
+        except GenevaError as error:
+            if table is not None:
+                raise
+            typer.echo(f"{each.name} is left out: {without_controls(error)}", err=True)
     records = sorted(((name, row) for name, listed in found.items() for row in listed), key=lambda item: -item[1].time)
     if as_json:
         print_json([{"table": name, **record.to_json()} for name, record in records[:newest]])

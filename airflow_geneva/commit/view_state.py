@@ -18,6 +18,7 @@ from airflow_geneva.lance_io.fragments import field_ids
 from airflow_geneva.lance_io.history import Commit, commits_newest_first, commits_of_version, files_written
 from airflow_geneva.lance_io.row_ranges import Ranges
 from airflow_geneva.lance_io.table_versions import read_transaction
+from airflow_geneva.storage.documents import well_typed
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.views.definition import BASE_VERSION_KEY, IS_SET, SOURCE_ROW_ID, ViewDefinition, own_columns
 
@@ -223,7 +224,7 @@ def write_advance_note(location: TableLocation, note: AdvanceNote) -> None:
 def read_advance_note(location: TableLocation) -> AdvanceNote | None:
     """Read the note beside a view, if there is one."""
     try:
-        return AdvanceNote(**(location.checkpoints.read_document(_NOTE) or {}))
+        return well_typed(AdvanceNote(**(location.checkpoints.read_document(_NOTE) or {})))
     except TypeError:
         return None
 

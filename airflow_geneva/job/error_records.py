@@ -7,12 +7,11 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
 
-from airflow_geneva.display import Listed
+from airflow_geneva.display import Listed, format_time
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.storage.files import Storage
@@ -103,14 +102,13 @@ class ErrorRecord(Listed):
         return asdict(self)
 
     def __str__(self) -> str:
-        moment = datetime.fromtimestamp(self.time, timezone.utc)
         source = f" of source {self.source}" if self.source else ""
         times = f", {self.calls} calls" if self.calls > 1 else ""
         lines = [
             f"row address {self.row_address}{source} (fragment {self.fragment}, offset {self.offset}): "
             f"{self.kind}: {self.message}",
             f"  column {self.column}, UDF {self.udf} (version {self.udf_version}), attempt {self.attempt}{times}, "
-            f"{moment:%Y-%m-%d %H:%M:%S} UTC, job {self.job_id}",
+            f"{format_time(self.time)}, job {self.job_id}",
         ]
         if self.traceback:
             lines.append(textwrap.indent(self.traceback.rstrip(), "  "))

@@ -15,6 +15,7 @@ from typing import Any
 from airflow_geneva.job.folder import HEARTBEAT
 from airflow_geneva.job.meter import measured
 from airflow_geneva.lance_io.engine_errors import is_failure
+from airflow_geneva.storage.documents import check_time
 from airflow_geneva.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.job")
@@ -56,7 +57,7 @@ class Heartbeat:
         if document is None:
             return None
         try:
-            at, stage = float(document["at"]), str(document["stage"])
+            at, stage = check_time(document["at"]), str(document["stage"])
             return Heartbeat(
                 at, stage, bool(document.get("over")), str(document.get("host", "")), int(document.get("pid", 0))
             )  # fmt: skip

@@ -18,6 +18,7 @@ from airflow_geneva.job.shard_status import FAILED as FAILED_SHARD
 from airflow_geneva.job.shard_status import WAITING, ShardStatus, in_parallel, read_shards
 from airflow_geneva.job.time_left import TimeLeft, estimate_time_left, format_duration
 from airflow_geneva.limits.rate_limit import Usage
+from airflow_geneva.storage.documents import check_time, well_typed
 from airflow_geneva.storage.files import Storage
 
 logger = logging.getLogger("airflow_geneva.job")
@@ -251,7 +252,7 @@ def read_job(folder: JobFolder, with_shards: bool = True, now: float | None = No
     """
     try:
         job = _read(folder, with_shards, time.time() if now is None else now)
-        _ = str(job)  # a job that cannot be described is damaged too
+        _ = str(job), None if job is None else well_typed(job)  # a job that cannot be described is damaged too
     except DAMAGED as error:
         raise DamagedRecord(
             f"The record of job {folder.job_id} in {folder.storage.root} is damaged ({type(error).__name__}: {error}). "
@@ -334,8 +335,8 @@ def _job(
         read_version=record.get("read_version"),
         state=state,
         dead=dead,
-        started=float(record["started"]),
-        ended=None if ended is None else float(ended["ended"]),
+        started=check_time(record["started"]),
+        ended=None if ended is None else check_time(ended["ended"]),
         last_seen=last_seen,
         stage=heartbeat.stage if heartbeat else None,
         rows_total=total,

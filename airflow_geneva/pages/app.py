@@ -318,6 +318,12 @@ def show_http_error(request: Request, error: HttpError | RequestValidationError)
     return page(request, "error.html", status, status=status, title=None, message=None)
 
 
+@app.exception_handler(Exception)
+def show_failure(request: Request, error: Exception) -> Response:
+    """Answer with an error page that says nothing of the failure; the server logs it."""
+    return page(request, "error.html", 500, status=500, title=None, message=None)
+
+
 @app.exception_handler(OSError)
 @app.exception_handler(GenevaError)
 def show_error(request: Request, error: GenevaError | OSError) -> Response:

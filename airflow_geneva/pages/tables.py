@@ -324,7 +324,9 @@ def _find_views(database: Database, source: str) -> dict[str, ColumnRow]:
         try:
             metadata = database.location(name).open().schema.metadata
             definition = ViewDefinition.read(metadata, name) if is_view(metadata) else None
-        except GenevaError:
+        except BaseException as error:  # one damaged view must not hide the others
+            if not is_failure(error):
+                raise
             continue
         if definition is not None and definition.is_of(database.uri, source):
             found[name] = _view_row(name, definition)

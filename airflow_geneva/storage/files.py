@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.engine_errors import engine_errors
+from airflow_geneva.storage.documents import LARGEST_BYTES, parse
 from airflow_geneva.storage.uri import is_local, join, normalize_uri
 
 if TYPE_CHECKING:
@@ -196,7 +197,10 @@ class Storage:
         self.write_bytes(name, json.dumps(document, separators=(",", ":"), sort_keys=True).encode())
 
     def read_json(self, name: str) -> Any:
-        return json.loads(self.read_bytes(name))
+        """Read a JSON document; ValueError if it is damaged, see `parse`, and others as of `read_bytes`."""
+        if self.local and os.path.isfile(source := self.path(name)) and os.path.getsize(source) > LARGEST_BYTES:
+            raise ValueError(f"{source} has more than {LARGEST_BYTES:,} bytes")
+        return parse(self.read_bytes(name))
 
     def read_document(self, name: str) -> dict[str, Any] | None:
         """Read a JSON object; None if it does not exist or is damaged."""

@@ -94,7 +94,7 @@ def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSp
 def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:
     """Return the stored definition of a column; None if no UDF computes it."""
     stored = (schema.field(column).metadata or {}).get(UDF_KEY.encode())
-    return None if stored is None else UdfDefinition.from_json(stored.decode())
+    return None if stored is None else UdfDefinition.from_json(stored)
 
 
 def readers_of(schema: pa.Schema, columns: Sequence[str]) -> dict[str, list[str]]:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from airflow_geneva.display import counted
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.blobs import is_blob_type
+from airflow_geneva.storage.documents import well_typed
 
 WARN, FAIL = "warn", "fail"
 _FRACTION = "max_null_fraction"
@@ -69,7 +70,8 @@ class Expectation:
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Expectation:
         arguments = tuple(document.get("arguments", ()))
-        return Expectation(document["kind"], arguments, document["level"], document.get("whole", False))
+        found = Expectation(document["kind"], arguments, document["level"], document.get("whole", False))
+        return well_typed(found)
 
     @property
     def needs_function(self) -> bool:

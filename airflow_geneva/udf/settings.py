@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from airflow_geneva.errors import InvalidInput
+from airflow_geneva.storage.documents import parse, well_typed
 from airflow_geneva.udf.expect import Expectation
 from airflow_geneva.udf.signature import Form, Signature
 
@@ -185,7 +186,7 @@ class UdfDefinition:
     def from_json(cls, text: str | bytes) -> UdfDefinition:
         """Parse the output of `to_json`; `InvalidInput` if it is something else, or of a later format."""
         try:
-            values = json.loads(text)
+            values = parse(text)
             found = values.pop("format")
             if found != _FORMAT:
                 raise InvalidInput(
@@ -195,6 +196,10 @@ class UdfDefinition:
             known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
             inputs = values.get("input_columns")
             known["input_columns"] = None if inputs is None else tuple(inputs)
-            return cls(**{"import_path": None, **known})
-        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+            definition = well_typed(cls(**{"import_path": None, **known}))
+            _ = definition.expectations
+            return definition
+        except InvalidInput:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise InvalidInput(f"This is not a stored UDF definition ({error!r}): {text!r:.200}") from error

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.arrays import rows_at
+from airflow_geneva.storage.documents import parse, well_typed
 from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.udf.expect import Expectation, check_expectations
 from airflow_geneva.udf.settings import UdfDefinition
@@ -172,7 +173,7 @@ class ViewDefinition:
     def from_json(text: str | bytes, view: str = "?") -> ViewDefinition:
         """Parse the output of `to_json`; `InvalidInput` if another system wrote it, or a later version of this one."""
         try:
-            document = json.loads(text)
+            document = parse(text)
             foreign = document.get("made_by") != _MADE_BY
         except (AttributeError, ValueError):
             foreign = True
@@ -190,8 +191,10 @@ class ViewDefinition:
             values = {field.name: document[field.name] for field in fields(ViewDefinition)}
             values["columns"] = tuple(map(OutputColumn.of_document, values["columns"]))
             values["reads"] = tuple(SourceColumn(c["name"], tuple(c["fields"]), c["type"]) for c in values["reads"])
-            return ViewDefinition(**values)
-        except (KeyError, TypeError) as error:
+            found = well_typed(ViewDefinition(**values))
+            _ = found.expectations
+            return found
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInput(f"The definition of view {view!r} is damaged ({error!r}): {text!r:.200}.") from error
 
     @staticmethod

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from html import unescape
 from pathlib import Path
@@ -34,9 +36,10 @@ from airflow_geneva.pages.tables import CountCache
 from airflow_geneva.task_groups import RefreshTaskGroup
 from airflow_geneva.udf.definition import UDF_KEY
 from tests.airflow.conftest import Desk
-from tests.support.browsing import SECRET, Get, cells, ids_of, make_table, of_job, of_task, text_of
+from tests.support.browsing import SECRET, Get, assert_harmless, cells, ids_of, make_table, of_job, of_task, text_of
 from tests.support.counting import triple
 from tests.support.driving import Driver
+from tests.support.hostile import DEEP, edit_definition, write_definition
 from tests.support.rights import Rights
 
 pytestmark = pytest.mark.airflow
@@ -165,6 +168,63 @@ def test_a_table_of_another_making_is_text_too(reader: Get, database: Database) 
     assert "<b>" not in page
     assert "&lt;b&gt;bold&lt;/b&gt;" in page
     assert "not a stored UDF definition" in page
+
+
+def hostile_name(view: Table) -> None:
+    edit_definition(view, columns=[{"name": 7, "kind": "column", "type": "int64", "expression": "x"}])
+
+
+def hostile_depth(view: Table) -> None:
+    write_definition(view, DEEP)
+
+
+def hostile_time(view: Table) -> None:
+    """A job that ended long after the last day of any calendar."""
+    [record] = Path(view.uri, "_checkpoints", "jobs").glob("*/job.json")
+    written = json.loads(record.read_text())
+    record.write_text(json.dumps({**written, "ended": {**written["ended"], "ended": 1e300}}))
+
+
+def hostile_text(view: Table) -> None:
+    """Half a pair of surrogates, which no answer can be encoded with."""
+    [record] = Path(view.uri, "_checkpoints", "jobs").glob("*/job.json")
+    record.write_text(record.read_text().replace('"udf_version":"', '"udf_version":"\\ud800'))
+
+
+@pytest.mark.parametrize("damage", [hostile_name, hostile_depth, hostile_time, hostile_text])
+def test_what_somebody_writes_into_one_view_breaks_the_pages_of_no_other_table(
+    reader: Get, database: Database, damage: Callable[[Table], None]
+) -> None:
+    table = make_table(database)
+    good = table.query().select(["x"]).create_materialized_view(database, "good")
+    view = table.query().select(["x"]).create_materialized_view(database, "v")
+    job_id = view.refresh(runner="inline").job_id
+    damage(view)
+    for path in ("/databases/shelf", "/databases/shelf/graph", "/databases/shelf/tables/docs"):
+        assert "docs" in reader(path)
+    standing = reader("/databases/shelf/tables/docs/standing")
+    assert good.name in text_of(standing)
+    assert "never computed" in text_of(standing)
+    reader("/databases/shelf/tables/docs/history")
+    for part in ("", "/standing", "/history"):
+        reader(f"/databases/shelf/tables/v{part}")
+    if damage in (hostile_time, hostile_text):
+        assert "Damaged record" in reader(of_job("v", job_id), status=404)
+
+
+def test_an_error_has_the_headers_of_every_page(
+    reader: Get, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no word of this")
+
+    monkeypatch.setattr("airflow_geneva.pages.app.list_databases", fail)
+    client = TestClient(app, raise_server_exceptions=False, root_path="/geneva")
+    token = Rights.token("reader", create_auth_manager())
+    answer = client.get("/", headers={"Authorization": f"Bearer {token}"})
+    assert answer.status_code == 500
+    assert_harmless(answer)
+    assert "no word" not in answer.text
 
 
 # What is shown
