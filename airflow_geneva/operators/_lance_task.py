@@ -17,19 +17,19 @@ from airflow_geneva.database import Database
 from airflow_geneva.errors import GenevaError, InvalidInput, UdfError
 from airflow_geneva.get_provider_info import get_provider_info
 from airflow_geneva.hooks.lance import LanceHook
+from airflow_geneva.job.folder import RECORD, JobFolder
 from airflow_geneva.lance_io.conflicts import max_retries
 from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY
 from airflow_geneva.operators._airflow_internals import default_retry_policy
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.pipeline import PlannedJob
-from airflow_geneva.storage.files import Storage
-from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.udf import UDF, load_udf
 from airflow_geneva.udf.expect import FAIL, WARN
 
 _NOTHING = ("", "None")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 ON_PARTIAL = (WARN, FAIL)
+_PLAN = re.compile(r"(?P<table>[^/]+)\.lance/_checkpoints/jobs/(?P<job>[^/]+)/[^/]+")
 _TEMPLATE = re.compile(r"\{\{|\{%")
 _N = TypeVar("_N", int, float)
 
@@ -251,16 +251,32 @@ def stop_task() -> None:
 def load_job(database: Database, reference: Mapping[str, Any]) -> PlannedJob:
     """Read the plan that an XCom names, without its fragments, and check its fingerprint.
 
+    Who may edit XComs may not choose a plan, whose code would run: it lies beside a table of the task's own database,
+    and the job's record, which the plan task wrote, names its fingerprint too.
+
     Raises:
-        InvalidInput: the plan was removed or changed, or is stored beside another table than its own.
+        InvalidInput: the plan was removed or changed, or is not the one that the plan task wrote.
     """
-    uri, _, _ = str(reference["plan_uri"]).rpartition("/")
-    storage = Storage(uri, database.options)
-    saved = load_plan(storage, reference["fingerprint"])
-    job = PlannedJob(TableLocation(saved.work.table, saved.work.table_name, database.options), saved)
-    if job.folder.storage.root != storage.root:
+    uri, fingerprint = str(reference["plan_uri"]), str(reference["fingerprint"])
+    found = _PLAN.fullmatch(uri.removeprefix(f"{database.uri}/")) if uri.startswith(f"{database.uri}/") else None
+    if found is None:
+        raise InvalidInput(
+            f"The XCom of the plan task names a plan in {uri!r:.300}, which is none of a table in this task's "
+            f"database, {database.uri}. Give all tasks the same connection and database, and clear the plan task."
+        )
+    location = database.location(found["table"])
+    folder = JobFolder.of(location.checkpoints, found["job"])
+    saved = load_plan(folder.storage, fingerprint)
+    if (saved.work.table, saved.work.job_id) != (location.uri, folder.job_id):
         raise InvalidInput(f"The plan in {uri} is for another table, {saved.work.table}. Clear the plan task.")
-    return job
+    recorded = (folder.read(RECORD) or {}).get("plan")
+    if recorded != fingerprint and (recorded is not None or saved.shards):
+        raise InvalidInput(
+            f"The XCom of the plan task names plan {fingerprint[:16]}, and the record of job {folder.job_id} names "
+            f"{'none' if recorded is None else str(recorded)[:16]}: the plan task has planned again since, or the XCom "
+            "was edited. Clear the plan task with its downstream tasks."
+        )
+    return PlannedJob(location, saved)
 
 
 def check_shard(shard: Any) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -17,7 +18,13 @@ from typing import Any
 import pytest
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 
+from airflow_geneva import connect
+from airflow_geneva.errors import InvalidInput
+from airflow_geneva.job.folder import RECORD, JobFolder, plan_name
+from airflow_geneva.operators._lance_task import load_job
+from airflow_geneva.run.record import record_plan
 from airflow_geneva.spark.submit import APPLICATION, CREDENTIALS
+from airflow_geneva.storage.uri import sha256
 from tests.airflow.conftest import Desk
 from tests.support.desk import connect_lance, connect_spark, make_dag
 from tests.support.driving import DagSerialization, Driver
@@ -95,6 +102,36 @@ def error(run: Driver) -> str:
 
 def left_in_scratch() -> list[str]:
     return glob.glob(os.path.join(tempfile.gettempdir(), "airflow-geneva-2*"))
+
+
+def test_who_may_edit_xcoms_may_not_choose_a_plan(desk: Desk, recorder: Recorder, tmp_path: Path) -> None:
+    """Its code would be handed to Spark."""
+    reference = go(desk).xcom("backfill.plan")[0]
+    assert load_job(desk.database, reference).saved.fingerprint == reference["fingerprint"]
+    # A plan with code of somebody's own, in a database that the editor may write.
+    shutil.copytree(desk.database.uri, tmp_path / "own")
+    own = connect(tmp_path / "own").open_table(desk.table.name)
+    planned = record_plan(own.plan_backfill("n", ignore_checkpoints=True), own.location, store_code=True)
+    place = JobFolder.of(own.location.checkpoints, planned.work.job_id).storage.path(plan_name(planned.fingerprint))
+    elsewhere = {"plan_uri": place, "fingerprint": planned.fingerprint, "shard": 0}
+    outside = {**reference, "plan_uri": reference["plan_uri"].replace(desk.database.uri, f"{desk.database.uri}/../own")}
+    for edited in (elsewhere, outside, {**reference, "plan_uri": "/plan.json"}):
+        with pytest.raises(InvalidInput, match="which is none of a table in this task's database"):
+            load_job(desk.database, edited)
+    # Another plan beside the same table, which no record names.
+    job = JobFolder.of(desk.table.location.checkpoints, reference["job_id"])
+    header = {**json.loads(job.storage.read_bytes(plan_name(reference["fingerprint"]))), "run": "another"}
+    data = json.dumps(header).encode()
+    job.storage.write_bytes(plan_name(sha256(data)), data)
+    for edited in ({**reference, "fingerprint": sha256(data)}, {**reference, "fingerprint": sha256(data), "shard": 0}):
+        with pytest.raises(InvalidInput, match=r"the record of job .* names"):
+            load_job(desk.database, edited)
+    record = job.storage.read_bytes(RECORD)
+    job.storage.delete(RECORD)
+    with pytest.raises(InvalidInput, match=r"the record of job .* names none"):
+        load_job(desk.database, reference)
+    job.storage.write_bytes(RECORD, record)
+    load_job(desk.database, reference)
 
 
 def test_a_local_master_gets_the_slots_asked_for(

@@ -103,6 +103,12 @@ GUARDS = [
         "elif False:",
         ("views/test_sources.py::test_a_definition_opens_no_other_database",),
     ),
+    Guard(
+        "An edited XCom could choose another plan of a job, whose code Spark would run.",
+        "if recorded != fingerprint and (recorded is not None or saved.shards):",
+        "if False:",
+        ("airflow/test_apply_operator.py::test_who_may_edit_xcoms_may_not_choose_a_plan",),
+    ),
     # Code: only what makes a UDF is imported for a table.
     Guard(
         "A path in a table would import any module whose source binds the name, such as pyspark.shell.",
