@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,10 +41,22 @@ def mask_secrets(text: str) -> str:
     return _NAMED.sub(lambda found: f"{found[1] or found[2]}***", masked)
 
 
+def _mask_chain(error: BaseException | None) -> None:
+    """Mask credentials in the errors that are being handled: they become the cause of another, and logs print them."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        masked = tuple(mask_secrets(arg) if isinstance(arg, str) else arg for arg in error.args)
+        if masked != error.args:
+            error.args = masked
+        error = error.__cause__ or error.__context__
+
+
 class GenevaError(Exception):
     """Base class of this package's errors; its message is without credentials and without places in Rust's source."""
 
     def __init__(self, *args: Any) -> None:
+        _mask_chain(sys.exc_info()[1])
         super().__init__(*(_RUST_SOURCE.sub("", mask_secrets(arg)) if isinstance(arg, str) else arg for arg in args))
 
 

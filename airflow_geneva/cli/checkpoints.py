@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from airflow_geneva.checkpoint.keys import key_part, parse_key, path_to_key
 from airflow_geneva.checkpoint.packs import keys_of_pack
@@ -20,6 +19,7 @@ from airflow_geneva.cli.database import (
     make_grid,
     open_console,
     open_database_argument,
+    plain,
     print_json,
 )
 from airflow_geneva.display import counted, format_time
@@ -97,7 +97,7 @@ def list_all(
     for group in found:
         named = (group.column, group.udf, group.version, (group.where or "none")[:8])
         size = readable_bytes(group.size_bytes)
-        grid.add_row(*map(Text, named), f"{group.fragments:,}", f"{group.ranges:,}", size, format_time(group.newest))
+        grid.add_row(*map(plain, named), f"{group.fragments:,}", f"{group.ranges:,}", size, format_time(group.newest))
     open_console().print(grid if found else "No checkpoints.")
 
 
@@ -142,6 +142,6 @@ def collect_garbage(
     console = open_console()
     console.print(grid)
     for note in total["notes"]:
-        console.print(Text(f"Note: {note}"))
+        console.print(plain(f"Note: {note}"))
     tables = counted(len(found), "table")
     console.print(f"{verb} {counted(total['files'], 'file')}, {readable_bytes(total['bytes'])}, of {tables}.")

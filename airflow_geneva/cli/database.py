@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperCommand
 
 from airflow_geneva.database import Database, connect
@@ -116,6 +117,11 @@ def print_json(document: Any) -> None:
 def without_controls(text: object) -> str:
     """Escape control characters, which would steer a terminal: messages may come from UDFs and from their data."""
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in str(text))
+
+
+def plain(text: object) -> Text:
+    """Return a text that may come from others for a console: neither markup nor control characters count."""
+    return Text(without_controls(text))
 
 
 def open_console() -> Console:

@@ -20,6 +20,7 @@ from airflow_geneva.cli.database import (
     make_grid,
     open_console,
     open_database_argument,
+    plain,
     print_json,
     without_controls,
 )
@@ -62,7 +63,7 @@ def jobs(
     grid.columns[0].no_wrap = True
     for job in found:
         counts = (job.rows_pending, job.rows_run, job.rows_computed, job.rows_reused, job.rows_committed)
-        shown = (job.id, _state(job), Text(job.target), format_time(job.started), duration(job.took))
+        shown = (job.id, _state(job), plain(job.target), format_time(job.started), duration(job.took))
         grid.add_row(*shown, *(f"{n:,}" for n in (*counts, job.rows_failed, job.rows_left)))
     open_console().print(grid if found else "No jobs.")
 

@@ -90,7 +90,7 @@ def define(
     table, udf = db.open_table(name), load_udf(path)
     spec = (udf, inputs) if inputs else udf
     (table.alter_columns if column in table.schema.names else table.add_columns)({column: spec})
-    typer.echo(f"{name}.{column} is computed by {table.definition(column).call}.")
+    typer.echo(without_controls(f"{name}.{column} is computed by {table.definition(column).call}."))
 
 
 def plan(
@@ -126,12 +126,13 @@ def plan(
         if given := [f"--{name.replace('_', '-')}" for name, value in options.items() if value]:
             raise InvalidInput(f"{' and '.join(given)} apply to columns, and --view {view} is planned as a whole.")
         db, _ = open_database_argument(arguments, conn_id)
-        typer.echo(_open_view(db, view, source).plan_refresh(read_version, None, on_code_change, ignore_checkpoints))
+        planned = _open_view(db, view, source).plan_refresh(read_version, None, on_code_change, ignore_checkpoints)
+        typer.echo(without_controls(planned))
         return
     db, (table, column) = open_database_argument(arguments, conn_id, "TABLE", "COLUMN")
     options |= {"read_version": read_version, "on_code_change": on_code_change}
     options |= {"udf": load_udf(udf) if udf else None, "ignore_checkpoints": ignore_checkpoints}
-    typer.echo(db.open_table(table).plan_backfill(column, **options))
+    typer.echo(without_controls(db.open_table(table).plan_backfill(column, **options)))
 
 
 def backfill(

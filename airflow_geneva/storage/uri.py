@@ -22,8 +22,8 @@ def normalize_uri(uri: str | os.PathLike[str]) -> str:
     text = os.fspath(uri)
     if not text:
         raise InvalidInput("An empty database or table URI was given. Give a path or a URI such as s3://bucket/db.")
-    if text.startswith("file://"):
-        text = text[len("file://") :]
+    if text.lower().startswith("file:"):
+        text = _path_of(text)
     if not _SCHEME.match(text):
         return os.path.realpath(os.path.expanduser(text))
     try:
@@ -32,12 +32,32 @@ def normalize_uri(uri: str | os.PathLike[str]) -> str:
         raise InvalidInput("The URI that was given is malformed. Give one such as s3://bucket/db.") from None
     user = parts.netloc.rpartition("@")[0]
     container = parts.scheme in _CONTAINER_SCHEMES and ":" not in user
-    if (user and not container) or parts.query:
-        raise InvalidInput(
-            f"A URI of scheme {parts.scheme!r} was given that holds a user, a password or a query. It would appear in "
-            "logs and plans. Leave them out, and give credentials as storage_options."
-        )
+    if (user and not container) or parts.query or parts.fragment:
+        raise _holds_more(parts.scheme)
     return text.rstrip("/")
+
+
+def _path_of(uri: str) -> str:
+    """Return the path in a URI of a file on this machine."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        raise InvalidInput("The URI that was given is malformed. Give a path, or a URI such as file:///db.") from None
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise _holds_more("file")
+    if parts.netloc not in ("", "localhost"):
+        raise InvalidInput(
+            f"The URI names the machine {parts.netloc!r}, and only files of this one can be opened. Give a path, or a "
+            "URI such as file:///db."
+        )
+    return parts.path
+
+
+def _holds_more(scheme: str) -> InvalidInput:
+    return InvalidInput(
+        f"A URI of scheme {scheme!r} was given that holds a user, a password, a query or a fragment (after '#'). It "
+        "would appear in logs and plans. Leave them out, and give credentials as storage_options."
+    )
 
 
 def without_credentials(uri: str) -> str:

@@ -340,6 +340,16 @@ def test_an_airflow_connection_names_the_database(table: Table, db: str, monkeyp
     assert "Airflow connection 'nobody' does not exist" in run("jobs", "--conn-id", "nobody", code=1)
 
 
+@pytest.mark.parametrize("field", ["column", "table", "view", "udf", "source"])
+def test_the_record_of_a_job_cannot_steer_the_terminal(table: Table, db: str, field: str) -> None:
+    job = table.backfill("y", runner="inline")
+    record = Path(table.uri, "_checkpoints", "jobs", job.job_id, "job.json")
+    record.write_text(json.dumps({**json.loads(record.read_text()), field: "\x1b[2J\x07\rall is well\x9b"}))
+    for command in (["jobs", db], ["status", db, job.job_id], ["plan", db, "--job", job.job_id]):
+        code = 1 if command[0] == "plan" and field == "table" else 0
+        assert not set(run(*command, code=code)) & set("\x1b\x07\r\x9b")
+
+
 def test_messages_of_udfs_cannot_steer_the_terminal(table: Table, db: str) -> None:
     def hostile(x: int) -> int:
         raise ValueError("\x1b[2J\x07\rall is well\x9b")

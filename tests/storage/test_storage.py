@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ def test_an_endpoint_that_names_its_credentials_is_not_repeated(call: Callable[[
     with pytest.raises(GenevaError, match=re.escape("http://***@127.0.0.1:9/lake")) as told:
         call(connect("s3://lake/db", {**options, **quick}))
     assert "planted" not in str(told.value)
+    assert "planted" not in "".join(traceback.format_exception(told.value)), "a log prints the cause, too"
 
 
 @pytest.mark.parametrize("ending", ["result", "failed"])
@@ -125,12 +127,25 @@ def test_an_object_store_keeps_its_scheme(uri: str) -> None:
         "abfss://planted:secret@account/db",
         "az://container/db?sig=planted",
         "s3://[planted/db",
+        "s3://bucket/db#token=planted",
+        "file://user:planted@host/db",
+        "file://planted@host/db",
+        "file:///db?token=planted",
+        "file:///db#token=planted",
+        "FILE://user:planted@host/db",
+        "file://[planted/db",
     ],
 )
 def test_a_place_that_names_its_credentials_is_refused_and_not_repeated(uri: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         normalize_uri(uri)
     assert "planted" not in str(refused.value)
+
+
+def test_a_file_of_another_machine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="names the machine 'host'"):
+        normalize_uri("file://host/db")
+    assert normalize_uri(f"file://localhost{tmp_path}") == normalize_uri(f"file:{tmp_path}") == str(tmp_path.resolve())
 
 
 def test_a_folder_that_no_table_can_be_called_is_no_table(tmp_path: Path) -> None:
