@@ -30,6 +30,7 @@ class DriverSigns:
     _written: float = float("-inf")
     _read: dict[str, Any] | None = None
     read_at: float = field(default_factory=time.monotonic)
+    _overdue_at: float | None = None
 
     def write(
         self, stop: bool = False, allowed: Mapping[int, float] | None = None, seconds_left: float | None = None
@@ -62,8 +63,13 @@ class DriverSigns:
         if found and found["stop"]:
             raise StopComputing
         if found != self._read:
-            self._read, self.read_at = found, time.monotonic()
-        if time.monotonic() - self.read_at > _DRIVER_LOST_SECONDS:
+            self._read, self.read_at, self._overdue_at = found, time.monotonic(), None
+        now = time.monotonic()
+        if now - self.read_at <= _DRIVER_LOST_SECONDS:
+            return
+        # After an outage of the store a task may read before the driver has written again.
+        self._overdue_at = self._overdue_at or now
+        if now - self._overdue_at > _DRIVER_LOST_SECONDS / 4:
             raise DriverLost(
                 f"The driver wrote no sign of life to {self.progress.path(_DRIVER)} for {_DRIVER_LOST_SECONDS:.0f} s: "
                 "it was killed or suspended, or the store did not take it. What was checkpointed is kept; run it again."
