@@ -120,6 +120,15 @@ def get_provider_info() -> dict[str, Any]:
                         "with a function of one of these modules or of ``airflow_geneva.functions``.",
                         "string",
                     ),
+                    "store_patience": _option(
+                        "300",
+                        "900",
+                        "For how many seconds a task waits for an object store that does not answer, before it fails. "
+                        "The task's ``execution_timeout`` ends it earlier. Storage options ``client_max_retries`` and "
+                        "``client_retry_timeout`` replace it for the requests that pylance makes itself. With 0 a "
+                        "task does not wait.",
+                        "integer",
+                    ),
                 },
             }
         },

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -18,7 +17,7 @@ from airflow_geneva.checkpoint.store import CheckpointStore
 from airflow_geneva.display import counted
 from airflow_geneva.errors import StorageError
 from airflow_geneva.job.result import ShardResult
-from airflow_geneva.lance_io.conflicts import commit_tries, is_conflict
+from airflow_geneva.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.lance_io.filters import where_columns
 from airflow_geneva.lance_io.fragments import (
     Columns,
@@ -35,6 +34,7 @@ from airflow_geneva.plan.moved_rows import MOVED, LostRows, find_moved_rows
 from airflow_geneva.plan.reusable_checkpoints import is_staged_complete, staged_fits
 from airflow_geneva.plan.saved_plan import SavedPlan
 from airflow_geneva.plan.shard import FRAGMENTS_PER_COMMIT, FragmentWork, Shard, fragments_per_commit
+from airflow_geneva.storage.files import in_threads
 from airflow_geneva.storage.location import TableLocation
 
 if TYPE_CHECKING:
@@ -164,8 +164,7 @@ def verify(dataset: lance.LanceDataset, columns: Columns, candidates: Sequence[C
             return candidate, reason
         return replace(candidate, hidden=candidate.staged.computed - live_offsets(dataset, now)), reason
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        judged = list(pool.map(judge, candidates))
+    judged = in_threads(judge, candidates, _THREADS)
     fitting, done, removed = (tuple(c for c, found in judged if found == reason) for reason in ("", _DONE, _REMOVED))
     left = tuple((c, reason) for c, reason in judged if reason not in ("", _DONE, _REMOVED))
     return Verification(dataset, manifest, output, fitting, done, removed, left)
@@ -385,7 +384,7 @@ class ShardCommitter:
                 return
 
     def _replace(self, verdict: Verification) -> bool:
-        """Try to commit at the verified version; return False on a conflict."""
+        """Try to commit at the verified version; return False if it has to be verified again."""
         import lance
         from lance.fragment import DataFile
 
@@ -406,7 +405,7 @@ class ShardCommitter:
                 self.location.options, transaction, before="commit.before", after="commit.after"
             )
         except OSError as error:
-            if is_conflict(error):
+            if is_undecided(error):
                 return False
             raise StorageError(
                 f"Cannot commit column {self.work.column!r} to {dataset.uri}: {error}. Check space and permissions, "

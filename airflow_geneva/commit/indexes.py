@@ -6,7 +6,7 @@ import logging
 
 from airflow_geneva.display import counted
 from airflow_geneva.faults import fault_point
-from airflow_geneva.lance_io.conflicts import commit_tries, is_conflict
+from airflow_geneva.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.indexes import read_indexes
 from airflow_geneva.storage.location import TableLocation
@@ -38,7 +38,7 @@ def update_indexes(location: TableLocation, field_id: int | None) -> None:
                             "Index %r of %r covers %s.", name, location.name, counted(index.unindexed_rows, "more row")
                         )
             except EngineError as error:
-                if is_conflict(error):
+                if is_undecided(error):
                     continue
                 raise
             fault_point("index.after")

@@ -25,7 +25,7 @@ from airflow_geneva.commit.view_state import (
 )
 from airflow_geneva.faults import fault_point
 from airflow_geneva.job.outbox import JOB_PROPERTY
-from airflow_geneva.lance_io.conflicts import commit_tries, is_conflict
+from airflow_geneva.lance_io.conflicts import commit_tries, is_undecided
 from airflow_geneva.lance_io.data_file import DataFileWriter
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.fragments import field_ids
@@ -117,7 +117,7 @@ def swap_rows(
                 location.options, transaction, before="swap.before", after="swap.after"
             )
         except OSError as error:
-            if not is_conflict(error):
+            if not is_undecided(error):
                 raise
             continue
         # Two swaps conflict: one that began earlier was committed earlier or can no longer be committed.

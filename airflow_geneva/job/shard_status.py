@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from airflow_geneva.job.folder import (
 )
 from airflow_geneva.job.progress import read_progress
 from airflow_geneva.limits.rate_limit import Usage
+from airflow_geneva.storage.files import in_threads
 
 _READERS = 16
 
@@ -171,8 +171,7 @@ def in_parallel(read: Callable[[_T], _R], items: Iterable[_T], local: bool) -> l
     """Read many small documents, in parallel where each costs a round trip."""
     if local:
         return [read(item) for item in items]
-    with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(read, items))
+    return in_threads(read, items, _READERS)
 
 
 def _read_shard(

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from airflow_geneva.errors import CommitConflict, InvalidInput
+from airflow_geneva.lance_io.engine_errors import is_outage
 
 VARIABLE = "GENEVA_VERSION_CONFLICT_MAX_RETRIES"
 
@@ -23,6 +24,14 @@ _retries = ContextVar("version_conflict_max_retries", default=10)
 def is_conflict(error: Exception) -> bool:
     """Whether a commit failed because another writer committed first."""
     return any(sign in str(error) for sign in _SIGNS)
+
+
+def is_undecided(error: Exception) -> bool:
+    """Whether to look at the newest version and commit again what is not in it.
+
+    Either another writer committed first, or the store was lost during the commit, which may be visible nevertheless.
+    """
+    return is_conflict(error) or is_outage(error)
 
 
 def commit_tries(changed: str, commit: str) -> Iterator[int]:

@@ -14,11 +14,18 @@ from airflow_geneva.errors import GenevaError
 _ENGINE_EXCEPTIONS = (OSError, ValueError, RuntimeError, OverflowError)
 
 
-# Error numbers: no permission (1, 13), no memory (11, 12), too many open files (23, 24), no network (101 and above).
-_UNAVAILABLE = re.compile(
-    r"\(os error (?:1|11|12|13|23|24|101|104|110|111|113|116)\)|HTTP error|error sending request|\btimed out\b"
-    r"|lacked (?:the necessary privileges|valid authentication)|\b(?:401|403|408|429|500|502|503|504) [A-Z]"
+# Error numbers: no network (101 and above).
+_OUTAGE = re.compile(
+    r"\(os error (?:101|104|110|111|113|116)\)|HTTP error(?!: builder)|error sending request|\btimed out\b"
+    r"|\b(?:408|429|500|502|503|504) [A-Z]"
 )
+# Error numbers: no permission (1, 13), no memory (11, 12), too many open files (23, 24).
+_REFUSED = re.compile(
+    r"\(os error (?:1|11|12|13|23|24)\)|HTTP error|lacked (?:the necessary privileges|valid authentication)"
+    r"|\b(?:401|403) [A-Z]"
+)
+# What pylance asks for credentials, which is another service than the store.
+_CREDENTIALS = re.compile(r"token request|\bcredentials\b")
 
 
 # What stays until a person corrects it: no permission, no space, a key or an account that the store does not accept.
@@ -57,7 +64,13 @@ def is_engine_error(error: BaseException) -> bool:
 
 def is_unavailable(error: BaseException) -> bool:
     """Whether the store is unavailable or refuses requests, so that pylance's exception says nothing about the file."""
-    return _UNAVAILABLE.search(str(error)) is not None
+    return any(pattern.search(str(error)) for pattern in (_OUTAGE, _REFUSED))
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the store did not answer, or not for now, so that the same request may succeed later."""
+    text = str(error)
+    return bool(_OUTAGE.search(text)) and not _CREDENTIALS.search(text)
 
 
 def is_refused(error: BaseException) -> bool:

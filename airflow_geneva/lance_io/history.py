@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from airflow_geneva.lance_io.fragments import (
 )
 from airflow_geneva.lance_io.row_ranges import Offsets, Ranges, RowIds
 from airflow_geneva.lance_io.table_versions import read_transaction
+from airflow_geneva.storage.files import in_threads
 from airflow_geneva.storage.uri import is_local
 
 if TYPE_CHECKING:
@@ -70,9 +70,8 @@ def commits_newest_first(dataset: lance.LanceDataset, newest: int, oldest: int =
         if len(versions) == 1:
             yield read_commit(dataset, newest)
         else:
-            with ThreadPoolExecutor(len(versions)) as pool:
-                # pylance refuses two concurrent reads of one dataset object, so each thread gets a copy.
-                yield from list(pool.map(lambda version: read_commit(copy.copy(dataset), version), versions))
+            # pylance refuses two concurrent reads of one dataset object, so each thread gets a copy.
+            yield from in_threads(lambda version: read_commit(copy.copy(dataset), version), versions, len(versions))
         newest, at_once = newest - len(versions), min(2 * at_once, most)
 
 

@@ -23,11 +23,11 @@ from airflow_geneva.lance_io.engine_errors import (
 )
 from airflow_geneva.storage.files import Storage
 from airflow_geneva.storage.location import TableLocation
+from airflow_geneva.storage.outages import StorageOptions, pylance_options
 
 if TYPE_CHECKING:
     import lance
 
-StorageOptions = tuple[tuple[str, str], ...]
 _CLEANED_UP = "cleaned up"
 _MANIFEST = re.compile(r"(\d+)\.manifest")
 _LAST = 2**64 - 1
@@ -183,7 +183,7 @@ class PlannedTable:
 
         self.look(options)
         fault_point(before)
-        committed = lance.LanceDataset.commit(self.uri, transaction, storage_options=dict(options) or None)
+        committed = lance.LanceDataset.commit(self.uri, transaction, storage_options=pylance_options(options))
         fault_point(after)
         if not self._is_current(options):
             self._take_back(options, int(committed.version), transaction)
@@ -226,7 +226,7 @@ class PlannedTable:
         import lance
 
         restore = lance.Transaction(newest, lance.LanceOperation.Restore(version))
-        return int(lance.LanceDataset.commit(self.uri, restore, storage_options=dict(options) or None).version)
+        return int(lance.LanceDataset.commit(self.uri, restore, storage_options=pylance_options(options)).version)
 
     def _remade(self) -> TableRemade:
         return TableRemade(

@@ -12,10 +12,11 @@ import pyarrow as pa
 
 from airflow_geneva.errors import StorageError
 from airflow_geneva.faults import fault_point
-from airflow_geneva.lance_io.conflicts import is_conflict
+from airflow_geneva.lance_io.conflicts import is_undecided
 from airflow_geneva.lance_io.engine_errors import engine_errors
 from airflow_geneva.limits.budget import LATENESS, Budget, own_seconds
 from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.outages import pylance_options
 
 _KEY = "geneva::budget"
 _KEPT_VERSIONS = 500
@@ -45,7 +46,7 @@ class BudgetTable:
         """Read the newest budget, and make the table if there is none; `StorageError` if the store does not answer."""
         import lance
 
-        began, options = own_seconds(), dict(self.storage.options) or None
+        began, options = own_seconds(), pylance_options(self.storage.options)
         with engine_errors(lambda error: StorageError(f"Cannot read the limit {self.key!r} at {self.uri}: {error}.")):
             try:
                 dataset = lance.dataset(self.uri, storage_options=options)
@@ -60,13 +61,13 @@ class BudgetTable:
         return Found(Budget() if text is None else Budget.from_json(text), dataset.version, began)
 
     def write(self, budget: Budget, found: Found) -> bool:
-        """Write a budget in place of the one that was found; False: another process did it first."""
+        """Write a budget in place of the one that was found; False: it has to be read again."""
         import lance
 
         # A cleanup may have removed the versions between, and Lance would not see that others wrote them.
         if own_seconds() - found.read_at > LATENESS:
             return False
-        options = dict(self.storage.options) or None
+        options = pylance_options(self.storage.options)
         update = lance.LanceOperation.UpdateMap(updates={_KEY: budget.to_json()}, replace=False)
         operation = lance.LanceOperation.UpdateConfig(config_updates=update)
         with engine_errors(lambda error: StorageError(f"Cannot write the limit {self.key!r} at {self.uri}: {error}.")):
@@ -76,7 +77,7 @@ class BudgetTable:
                     self.uri, operation, read_version=found.version, storage_options=options, max_retries=0
                 )
             except OSError as error:
-                if is_conflict(error):
+                if is_undecided(error):
                     return False
                 raise
             fault_point("limit.after")

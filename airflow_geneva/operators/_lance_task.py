@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from airflow.providers.common.compat.sdk import AirflowFailException, AirflowTaskTimeout, conf
@@ -23,6 +23,7 @@ from airflow_geneva.lance_io.task_memory import LEAST_TASK_MEMORY
 from airflow_geneva.operators._airflow_internals import default_retry_policy
 from airflow_geneva.plan.saved_plan import load_plan
 from airflow_geneva.run.pipeline import PlannedJob
+from airflow_geneva.storage.outages import with_patience
 from airflow_geneva.udf import UDF, load_udf
 from airflow_geneva.udf.expect import FAIL, WARN
 
@@ -129,6 +130,7 @@ class Configuration:
     price_per_slot_hour: float
     on_partial: str
     udf_modules: tuple[str, ...]
+    store_patience: int
 
     @staticmethod
     def read() -> Configuration:
@@ -208,7 +210,7 @@ class LanceOperator(BaseOperator):
         self.database = database
 
     def open_database(self) -> Database:
-        return open_database(self.lance_conn_id, self.database)
+        return open_patiently(self.lance_conn_id, self.database)
 
     def on_kill(self) -> None:
         stop_task()
@@ -236,6 +238,12 @@ def failing_at_once(*kinds: type[GenevaError]) -> Iterator[None]:
 def open_database(lance_conn_id: str, database: str | None) -> Database:
     """Open the database that templated fields name."""
     return LanceHook(required_text("lance_conn_id", lance_conn_id)).get_database(optional_text(database))
+
+
+def open_patiently(lance_conn_id: str, database: str | None) -> Database:
+    """Open a database for a task whose reads and writes wait for `[geneva] store_patience` seconds in an outage."""
+    found, seconds = open_database(lance_conn_id, database), Configuration.read().store_patience
+    return replace(found, options=with_patience(found.uri, found.options, seconds))
 
 
 def stop_task() -> None:

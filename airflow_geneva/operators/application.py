@@ -12,7 +12,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.job.heartbeat import writing_heartbeats
 from airflow_geneva.operators._airflow_internals import rendered_in_task
-from airflow_geneva.operators._lance_task import check_shard, failing_at_once, load_job, open_database
+from airflow_geneva.operators._lance_task import check_shard, failing_at_once, load_job, open_patiently
 from airflow_geneva.run.pipeline import PlannedJob
 from airflow_geneva.spark.code import planned_archives, send_archives
 from airflow_geneva.spark.connect import check_demands, is_connect
@@ -118,7 +118,7 @@ def spark_application(
         def in_task(rendered: Any) -> Any:
             reference = check_shard(rendered)
             with failing_at_once(InvalidInput):
-                return compute(load_job(open_database(lance_conn_id, database), reference), reference["shard"])
+                return compute(load_job(open_patiently(lance_conn_id, database), reference), reference["shard"])
 
         return rendered_in_task(shard, in_task, f"<{name} of the shard>")
 
@@ -153,7 +153,7 @@ def compute_shard(
         InvalidInput: a UDF asks for a GPU or for memory, and the session is one of a Spark Connect server.
     """
     reference = check_shard(shard)
-    job = load_job(open_database(lance_conn_id, database), reference)
+    job = load_job(open_patiently(lance_conn_id, database), reference)
     index = reference["shard"]
     if is_connect(session):
         check_demands(job.work)

@@ -42,7 +42,7 @@ from airflow_geneva.operators._lance_task import (
     failing_at_once,
     is_last_try,
     load_job,
-    open_database,
+    open_patiently,
     optional_int,
     optional_text,
     required_text,
@@ -133,7 +133,7 @@ class ApplyOperator(SparkSubmitOperator):
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         configured = Configuration.read()
         reference = check_shard(self.shard)
-        job = load_job(open_database(self.lance_conn_id, self.database), reference)
+        job = load_job(open_patiently(self.lance_conn_id, self.database), reference)
         shard = job.saved.load_shard(job.folder.storage, reference["shard"])
         job.waits = False
         # While the application waits for the cluster, no driver writes heartbeats.

@@ -13,7 +13,7 @@ from airflow_geneva.errors import InvalidInput
 from airflow_geneva.operators._lance_task import (
     LanceOperator,
     load_named_udf,
-    open_database,
+    open_patiently,
     optional_int,
     optional_text,
     parse_bool,
@@ -151,7 +151,7 @@ class CreateMaterializedViewOperator(LanceOperator):
 
     def _query(self, database: Database) -> Query:
         place = optional_text(self.source_database)
-        source = database if place is None else open_database(self.lance_conn_id, place)
+        source = database if place is None else open_patiently(self.lance_conn_id, place)
         query = source.open_table(required_text("table", self.table)).query()
         where, seed = optional_text(self.where), optional_int("shuffle_seed", self.shuffle_seed)
         limit, offset = optional_int("limit", self.limit), optional_int("offset", self.offset)

@@ -198,7 +198,7 @@ class PlannedJob:
         swap: SwapPlan | None = None,
         choice: RunnerChoice | None = None,
     ) -> None:
-        self.location = location
+        self.location = location = location.patient()
         self.choice = choice
         self.saved = saved
         self.work = work = saved.work

@@ -9,21 +9,24 @@ import os
 import re
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from airflow_geneva.errors import InvalidInput, StorageError
 from airflow_geneva.faults import fault_point
-from airflow_geneva.lance_io.engine_errors import engine_errors
+from airflow_geneva.lance_io.engine_errors import engine_errors, is_failure, is_outage
 from airflow_geneva.storage.documents import LARGEST_BYTES, parse
+from airflow_geneva.storage.outages import pylance_options, wait_out
 from airflow_geneva.storage.uri import is_local, join, normalize_uri
 
 if TYPE_CHECKING:
     from lance.file import LanceFileSession
 
+_A = TypeVar("_A")
+_T = TypeVar("_T")
 _TRIES = 5
 _THREADS = 16
 
@@ -105,8 +108,13 @@ class Storage:
 
     @property
     def session(self) -> LanceFileSession:
-        """The Lance file session of this folder, one per process."""
-        return _session(self.root, self.options, os.getpid())
+        """The Lance file session of this folder, one per process, which waits out an outage inside pylance."""
+        patient = tuple(sorted((pylance_options(self.options) or {}).items()))
+        return _session(self.root, patient, os.getpid())
+
+    def _ask(self, request: Callable[[LanceFileSession], _T]) -> _T:
+        """Make a request to the store, and again while the store is away. Here pylance tries only for seconds."""
+        return wait_out(self.root, self.options, lambda: request(_session(self.root, self.options, os.getpid())))
 
     @property
     def local(self) -> bool:
@@ -144,7 +152,7 @@ class Storage:
                 with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
                     local = Path(scratch) / "document"
                     local.write_bytes(data)
-                    self.session.upload_file(local, name)
+                    self._ask(lambda session: session.upload_file(local, name))
                 return
             self._refuse_link(os.path.dirname(target))
             file = _temporary_file(os.path.dirname(target))
@@ -162,14 +170,14 @@ class Storage:
                 return Path(source).read_bytes()
             with tempfile.TemporaryDirectory(prefix="geneva-") as scratch:
                 local = Path(scratch) / "document"
-                self.session.download_file(name, local)
+                self._ask(lambda session: session.download_file(name, local))
                 return local.read_bytes()
 
     def read_start(self, name: str, length: int) -> bytes:
         """Read the first ``length`` bytes of a file that is at least that long; see `_reading` for the errors."""
         with self._reading(name) as source:
             if not self.local:
-                return bytes(self.session.read_range(name, 0, length))
+                return bytes(self._ask(lambda session: session.read_range(name, 0, length)))
             with open(source, "rb") as file:
                 return file.read(length)
 
@@ -189,7 +197,7 @@ class Storage:
         except FileNotFoundError:
             raise
         except _STORE_ERRORS as error:
-            if not self.local and not self.exists(name):
+            if not self.local and not is_outage(error) and not self.exists(name):
                 raise FileNotFoundError(source) from error
             raise StorageError(f"Cannot read {source}: {error}.") from error
 
@@ -214,7 +222,7 @@ class Storage:
         if self.local:
             return os.path.exists(self.path(name)) and not self.is_linked(self.path(name))
         with _store_errors(f"reach {self.root}"):
-            return self.session.contains(name)
+            return self._ask(lambda session: session.contains(name))
 
     def list_files(self, folder: str = "") -> list[str]:
         """Return the names of all files below a folder, relative to this one, without half-written files and links."""
@@ -224,7 +232,7 @@ class Storage:
                 cut = len(self.root) + 1
                 found = [item.path[cut:] for item in self._files_below(folder)]
             else:
-                found = self.session.list(folder or None)
+                found = self._ask(lambda session: session.list(folder or None))
         return [name for name in found if not _is_half_written(name)]
 
     def list_entries(self, half_written: bool = False) -> list[FileEntry]:
@@ -275,7 +283,8 @@ class Storage:
                 "a Lance table only."
             )
         with engine_errors(lambda error: StorageError(f"Cannot list {self.root}: {error}.")):
-            files = lance.dataset(table[0], storage_options=dict(self.options) or None).all_files().read_all()
+            options = pylance_options(self.options)
+            files = self._ask(lambda _: lance.dataset(table[0], storage_options=options).all_files().read_all())
         top = f"{self.root}/"[len(table[0]) + 1 :]
         for path, size, modified in zip(*map(files.column, ("path", "size_bytes", "last_modified")), strict=True):
             name = path.as_py()
@@ -298,7 +307,7 @@ class Storage:
                 folders = [item.name for item in inside if item.is_dir(follow_symlinks=False)]
                 files = [item.name for item in inside if item.is_file(follow_symlinks=False)]
             else:
-                found = self.session.list_with_delimiter(folder or None)
+                found = self._ask(lambda session: session.list_with_delimiter(folder or None))
                 folders, files = (
                     [str(path).rstrip("/").rsplit("/", 1)[-1] for path in group]
                     for group in (found.common_prefixes, found.objects)
@@ -310,8 +319,8 @@ class Storage:
             if self.local:
                 self._refuse_link(os.path.dirname(self.path(name)))
                 Path(self.path(name)).unlink(missing_ok=True)
-            elif self.session.contains(name):
-                self.session.delete_file(name)
+            elif self.exists(name):
+                self._ask(lambda session: session.delete_file(name))
 
     def delete_all(self, names: Iterable[str]) -> None:
         """Remove files, if they exist; in parallel where each costs a round trip."""
@@ -319,12 +328,26 @@ class Storage:
             for name in names:
                 self._delete_one(name)
             return
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(self._delete_one, names))
+        in_threads(self._delete_one, names, _THREADS)
 
     def _delete_one(self, name: str) -> None:
         self.delete(name)
         fault_point("file.removed")
+
+
+def in_threads(call: Callable[[_A], _T], items: Iterable[_A], threads: int) -> list[_T]:
+    """Call a function with each item in threads, and return the results in the order of the items.
+
+    When this process is asked to end, it does not wait for calls that are blocked by a store.
+    """
+    pool = ThreadPoolExecutor(threads)
+    try:
+        return list(pool.map(call, items))
+    except BaseException as error:
+        pool.shutdown(wait=is_failure(error), cancel_futures=True)
+        raise
+    finally:
+        pool.shutdown(wait=False)
 
 
 def _temporary_file(folder: str) -> BinaryIO:

@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from airflow_geneva.errors import InvalidInput
-from airflow_geneva.lance_io.engine_errors import engine_errors
+from airflow_geneva.errors import GenevaError, InvalidInput, StorageError
+from airflow_geneva.lance_io.engine_errors import engine_errors, is_outage
 from airflow_geneva.storage.files import Storage
+from airflow_geneva.storage.outages import STORE_PATIENCE, pylance_options, wait_out, with_patience
 from airflow_geneva.storage.uri import join
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ _HARMLESS_NAMES = """
 account_name allow_http allow_invalid_certificates aws_allow_http aws_default_region aws_ec2_metadata_disabled
 aws_endpoint aws_endpoint_url aws_region aws_s3_express aws_server_side_encryption aws_skip_signature
 aws_unsigned_payload aws_virtual_hosted_style_request azure_storage_account_name azure_storage_use_emulator
-client_max_retries client_retry_timeout connect_timeout download_retry_count endpoint endpoint_url google_bucket
-http1_only http2_only pool_idle_timeout pool_max_idle_per_host region request_timeout s3_express skip_signature
-timeout unsigned_payload use_emulator user_agent virtual_hosted_style_request
+client_max_retries client_retry_timeout connect_timeout download_retry_count endpoint endpoint_url
+geneva_store_patience google_bucket http1_only http2_only pool_idle_timeout pool_max_idle_per_host region
+request_timeout s3_express skip_signature timeout unsigned_payload use_emulator user_agent
+virtual_hosted_style_request
 """
 _HARMLESS = frozenset(_HARMLESS_NAMES.split())
 
@@ -59,18 +61,29 @@ class TableLocation:
 
     @property
     def storage_options(self) -> dict[str, str] | None:
-        return dict(self.options) or None
+        return pylance_options(self.options)
+
+    def patient(self, seconds: int = STORE_PATIENCE) -> TableLocation:
+        """Return this location with a patience for outages of its store, unless it has one."""
+        return replace(self, options=with_patience(self.uri, self.options, seconds))
 
     def exists(self) -> bool:
         """Whether the table has a version; a process that was killed while creating it leaves only files."""
         return bool(Storage(self.uri, self.options).list_folder("_versions")[1])
 
     def open(self, version: int | None = None) -> lance.LanceDataset:
-        """Open the newest version, or the given one; `InvalidInput` if there is no such table or version."""
+        """Open the newest version, or the given one.
+
+        Raises:
+            InvalidInput: there is no such table or version.
+            StorageError: the store does not answer.
+        """
         import lance
 
-        def closed(error: BaseException) -> InvalidInput:
+        def closed(error: BaseException) -> GenevaError:
             what = f"Table {self.name!r}" if version is None else f"Version {version} of table {self.name!r}"
+            if is_outage(error):
+                return StorageError(f"{what} cannot be opened, because {self.uri} does not answer: {error}.")
             return InvalidInput(
                 f"{what} cannot be opened at {self.uri}: {error}. Check the name, the location and the credentials"
                 + ("." if version is None else "; a version that was cleaned up cannot be opened.")
@@ -79,7 +92,11 @@ class TableLocation:
         if Storage(self.uri).is_linked(self.uri):
             raise closed(OSError("it is a symbolic link, which is not followed"))
         with engine_errors(closed):
-            return lance.dataset(self.uri, version=version, storage_options=self.storage_options)
+            return wait_out(
+                self.uri,
+                self.options,
+                lambda: lance.dataset(self.uri, version=version, storage_options=self.storage_options),
+            )
 
 
 def read_storage_options(given: Any) -> dict[str, str]:

@@ -127,6 +127,7 @@ def test_a_commit_is_tried_again_as_often_as_it_says_or_the_seeds_variable_befor
         ("version_conflict_max_retries", "1.5"),
         ("task_memory_bytes", "128m"),
         ("on_partial", "red"),
+        ("store_patience", "5m"),
     ],
 )
 def test_a_wrong_value_stops_the_plan_and_is_named(
@@ -156,7 +157,8 @@ def test_an_option_that_tasks_do_not_know_yet_stops_none_of_them(monkeypatch: py
     info = get_provider_info()
     info["config"]["geneva"]["options"]["new"] = {**OPTIONS["concurrency"], "default": "text"}
     monkeypatch.setattr(_lance_task, "get_provider_info", lambda: info)
-    assert Configuration.read() == Configuration(0, 0, 8, 10, 128 << 20, 0.0, "warn", ("airflow_geneva.functions",))
+    defaults = (0, 0, 8, 10, 128 << 20, 0.0, "warn", ("airflow_geneva.functions",), 300)
+    assert Configuration.read() == Configuration(*defaults)
 
 
 def test_tasks_read_every_option_that_airflow_describes() -> None:
@@ -236,4 +238,5 @@ def test_airflow_tells_a_single_value(told_by_airflow: list[str]) -> None:
         "price_per_slot_hour": "0",
         "on_partial": "warn",
         "udf_modules": "airflow_geneva.functions",
+        "store_patience": "300",
     }

@@ -181,7 +181,7 @@ GUARDS = [
     ),
     Guard(
         "A conflict with another writer would fail the job at once.",
-        "if is_conflict(error):\n                return False\n            raise StorageError(",
+        "if is_undecided(error):\n                return False\n            raise StorageError(",
         "if False:\n                return False\n            raise StorageError(",
         (COMMIT + "test_a_table_that_never_rests_ends_in_a_conflict_and_loses_nothing",),
     ),
@@ -284,7 +284,7 @@ GUARDS = [
     ),
     Guard(
         "A refresh that loses against another one would fail instead of looking again.",
-        "if not is_conflict(error):",
+        "if not is_undecided(error):",
         "if True:",
         (RACES + "test_of_two_refreshes_that_swap_at_once_one_wins",),
     ),
