@@ -23,6 +23,7 @@ from airflow_geneva.display import counted
 from airflow_geneva.errors import BatchFailed, InvalidInput, UdfError
 from airflow_geneva.faults import fault_point
 from airflow_geneva.lance_io.arrays import rows_at
+from airflow_geneva.limits.calls import retry_after
 from airflow_geneva.limits.rate_limit import Usage, count, is_used_up, may_go_on
 from airflow_geneva.udf.error_policy import Retry, Skip, deciding_rule, matching_rules_of, pause_before, rules_of
 
@@ -93,41 +94,60 @@ class BatchApiMapper(BatchMapper):
         for row, found in enumerate(places):
             if found:
                 by_submission.setdefault(found[-1][0], []).append(row)
-        due, again = [row for row, found in enumerate(places) if not found], 0
+        due = [row for row, found in enumerate(places) if not found]
         waiting: dict[str, int] = {}
+        gone: dict[Submission, list[int]] = {}
         for submission, its_rows in by_submission.items():
             state = self.state_of(submission)
             if state == "gone":
-                due += its_rows
+                gone[submission] = its_rows
             elif state == "waiting":
                 waiting[submission.name] = len(its_rows)
+        for submission, its_rows in gone.items():
+            if len(its_rows) == submission.rows:
+                # In the same order and with the same key, so that a service that has it after all knows it again.
+                same = sorted(its_rows, key=lambda row: places[row][-1][1])
+                waiting |= self._submit(inputs, rows, row_ids, same, submission.name)
+            else:
+                self.submissions.remove(submission)
+                due += its_rows
         answers = _Answers()
-        for submission, its_rows in by_submission.items() if not (due or waiting) else ():
+        if not (due or waiting):
+            due = self._take_answers(by_submission, places, answers)
+        if due:
+            waiting |= self._submit(inputs, rows, row_ids, sorted(due))
+        if waiting:
+            raise StillWaiting(waiting)
+        return answers
+
+    def _take_answers(
+        self,
+        by_submission: Mapping[Submission, Sequence[int]],
+        places: Sequence[Sequence[tuple[Submission, int]]],
+        answers: _Answers,
+    ) -> list[int]:
+        """Add what the service answered to the rows of a batch; return those that are to be submitted again."""
+        again: list[int] = []
+        for submission, its_rows in by_submission.items():
             values, errors = self._fetch(submission)
             at = {row: places[row][-1][1] for row in its_rows}
             good = [row for row in its_rows if at[row] not in errors]
             answers.taken.append((rows_at(values, pa.array([at[row] for row in good], pa.int64())), good))
+            answers.places.append((submission, list(at.values())))
             for row in its_rows:
                 if (error := errors.get(at[row])) is None:
                     continue
                 if self._may_submit_again(submission, places[row], error):
-                    due.append(row)
-                    again += 1
+                    again.append(row)
                 else:
                     answers.failures[row] = (submission, at[row], error)
-        if due:
-            self._count_again(again)
-            due.sort()
-            taken = pa.array(due, pa.int64())
-            waiting |= self._submit(rows_at(inputs, taken), [rows[row] for row in due], row_ids.take(taken))
-        if waiting:
-            raise StillWaiting(waiting)
-        for submission, its_rows in by_submission.items():
-            answers.places.append((submission, [places[row][-1][1] for row in its_rows]))
-        return answers
+        self._count_cost(len(again))
+        if again and is_used_up():
+            may_go_on()
+        return again
 
     def state_of(self, submission: Submission) -> str:
-        """Ask the service for the state of a batch: ``waiting``, ``ready``, or ``gone`` if the service has none."""
+        """Ask the service for the state of a batch: ``waiting``, ``ready``, or ``gone`` if the service never got it."""
         if submission.name in self._ready:
             return "ready" if self._ready[submission.name] else "waiting"
         if not submission.sent and (state := self._state_without_handle(submission)) is not None:
@@ -147,20 +167,26 @@ class BatchApiMapper(BatchMapper):
 
     def _state_without_handle(self, submission: Submission) -> str | None:
         """Find out what became of a batch that was being submitted; None: its handle is there now."""
-        handle = self._ask("find", submission.name) if hasattr(self.api, "find") else None
+        may_find = hasattr(self.api, "find")
+        handle = self._ask("find", submission.name) if may_find else None
         if handle is not None:
             self._keep_handle(submission, handle)
             return None
         if submission.may_be_underway():
             return "waiting"
-        if hasattr(self.api, "find"):
-            self.submissions.remove(submission)
-            return "gone"
+        if may_find:
+            # The service may have got it just before the process that submitted it died.
+            missed = self.submissions.missed(submission)
+            return "waiting" if missed < self.visible_after else "gone"
         raise UdfError(
             f"UDF {self.name!r}: a process was killed while it submitted {counted(submission.rows, 'row')}, and "
             f"the class has no find(key) that asks the service whether it has batch {submission.name!r}. Look there. "
             f"If it has none, or may compute the rows again, remove {self.submissions.path(submission)} and run again."
         )
+
+    @property
+    def visible_after(self) -> float:
+        return self.mapper.udf.visible_after or 0.0
 
     @property
     def api(self) -> Any:
@@ -171,10 +197,18 @@ class BatchApiMapper(BatchMapper):
     def _inputs(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return self.mapper.inputs(batch.drop_columns([ROW_ID]))
 
-    def _submit(self, inputs: pa.RecordBatch, keys: Sequence[bytes], row_ids: pa.Array) -> dict[str, int]:
-        """Submit rows as one batch: they are noted before, and the handle after."""
-        with self.submissions.begin(keys, row_ids) as submission:
-            self._send(inputs, submission)
+    def _submit(
+        self,
+        inputs: pa.RecordBatch,
+        keys: Sequence[bytes],
+        row_ids: pa.Array,
+        chosen: Sequence[int],
+        again: str | None = None,
+    ) -> dict[str, int]:
+        """Submit chosen rows as one batch, or again under its name: they are noted before, and the handle after."""
+        taken = pa.array(chosen, pa.int64())
+        with self.submissions.begin([keys[row] for row in chosen], row_ids.take(taken), again) as submission:
+            self._send(rows_at(inputs, taken), submission)
         return {submission.name: submission.rows}
 
     def _send(self, inputs: pa.RecordBatch, submission: Submission) -> None:
@@ -227,11 +261,21 @@ class BatchApiMapper(BatchMapper):
                         f"{failure.traceback}",
                         call=failure,
                     ) from error
+                failed = time.monotonic()
                 time.sleep(pause_before(found, tries))
-                if again is not None and hasattr(self.api, "find"):
-                    handle = self._ask("find", again)
+                # After a 429 the service has refused the request. After another exception it may have it.
+                if again is not None and retry_after(error) is None and hasattr(self.api, "find"):
+                    handle = self._find_until(again, failed + self.visible_after)
                     if handle is not None:
                         return handle
+
+    def _find_until(self, key: str, until: float) -> Any:
+        """Ask the service for a batch until it would list it; None: it does not have the batch."""
+        while True:
+            handle, left = self._ask("find", key), until - time.monotonic()
+            if handle is not None or left <= 0:
+                return handle
+            time.sleep(min(left, self.mapper.udf.poll_interval or left))
 
     def _fetch(self, submission: Submission) -> tuple[pa.Array, dict[int, Exception]]:
         """Fetch the values of a batch, NULL for failed rows, and by position their errors."""
@@ -309,12 +353,6 @@ class BatchApiMapper(BatchMapper):
     def _count_cost(self, rows: int) -> None:
         """Count what rows cost that are answered; of those that failed, also if they are submitted again."""
         count(Usage(declared=rows * (self.mapper.udf.cost or 0.0)))
-
-    def _count_again(self, rows: int) -> None:
-        """Count rows that failed, and are submitted again if the job may go on."""
-        self._count_cost(rows)
-        if rows and is_used_up():
-            may_go_on()
 
     def _skip_rule(self, error: Exception) -> int | None:
         rule = deciding_rule(self.rules, matching_rules_of(self.rules, type(error)), None)

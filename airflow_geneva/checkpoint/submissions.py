@@ -28,7 +28,8 @@ FOLDER = "batches"
 _ROW = "row"
 _KEY = np.dtype("S16")
 _SUBMITTING_SECONDS = 600.0
-_HANDLE, _REPORTED = ".handle.json", ".reported.json"
+_HANDLE, _REPORTED, _MISSED = ".handle.json", ".reported.json", ".missed.json"
+_CLOCKS_DIFFER = 600.0
 _MOST_OPEN_ROWS = 2_000_000
 
 _underway: set[str] = set()
@@ -156,10 +157,12 @@ class Submissions:
             return [rows.submission for name in names if (rows := self._read(name)) is not None]
 
     @contextmanager
-    def begin(self, keys: Sequence[bytes], row_ids: pa.Array) -> Iterator[Submission]:
-        """Note that the body is about to submit these rows."""
+    def begin(self, keys: Sequence[bytes], row_ids: pa.Array, again: str | None = None) -> Iterator[Submission]:
+        """Note that the body is about to submit these rows, or to submit them again under the same name."""
         begun, ids, rows = time.time(), np.asarray(row_ids), np.array(keys, _KEY)
-        name = f"{int(begun * 1_000):013}-{uuid.uuid4().hex}-{int(ids.min()):x}-{int(ids.max()):x}"
+        name = again or f"{int(begun * 1_000):013}-{uuid.uuid4().hex}-{int(ids.min()):x}-{int(ids.max()):x}"
+        if again:
+            self.storage.delete(f"{name}{_MISSED}")
         batch = pa.record_batch([pa.array(keys, pa.binary())], names=[_ROW])
         process = f"{socket.gethostname()}:{os.getpid()}"
         about = {"job": self.job_id, "begun": json.dumps(begun), "process": process}
@@ -181,6 +184,18 @@ class Submissions:
         self.storage.write_json(f"{submission.name}{_HANDLE}", {"handle": handle})
         submission.handle, submission.sent = handle, True
 
+    def missed(self, submission: Submission) -> float:
+        """Note that the service does not list a batch; return for how many seconds it has not, at least.
+
+        The note has a time for each machine, because their clocks may differ by minutes.
+        """
+        name, host, now = f"{submission.name}{_MISSED}", socket.gethostname(), time.time()
+        since: dict[str, float] = self.storage.read_document(name) or {}
+        if host not in since:
+            since = {**since, host: now}
+            self.storage.write_json(name, since)
+        return max(now - since[host], now - min(since.values()) - _CLOCKS_DIFFER)
+
     def report(self, submission: Submission, positions: Iterable[int]) -> None:
         """Note that the failure of rows ends this try."""
         submission.reported[list(positions)] = True
@@ -193,7 +208,7 @@ class Submissions:
             self._open.pop(submission.name, None)
             self._known.pop(submission.name, None)
         del self.store[submission.name]
-        self.storage.delete_all([f"{submission.name}{end}" for end in (_HANDLE, _REPORTED)])
+        self.storage.delete_all([f"{submission.name}{end}" for end in (_HANDLE, _REPORTED, _MISSED)])
 
     def remove_collected(self) -> None:
         """Forget the results that this process has taken: they are in checkpoints now."""

@@ -63,6 +63,7 @@ class UDF:
         cost: money that a row costs, for example at a service, or None.
         max_in_flight: calls of an async function at a time in each process, or None.
         poll_interval: seconds between two looks at the batches of a batch API, or None.
+        visible_after: seconds until the service of a batch API lists a batch that was submitted, or None.
         limit: the budget of a service that its calls keep, or None.
         deterministic: whether equal inputs of a row always give equal values.
         dedup: whether equal inputs are called once.
@@ -89,6 +90,7 @@ class UDF:
     cost: float | None = None
     max_in_flight: int | None = None
     poll_interval: float | None = None
+    visible_after: float | None = None
     limit: RateLimit | None = None
     deterministic: bool = False
     dedup: bool = False
@@ -224,6 +226,7 @@ def udf(
     cost: float | None = None,
     max_in_flight: int | None = None,
     poll_interval: float | None = None,
+    visible_after: float | None = None,
     limit: RateLimit | None = None,
     deterministic: bool = False,
     dedup: bool = False,
@@ -252,6 +255,7 @@ def udf(
     cost: float | None = None,
     max_in_flight: int | None = None,
     poll_interval: float | None = None,
+    visible_after: float | None = None,
     limit: RateLimit | None = None,
     deterministic: bool = False,
     dedup: bool = False,
@@ -280,6 +284,8 @@ def udf(
         cost: money that a row costs, for estimates and `max_cost`; in any currency, the same everywhere.
         max_in_flight: calls of an `async def` function at a time in each process; by default 16.
         poll_interval: seconds between two looks at the batches of a batch API; by default 60.
+        visible_after: seconds after which the service of a batch API lists every batch that was submitted; by default
+            60. Only then a `find` that returns None says that the service does not have the batch.
         limit: a `RateLimit` of the service that it calls. It is no part of the code's version.
         deterministic: whether a row's value depends on nothing but the row's inputs and the code.
         dedup: whether equal inputs are called once, also across tasks and jobs; only of a deterministic function.
@@ -323,7 +329,7 @@ def udf(
             memory=check_memory(memory),
             **check_batch_api(
                 signature,
-                {"batch_size": batch_size, "poll_interval": poll_interval}
+                {"batch_size": batch_size, "poll_interval": poll_interval, "visible_after": visible_after}
                 | {"timeout": timeout, "limit": limit, "dedup": dedup},
                 chosen,
             ),

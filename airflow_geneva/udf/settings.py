@@ -16,7 +16,7 @@ from airflow_geneva.udf.expect import Expectation
 from airflow_geneva.udf.signature import Form, Signature
 
 DEFAULT_IN_FLIGHT = 16
-DEFAULT_SUBMITTED, DEFAULT_POLL_INTERVAL = 10_000, 60.0
+DEFAULT_SUBMITTED, DEFAULT_POLL_INTERVAL, DEFAULT_VISIBLE_AFTER = 10_000, 60.0, 60.0
 """Rows of one batch at a batch API, and the seconds between two looks at it."""
 
 _FORMAT = 1
@@ -82,17 +82,20 @@ def check_batch_api(signature: Signature, chosen: Mapping[str, Any], name: str) 
     """Return the settings that only a batch API has, and those that have another default there.
 
     Args:
-        chosen: settings that a batch API does not have, and `batch_size` and `poll_interval`.
+        chosen: settings that a batch API does not have, and `batch_size`, `poll_interval` and `visible_after`.
     """
+    own = ("poll_interval", "visible_after")
     poll_interval = check_number("poll_interval", chosen["poll_interval"], above_zero=True)
+    visible_after = check_number("visible_after", chosen["visible_after"], above_zero=False)
     batch_size = check_rows("batch_size", chosen["batch_size"])
     if not signature.is_batch_api:
-        if poll_interval is not None:
-            raise InvalidInput(
-                f"UDF {name!r} has poll_interval={poll_interval!r}, and is no batch API, which has submit, poll and "
-                "fetch. Leave poll_interval out."
-            )
-        return {"batch_size": batch_size, "poll_interval": None}
+        for setting in own:
+            if chosen[setting] is not None:
+                raise InvalidInput(
+                    f"UDF {name!r} has {setting}={chosen[setting]!r}, and is no batch API, which has submit, poll and "
+                    f"fetch. Leave {setting} out."
+                )
+        return {"batch_size": batch_size, **dict.fromkeys(own)}
     if given := [f"{setting}={value!r}" for setting, value in chosen.items() if setting in _NOT_OF_BATCHES and value]:
         raise InvalidInput(
             f"UDF {name!r} is a batch API, which cannot have {', '.join(given)}: the service has its own limits for "
@@ -106,6 +109,7 @@ def check_batch_api(signature: Signature, chosen: Mapping[str, Any], name: str) 
     return {
         "batch_size": batch_size or DEFAULT_SUBMITTED,
         "poll_interval": poll_interval or DEFAULT_POLL_INTERVAL,
+        "visible_after": DEFAULT_VISIBLE_AFTER if visible_after is None else visible_after,
     }
 
 

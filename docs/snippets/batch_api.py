@@ -35,7 +35,11 @@ class EmbedLater:
         data = io.BytesIO("\n".join(map(json.dumps, lines)).encode())
         file = self.client.files.create(file=("rows.jsonl", data), purpose="batch")
         made = self.client.batches.create(
-            input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h", metadata={"key": key}
+            input_file_id=file.id,
+            endpoint="/v1/embeddings",
+            completion_window="24h",
+            metadata={"key": key},
+            extra_headers={"Idempotency-Key": key},
         )
         return made.id
 

@@ -87,7 +87,8 @@ class TenTimes:
 
 
 def ten_times(cls: type = TenTimes, **settings: Any) -> UDF:
-    given = {"data_type": pa.int64(), "input_columns": ["x"], "batch_size": 40, "poll_interval": 0.01, "version": "1"}
+    given = {"data_type": pa.int64(), "input_columns": ["x"], "batch_size": 40, "version": "1"}
+    given |= {"poll_interval": 0.01, "visible_after": 0.05}
     return udf(**{**given, **settings})(cls)
 
 
@@ -344,6 +345,8 @@ def test_a_class_that_does_not_fit_is_refused() -> None:
         ten_times(timeout=3, dedup=True, deterministic=True)
     with pytest.raises(InvalidInput, match="is no batch API"):
         udf(data_type=pa.int64(), poll_interval=3)(lambda x: x)
+    with pytest.raises(InvalidInput, match=r"visible_after=3, and is no batch API, .* Leave visible_after out"):
+        udf(data_type=pa.int64(), visible_after=3)(lambda x: x)
     with pytest.raises(InvalidInput, match=r"give at most 43,200 seconds"):
         ten_times(poll_interval=50_000)
     with pytest.raises(InvalidInput, match="which a job calls"):
@@ -411,6 +414,72 @@ def test_without_find_a_batch_that_may_be_there_is_not_submitted_again(
     Path(named).unlink()
     assert table.backfill("y", udf=ten_times(Blind, name="blind"), runner="inline").state == "DONE"
     assert values(table) == {x: 10 * x for x in range(100)}
+
+
+def test_a_batch_that_the_service_lists_late_is_not_submitted_again(tmp_path: Path) -> None:
+    """The process is killed while its request is at the service."""
+    asked = list[str]()
+
+    class Late(TenTimes):
+        def find(self, key: str) -> str | None:
+            asked.append(key)
+            return super().find(key) if len(asked) > 3 else None
+
+    class Killed(TenTimes):
+        def submit(self, batch: pa.RecordBatch, key: str) -> Any:
+            super().submit(batch, key)
+            raise KeyboardInterrupt
+
+    table = numbers(tmp_path, ten_times(Killed, name="late"), rows=40, fragments=1)
+    with pytest.raises(KeyboardInterrupt):
+        table.backfill("y", runner="inline")
+    result = table.backfill("y", udf=ten_times(Late, name="late", visible_after=60.0), runner="inline")
+    assert (result.state, len(asked), SERVICE.paid) == ("DONE", 4, list(range(40)))
+    assert values(table) == {x: 10 * x for x in range(40)}
+    assert left_behind(table) == []
+
+
+def test_a_batch_that_the_service_never_got_is_submitted_again_with_its_key(tmp_path: Path) -> None:
+    given = list[tuple[str, list[int]]]()
+
+    class Keyed(TenTimes):
+        def submit(self, batch: pa.RecordBatch, key: str) -> Any:
+            given.append((key, batch["x"].to_pylist()))
+            if len(given) == 1:
+                raise KeyboardInterrupt
+            return super().submit(batch, key)
+
+    table = numbers(tmp_path, ten_times(Keyed), rows=40, fragments=1)
+    with pytest.raises(KeyboardInterrupt):
+        table.backfill("y", runner="inline")
+    began = time.monotonic()
+    assert table.backfill("y", udf=ten_times(Keyed, visible_after=0.2), runner="inline").state == "DONE"
+    assert time.monotonic() - began >= 0.2
+    assert (len(given), given[0]) == (2, given[1])
+    assert re.fullmatch(r"[A-Za-z0-9-]{16,255}", given[0][0])
+    assert SERVICE.paid == list(range(40))
+    assert left_behind(table) == []
+
+
+def test_a_submit_that_failed_is_made_again_when_the_service_would_list_the_first(tmp_path: Path) -> None:
+    asked, tried = list[str](), list[str]()
+
+    class Broken(TenTimes):
+        def submit(self, batch: pa.RecordBatch, key: str) -> Any:
+            tried.append(key)
+            handle = super().submit(batch, key)
+            if len(tried) == 1:
+                raise ConnectionError("the answer was lost")
+            return handle
+
+        def find(self, key: str) -> str | None:
+            asked.append(key)
+            return super().find(key) if len(asked) > 2 else None
+
+    policy = [Retry(ConnectionError, attempts=3, backoff=0.0)]
+    table = numbers(tmp_path, ten_times(Broken, on_error=policy, visible_after=60.0), rows=40, fragments=1)
+    assert table.backfill("y", runner="inline").state == "DONE"
+    assert (len(tried), len(asked), SERVICE.paid) == (1, 3, list(range(40)))
 
 
 def test_rows_that_are_submitted_again_count_for_the_cap(tmp_path: Path) -> None:

@@ -73,7 +73,10 @@ async def picky_async(x: int) -> int:
     return value_of(x) or 0
 
 
-@udf(data_type=pa.int64(), name="valued", version="1", on_error="skip", input_columns=["x"], poll_interval=0.001)
+@udf(
+    data_type=pa.int64(), name="valued", version="1", on_error="skip", input_columns=["x"],
+    poll_interval=0.001, visible_after=0.01,
+)  # fmt: skip
 class PickyLater:
     """As ``picky``, by a service whose batches are files beside the trace."""
 
