@@ -20,7 +20,7 @@ from airflow_geneva.limits.rate_limit import Meter
 from airflow_geneva.storage.uri import without_credentials
 from airflow_geneva.table import Table
 from airflow_geneva.udf import UDF, load_udf
-from airflow_geneva.udf.of_process import keep_udf
+from airflow_geneva.udf.of_process import give_udf
 from airflow_geneva.view import View
 from airflow_geneva.views.definition import (
     IS_SET,
@@ -268,8 +268,8 @@ class Query:
         expressions = [column.expression or "" for column in outputs.columns if column.kind == "sql"]
         for sql in [*self.conditions, *expressions]:
             _check_repeatable(sql)
-        for udf in outputs.udfs.values():
-            keep_udf(udf)
+        for name, udf in outputs.udfs.items():
+            give_udf(udf, f"column {name!r} of a view of {self.table.uri}")
         names = dataset.schema.names
         reads = outputs.reads | set(where_columns(where, names))
         return ViewDefinition(

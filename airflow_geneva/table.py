@@ -36,7 +36,7 @@ from airflow_geneva.udf.definition import (
     renamed_metadata,
     stored_definition,
 )
-from airflow_geneva.udf.of_process import find_udf, keep_udf
+from airflow_geneva.udf.of_process import find_udf, give_udf, keep_udf
 
 if TYPE_CHECKING:
     from lance import LanceDataset
@@ -141,7 +141,10 @@ class Table(Summarized, Readable):
             ```
         """
         dataset = self.lance
-        dataset.add_columns(define_columns(self.name, dataset.schema, columns, dataset.data_storage_version))
+        fields, udfs = define_columns(self.name, dataset.schema, columns, dataset.data_storage_version)
+        for name, udf in udfs.items():
+            give_udf(udf, self._named(name))
+        dataset.add_columns(fields)
 
     def alter_columns(self, columns: Mapping[str, ColumnSpec]) -> None:
         """Give computed columns another UDF; values are kept until a backfill.
@@ -157,6 +160,7 @@ class Table(Summarized, Readable):
             if definition.version_before(before):
                 definition = replace(definition, as_written=None)
             check_type(self.name, name, dataset.schema.field(name).type, udf)
+            give_udf(udf, self._named(name))
             changes[name] = {UDF_KEY: definition.to_json()}
         dataset.update_field_metadata(changes)
 
@@ -439,6 +443,9 @@ class Table(Summarized, Readable):
         found = (failed_rows_of_column(dataset, self.location.checkpoints, name) for name in names)
         return sorted({row for rows in found for row in addresses_of_rows(rows)})
 
+    def _named(self, column: str) -> str:
+        return f"column {column!r} of {self.uri}"
+
     def _plan(self, request: BackfillRequest, udf: UDF | str | None) -> tuple[Plan, UDF]:
         dataset = self.lance
         definition = self.definition(request.column, dataset)
@@ -459,7 +466,7 @@ class Table(Summarized, Readable):
         check_runner(runner)
         watch = Stopwatch()
         plan, function = self._plan(request, udf)
-        keep_udf(function)
+        keep_udf(function, self._named(request.column))
         return plan, Udfs({request.column: function}), watch
 
     def column_udf(self, column: str, definition: UdfDefinition | None = None) -> UDF:

@@ -14,7 +14,6 @@ from airflow_geneva.lance_io.arrays import check_storable
 from airflow_geneva.lance_io.blobs import is_blob
 from airflow_geneva.udf.annotations import check_inputs
 from airflow_geneva.udf.decorator import UDF
-from airflow_geneva.udf.of_process import keep_udf
 from airflow_geneva.udf.settings import UdfDefinition
 from airflow_geneva.udf.shipping import load_udf
 
@@ -53,7 +52,6 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
             f"Column {column!r} of table {table!r} cannot be computed from {quoted}: Lance cannot select a column "
             f"with a backtick in its name. Rename it: table.rename_column({quoted[0]!r}, {renamed!r})."
         )
-    keep_udf(udf)
     _check_cycle(table, schema, column, definition.input_columns or ())
     return definition, udf
 
@@ -65,8 +63,13 @@ def by_name(columns: Mapping[str, ColumnSpec]) -> Mapping[str, ColumnSpec]:
     return columns
 
 
-def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSpec], storage_version: str) -> pa.Schema:
-    """Return new computed columns as Arrow fields that hold their definitions; one may feed those after it."""
+def define_columns(
+    table: str, schema: pa.Schema, columns: Mapping[str, ColumnSpec], storage_version: str
+) -> tuple[pa.Schema, dict[str, UDF]]:
+    """Return new computed columns as Arrow fields that hold their definitions, and their UDFs.
+
+    A column may feed those after it.
+    """
     for name in by_name(columns):
         check_column_name(name)
     taken = [name for name in columns if name in schema.names]
@@ -75,7 +78,7 @@ def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSp
             f"Table {table!r} already has columns {taken}. Change the UDF of a computed column with "
             "table.alter_columns(...), or choose other names."
         )
-    fields = []
+    fields, udfs = list[pa.Field](), dict[str, UDF]()
     for name, spec in columns.items():
         definition, udf = define_column(table, schema, name, spec)
         field = pa.field(name, udf.data_type, metadata={UDF_KEY: definition.to_json()})
@@ -86,9 +89,10 @@ def define_columns(table: str, schema: pa.Schema, columns: Mapping[str, ColumnSp
                 f"NULL columns, and {required} are. Use pa.large_binary() without blob storage, or make these nullable."
             )
         fields.append(field)
+        udfs[name] = udf
         schema = schema.append(field)
     check_storable(fields, storage_version, f"table {table!r}")
-    return pa.schema(fields)
+    return pa.schema(fields), udfs
 
 
 def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:

@@ -12,12 +12,57 @@ from airflow_geneva.udf.stored import load_stored_udf
 
 _given: dict[tuple[str, str], UDF] = {}
 """UDFs without an import path that this process gave to a column or a view, by name and version."""
+_columns: dict[tuple[str, str], set[str]] = {}
+"""The columns to which these were given, by name and version."""
+_MOST_NAMED = 3
 
 
-def keep_udf(udf: UDF) -> None:
-    """Keep a UDF that has no import path, so that `find_udf` finds it."""
+def give_udf(udf: UDF, column: str) -> None:
+    """Keep a UDF that has no import path, so that `find_udf` finds it for the column to which it is given.
+
+    Args:
+        column: its table and name.
+
+    Raises:
+        InvalidInput: another column has a function of that name and version with other code, which is still there.
+    """
+    key = udf.name, udf.code_version
+    for columns in _columns.values():
+        columns.discard(column)
+    if udf.import_path is not None:
+        return
+    if not keep_udf(udf, column):
+        others = sorted(_columns[key])
+        more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+        raise InvalidInput(
+            f"A function {udf.name!r} with version {udf.code_version!r} and other code computes "
+            f"{', '.join(others[:_MOST_NAMED])}{more}, which would get the code of the one for {column}: this process "
+            "finds functions that have no module by name and version. Give one of them another name= or version=."
+        )
+    _columns.setdefault(key, set()).add(column)
+
+
+def keep_udf(udf: UDF, column: str = "") -> bool:
+    """Keep a UDF that has no import path, and that a job of a column uses.
+
+    Returns:
+        False if it is not kept, because another column has a function of that name and version with other code.
+    """
     if udf.import_path is None:
-        _given[udf.name, udf.code_version] = udf
+        key = udf.name, udf.code_version
+        if _columns.get(key, set()) - {column} and not _takes_place_of(udf, _given[key]):
+            return False
+        _given[key] = udf
+    return True
+
+
+def _takes_place_of(udf: UDF, other: UDF) -> bool:
+    """Whether a UDF has the code of another, or is what a cell bound to the other's name when it ran again."""
+    if udf is other or udf.value_identity == other.value_identity:
+        return True
+    name = getattr(udf.func, "__qualname__", "")
+    again = vars(sys.modules.get("__main__", ModuleType(""))).get(name)
+    return again is udf and name == getattr(other.func, "__qualname__", "")
 
 
 def kept_udf(name: str, version: str) -> UDF | None:

@@ -330,7 +330,7 @@ def test_rows_that_ended_beyond_a_failing_one_are_not_called_again(make_table: M
 
 
 def test_a_view_computes_async_columns_of_async_columns(make_table: MakeTable) -> None:
-    first, second = scalar(on_error="skip"), array(on_error="skip", max_in_flight=2)
+    first, second = scalar(on_error="skip"), array(name="second", on_error="skip", max_in_flight=2)
     table = make_table([1, 2, BAD, 4, None, 6], per_fragment=4)
     query = table.query().where("x IS NOT NULL").select({"x": "x", "y": first, "z": (second, ["y"])})
     view = query.create_materialized_view(connect(table.location.database_uri), "v")

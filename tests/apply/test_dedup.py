@@ -28,7 +28,7 @@ from airflow_geneva.cleanup import collect, find_garbage
 from airflow_geneva.cleanup.garbage import VALUES
 from airflow_geneva.errors import InvalidInput, UdfError
 from airflow_geneva.storage.files import Storage
-from airflow_geneva.udf import UDF, Skip, udf
+from airflow_geneva.udf import UDF, Skip, of_process, udf
 from airflow_geneva.udf.shipping import UdfReference
 from tests.support.broken_off import DAY
 from tests.support.counting import Trace, leave_trace
@@ -194,6 +194,7 @@ def test_functions_of_one_name_and_version_in_a_notebook_have_values_of_their_ow
     """One that was typed at Python's prompt has no source."""
     table = make_table(5)
     for factor in (2, 3):
+        of_process._columns.clear()  # another kernel
         text, file = MODULE.format(factor=factor), f"<cell {factor}>"
         if source == "lines":
             linecache.cache[file] = (len(text), None, text.splitlines(True), file)

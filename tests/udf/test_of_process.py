@@ -124,6 +124,45 @@ def test_functions_of_one_factory_and_lambdas_are_told_apart(make_table: MakeTab
     assert [values(table, name) for name in "abc"] == [[1, 2, 3], [2, 3, 4], [0, 3, 6]]
 
 
+def test_two_functions_of_one_name_and_version_are_refused_when_the_second_is_given(
+    make_table: MakeTable, cell: Callable[[str], Any]
+) -> None:
+    def adding(more: int, version: str = "1") -> UDF:
+        return udf(data_type=pa.int64(), name="add", version=version)(lambda x: x + more)
+
+    table = make_table(3)
+    table.add_columns({"a": adding(1), "same": adding(1)})
+    with pytest.raises(InvalidInput, match=r"'add' with version '1' .* column 'a' of .*, column 'same'.* name= or ver"):
+        table.add_columns({"b": adding(2)})
+    with pytest.raises(InvalidInput, match="'add' with version '1'"):
+        add_view(table, adding(2))
+    assert "b" not in table.schema.names
+    table.add_columns({"b": adding(2, version="2")})
+    for name in ("a", "b"):
+        table.backfill(name, runner="inline")
+    assert [values(table, name) for name in ("a", "b")] == [[1, 2, 3], [2, 3, 4]]
+    # The other code for once, as udf=: the columns keep their own.
+    table.backfill("b", udf=adding(3), on_code_change="recompute", runner="inline")
+    table.backfill("same", runner="inline")
+    assert [values(table, name) for name in ("b", "same")] == [[3, 4, 5], [1, 2, 3]]
+    table.alter_columns({"same": adding(2, version="2")})
+    table.alter_columns({"a": adding(4)})  # no other column has that function any more
+    table.backfill("a", where="x = 1", runner="inline")
+
+
+def test_a_cell_that_runs_again_takes_the_place_of_its_function_in_all_columns(
+    make_table: MakeTable, cell: Callable[[str], Any]
+) -> None:
+    define = DEFINE.replace("int64()", 'int64(), version="1"')
+    table, main = make_table(3), cell(define.format(by=1))
+    table.add_columns({"a": (main.grow, ["x"])})
+    main = cell(define.format(by=2))
+    table.add_columns({"b": (main.grow, ["x"])})
+    for name in ("a", "b"):
+        table.backfill(name, runner="inline")
+    assert values(table, "a") == values(table, "b") == [2, 3, 4]
+
+
 @pytest.mark.spark
 def test_they_travel_to_a_session_under_a_policy_too(
     spark: object, make_table: MakeTable, cell: Callable[[str], Any]
