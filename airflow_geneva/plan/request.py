@@ -25,7 +25,7 @@ from airflow_geneva.plan.sizing import Sizing
 from airflow_geneva.storage.location import TableLocation
 from airflow_geneva.storage.uri import md5
 from airflow_geneva.udf.annotations import check_inputs
-from airflow_geneva.udf.definition import check_type, stored_definition
+from airflow_geneva.udf.definition import check_type, columns_to_take, stored_definition
 
 if TYPE_CHECKING:
     import lance
@@ -138,7 +138,7 @@ def plan_request(
             open_version(dataset, request.read_version)
         check_type(location.name, request.column, dataset.schema.field(request.column).type, udf)
         definition = udf.definition(inputs)
-        columns = definition.input_columns or tuple(name for name in dataset.schema.names if name != request.column)
+        columns = definition.input_columns or columns_to_take(dataset.schema, request.column)
         check_inputs(udf, dataset.schema, columns, location.name)
         if request.column in columns:
             raise InvalidInput(

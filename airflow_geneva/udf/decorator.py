@@ -274,7 +274,7 @@ def udf(
         version: replaces the code hash; change it whenever results change.
         deps: more things that the code hash covers: functions, classes, modules, strings, or `pathlib.Path`s of files.
         input_columns: columns for the parameters, in order; by default the parameters without a default value name
-            them, and a record-batch UDF gets all columns.
+            them, and a record-batch UDF gets all columns that are not computed.
         num_cpus, num_gpus: CPUs and GPUs per call.
         memory: memory per call, in bytes or as `"4g"`.
         batch_size: rows per call.

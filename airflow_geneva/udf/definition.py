@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
@@ -29,6 +30,7 @@ MIXED_VERSIONS_KEY = "geneva::udf_version"
 ColumnSpec: TypeAlias = UDF | str | tuple[UDF | str, Sequence[str]]
 """A UDF or its import path, or one of them with its inputs."""
 
+logger = logging.getLogger("airflow_geneva.udf")
 _RESERVED = {"_distance", "_score"}
 
 
@@ -43,8 +45,14 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
         raise InvalidInput(f"Column {column!r} needs a UDF, got {type(udf).__name__}. Decorate it with @udf(...).")
     definition = udf.definition(inputs)
     if definition.input_columns is None:
-        others = tuple(name for name in schema.names if name != column)
-        definition = replace(definition, input_columns=others)
+        definition = replace(definition, input_columns=columns_to_take(schema, column))
+        left_out = [name for name in schema.names if name not in (column, *(definition.input_columns or ()))]
+        logger.log(
+            logging.WARNING if left_out else logging.INFO,
+            "UDF %r of column %r of table %r gets the columns %s%s. Name others: (udf, [...]).",
+            udf.name, column, table, list(definition.input_columns or ()),
+            f", and not the computed {left_out}" if left_out else "",
+        )  # fmt: skip
     check_inputs(udf, schema, definition.input_columns, table)
     if quoted := [name for name in definition.input_columns or () if "`" in name]:
         renamed = quoted[0].replace("`", "_")
@@ -54,6 +62,14 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
         )
     _check_cycle(table, schema, column, definition.input_columns or ())
     return definition, udf
+
+
+def columns_to_take(schema: pa.Schema, column: str) -> tuple[str, ...]:
+    """Return the columns that a record-batch UDF gets if none are named: those that are not computed.
+
+    A computed column that is filled later would make every row due again.
+    """
+    return tuple(name for name in schema.names if name != column and stored_definition(schema, name) is None)
 
 
 def by_name(columns: Mapping[str, ColumnSpec]) -> Mapping[str, ColumnSpec]:

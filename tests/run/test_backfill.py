@@ -88,6 +88,27 @@ def test_a_record_batch_udf_computes_several_outputs_at_once(make_table: MakeTab
     assert_right(table, "s", lambda number, x: {"sum": number + x, "text": str(number)}, inputs=("id", "x"))
 
 
+def test_a_record_batch_udf_takes_the_columns_that_are_not_computed_or_those_that_are_named(
+    make_table: MakeTable, trace: Trace, caplog: pytest.LogCaptureFixture
+) -> None:
+    @udf(data_type=pa.int64(), version="1")
+    def width(batch: pa.RecordBatch) -> pa.Array:
+        leave_trace(batch.column("x"))
+        return pa.array([batch.num_columns] * batch.num_rows, pa.int64())
+
+    table = make_table(10)
+    table.add_columns({"y": of_version("1"), "w": width, "named": (width, ["x", "y"])})
+    assert table.definition("w").input_columns == ("id", "x")
+    assert table.definition("named").input_columns == ("x", "y")
+    assert "'w' of table 'docs' gets the columns ['id', 'x'], and not the computed ['y']" in caplog.text
+    table.backfill("w", udf=width, runner="inline")
+    table.backfill("y", udf=of_version("1"), runner="inline")
+    assert_nothing_to_do_is_free(table, "w", trace, udf=width)
+    other = udf(data_type=pa.int64(), name="other", version="2")(width.func)
+    table.backfill("w", udf=other, on_code_change="recompute", runner="inline")
+    assert table.to_arrow()["w"].to_pylist() == [2] * 10
+
+
 def test_a_struct_and_a_list_can_be_inputs(make_table: MakeTable) -> None:
     structs = pa.array([{"a": at, "b": str(at)} if at % 3 else None for at in range(40)])
     lists = pa.array([[at, at] for at in range(40)], pa.list_(pa.int64()))
