@@ -109,7 +109,7 @@ def in_a_child(table: Table, same: UDF, place: Path) -> None:
 
 def row_by_row(table: Table, same: UDF, place: Path) -> None:
     """A scalar UDF is given Python values."""
-    scalar = udf(data_type=same.data_type, version="1", input_columns=["id", "c"], name="same")(lambda id, c: c)
+    scalar = udf(data_type=same.data_type, version="2", input_columns=["id", "c"], name="same")(lambda id, c: c)
     table.backfill("y", udf=scalar, where="id % 2 = 0", runner="inline")
     table.backfill("y", udf=scalar, runner="inline")
 
