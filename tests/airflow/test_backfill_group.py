@@ -15,7 +15,7 @@ from airflow_geneva import udf
 from airflow_geneva.assets import lance_asset
 from airflow_geneva.job.folder import JobFolder
 from airflow_geneva.job.status import job_ids, read_jobs
-from airflow_geneva.operators import PlanBackfillOperator
+from airflow_geneva.operators import ApplyOperator, CommitOperator, PlanBackfillOperator
 from airflow_geneva.task_groups import BackfillTaskGroup
 from tests.airflow.conftest import Desk
 from tests.support.desk import ROWS, make_dag, texts
@@ -45,6 +45,30 @@ def test_every_shard_is_computed_and_committed_and_the_run_is_announced_once(des
     assert (event["rows_computed"], event["state"]) == (len(letters) * ROWS, "DONE")
     assert run.xcom("backfill.finish")["rows_computed"] == len(letters) * ROWS
     assert desk.database.open_table(desk.table.name).version == planned_on + len(letters)
+
+
+@pytest.mark.parametrize("stage", [ApplyOperator, CommitOperator])
+def test_rows_that_a_compaction_moves_between_two_tasks_become_visible_in_this_run(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, stage: type
+) -> None:
+    desk.append("abcd")
+    desk.define(n="length")
+    execute, shards = stage.execute, list[int]()
+
+    def compact_before_the_second(self: Any, context: Any) -> Any:
+        shards.append(1)
+        if len(shards) == 2:
+            desk.table.lance.optimize.compact_files()
+        return execute(self, context)
+
+    monkeypatch.setattr(stage, "execute", compact_before_the_second)
+    run = Driver.trigger(make_dag(desk)).go()
+    assert run.state == "success", run.errors
+    assert desk.values() == dict.fromkeys(texts("abcd"), 3)
+    assert desk.calls() == texts("abcd")
+    [event] = events(desk.asset)
+    assert (event["rows_computed"], event["rows_left"], event["state"]) == (4 * ROWS, 0, "DONE")
+    assert run.xcom("backfill.finish")["rows_computed"] == 4 * ROWS
 
 
 @pytest.mark.parametrize("arguments", [{}, {"approve_above": {"rows": 100}}])

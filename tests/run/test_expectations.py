@@ -450,7 +450,7 @@ ANSWERS: list[tuple[Any, list[int] | str]] = [
     (pa.table({"y": [True] * 3}), "pyarrow.lib.Table"),
     ([1, 0, 1], "3 values of type int64 for 3 rows"),
     ([True], "1 value of type bool for 3 rows"),
-    ([True, "no", object()], "list"),
+    ([True, "no", {}], "list"),
     (pd.Series([1.0, 0.0, 1.0]), "3 values of type double for 3 rows"),
 ]
 

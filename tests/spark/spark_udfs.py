@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -64,6 +65,17 @@ def dies_once_at_700(x: int, log: str) -> int:
     note(log, [x])
     if x == 700 and seen(log).count(700) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    return x * 2
+
+
+@udf(data_type=pa.int64())
+def compacts_once_at_700(x: int, log: str) -> int:
+    """As if another process compacted the table, and updated a column that is no input, while tasks run."""
+    note(log, [x])
+    if x == 700 and seen(log).count(700) == 1:
+        table = lance.dataset(str(Path(log).parent / "db" / "numbers.lance"))
+        table.update({"other": "other + 1"}, where="x % 7 = 0")
+        table.optimize.compact_files()
     return x * 2
 
 

@@ -31,7 +31,15 @@ from airflow_geneva.run.record import record_plan
 from airflow_geneva.spark import local, progress, signs
 from airflow_geneva.spark import tasks as spark_session
 from tests.spark import spark_udfs
-from tests.spark.spark_udfs import dies_once_at_700, double, doubled_later, fails_at_700, logged, seen
+from tests.spark.spark_udfs import (
+    compacts_once_at_700,
+    dies_once_at_700,
+    double,
+    doubled_later,
+    fails_at_700,
+    logged,
+    seen,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -88,6 +96,17 @@ def test_tasks_call_no_more_than_the_cap_on_reported_cost_pays(spark: object, tm
     assert table.backfill("y", runner="spark", max_cost=5_000.0, task_size=500).state == "DONE"
     table.add(pa.table({"x": [1], "log": [log]}))
     assert table.backfill("y", runner="spark", max_cost=5_000.0).state == "DONE", "a task waits after its last row"
+
+
+def test_rows_that_others_move_while_tasks_run_become_visible(spark: object, tmp_path: Path) -> None:
+    table, log = make_table(tmp_path, 3_000, 250)
+    table.lance.add_columns({"other": "x"})
+    table.add_columns({"y": (compacts_once_at_700, ["x", "log"])})
+    result = table.backfill("y", runner="spark", shard_size=4)
+    assert (result.state, result.rows_computed, result.rows_left) == ("DONE", 3_000, 0)
+    assert_doubled(table)
+    assert sorted(seen(log)) == list(range(3_000))
+    assert not table.backfill("y", runner="spark").changed
 
 
 def test_waiting_for_spark_is_not_told_as_planning(
