@@ -23,7 +23,7 @@ from airflow_geneva.run.record import record_plan
 from airflow_geneva.table import Table
 from airflow_geneva.udf import Retry
 from airflow_geneva.view import View
-from tests.support.counting import TRACE, Trace, leave_trace, triple, triple_row
+from tests.support.counting import TRACE, Trace, leave_trace, triple, triple_row, tripled
 from tests.support.invariants import assert_exact, assert_honest, assert_right
 
 MakeTable = Callable[..., Table]
@@ -284,3 +284,17 @@ def test_what_a_step_has_when_no_call_may_be_made_again_is_kept(make_table: Make
     assert result.state == PARTIAL
     assert values(table) == list(range(35))
     assert trace.counts()[35] == 1
+
+
+@pytest.mark.parametrize("form", ["row", "batch", "async"])
+def test_a_cap_that_pays_for_all_rows_leaves_none(make_table: MakeTable, trace: Trace, form: str) -> None:
+    async def later(x: int) -> int:
+        return triple_row.func(x)  # type: ignore[no-any-return]
+
+    function = {"row": triple_row.func, "batch": triple.func, "async": later}[form]
+    priced = udf(data_type=pa.int64(), version="1", name="priced", cost=0.1)(function)
+    table = defined(make_table, priced, rows=30, per_fragment=10)
+    result = table.backfill("y", udf=priced, runner="inline", max_cost=3.0)
+    assert (result.state, result.rows_run, result.rows_computed, result.notes) == (DONE, 30, 30, ())
+    assert_right(table, "y", tripled)
+    assert_exact(trace, range(30))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_geneva import RateLimit, report
-from airflow_geneva.udf import udf
+from airflow_geneva.udf import Retry, udf
 
 
 def seen(log: str) -> list[int]:
@@ -86,6 +86,15 @@ def surroundings(x: int, log: str) -> dict[str, object]:
 
     installed, gpus = ".zip" not in airflow_geneva.__file__, os.environ.get("CUDA_VISIBLE_DEVICES")
     return {"double": slow(x, log), "installed": installed, "gpus": gpus}
+
+
+@udf(data_type=pa.int64(), cost=1.0, on_error=[Retry(ConnectionError, attempts=3, backoff=0.0)])
+def tried(x: int, log: str) -> int:
+    """Odd rows are called three times."""
+    note(log, [x])
+    if x % 2 and seen(log).count(x) < 3:
+        raise ConnectionError(x)
+    return 2 * x
 
 
 @udf(data_type=pa.int64(), cost=0.001)

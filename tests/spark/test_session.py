@@ -86,6 +86,19 @@ def test_a_job_stops_at_its_cap_and_the_next_one_goes_on(spark: object, tmp_path
     assert sorted(seen(log)) == list(range(3_000))
 
 
+def test_tasks_make_no_more_calls_than_the_cap_pays_whether_or_not_they_fail(spark: object, tmp_path: Path) -> None:
+    table, log = make_table(tmp_path, 300, 100)
+    table.add_columns({"y": spark_udfs.tried})
+    result = table.backfill("y", runner="spark", max_cost=90.0)
+    assert (result.state, result.rows_run) == ("PARTIAL", len(seen(log)))
+    assert len(seen(log)) <= 90 + 2, "a call is in flight in each of two slots"
+    assert 0 < result.rows_computed == table.count_rows("y IS NOT NULL") < 90
+    left = 300 - result.rows_computed
+    # What is left costs at most three calls for each row.
+    assert table.backfill("y", runner="spark", max_cost=3.0 * left).state == "DONE"
+    assert_doubled(table)
+
+
 def test_tasks_call_no_more_than_the_cap_on_reported_cost_pays(spark: object, tmp_path: Path) -> None:
     table, log = make_table(tmp_path, 3_000, 700)
     table.add_columns({"y": spark_udfs.priced})
