@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from airflow_geneva import connect, expect, udf
 from airflow_geneva.errors import JobFailed
 from airflow_geneva.spark.submit import Resources, SparkMaster
 from tests.support.object_store import KEY, SECRET, Bucket
@@ -110,6 +111,47 @@ def test_the_snippet_about_old_versions_runs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     left = run("old_versions")
     assert len(left["dataset"].versions()) == 2, "nothing of today goes"
+
+
+@pytest.mark.airflow
+def test_the_dag_of_all_upkeep_compacts_first_and_cleans_up_last() -> None:
+    dag = run("upkeep_dag")["dag"]
+    order = [task.task_id for task in dag.topological_sort()]
+    kept = ["compact", "update.plan", "update.finish", "remove_old_versions", "clean_up"]
+    found = [name.replace("backfill.", "update.") for name in order]
+    assert [name for name in found if name in kept] == kept
+
+
+def test_the_compaction_of_the_upkeep_makes_no_row_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = run("search")["table"]
+    table.lance.delete("text = 'one'")
+    table.lance.optimize.compact_files()
+    result = table.backfill("v", runner="inline", indexes="update")
+    assert (result.rows_computed, result.unindexed_rows) == (0, 0)
+
+
+def test_null_and_nan_are_what_the_page_on_backfills_says(tmp_path: Path) -> None:
+    nan, calls = float("nan"), list[float | None]()
+
+    @udf(data_type=pa.float64(), version="1", expect=[expect.between(-1, 1, level="warn")])
+    def same(x: float) -> float:
+        calls.append(x)
+        return x
+
+    rows = {"id": [0, 1, 2, 3], "x": [1.0, None, nan, -0.0]}
+    table = connect(tmp_path).create_table("t", rows)
+    table.add_columns({"y": same})
+    result = table.backfill("y", runner="inline")
+    assert (result.rows_computed, calls[1]) == (4, None)
+    assert [(one.wrong, [row for row, _ in one.examples]) for one in result.checked] == [(1, [2])]
+    for where, ids in {"x > 0": [0, 2], "NOT (x > 0)": [3], "x IS NOT NULL": [0, 2, 3], "isnan(x)": [2]}.items():
+        assert table.lance.to_table(columns=["id"], filter=where)["id"].to_pylist() == ids
+    calls.clear()
+    table.lance.update({"x": "CAST('NaN' AS DOUBLE)"}, where="id = 2")
+    table.lance.update({"x": "0.0"}, where="id = 3")
+    assert table.backfill("y", runner="inline").rows_computed == 1
+    assert calls == [0.0]
 
 
 def test_the_snippet_about_changed_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
