@@ -16,7 +16,7 @@ from airflow_geneva.job.error_records import ErrorRecord, read_errors
 from airflow_geneva.job.result import BackfillResult, BackfillResults
 from airflow_geneva.lance_io.reading import Readable, check_columns
 from airflow_geneva.lance_io.rows import RowData, as_rows, write_rows
-from airflow_geneva.plan.freshness import addresses_of_rows, failed_rows_of_column, ids_of_rows
+from airflow_geneva.plan.freshness import addresses_of_rows, failed_rows_of_columns, ids_of_rows
 from airflow_geneva.plan.model import Plan
 from airflow_geneva.plan.request import BackfillOptions, BackfillRequest, SizingOptions, plan_request
 from airflow_geneva.storage.location import TableLocation
@@ -30,6 +30,7 @@ from airflow_geneva.udf.definition import (
     check_type,
     define_column,
     define_columns,
+    definition_in,
     former_names,
     read_definition,
     readers_of,
@@ -99,7 +100,7 @@ class Table(Summarized, Readable):
         return f"{counted(dataset.count_rows(), 'row')}, version {dataset.version}"
 
     def _columns(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
-        defined = ((field, stored_definition(schema, field.name)) for field in schema)
+        defined = ((field, definition_in(field)) for field in schema)
         return [(field.name, str(field.type), f"computed by {udf.call}" if udf else "") for field, udf in defined]
 
     def query(self) -> Query:
@@ -419,7 +420,7 @@ class Table(Summarized, Readable):
         dataset = self.lance
         if column not in dataset.schema.names:
             return set()
-        return ids_of_rows(dataset, failed_rows_of_column(dataset, self.location.checkpoints, column))
+        return ids_of_rows(dataset, failed_rows_of_columns(dataset, self.location.checkpoints, [column]))
 
     def get_failed_row_addresses(self, job_id: str | None = None, column_name: str | None = None) -> list[int]:
         """Return the row addresses of failed rows, ascending.
@@ -439,9 +440,9 @@ class Table(Summarized, Readable):
             self.definition(column_name, dataset)
             names = [column_name]
         else:
-            names = [name for name in dataset.schema.names if stored_definition(dataset.schema, name) is not None]
-        found = (failed_rows_of_column(dataset, self.location.checkpoints, name) for name in names)
-        return sorted({row for rows in found for row in addresses_of_rows(rows)})
+            names = [field.name for field in dataset.schema if definition_in(field) is not None]
+        found = failed_rows_of_columns(dataset, self.location.checkpoints, names)
+        return sorted(set(addresses_of_rows(found)))
 
     def _named(self, column: str) -> str:
         return f"column {column!r} of {self.uri}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -171,6 +171,12 @@ def _with_nested(fields: list[Any]) -> list[Any]:
     return found
 
 
+def ids_by_name(dataset: lance.LanceDataset) -> dict[str, tuple[int, ...]]:
+    """Return what `field_ids` does for each column of a dataset."""
+    fields = dataset.lance_schema.fields()
+    return {field.name(): tuple(nested.id() for nested in _with_nested([field])) for field in fields}
+
+
 def columns_of(
     dataset: lance.LanceDataset, inputs: Sequence[str], where: Sequence[str], output: str | None
 ) -> Columns:  # fmt: skip
@@ -183,21 +189,30 @@ def columns_of(
     )
 
 
-def columns_in(dataset: lance.LanceDataset, inputs: str, output: tuple[int, ...]) -> tuple[Columns, tuple[str, ...]]:
+def columns_in(
+    dataset: lance.LanceDataset,
+    inputs: str,
+    output: tuple[int, ...],
+    ids_now: Mapping[str, tuple[int, ...]] | None = None,
+) -> tuple[Columns, tuple[str, ...]]:
     """Look up inputs that facts name, which may have been dropped.
+
+    Args:
+        ids_now: `ids_by_name` of the dataset, if it is known.
 
     Returns:
         The columns, as they were, and their names; "" for an input that a version does not have, or not with the same
         nested fields.
     """
-    by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
+    ids_now = ids_now or ids_by_name(dataset)
+    by_id = {found[0]: name for name, found in ids_now.items()}
     fields, hashes, names = list[tuple[int, ...]](), list[str](), list[str]()
     for text in inputs.split(","):
         *ids, named = text.split(".") if "." in text else (text, "")
         # Data files still name the fields of a dropped column.
         then, name = tuple(map(int, ids)), by_id.get(int(ids[0]), "")
         if name and not named:
-            then = field_ids(dataset, name)
+            then = ids_now[name]
         elif name and columns_of(dataset, (name,), (), None).inputs_text != text:
             name = ""
         fields.append(then)

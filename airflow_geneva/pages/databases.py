@@ -183,9 +183,10 @@ def _nodes(card: TableCard) -> Iterator[Node]:
 
 
 def _edges(cards: Mapping[str, TableCard]) -> Iterator[tuple[Key, Key]]:
+    computed = {card.name: {item.name for item in card.computed if not card.is_view} for card in cards.values()}
+
     def origins(table: str, inputs: Sequence[str]) -> Iterator[Key]:
-        computed = {item.name for item in cards[table].computed if not cards[table].is_view}
-        found: list[Key] = [(table, name) for name in inputs if name in computed]
+        found: list[Key] = [(table, name) for name in inputs if name in computed[table]]
         yield from found or [(table,)]
 
     for card in cards.values():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 NODE_WIDTH, NODE_HEIGHT = 196, 40
 _BETWEEN_LAYERS, _BETWEEN_NODES, _MARGIN = 64, 14, 8
 _SWEEPS = 4
+MOST_NODES = 2_000
 _ALONE_IN_A_ROW = 4
 
 Key = tuple[str, ...]
@@ -26,20 +29,40 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes with their places, the paths of the edges between them, and the size of the picture."""
+    """Nodes with their places, the paths of the edges between them, and the size of the picture.
+
+    `left_out` is the number of nodes that are not drawn.
+    """
 
     nodes: tuple[Node, ...]
     paths: tuple[str, ...]
     width: int
     height: int
+    left_out: int = 0
 
 
 def lay_out(nodes: Sequence[Node], edges: Sequence[tuple[Key, Key]]) -> Graph:
-    """Place every node right of those it comes from, near the middle of its neighbors; those without any below."""
+    """Place every node right of those it comes from, near the middle of its neighbors; those without any below.
+
+    Of very many nodes the first ones are drawn, and `left_out` counts the others.
+    """
+    drawn = nodes[:MOST_NODES]
+    known = {node.key for node in drawn}
+    kept = tuple((a, b) for a, b in edges if a in known and b in known)
+    places, paths, width, height = _place(tuple(node.key for node in drawn), kept)
+    placed = tuple(replace(node, x=x, y=y) for node, (x, y) in zip(drawn, places, strict=True))
+    return Graph(placed, paths, width, height, len(nodes) - len(drawn))
+
+
+@lru_cache(maxsize=32)
+def _place(
+    keys: tuple[Key, ...], edges: tuple[tuple[Key, Key], ...]
+) -> tuple[tuple[tuple[int, int], ...], tuple[str, ...], int, int]:
+    """Return the places of nodes, the paths of edges, and the size; kept, as pages ask again while states change."""
     linked = {key for edge in edges for key in edge}
-    layers = _order(_layers([node.key for node in nodes if node.key in linked], edges), edges)
+    layers = _order(_layers([key for key in keys if key in linked], edges), edges)
     tallest = max(map(len, layers), default=0)
-    alone = [node.key for node in nodes if node.key not in linked]
+    alone = [key for key in keys if key not in linked]
     columns = max(len(layers), min(len(alone), _ALONE_IN_A_ROW))
     step_x, step_y = NODE_WIDTH + _BETWEEN_LAYERS, NODE_HEIGHT + _BETWEEN_NODES
     places: dict[Key, tuple[int, int]] = {}
@@ -52,21 +75,35 @@ def lay_out(nodes: Sequence[Node], edges: Sequence[tuple[Key, Key]]) -> Graph:
     for at, key in enumerate(alone):
         row, column = divmod(at, columns)
         places[key] = (_MARGIN + column * step_x, below + row * step_y)
-    placed = tuple(Node(node.key, node.state, node.kind, *places[node.key]) for node in nodes)
     width = max((x for x, _ in places.values()), default=0) + NODE_WIDTH + _MARGIN
     height = max((y for _, y in places.values()), default=0) + NODE_HEIGHT + _MARGIN
-    return Graph(placed, tuple(_path(places[a], places[b]) for a, b in edges), width, height)
+    paths = tuple(_path(places[a], places[b]) for a, b in edges)
+    return tuple(places[key] for key in keys), paths, width, height
 
 
 def _layers(keys: Sequence[Key], edges: Sequence[tuple[Key, Key]]) -> list[list[Key]]:
-    """Put each node one layer after the last of those it comes from."""
-    depth = dict.fromkeys(keys, 0)
-    for _ in keys:  # the longest way has fewer edges than there are nodes
-        deeper = {b: depth[a] + 1 for a, b in edges if depth[b] <= depth[a]}
-        if not deeper:
-            break
-        for a, b in edges:
-            depth[b] = min(max(depth[b], depth[a] + 1), len(keys) - 1)
+    """Put each node one layer after the last of those it comes from; an edge that closes a circle does not count."""
+    depth, waits_for = dict.fromkeys(keys, 0), dict.fromkeys(keys, 0)
+    after: dict[Key, list[Key]] = {}
+    for a, b in edges:
+        after.setdefault(a, []).append(b)
+        waits_for[b] += 1
+    ready = deque(key for key in keys if not waits_for[key])
+    done = set(ready)
+    for opened in [*ready, *keys]:
+        # After those that wait for nothing come circles, and what is behind them: open each at its first node.
+        if opened not in done:
+            ready.append(opened)
+            done.add(opened)
+        while ready:
+            key = ready.popleft()
+            for other in after.get(key, ()):
+                if other not in done:
+                    depth[other] = max(depth[other], depth[key] + 1)
+                    waits_for[other] -= 1
+                    if not waits_for[other]:
+                        ready.append(other)
+                        done.add(other)
     layers: list[list[Key]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for key in keys:
         layers[depth[key]].append(key)
@@ -79,10 +116,11 @@ def _order(layers: list[list[Key]], edges: Sequence[tuple[Key, Key]]) -> list[li
     for a, b in edges:
         neighbors.setdefault(a, []).append(b)
         neighbors.setdefault(b, []).append(a)
+    rows = {key: row / len(one) for one in layers for row, key in enumerate(one)}
     for sweep in range(_SWEEPS):
         for layer in layers if sweep % 2 == 0 else reversed(layers):
-            rows = {key: row / len(one) for one in layers for row, key in enumerate(one)}
-            layer.sort(key=lambda key, rows=rows: _mean(rows, neighbors.get(key, ()), rows[key]))  # type: ignore[misc]
+            layer.sort(key=lambda key: _mean(rows, neighbors.get(key, ()), rows[key]))
+            rows.update((key, row / len(layer)) for row, key in enumerate(layer))
     return layers
 
 

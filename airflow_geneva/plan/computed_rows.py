@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice, takewhile
@@ -17,7 +17,7 @@ from airflow_geneva.checkpoint.provenance import Provenance, add_rows, by_code_v
 from airflow_geneva.checkpoint.reuse import Ancestor, CheckpointIndex
 from airflow_geneva.job.outbox import find_commits
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
-from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, columns_in, live_offsets
+from airflow_geneva.lance_io.fragments import Columns, FragmentFiles, columns_in, ids_by_name, live_offsets
 from airflow_geneva.lance_io.history import (
     NO_LINEAGE,
     Compaction,
@@ -108,12 +108,17 @@ class ComputedRows:
 
     @staticmethod
     def from_inputs(
-        dataset: lance.LanceDataset, output: tuple[int, ...], state: ColumnState, inputs: str
-    ) -> ComputedRows:  # fmt: skip
+        dataset: lance.LanceDataset,
+        output: tuple[int, ...],
+        state: ColumnState,
+        inputs: str,
+        ids_now: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> ComputedRows:
         """Find the rows of a column that were computed from inputs, as facts name them, which may have been dropped."""
-        columns, names = columns_in(dataset, inputs, output)
-        names_by_id = {column.id(): column.name() for column in dataset.lance_schema.fields()}
-        return ComputedRows(dataset, columns, (*names, names_by_id[output[0]]), state.about(inputs))
+        ids_now = ids_now or ids_by_name(dataset)
+        columns, names = columns_in(dataset, inputs, output, ids_now)
+        own = next(name for name, ids in ids_now.items() if ids[0] == output[0])
+        return ComputedRows(dataset, columns, (*names, own), state.about(inputs))
 
     def resolve(self, files: FragmentFiles, live: Ranges, settled: Ranges | None = None) -> dict[Provenance, Ranges]:
         """Return the rows that the UDF ran on, by provenance; those that are `settled` need none."""

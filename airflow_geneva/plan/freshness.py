@@ -13,8 +13,8 @@ from airflow_geneva.checkpoint.view_snapshot import Snapshot
 from airflow_geneva.lance_io.fragments import (
     FragmentFiles,
     columns_of,
-    field_ids,
     garbage_collector_off,
+    ids_by_name,
     live_offsets,
     row_ids,
 )
@@ -138,12 +138,13 @@ def ids_of_rows(dataset: lance.LanceDataset, failed: FailedRows) -> set[int]:
     return found
 
 
-def failed_rows_of_column(dataset: lance.LanceDataset, checkpoints: Storage, column: str) -> FailedRows:
-    """Yield the rows of a table version on which the UDF of a column failed last."""
-    output = field_ids(dataset, column)
-    state = load_state(checkpoints, output[0])
-    for inputs in sorted(state.other_inputs("")):
-        yield from _failed(dataset, ComputedRows.from_inputs(dataset, output, state, inputs))
+def failed_rows_of_columns(dataset: lance.LanceDataset, checkpoints: Storage, columns: Sequence[str]) -> FailedRows:
+    """Yield the rows of a table version on which the UDF of one of these columns failed last."""
+    ids = ids_by_name(dataset)
+    for column in columns:
+        state = load_state(checkpoints, ids[column][0])
+        for inputs in sorted(state.other_inputs("")):
+            yield from _failed(dataset, ComputedRows.from_inputs(dataset, ids[column], state, inputs, ids))
 
 
 def failed_rows_of_source(dataset: lance.LanceDataset, reads: Sequence[str], snapshot: Snapshot) -> FailedRows:

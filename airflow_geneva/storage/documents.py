@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import EllipsisType, NoneType, UnionType
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 LARGEST_BYTES = 16 << 20
 _DEEPEST = 64
@@ -18,6 +17,7 @@ _LATEST_TIME = 253_402_300_799
 """The last second of the year 9999."""
 
 _T = TypeVar("_T")
+_Check: TypeAlias = Callable[[Any], bool]
 
 
 def parse(data: str | bytes) -> Any:
@@ -67,51 +67,61 @@ def well_typed(value: _T) -> _T:
     Raises:
         TypeError: one of them has not.
     """
-    for name, kind in _hints(type(value)).items():
-        if not fits(found := getattr(value, name), kind):
+    for name, fits in _fields(type(value)):
+        if not fits(found := getattr(value, name)):
             raise TypeError(f"{name} is {found!r:.80}")
     return value
 
 
-def fits(value: Any, kind: Any) -> bool:
-    """Whether a value has an annotated type; a dataclass, whether all of its fields have."""
-    if kind is Any:
-        return True
-    if kind is None or kind is NoneType:
-        return value is None
+def _check_fields(kind: Any) -> list[tuple[str, _Check]]:
+    hints = get_type_hints(kind)
+    return [(field.name, _check_of(hints[field.name])) for field in fields(kind)]
+
+
+_fields: Callable[[Any], list[tuple[str, _Check]]] = cache(_check_fields)
+
+
+def _check_of(kind: Any) -> _Check:
+    """Return what tells whether a value has an annotated type; a dataclass, whether all of its fields have."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return any(fits(value, one) for one in arguments)
-    if origin is Literal:
-        return isinstance(value, str) and value in arguments
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        kinds = [arguments[0]] * len(value) if arguments[1:] == (...,) else arguments
-        return len(value) == len(kinds) and all(map(fits, value, kinds))
-    if origin in (list, Sequence):
-        return isinstance(value, (list, tuple)) and all(fits(one, arguments[0]) for one in value)
-    if origin in (dict, Mapping):
-        return isinstance(value, Mapping) and all(
-            fits(name, arguments[0]) and fits(item, arguments[1]) for name, item in value.items()
-        )
+    checks = [_check_of(one) for one in arguments if not isinstance(one, (str, EllipsisType))]
+    if kind is Any:
+        return lambda value: True
+    if kind in (None, NoneType):
+        return lambda value: value is None
     if kind in (int, float):
-        return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
-    if not isinstance(value, origin or kind):
-        return False
-    return not is_dataclass(kind) or all(fits(getattr(value, name), hint) for name, hint in _hints(kind).items())
+        numbers = (int,) if kind is int else (int, float)
+        return lambda value: isinstance(value, numbers) and not isinstance(value, bool)
+    if origin in (Union, UnionType):
+        return lambda value: any(check(value) for check in checks)
+    if origin is Literal:
+        return lambda value: isinstance(value, str) and value in arguments
+    if origin is tuple and len(arguments) != len(checks):
+        return lambda value: isinstance(value, tuple) and all(map(checks[0], value))
+    if origin is tuple:
+        return lambda value: (
+            isinstance(value, tuple)
+            and len(value) == len(checks)
+            and all(check(one) for check, one in zip(checks, value, strict=True))
+        )
+    if origin in (list, Sequence):
+        return lambda value: isinstance(value, (list, tuple)) and all(map(checks[0], value))
+    if origin in (dict, Mapping):
+        of_name, of_item = checks
+        return lambda value: (
+            isinstance(value, Mapping) and all(map(of_name, value)) and all(map(of_item, value.values()))
+        )
+    made = origin or kind
+    if is_dataclass(kind):
+        return lambda value: (
+            isinstance(value, made) and all(check(getattr(value, name)) for name, check in _fields(made))
+        )
+    return lambda value: isinstance(value, made)
 
 
 def check_time(seconds: Any) -> float:
     """Return seconds since the epoch; ValueError if no calendar has such a day."""
-    if not (fits(seconds, float) and math.isfinite(seconds) and 0 <= seconds <= _LATEST_TIME):
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not (is_number and 0 <= seconds <= _LATEST_TIME):
         raise ValueError(f"{seconds!r:.80} is not a time")
     return float(seconds)
-
-
-def _read_hints(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
-
-
-_hints: Callable[[Any], dict[str, Any]] = cache(_read_hints)

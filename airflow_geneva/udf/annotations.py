@@ -6,7 +6,7 @@ import collections.abc
 import datetime
 import decimal
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -167,12 +167,19 @@ def _accepts_list(annotation: Any, origin: Any, data_type: pa.DataType) -> bool:
 
 def check_inputs(udf: UDF, schema: pa.Schema, input_columns: Sequence[str] | None, table_name: str) -> None:
     """Check that a table has the UDF's input columns, with types that its annotations allow."""
+    check_input_fields(udf, {field.name: field for field in schema}, input_columns, table_name)
+
+
+def check_input_fields(
+    udf: UDF, fields: Mapping[str, pa.Field], input_columns: Sequence[str] | None, table_name: str
+) -> None:
+    """Check as `check_inputs` does, with the fields of the table by name."""
     columns = udf.resolve_inputs(input_columns)
     if columns is None:
         return
-    missing = [column for column in columns if column not in schema.names]
+    missing = [column for column in columns if column not in fields]
     if missing:
-        nested = [column for column in missing if column.split(".")[0] in schema.names]
+        nested = [column for column in missing if column.split(".")[0] in fields]
         if nested:
             struct = nested[0].split(".")[0]
             advice = (
@@ -185,11 +192,11 @@ def check_inputs(udf: UDF, schema: pa.Schema, input_columns: Sequence[str] | Non
             )
         raise InvalidInput(
             f"UDF {udf.name!r} expects input columns {missing!r} which are not found in table {table_name!r}, "
-            f"whose columns are {schema.names!r}. {advice}"
+            f"whose columns are {list(fields)!r}. {advice}"
         )
     for position, column in enumerate(columns):
         annotation = udf.signature.annotation_at(position) if udf.form != "record_batch" else UNKNOWN
-        found = schema.field(column).type
+        found = fields[column].type
         if accepts(annotation, found) is False:
             raise InvalidInput(
                 f"Type mismatch for column {column!r} of table {table_name!r}: it is {found}, and UDF {udf.name!r} "

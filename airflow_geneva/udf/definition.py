@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from airflow_geneva.errors import InvalidInput
 from airflow_geneva.lance_io.arrays import check_storable
 from airflow_geneva.lance_io.blobs import is_blob
-from airflow_geneva.udf.annotations import check_inputs
+from airflow_geneva.udf.annotations import check_input_fields
 from airflow_geneva.udf.decorator import UDF
 from airflow_geneva.udf.settings import UdfDefinition
 from airflow_geneva.udf.shipping import load_udf
@@ -36,6 +36,13 @@ _RESERVED = {"_distance", "_score"}
 
 def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) -> tuple[UdfDefinition, UDF]:
     """Return the definition of a column that a UDF computes, checked against the table, and the UDF."""
+    fields = {field.name: field for field in schema}
+    definition, udf = _define(table, fields, column, spec)
+    _check_cycles(table, fields, {column: definition})
+    return definition, udf
+
+
+def _define(table: str, fields: Mapping[str, pa.Field], column: str, spec: ColumnSpec) -> tuple[UdfDefinition, UDF]:
     if isinstance(spec, tuple) and (len(spec) != 2 or not isinstance(spec[1], Sequence | None)):
         raise InvalidInput(f'Column {column!r} got a tuple that is no UDF with its input columns, (my_udf, ["body"]).')
     udf, inputs = spec if isinstance(spec, tuple) else (spec, None)
@@ -45,31 +52,30 @@ def define_column(table: str, schema: pa.Schema, column: str, spec: ColumnSpec) 
         raise InvalidInput(f"Column {column!r} needs a UDF, got {type(udf).__name__}. Decorate it with @udf(...).")
     definition = udf.definition(inputs)
     if definition.input_columns is None:
-        definition = replace(definition, input_columns=columns_to_take(schema, column))
-        left_out = [name for name in schema.names if name not in (column, *(definition.input_columns or ()))]
+        definition = replace(definition, input_columns=columns_to_take(fields.values(), column))
+        left_out = [name for name in fields if name not in (column, *(definition.input_columns or ()))]
         logger.log(
             logging.WARNING if left_out else logging.INFO,
             "UDF %r of column %r of table %r gets the columns %s%s. Name others: (udf, [...]).",
             udf.name, column, table, list(definition.input_columns or ()),
             f", and not the computed {left_out}" if left_out else "",
         )  # fmt: skip
-    check_inputs(udf, schema, definition.input_columns, table)
+    check_input_fields(udf, fields, definition.input_columns, table)
     if quoted := [name for name in definition.input_columns or () if "`" in name]:
         renamed = quoted[0].replace("`", "_")
         raise InvalidInput(
             f"Column {column!r} of table {table!r} cannot be computed from {quoted}: Lance cannot select a column "
             f"with a backtick in its name. Rename it: table.rename_column({quoted[0]!r}, {renamed!r})."
         )
-    _check_cycle(table, schema, column, definition.input_columns or ())
     return definition, udf
 
 
-def columns_to_take(schema: pa.Schema, column: str) -> tuple[str, ...]:
+def columns_to_take(fields: Iterable[pa.Field], column: str) -> tuple[str, ...]:
     """Return the columns that a record-batch UDF gets if none are named: those that are not computed.
 
     A computed column that is filled later would make every row due again.
     """
-    return tuple(name for name in schema.names if name != column and stored_definition(schema, name) is None)
+    return tuple(field.name for field in fields if field.name != column and definition_in(field) is None)
 
 
 def by_name(columns: Mapping[str, ColumnSpec]) -> Mapping[str, ColumnSpec]:
@@ -88,32 +94,39 @@ def define_columns(
     """
     for name in by_name(columns):
         check_column_name(name)
-    taken = [name for name in columns if name in schema.names]
+    known = {field.name: field for field in schema}
+    taken = [name for name in columns if name in known]
     if taken:
         raise InvalidInput(
             f"Table {table!r} already has columns {taken}. Change the UDF of a computed column with "
             "table.alter_columns(...), or choose other names."
         )
-    fields, udfs = list[pa.Field](), dict[str, UDF]()
+    new, definitions, udfs = list[pa.Field](), dict[str, UdfDefinition](), dict[str, UDF]()
+    required = [other.name for other in schema if not other.nullable]
     for name, spec in columns.items():
-        definition, udf = define_column(table, schema, name, spec)
-        field = pa.field(name, udf.data_type, metadata={UDF_KEY: definition.to_json()})
-        required = [other.name for other in schema if not other.nullable]
+        definitions[name], udf = _define(table, known, name, spec)
+        field = pa.field(name, udf.data_type, metadata={UDF_KEY: definitions[name].to_json()})
         if is_blob(field) and required:
             raise InvalidInput(
                 f"Column {name!r} of table {table!r} cannot be a blob: Lance cannot write blobs into a table with NOT "
                 f"NULL columns, and {required} are. Use pa.large_binary() without blob storage, or make these nullable."
             )
-        fields.append(field)
+        new.append(field)
         udfs[name] = udf
-        schema = schema.append(field)
-    check_storable(fields, storage_version, f"table {table!r}")
-    return pa.schema(fields), udfs
+        known[name] = field
+    _check_cycles(table, known, definitions)
+    check_storable(new, storage_version, f"table {table!r}")
+    return pa.schema(new), udfs
 
 
 def stored_definition(schema: pa.Schema, column: str) -> UdfDefinition | None:
     """Return the stored definition of a column; None if no UDF computes it."""
-    stored = (schema.field(column).metadata or {}).get(UDF_KEY.encode())
+    return definition_in(schema.field(column))
+
+
+def definition_in(field: pa.Field) -> UdfDefinition | None:
+    """Return the definition that a column's field holds; None if no UDF computes it."""
+    stored = (field.metadata or {}).get(UDF_KEY.encode())
     return None if stored is None else UdfDefinition.from_json(stored)
 
 
@@ -156,20 +169,34 @@ def read_definition(table: str, schema: pa.Schema, column: str) -> UdfDefinition
     return definition
 
 
-def _check_cycle(table: str, schema: pa.Schema, column: str, inputs: Sequence[str]) -> None:
+def _check_cycles(table: str, fields: Mapping[str, pa.Field], changed: Mapping[str, UdfDefinition]) -> None:
     """Reject a column that is computed from itself: every backfill would make all of its rows due again."""
-    queue, seen = list(inputs), set[str]()
-    while queue:
-        name = queue.pop()
-        if name == column:
-            raise InvalidInput(
-                f"Column {column!r} of table {table!r} would be computed from itself, by way of {list(inputs)}. "
-                "Compute it from other columns, or add another column for the result."
-            )
-        definition = stored_definition(schema, name)
-        if definition is not None and name not in seen:
-            seen.add(name)
-            queue.extend(definition.input_columns or ())
+
+    def inputs_of(name: str) -> Iterator[str]:
+        definition = changed.get(name) or (definition_in(fields[name]) if name in fields else None)
+        return iter((definition.input_columns or ()) if definition else ())
+
+    done = set[str]()
+    for first in changed:
+        # Depth first, along a path of columns with their inputs; what is done leads to no cycle.
+        path = {} if first in done else {first: inputs_of(first)}
+        while path:
+            name = next(reversed(path))
+            for given in path[name]:
+                if given in path:
+                    if cycle := set(list(path)[list(path).index(given) :]) & changed.keys():
+                        column = next(one for one in changed if one in cycle)
+                        inputs = list(changed[column].input_columns or ())
+                        raise InvalidInput(
+                            f"Column {column!r} of table {table!r} would be computed from itself, by way of {inputs}. "
+                            "Compute it from other columns, or add another column for the result."
+                        )
+                elif given not in done:
+                    path[given] = inputs_of(given)
+                    break
+            else:
+                done.add(name)
+                del path[name]
 
 
 def check_type(table: str, column: str, found: pa.DataType, udf: UDF) -> None:

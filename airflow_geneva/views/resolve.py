@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -13,7 +15,7 @@ from airflow_geneva.lance_io.blobs import blob_field, is_blob
 from airflow_geneva.lance_io.engine_errors import EngineError, engine_errors
 from airflow_geneva.lance_io.filters import brackets_in, explain_sql_error, names_in, where_columns
 from airflow_geneva.udf import UDF, load_udf
-from airflow_geneva.udf.annotations import check_inputs
+from airflow_geneva.udf.annotations import check_input_fields
 from airflow_geneva.udf.definition import check_column_name
 from airflow_geneva.views.definition import SYSTEM_COLUMNS, OutputColumn, visible_columns
 
@@ -55,7 +57,7 @@ def resolve_columns(dataset: lance.LanceDataset, table: str, specs: Sequence[tup
             raise InvalidInput(
                 f"{name!r} cannot be the name of a column: views have columns of that name. Choose another."
             )
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise InvalidInput(f"The query of table {table!r} has columns {twice} twice. Give each column one name.")
     if not names:
@@ -113,13 +115,18 @@ class _Source:
     table: str
     visible: list[str]
 
+    @cached_property
+    def fields(self) -> dict[str, pa.Field]:
+        visible = set(self.visible)
+        return {field.name: field for field in self.dataset.schema if field.name in visible}
+
     def resolve_text(self, name: str, text: str) -> tuple[OutputColumn, pa.Field, set[str]]:
         """Resolve a column's name or an SQL expression; return also the source columns that it reads."""
         source = text.strip()
         if source.startswith("`") and source.endswith("`"):
             source = source[1:-1]
-        if source in self.visible:
-            found = self.dataset.schema.field(source)
+        if source in self.fields:
+            found = self.fields[source]
             kept = {k: v for k, v in (found.metadata or {}).items() if not k.startswith(_NOT_INHERITED)}
             made = found.with_name(name).with_nullable(True).with_metadata(kept or None)
             if is_blob(found):
@@ -156,13 +163,13 @@ class _Source:
         return found.type
 
     def resolve_udf(
-        self, name: str, udf: UDF, inputs: Sequence[str] | None, earlier: Mapping[str, pa.Field], later: Sequence[str]
+        self, name: str, udf: UDF, inputs: Sequence[str] | None, earlier: dict[str, pa.Field], later: Sequence[str]
     ) -> OutputColumn:
         definition = udf.definition(inputs)
         if definition.input_columns is None:
             definition = replace(definition, input_columns=tuple(self.visible))
         given = definition.input_columns or ()
-        available = {**{column: self.dataset.schema.field(column) for column in self.visible}, **earlier}
+        available = ChainMap(earlier, self.fields)
         missing = [column for column in given if column not in available]
         if missing:
             advice = f"Map its inputs: ({udf.name}, [...])."
@@ -175,7 +182,7 @@ class _Source:
                 f"Column {name!r}: UDF {udf.name!r} takes {list(given)}, and there is no column {missing} in table "
                 f"{self.table!r} or before it in the query, only {', '.join(available)}. {advice}"
             )
-        check_inputs(udf, pa.schema(list(available.values())), given, self.table)
+        check_input_fields(udf, available, given, self.table)
         return OutputColumn(name, "udf", str(udf.data_type), udf=definition)
 
 

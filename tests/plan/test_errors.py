@@ -7,8 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from email.message import Message
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -24,6 +26,7 @@ from airflow_geneva.table import Table
 from airflow_geneva.udf import of_process
 from tests.support.counting import Trace, leave_trace, triple, triple_row
 from tests.support.invariants import assert_untouched
+from tests.udfs_for_tests import samples
 
 MakeTable = Callable[..., Table]
 
@@ -418,6 +421,21 @@ def test_a_column_name_that_would_break_the_table_is_refused(tmp_path: Path, nam
     with pytest.raises(InvalidInput, match="cannot be the name of a column"):
         table.add_columns({name: plus_one})
     assert table.schema.names == ["x"]
+
+
+def test_many_columns_are_defined_and_looked_through_at_once(tmp_path: Path) -> None:
+    """Each read the definitions of all others: 10.9 s for 2,000 columns, and 13.9 s for their failed rows."""
+    table = connect(tmp_path / "db").create_table("docs", pa.table({"x": [1]}))
+    chain = ["x", *(f"c{number}" for number in range(800))]
+    began = time.process_time()
+    table.add_columns({name: (samples.add_five, [given]) for given, name in pairwise(chain)})
+    assert table.get_failed_row_addresses() == []
+    assert time.process_time() - began < 4
+    for given in ("c0", "c400", "c799"):
+        with pytest.raises(InvalidInput, match=r"'c0' .* would be computed from itself"):
+            table.alter_columns({"c0": (samples.add_five, [given])})
+    again = {name: (samples.add_five, [given]) for name, given in (("d", "x"), ("e", "d"), ("f", "c799"))}
+    table.add_columns(again)
 
 
 def test_a_column_is_not_computed_from_itself_however_far_around(tmp_path: Path) -> None:
